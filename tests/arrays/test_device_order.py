@@ -135,7 +135,7 @@ def test_why_is_said():
             "make_mesh: 8x8 on v5p",
         ),
         (V5P, {"a": 64}, OrderWish(compatible_with="jacks"), "make_mesh: compatible_with='jacks'"),
-        ([*V5P, V5P[0]], {"a": 65}, OrderWish(), "(?s)make_mesh: .*ids come twice"),
+        ([*V5P, V5P[0]], {"a": 65}, OrderWish(), "(?s)make_mesh: .*ids occur twice"),
         (
             V5P[:-1] + hosts("cpu", (1,)),
             {"a": 64},
@@ -162,7 +162,7 @@ def test_orders_that_cannot_be():
 
 
 def test_a_device_that_is_none():
-    with pytest.raises(UsageTypeError, match=r"is no device"):
+    with pytest.raises(UsageTypeError, match=r"is neither a device"):
         ordered([("a", 1)], [type("Odd", (), {"id": None, "process_index": 0})()], OrderWish(),
                 given=False)  # fmt: skip
 

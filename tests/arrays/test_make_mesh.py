@@ -173,7 +173,9 @@ def test_a_platform_names_all_of_its_devices():
     assert mesh is make_mesh({"x": 8})
     with pytest.raises(NoDevicesError, match=r"no TPU device was found: .*\nthe program asks"):
         make_mesh({"x": -1}, devices="tpu")
-    with pytest.raises(UsageError, match="devices='cpus' is no list and none of 'tpu', 'gpu'"):
+    with pytest.raises(
+        UsageError, match="devices='cpus' is neither a list nor one of 'tpu', 'gpu'"
+    ):
         make_mesh({"x": -1}, devices="cpus")
 
 

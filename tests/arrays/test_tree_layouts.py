@@ -164,7 +164,7 @@ def test_everything_that_is_wrong_is_said_at_once():
         "dense/bias: dim 0 of (5,) has size 5, which 4 shards (data=4) do not divide; 4 or 8",
         "rule '**/kernal': matches nothing; did you mean 'kernel'?",
         "rule 'kernel': matches nothing at the top of the tree; did you mean '**/kernel'?",
-        "rule '.*bias': matches nothing; patterns are no regular expressions",
+        "rule '.*bias': matches nothing; patterns are not regular expressions",
         "rule 'dense/*': earlier rules take all that it matches ('**/bias' takes 'dense/bias')",
     ):
         assert words in text, words
@@ -190,12 +190,12 @@ def test_rules_may_decide_nothing_where_a_table_serves_several_trees():
     ("rules", "words"),
     [
         ("**/w", "must map patterns to layouts"),
-        ({3: ()}, "3 is no pattern such as"),
-        ({"": ()}, "'' is no pattern"),
+        ({3: ()}, "3 is not a pattern such as"),
+        ({"": ()}, "'' is not a pattern"),
         ([("w",)], "must be a pair of a pattern and a layout"),
-        ({"[z-a]": ()}, "what stands in \\[ \\] is no range"),
-        ({"w": ["data", None]}, "\\['data', None\\] is no layout; give a tuple"),
-        ({"w": {"b": ()}}, "is no layout"),
+        ({"[z-a]": ()}, "the characters in \\[ \\] are not a valid range"),
+        ({"w": ["data", None]}, "\\['data', None\\] is not a layout; give a tuple"),
+        ({"w": {"b": ()}}, "is not a layout"),
     ],
 )
 def test_rules_that_are_none(rules, words):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from checkpoint import hand_written
-from shoal.checkpoint.blocks.reader import verify
+from shoal.checkpoint.blocks.reader import verify_files
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.format.fields import Fields
 from shoal.checkpoint.format.json_files import decode_commit
@@ -47,7 +47,7 @@ def meddled(path, monkeypatch, change):
 
 def test_what_agrees_is_whole(tmp_path, monkeypatch):
     meddled(tmp_path, monkeypatch, lambda header: header)
-    assert verify(open_checkpoint(tmp_path)) == []
+    assert verify_files(open_checkpoint(tmp_path)) == []
 
 
 def longer(header):
@@ -76,13 +76,13 @@ def replaced(old, new):
         (replaced(hand_written.ATTEMPT.encode(), b"f" * 12), "is not of attempt 00000000000a"),
         (replaced(b'"w#', b'"v#'), "lacks the entry 'w#0,0', which the index has there"),
         (replaced(b'"own#p', b'"own#q'), "lacks the entry 'own#p0'"),
-        (replaced(b'"__metadata__"', b'"__metadatA__"'), "entry '__metadatA__' that is none"),
+        (replaced(b'"__metadata__"', b'"__metadatA__"'), "entry '__metadatA__' that is invalid"),
     ],
 )  # fmt: skip
 def test_what_a_header_says_otherwise_is_told(tmp_path, monkeypatch, change, words):
     meddled(tmp_path, monkeypatch, change)
     checkpoint = open_checkpoint(tmp_path)
-    found = verify(checkpoint)
+    found = verify_files(checkpoint)
     assert found
     assert len(found) <= len(checkpoint.index.files)
     with pytest.raises(CorruptCheckpoint, match=words):
@@ -105,7 +105,7 @@ def test_two_leaves_that_changed_places_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(hand_written, "lay_out", changed)
     hand_written.write(tmp_path, {"p": np.zeros(4), "q": np.ones(4)})
     assert restore(tmp_path)["q"].tolist() == [1.0] * 4, "the index counts"
-    (told,) = verify(open_checkpoint(tmp_path))
+    (told,) = verify_files(open_checkpoint(tmp_path))
     assert "says that 'p' is F64[4] at bytes 4,128 to 4,160" in told
 
 
@@ -129,7 +129,7 @@ def sealed(path, old, new):
 def test_what_is_no_number_of_json_is_no_metric(tmp_path, number):
     hand_written.write(tmp_path, {"w": np.ones(3)})
     data = sealed(tmp_path, b'"metrics": {}', b'"metrics": {"loss": %s}' % number.encode())
-    with pytest.raises(CorruptCheckpoint, match="COMMIT is not the JSON that it should be"):
+    with pytest.raises(CorruptCheckpoint, match="COMMIT is not valid JSON"):
         decode_commit(data)
     (tmp_path / "COMMIT").write_bytes(data)
     with pytest.raises(CorruptCheckpoint):

@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from checkpoint import hand_written
-from shoal.checkpoint.blocks.reader import Want, read, verify
+from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.restore import restore
@@ -84,7 +84,7 @@ def test_the_block_and_the_leaf_are_named(bad):
     assert (error.path, error.file) == (str(bad), last.name)
     assert error.offset == (last.stat().st_size - 1) // BLOCK_BYTES * BLOCK_BYTES
     assert error.leaf in [f"small/{n}" for n in range(40)] + ["w", "b/c"]
-    found = verify(open_checkpoint(bad))
+    found = verify_files(open_checkpoint(bad))
     assert len(found) == 1
     assert last.name in found[0]
 
@@ -97,7 +97,7 @@ def test_memory_that_was_asked_for_is_not_handed_out(bad):
     out = np.empty((400, 500), np.float32)
     number = [leaf.name for leaf in checkpoint.manifest.leaves].index("w")
     with pytest.raises(CorruptCheckpoint):
-        read(checkpoint, [Want(number, (0, 0), out)], most_bytes=1 << 22)
+        read_boxes(checkpoint, [Want(number, (0, 0), out)], most_bytes=1 << 22)
 
 
 def truncate(file: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_file_of_another_length_is_named(bad, harm, pattern):
     assert info.value.file == file.name
     assert str(bad) in str(info.value)
     if pattern.startswith("data"):
-        assert any(file.name in words for words in verify(open_checkpoint(bad)))
+        assert any(file.name in words for words in verify_files(open_checkpoint(bad)))
 
 
 def held_in(path: Path, begin: int = 0) -> list[tuple[str, str]]:
@@ -163,7 +163,9 @@ def test_all_files_that_are_gone_are_named_and_what_lay_in_them(bad, harm, words
     assert info.value.leaf
     assert info.value.leaf in held[0][1]
     lines = [str(info.value).splitlines()[0], str(info.value).splitlines()[-1]]
-    for line, told, (name, leaves) in zip(lines, verify(open_checkpoint(bad)), held, strict=True):
+    for line, told, (name, leaves) in zip(
+        lines, verify_files(open_checkpoint(bad)), held, strict=True
+    ):
         for text in (line, told.splitlines()[0]):
             assert f"{name}: {words}" in text
             assert text.endswith(leaves)
@@ -242,7 +244,7 @@ def test_a_file_cut_while_it_is_read(bad, monkeypatch):
     for one in checkpoint.index.files:
         object.__setattr__(one, "bytes", (bad / one.name).stat().st_size + 9)
     with pytest.raises(CorruptCheckpoint, match="ends at byte"):
-        read(checkpoint, wants, most_bytes=1 << 22)
+        read_boxes(checkpoint, wants, most_bytes=1 << 22)
 
 
 def test_a_commit_that_vouches_for_files_elsewhere(bad):

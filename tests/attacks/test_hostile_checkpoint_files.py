@@ -143,12 +143,12 @@ def table_file(tables, metadata):
         entries.append(header.Entry(name, dtype, table.shape, begin, begin + table.nbytes))
         begin += table.nbytes
     entries.append(header.Entry("sha256", "U8", (32,), begin, begin + 32))
-    body = header.build(entries, metadata, page_bytes=8)
+    body = header.build_header(entries, metadata, page_bytes=8)
     return seal_table(body + b"".join(table.tobytes() for table in arrays.values()))
 
 
 def tables_of(data):
-    found = header.parse(data, len(data), "f")
+    found = header.parse_header(data, len(data), "f")
     dtypes = {"I64": np.int64, "U64": np.uint64}
     tables = {
         entry.name: np.frombuffer(
@@ -175,7 +175,7 @@ def test_shapes_of_nothing_that_no_memory_holds(shape):
     entries = [header.Entry(name, "I64", shape, 0, 0) for name in tables]
     entries.append(header.Entry("sha256", "U8", (32,), 0, 32))
     with pytest.raises(CorruptCheckpoint):
-        table_files.decode_index(seal_table(header.build(entries, metadata)))
+        table_files.decode_index(seal_table(header.build_header(entries, metadata)))
 
 
 @pytest.mark.parametrize("kind", ["part", "index"])
@@ -208,7 +208,7 @@ def test_tables_of_later_versions(kind):
     tables, metadata = tables_of(written)
     more, later = {"zones": np.zeros(3, np.int64)}, {"version": "[1, 7]", "who": "knows"}
     assert decode(table_file(tables | more, metadata | later)).files == decode(written).files
-    with pytest.raises(CorruptCheckpoint, match="has not the tables"):
+    with pytest.raises(CorruptCheckpoint, match="lacks one of the tables"):
         decode(table_file(tables | more, metadata))
     with pytest.raises(CorruptCheckpoint, match="unknown keys"):
         decode(table_file(tables, metadata | {"who": "knows"}))
@@ -307,7 +307,7 @@ def test_nested_without_end(deep):
     with pytest.raises(CorruptCheckpoint):
         json_files.decode_manifest(deep)
     with pytest.raises(CorruptCheckpoint):
-        blobs.tree_of(deep)
+        blobs.decode_tree(deep)
 
 
 class Loud:
@@ -322,7 +322,7 @@ def test_no_code_runs():
             with pytest.raises(CorruptCheckpoint):
                 decode(data)
     with pytest.raises(CorruptCheckpoint):
-        blobs.tree_of(pickled)
+        blobs.decode_tree(pickled)
 
 
 @kinds

@@ -13,9 +13,9 @@ from shoal.checkpoint.blocks.writer import write_files
 from shoal.checkpoint.disk import committing
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format import joined_parts, json_files, records, table_files, tiling
-from shoal.checkpoint.format.header import Entry, build
+from shoal.checkpoint.format.header import Entry, build_header
 from shoal.checkpoint.format.records import Chunks
-from shoal.checkpoint.tree.flatten import flatten
+from shoal.checkpoint.tree.flatten import flatten_tree
 from shoal.checkpoint.tree.names import entry
 
 ROWS, COLUMNS = 3, 1000  # of each process
@@ -34,7 +34,7 @@ class Save:
     @property
     def manifest(self) -> records.Manifest:
         shape = (ROWS * self.processes, COLUMNS)
-        _, structure = flatten({"w": np.zeros(0)})
+        _, structure = flatten_tree({"w": np.zeros(0)})
         leaves = (records.LeafRecord("w", "array", "uint8", shape),)
         return records.Manifest(
             self.attempt, self.step, 1_700_000_000 * 10**9 + self.value, self.processes,
@@ -42,13 +42,13 @@ class Save:
         )  # fmt: skip
 
     def begin(self, folder: Folder) -> None:
-        committing.begin(folder, self.manifest, OWNER)
+        committing.begin_attempt(folder, self.manifest, OWNER)
 
     def image(self, process: int) -> FileImage:
         extent = (ROWS, COLUMNS)
         size = ROWS * COLUMNS
         name = entry("w", (ROWS * process, 0))
-        header = build(
+        header = build_header(
             [Entry(name, "U8", extent, 0, size)], joined_parts.data_metadata(self.attempt)
         )
         where = (slice(0, ROWS), slice(0, COLUMNS))

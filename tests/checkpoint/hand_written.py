@@ -12,7 +12,7 @@ import xxhash
 
 from shoal.checkpoint.disk import committing
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.format.blobs import blob_of
+from shoal.checkpoint.format.blobs import encode_tree
 from shoal.checkpoint.format.records import (
     BLOCK_BYTES,
     FileRecord,
@@ -24,7 +24,7 @@ from shoal.checkpoint.format.records import (
 from shoal.checkpoint.planning.file_layout import lay_out
 from shoal.checkpoint.planning.who_writes import Box, Held, Own
 from shoal.checkpoint.tree import dtypes, plain_values
-from shoal.checkpoint.tree.flatten import flatten
+from shoal.checkpoint.tree.flatten import flatten_tree
 from shoal.checkpoint.tree.names import name_of
 from shoal.checkpoint.tree.per_process import PerProcess
 
@@ -59,23 +59,23 @@ def write(
     step: int | None = None, max_file_bytes: int = 1 << 34,
 ) -> None:  # fmt: skip
     """Write and commit a tree; its chunks are dealt to the processes in turn."""
-    found, structure = flatten(tree)
+    found, structure = flatten_tree(tree)
     records, data = _records(found)
     manifest = Manifest(attempt, step, 1_700_000_000 * 10**9, processes, structure, tuple(records))
     folder = LocalFolder(path)
-    committing.begin(folder, manifest, {"host": "here", "pid": 1})
+    committing.begin_attempt(folder, manifest, {"host": "here", "pid": 1})
     turn = 0
     shares: list[list[tuple[Own, bytes]]] = [[] for _ in range(processes)]
     for number, record in enumerate(records):
         if record.kind == "per_process":
             for process, share in enumerate(shares):
-                blob = blob_of(found[number][1].value[process])
+                blob = encode_tree(found[number][1].value[process])
                 box = Box((process,), (len(blob),))
                 share.append((Own(_held(number, record, is_own=True), box), blob))
         elif number in data:
             for box in sorted(cut(record.name, record.stored_shape)):
                 inside = tuple(slice(a, a + n) for a, n in zip(box.origin, box.extent, strict=True))
-                packed = dtypes.pack(data[number][(*inside, ...)]).tobytes()
+                packed = dtypes.pack_elements(data[number][(*inside, ...)]).tobytes()
                 shares[turn % processes].append((Own(_held(number, record), box), packed))
                 turn += 1
     for process, share in enumerate(shares):
@@ -92,7 +92,7 @@ def _records(found: list[tuple[Any, Any]]) -> tuple[list[LeafRecord], dict[int, 
         if isinstance(value, PerProcess):
             records.append(LeafRecord(name, "per_process", "uint8"))
         elif isinstance(value, np.ndarray):
-            dtype = dtypes.name_of(value.dtype)
+            dtype = dtypes.dtype_name(value.dtype)
             records.append(LeafRecord(name, "array", dtype, value.shape))
             data[number] = value
         elif (bulk := plain_values.bulk_of(value)) is not None:
@@ -100,7 +100,7 @@ def _records(found: list[tuple[Any, Any]]) -> tuple[list[LeafRecord], dict[int, 
             data[number] = bulk
         else:
             record = LeafRecord(
-                name, plain_values.kind_of(value), value=plain_values.to_json(value)
+                name, plain_values.kind_of(value), value=plain_values.encode_value(value)
             )
             records.append(record)
     return records, data

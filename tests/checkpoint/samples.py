@@ -19,6 +19,9 @@ class Adam(NamedTuple):
     mu: object
 
 
+Adam.__module__ = "checkpoint.samples"  # as in the golden files
+
+
 class Cut(NamedTuple):
     """A leaf with data: its record, and the boxes that each process writes."""
 
@@ -33,7 +36,7 @@ def whole(value, process, **fields):
 
 
 def cut(value, boxes, kind="array", **fields):
-    dtype = dtypes.name_of(value.dtype)
+    dtype = dtypes.dtype_name(value.dtype)
     record = format_records.LeafRecord("", kind, dtype, fields.pop("shape", value.shape), **fields)
     return Cut(value, record, tuple(boxes))
 
@@ -65,7 +68,7 @@ def is_leaf(value):
 
 def records():
     """Return the structure, and each leaf's record and what is to be written of it."""
-    leaves, structure = flatten.flatten(STATE, is_leaf=is_leaf)
+    leaves, structure = flatten.flatten_tree(STATE, is_leaf=is_leaf)
     found = []
     for path, leaf in leaves:
         name = names.name_of(path)
@@ -76,7 +79,7 @@ def records():
         else:
             kind = plain_values.kind_of(leaf)
             found.append(
-                (format_records.LeafRecord(name, kind, value=plain_values.to_json(leaf)), None)
+                (format_records.LeafRecord(name, kind, value=plain_values.encode_value(leaf)), None)
             )
     return structure, found
 
@@ -86,7 +89,7 @@ def pieces_of(process, found):
     pieces = []
     for number, (record, leaf) in enumerate(found):
         if record.kind == "per_process":
-            blob = blobs.blob_of(leaf[process])
+            blob = blobs.encode_tree(leaf[process])
             entry = names.entry_of_process(record.name, process)
             pieces.append((number, (process,), (len(blob),), entry, "U8", (len(blob),), blob))
         for of, origin, extent in leaf.boxes if isinstance(leaf, Cut) else ():
@@ -96,7 +99,7 @@ def pieces_of(process, found):
             value = leaf.value[box]
             entry = names.entry(record.name, None if len(leaf.boxes) == 1 else origin)
             how, shape = dtypes.storage_of(value.dtype), dtypes.entry_shape(value.dtype, extent)
-            data = dtypes.pack(value).tobytes()
+            data = dtypes.pack_elements(value).tobytes()
             pieces.append((number, origin, extent, entry, how.entry, shape, data))
     return pieces
 
@@ -110,7 +113,7 @@ def part_of(process, found, rank):
     """Return the data file of a process and its part."""
     pieces = {piece[3]: piece for piece in pieces_of(process, found)}
     entries = header.arrange((entry, *piece[4:6]) for entry, piece in pieces.items())
-    first = header.build(entries, joined_parts.data_metadata(ATTEMPT))
+    first = header.build_header(entries, joined_parts.data_metadata(ATTEMPT))
     data = first + b"".join(pieces[entry.name][6] for entry in entries)
     rows = []
     for entry in entries:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.checkpoint.blocks.reader import Want, read, verify
+from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
 from shoal.checkpoint.disk.opening import Checkpoint, open_checkpoint
 from shoal.checkpoint.format import blobs
 from shoal.checkpoint.tree import dtypes, plain_values
@@ -22,16 +22,16 @@ Array = np.ndarray[Any, Any]
 def kept(path: Path | str) -> dict[str, Any]:
     """Return every leaf by name; every block was verified. Of keys the words."""
     checkpoint = open_checkpoint(path)
-    assert verify(checkpoint) == []
+    assert verify_files(checkpoint) == []
     found = {}
     for number, leaf in enumerate(checkpoint.manifest.leaves):
         if not leaf.has_data:
-            found[leaf.name] = plain_values.value_of(leaf.kind, leaf.value)
+            found[leaf.name] = plain_values.decode_value(leaf.kind, leaf.value)
         elif leaf.kind == "per_process":
             found[leaf.name] = _own(checkpoint, number)
         else:
             out = np.empty(leaf.stored_shape, dtypes.dtype_of(leaf.dtype))
-            read(checkpoint, [Want(number, (0,) * out.ndim, out)], most_bytes=1 << 27)
+            read_boxes(checkpoint, [Want(number, (0,) * out.ndim, out)], most_bytes=1 << 27)
             is_bulk = leaf.kind in ("str", "bytes")
             found[leaf.name] = plain_values.value_of_bulk(leaf.kind, out) if is_bulk else out
     return found
@@ -41,8 +41,8 @@ def _own(checkpoint: Checkpoint, leaf: int) -> list[Any]:
     own = []
     for origin, size in checkpoint.values_of(leaf).values():
         out = np.empty(size, np.uint8)
-        read(checkpoint, [Want(leaf, (origin,), out)], most_bytes=1 << 27)
-        own.append(blobs.tree_of(out.tobytes()))
+        read_boxes(checkpoint, [Want(leaf, (origin,), out)], most_bytes=1 << 27)
+        own.append(blobs.decode_tree(out.tobytes()))
     return own
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal.checkpoint.tree.flatten import flatten, unflatten
+from shoal.checkpoint.tree.flatten import flatten_tree, unflatten_tree
 from shoal.checkpoint.tree.names import component
 from shoal.checkpoint.tree.nodes import as_dicts
 from shoal.errors import UsageError
@@ -89,7 +89,7 @@ def test_where_classes_are_not_loaded_there_are_none_in_the_way(path):
         "import shoal\n"
         f"back = shoal.restore({str(path)!r}, form='dicts')\n"
         "assert back['params']['a.b']['w'].tolist() == [1, 1] and back['step'] == 7\n"
-        f"assert type(shoal.restore({str(path)!r})).__name__ == 'Node'\n"
+        f"assert type(shoal.restore({str(path)!r})).__name__ == 'UnknownNode'\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
@@ -140,8 +140,8 @@ TREES = st.recursive(
 
 @given(TREES)
 def test_every_leaf_of_the_dicts_is_where_its_name_says(tree):
-    leaves, structure = flatten(tree)
-    found = unflatten(as_dicts(structure), [value for _, value in leaves])
+    leaves, structure = flatten_tree(tree)
+    found = unflatten_tree(as_dicts(structure), [value for _, value in leaves])
 
     def walk(value, name):
         if type(value) is dict:

@@ -72,7 +72,7 @@ def test_an_attempt_of_the_future_ends_a_lease_after_it_was_seen(run, alone, cap
     with caplog.at_level(logging.WARNING, "shoal"):
         Checkpoints(run, lease_s=5.0, coordinator=alone)
     assert path.exists(), "it may still be written"
-    assert f"attempt {attempt}: its time lies 86" in caplog.text
+    assert f"attempt {attempt}: its time is 86" in caplog.text
     assert abs(path.stat().st_mtime - time.time()) < 60
     os.utime(path, (time.time() - 6,) * 2)  # six seconds later
     Checkpoints(run, lease_s=5.0, coordinator=alone)
@@ -98,12 +98,12 @@ def test_of_two_complete_attempts_the_one_with_a_time_of_the_past_counts(tmp_pat
         file_level_saves.Save(f"{number}" * 12, value=number).prepare(folder)
     set_ahead(tmp_path, "1" * 12, step=5)
     set_ahead(tmp_path, "2" * 12, step=5, ahead_s=-600)
-    assert sweep.recover(folder).attempt == "2" * 12
+    assert sweep.recover_step(folder).attempt == "2" * 12
 
 
 def test_clocks_that_differ_by_little_are_no_matter(run):
     attempt = sample_checkpoints.begun(run)
     set_ahead(run, attempt, ahead_s=0.3)
-    (one,) = step_folder.state_of(LocalFolder(run / step_name(25))).attempts
+    (one,) = step_folder.folder_state(LocalFolder(run / step_name(25))).attempts
     assert not one.is_ahead
     assert one.idle_s == pytest.approx(0, abs=0.3)

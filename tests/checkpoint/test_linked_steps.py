@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from checkpoint import file_level_saves
 from cli import sample_checkpoints
-from shoal.checkpoint.blocks.reader import verify
+from shoal.checkpoint.blocks.reader import verify_files
 from shoal.checkpoint.disk import committing, step_folder
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.step_names import step_name
@@ -38,7 +38,7 @@ def archive(tmp_path):
 
 def whole(archive):
     for step in (10, 20):
-        assert verify(open_checkpoint(archive / step_name(step))) == []
+        assert verify_files(open_checkpoint(archive / step_name(step))) == []
     return True
 
 

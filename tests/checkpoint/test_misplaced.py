@@ -129,8 +129,8 @@ def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
     run = tmp_path / "run"
     file_level_saves.Save("0" * 12, step=10).prepare(LocalFolder(run / step_name(10)))
     copy(run)
-    assert sweep.recover(LocalFolder(run / step_name(40))) is None
-    assert sweep.recover(LocalFolder(run / step_name(10))).step == 10
+    assert sweep.recover_step(LocalFolder(run / step_name(40))) is None
+    assert sweep.recover_step(LocalFolder(run / step_name(10))).step == 10
     with pytest.raises(NotCommitted):
         restore_with(LocalJob(1).coordinators[0], run / step_name(40))
 

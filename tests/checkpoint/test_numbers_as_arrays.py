@@ -49,7 +49,7 @@ def restored(path, name, like, dtype):
 
 def test_the_step_of_a_train_state(path):
     shape = jax.ShapeDtypeStruct((), np.int32, sharding=sharding(Layout(MESH)))
-    told = "step: was saved as int, which is no array; dtype='safe' makes one of it"
+    told = "step: was saved as int, which is not an array; dtype='safe' makes one of it"
     for like in (np.zeros((), np.int32), jnp.zeros((), jnp.int32), shape):
         with pytest.raises(RestoreMismatch, match=told) as caught:
             restored(path, "step", like, "exact")
@@ -106,7 +106,7 @@ def test_a_number_has_no_dims(path):
 
 
 def test_keys_are_not_made_of_numbers(path):
-    with pytest.raises(RestoreMismatch, match="step: was saved as int, which is no array"):
+    with pytest.raises(RestoreMismatch, match="step: was saved as int, which is not an array"):
         restored(path, "step", jax.random.key(0), "any")
 
 

@@ -54,7 +54,7 @@ def begun(root, step=25, *, num_processes=3):
     attempt = step_folder.new_attempt()
     manifest = dataclasses.replace(like, attempt=attempt, step=step, num_processes=num_processes)
     folder = LocalFolder(root / step_name(step))
-    committing.begin(folder, manifest, {"host": "h7", "pid": 123})
+    committing.begin_attempt(folder, manifest, {"host": "h7", "pid": 123})
     return attempt
 
 

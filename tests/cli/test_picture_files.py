@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp
         (["v5e:2x4"], "is a topology: also give the axes of the mesh"),
         (["data=8", "v5e:2x4"], "the topology comes first: shoal mesh 'v5e:2x4' 'data=8'"),
         (["v5e:2x4", "data=7"], "has 7 devices, and v5e:2x4 has 8"),
-        (["v5x:2x4", "data=8"], "'v5x:2x4' is no topology"),
+        (["v5x:2x4", "data=8"], "'v5x:2x4' is not a topology"),
         (["v5e:2x4", "data=8 | ids 7..0", "--order", "jax"], "give its axes only"),
         (["v5e:2x4", "data=8 | ids 7..0", "--across", "data=2"], "lists its device ids"),
         (["v5e:2x4", "data=8", "--weights", "data"], "must be axes with bytes"),

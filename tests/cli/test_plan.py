@@ -154,7 +154,7 @@ def test_a_checkpoint_says_what_it_holds():
     [
         (("v5x:4x4", "x=16"), "did you mean"),
         (("v5e:4x4", "x=8"), "8 devices, and v5e:4x4 has 16"),
-        (("v5e:4x4", "x=16 | ids 1..16"), "devices that v5e:4x4 has not: 16"),
+        (("v5e:4x4", "x=16 | ids 1..16"), "devices that v5e:4x4 lacks: 16"),
         (("flat:8", "x=8"), "speed of the links of flat:8 is not known.*--link"),
         (("v5e:4x4", "x=16", "--bytes", "64Mb"), "must be bytes"),
         (("v5e:4x4", "x=16", "--bytes", "64MiB/s"), "must be bytes"),

@@ -16,7 +16,7 @@ from shoal.collectives.hashes import FlatItems, digest_of
 from shoal.collectives.leaves import leaf_of
 from shoal.collectives.replicas import SharedPart
 from shoal.collectives.same import _judge, _Shared, assert_same, assert_same_with
-from shoal.collectives.versions import groups_of, rows_of
+from shoal.collectives.versions import groups_of, version_rows
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.in_process import LocalJob
@@ -304,6 +304,6 @@ def test_groups_are_those_of_brute_force(versions):
 @given(st.lists(st.sampled_from("ab"), min_size=1, max_size=8), st.integers(0, 3))
 def test_rows_have_different_texts_and_lose_nobody(shown, more):
     groups = [[n] for n in range(len(shown) + more)]
-    rows = rows_of(shown, groups)
+    rows = version_rows(shown, groups)
     assert len({text for text, _ in rows}) == len(rows)
     assert sorted(p for _, group in rows for p in group) == list(range(len(groups)))

@@ -22,7 +22,7 @@ Pair = collections.namedtuple("Pair", "left right")
 
 def packed(tree):
     spec, values = wire.flatten(tree, "pack")
-    buffers, num_bytes = wire.pack(spec, values, "pack")
+    buffers, num_bytes = wire.pack_tree(spec, values, "pack")
     data = np.frombuffer(bytearray(b"".join(buffers)), np.uint8)
     assert len(data) == num_bytes
     return spec, data
@@ -30,7 +30,7 @@ def packed(tree):
 
 def round_trip(tree):
     spec, data = packed(tree)
-    return wire.unpack(spec, data)
+    return wire.unpack_tree(spec, data)
 
 
 @given(trees())
@@ -205,13 +205,13 @@ def test_what_is_no_tracer_travels_while_jit_traces():
 def test_an_abstract_shape_has_no_bits():
     spec, values = wire.flatten([jax.ShapeDtypeStruct((2,), "float32")], "x")
     with pytest.raises(UsageError, match=r"x: \[0\]: stands for an array"):
-        wire.pack(spec, values, "x")
+        wire.pack_tree(spec, values, "x")
 
 
 def test_memory_that_lies_together_is_not_copied():
     array, whole = np.arange(12.0).reshape(3, 4), jnp.arange(1000.0)
     tree = [array, array.T, whole]
-    buffers, _ = wire.pack(*wire.flatten(tree, "x"), "x")
+    buffers, _ = wire.pack_tree(*wire.flatten(tree, "x"), "x")
     assert np.shares_memory(np.asarray(buffers[0]), array)
     assert not np.shares_memory(np.asarray(buffers[1]), array)
     assert np.shares_memory(np.asarray(buffers[2]), np.asarray(whole))
@@ -226,7 +226,7 @@ def test_data_of_another_tree_is_refused():
     spec, data = packed([np.zeros(3), "abc"])
     for wrong in (data[:-1], np.append(data, np.uint8(0))):
         with pytest.raises(ShoalError, match="a bug"):
-            wire.unpack(spec, wrong)
+            wire.unpack_tree(spec, wrong)
 
 
 def test_a_leaf_whose_rows_differ():

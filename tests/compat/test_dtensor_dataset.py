@@ -146,7 +146,7 @@ def test_arrays_side_by_side_are_a_dataset(kind):
         ({"dataset": [ROWS]}, ValueError, "Expected layout with rank 3, got 2"),
         ({"dataset": []}, ValueError, "no elements"),
         ({"dataset": iter(ROWS)}, TypeError, "used up but once"),
-        ({"dataset": 3}, TypeError, "no iterable"),
+        ({"dataset": 3}, TypeError, "not iterable"),
         (
             {"dataset": [ROWS], "dataset_already_batched": True},
             ValueError,

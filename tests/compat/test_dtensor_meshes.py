@@ -171,7 +171,7 @@ def test_create_mesh():
     [
         (lambda: dtensor.create_mesh({"x": 3}), "create_mesh: make_mesh.*multiply to 3"),
         (lambda: dtensor.create_mesh({"x": -1, "y": -1}), "-1"),
-        (lambda: dtensor.create_mesh({"x": 1}, devices=[]), "are none"),
+        (lambda: dtensor.create_mesh({"x": 1}, devices=[]), "is empty"),
         (lambda: dtensor.create_mesh({"x": 1}, devices=["CPU:77"]), "has 8 cpu devices"),
         (lambda: dtensor.create_mesh({"x": 1}, devices=["GPU:0"]), "has 0 gpu devices"),
         (lambda: dtensor.create_mesh(device_type="TPU"), "must be non-empty"),
@@ -194,7 +194,7 @@ def test_create_distributed_mesh(joined):
         (lambda: dtensor.create_distributed_mesh({"x": 16}), "multiply to 16"),
         (lambda: dtensor.create_distributed_mesh({"x": 1}, device_type="XPU"), "Unknown"),
         (lambda: dtensor.create_distributed_mesh({"x": 1}, use_xla_spmd=True), "CPU mesh"),
-        (lambda: dtensor.create_distributed_mesh({"x": 1}, "", [], "CPU"), "are none"),
+        (lambda: dtensor.create_distributed_mesh({"x": 1}, "", [], "CPU"), "is empty"),
     ]:
         with pytest.raises(ValueError, match=words):
             call()

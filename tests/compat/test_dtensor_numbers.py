@@ -32,11 +32,11 @@ def test_numbers_that_do_not_fit_are_refused(layout, value):
 @pytest.mark.parametrize(
     ("value", "dtype", "words"),
     [
-        ([1.7], "int32", "float64 is no int32"),
+        ([1.7], "int32", "float64 is not int32"),
         ([300], "int8", "300 does not fit int8"),
         ([-1], "uint8", "-1 does not fit uint8"),
         ([1e39], "float32", "1e[+]39 does not fit"),
-        ([1j], "float32", "is no float32"),
+        ([1j], "float32", "is not float32"),
     ],
 )
 def test_what_is_refused(value, dtype, words):
@@ -59,7 +59,7 @@ def test_a_variable_keeps_its_kind_of_numbers(layout):
         lambda: whole.assign_sub(0.5),
         lambda: dtensor.DVariable([1.5] * 8, dtype=np.int32, layout=layout),
     ):
-        with pytest.raises(UsageError, match="is no int32"):
+        with pytest.raises(UsageError, match="is not int32"):
             change()
     small = dtensor.DVariable(np.ones(8, np.int8), layout=layout)
     with pytest.raises(UsageError, match="300 does not fit int8"):

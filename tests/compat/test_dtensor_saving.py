@@ -110,7 +110,7 @@ def test_numbers_and_lists_of_them_are_saved_as_arrays(mesh, tmp_path):
             lambda value: dtensor.name_based_save(mesh, tmp_path / "w", {"a": value}),
             lambda value: dtensor.sharded_save(mesh, tmp_path / "w", ["a"], [""], [value]),
         ):
-            with pytest.raises(TypeError, match=r"_save: 'a': .* is no array, number or list"):
+            with pytest.raises(TypeError, match=r"_save: 'a': .* is not an array, number or list"):
                 call(wrong)
     with pytest.raises(ValueError, match="1099511627776 does not fit int32"):
         dtensor.name_based_save(mesh, tmp_path / "w", {"a": 1 << 40})
@@ -244,7 +244,7 @@ def test_what_lies_in_slots_is_saved(mesh, tmp_path):
 def test_two_variables_of_one_name_are_an_error(mesh, tmp_path):
     v, w = (DVariable(np.float32(n), layout=Layout([], mesh)) for n in range(2))
     root = SimpleNamespace(v=v, sub={"a": v})
-    words = "v= is given, and root.v exists already"
+    words = "v= is given, but root.v exists already"
     with pytest.raises(ValueError, match=words):
         DTensorCheckpoint(mesh, root, v=w)
     with pytest.raises(ValueError, match="sub= is given"):

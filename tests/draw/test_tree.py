@@ -47,7 +47,7 @@ def test_a_tree_of_layouts_and_shapes():
 ├────────────────────┼─────────────────┼───────────────┼────────────┼─────────┼────────┤
 │ step               │     int32[]     │      ()       │    4 B     │   4 B   │   8    │
 └────────────────────┴─────────────────┴───────────────┴────────────┴─────────┴────────┘
-24.88 KiB per device, 192.9 KiB in all; 24.11 KiB if nothing lay twice
+24.88 KiB per device, 192.9 KiB in all; 24.11 KiB without replication
 whole on every device: 900 B in 5 of 8 leaves"""
     )
 
@@ -81,7 +81,7 @@ def test_the_same_picture_as_svg_and_as_a_page():
     leaves = [Placed("w", (8, 4), "float32", 4, Layout(MESH, "data", None))]
     picture = draw_tree(leaves)
     assert "float32[8,4]" in picture_svg(picture)
-    assert "32 B per device, 128 B in all; 16 B if nothing lay twice" in picture_page(picture)
+    assert "32 B per device, 128 B in all; 16 B without replication" in picture_page(picture)
 
 
 def test_a_tree_of_many_kinds_of_leaves_is_cut():
@@ -89,7 +89,7 @@ def test_a_tree_of_many_kinds_of_leaves_is_cut():
     picture = draw_tree(leaves)
     assert len(picture.panels[0].rows) == 60
     assert picture.notes[-1] == "59 of 100 rows are shown"
-    assert draw_tree([]).notes == ["nothing lies on devices"]
+    assert draw_tree([]).notes == ["nothing is placed on devices"]
 
 
 @given(st.lists(placements(), max_size=4))

@@ -46,7 +46,7 @@ def test_a_reader_of_the_page_alone_gets_every_value():
     commit, manifest, found = plain_reader.read(HERE)
     assert (commit["step"], commit["metrics"]["loss"]) == (1000, 0.25)
     assert manifest["user"] == {"lr": [0.1, None], "größe": "ß"}
-    leaves, _ = flatten.flatten(samples.STATE, is_leaf=samples.is_leaf)
+    leaves, _ = flatten.flatten_tree(samples.STATE, is_leaf=samples.is_leaf)
     assert list(found) == [names.name_of(path) for path, _ in leaves]
     for path, leaf in leaves:
         value = found[names.name_of(path)]

@@ -188,7 +188,7 @@ def test_figures_are_the_published_ones_or_yours():
         ("v5e:2x4", {"data": 8}, "permute", ("data", "data"), 1, "names an axis twice"),
         ("v5e:2x4", {"data": 8}, "permute", "data", -1, "must not be negative"),
         ("v5e:2x4", {"data": 8}, "permute", "data", 1.5, "must be a whole number"),
-        ("v5e:2x4", {"data": 9}, "permute", "data", 1, "devices that v5e:2x4 has not: 8;"),
+        ("v5e:2x4", {"data": 9}, "permute", "data", 1, "devices that v5e:2x4 lacks: 8;"),
         (
             "torus:2x4",
             {"data": 8},
@@ -222,7 +222,7 @@ def test_pairs_beyond_counting_are_refused():
 
 
 def test_links_of_what_is_no_topology_or_no_speed():
-    with pytest.raises(UsageTypeError, match="is no topology"):
+    with pytest.raises(UsageTypeError, match="is not a topology"):
         links_of("v5e:4x4")
     for wrong in ("5", True):
         with pytest.raises(UsageTypeError, match="must be bytes per second"):

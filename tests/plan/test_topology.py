@@ -136,7 +136,7 @@ def test_devices_that_are_not_in_the_whole():
     rows = generated(2, 2, 1, "TPU v5p")
     with pytest.raises(UsageError, match=r"devices \[3\] are not in within"):
         from_devices(rows, within=rows[:3])
-    with pytest.raises(UsageError, match="within: ids come twice"):
+    with pytest.raises(UsageError, match="within: ids occur twice"):
         from_devices(rows, within=rows + rows)
 
 
@@ -191,27 +191,27 @@ def test_hosts_of_a_torus_are_blocks():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: parse("v5x:4x4"), r"'v5x:4x4' is no topology; did you mean"),
-        (lambda: parse("v5p:4x4x4x4"), "is no topology"),
+        (lambda: parse("v5x:4x4"), r"'v5x:4x4' is not a topology; did you mean"),
+        (lambda: parse("v5p:4x4x4x4"), "is not a topology"),
         (lambda: parse("v5p:0x4x4"), "each at least 1"),
         (lambda: parse("v5e:3x4 host=2x2"), "x=3 in blocks of 2"),
         (lambda: parse("v5e:4x4 wraps=x"), "'wraps=x' is none of wrap=xy"),
         (lambda: Torus((4, 4), wrap=(True,)), "one entry for each dim"),
-        (lambda: Torus((4, 2.5)), "2.5 is no whole number"),
-        (lambda: Torus("22"), "no whole number"),
+        (lambda: Torus((4, 2.5)), "2.5 is not a whole number"),
+        (lambda: Torus("22"), "is not a whole number"),
         (lambda: Torus((4,), "v9"), "'v9' is none of v2, v3"),
         (lambda: Hosts(4, 8, switch=3), "4 hosts do not divide into groups of 3"),
         (lambda: Slices(()), "one slice at least"),
-        (lambda: Flat(4).numbered([0, 1, 2, 2]), "none may come twice"),
+        (lambda: Flat(4).numbered([0, 1, 2, 2]), "none may occur twice"),
         (lambda: Flat(4).numbered([0, 1, 2]), "4 whole numbers"),
         (lambda: Flat(4).numbered(listed=[0, 1, 2, 5]), "listed must be the ids"),
         (lambda: from_devices([]), "there are no devices"),
         (lambda: from_devices([{"process": 1}]), "has no id"),
         (lambda: from_devices([{"id": 1, "prozess": 1}]), "did you mean 'process'"),
-        (lambda: from_devices([{"id": 1}, {"id": 1}]), "ids come twice"),
+        (lambda: from_devices([{"id": 1}, {"id": 1}]), "ids occur twice"),
         (lambda: from_devices([{"id": 1}, {"id": 2, "coords": (0, 0, 0)}]), "no coordinates"),
         (lambda: from_devices([row(n, 0, (0, 0, 0), 0, 0, "tpu", "") for n in (1, 2)]),
-         "1 places come twice"),
+         "1 places occur twice"),
         (lambda: from_json({"ids": [1]}), "has the keys topology"),
         (lambda: from_json({"topology": "flat:1", "id": [1]}), "'id' is none of"),
     ],
@@ -224,7 +224,7 @@ def test_what_is_wrong_is_said(make, words):
 def test_what_is_no_text_is_a_type_error():
     with pytest.raises(UsageTypeError, match="must be text"):
         parse(4)
-    with pytest.raises(UsageTypeError, match="no device"):
+    with pytest.raises(UsageTypeError, match="neither a device"):
         from_devices([3])
 
 

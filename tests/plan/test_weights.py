@@ -126,8 +126,8 @@ def test_whole_dims_only():
         ({"weights": {"model": 0}}, "all are 0"),
         ({"weights": {}}, "all are 0"),
         ({"weights": 3}, "must be a dict"),
-        ({"weights": {"model": 1}, "compatible_with": "jax"}, "do not go together"),
-        ({"weights": {"model": 1}, "contiguous_submeshes": True}, "do not go together"),
+        ({"weights": {"model": 1}, "compatible_with": "jax"}, "cannot be combined"),
+        ({"weights": {"model": 1}, "contiguous_submeshes": True}, "cannot be combined"),
     ],
 )
 def test_weights_that_say_nothing(options, words):

@@ -189,8 +189,8 @@ def save_many(coordinator: Any, root: str, first: int, end: int) -> None:
     for step in range(first, end):
         path = f"{root}/{step}"
         if coordinator.process == 0:
-            sweep.recover(LocalFolder(path))
-            sweep.collect(LocalFolder(path), idle_s=0)
+            sweep.recover_step(LocalFolder(path))
+            sweep.collect_garbage(LocalFolder(path), idle_s=0)
         save_step(coordinator, path, step, step, 30.0)
 
 

@@ -166,8 +166,8 @@ gone.delete()
 errors.append(refused(lambda: shoal.put({"w": gone}, rows)))
 source = shoal.put(value, Layout(first, None, None))
 if index == 1:  # process 0 holds it alone: there it is a host value
-    assert "lies on devices of process 0 alone" in refused(lambda: shoal.put(source, rows))
-    foreign = "piece 3 lies on a device of process 0; give one of your own"
+    assert "is only on devices of process 0; put needs" in refused(lambda: shoal.put(source, rows))
+    foreign = "piece 3 is on a device of process 0; give one of your own"
     far = shoal.put(value[:4], Layout(shoal.Mesh({}, [ids[0]], 0), None, None))
     assert foreign in refused(lambda: shoal.pack([far] * 4, rows))
 else:
@@ -263,7 +263,7 @@ def test_two_processes_place_move_and_refuse_alike(job):
     assert "2048 (process 1)" in absent
     assert "3 pieces for the 4 devices that this process owns in Mesh(data=4" in count
     assert "memory kind 'pinned_host'" in memory
-    assert "args[0]['x']: lies on other devices than the layouts, or on them in another" in order
+    assert "args[0]['x']: is on other devices than the layouts, or on them in another" in order
     assert "['w']: was deleted" in gone
 
 

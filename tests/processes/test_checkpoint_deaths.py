@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from processes.forked import Forks, Outcome, tree_of
-from shoal.checkpoint.blocks.reader import Want, read, verify
+from processes.forked import Forks, Outcome, decode_tree
+from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
 from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.format.blobs import tree_of as tree_of_blob
+from shoal.checkpoint.format.blobs import decode_tree as tree_of_blob
 from shoal.errors import NotCommitted
 
 EARLY = ("preflight", "snapshot", "write", "written")
@@ -59,22 +59,22 @@ def root(earlier, tmp_path):
 def holds(path: Path, seed: int, processes: int) -> None:
     """Assert that a checkpoint is whole and bit-equal to what was saved."""
     checkpoint = open_checkpoint(path)
-    assert verify(checkpoint) == []
+    assert verify_files(checkpoint) == []
     wants = {}
     for number, leaf in enumerate(checkpoint.manifest.leaves):
         if leaf.kind == "array":
             wants[leaf.name] = Want(
                 number, (0,) * len(leaf.shape), np.empty(leaf.shape, leaf.dtype)
             )
-    read(checkpoint, list(wants.values()), most_bytes=1 << 26)
-    expected = tree_of(seed)
+    read_boxes(checkpoint, list(wants.values()), most_bytes=1 << 26)
+    expected = decode_tree(seed)
     for name, want in wants.items():
         assert np.array_equal(want.out, expected[name]), name
     assert len(wants) == 6
     (own,) = (n for n, leaf in enumerate(checkpoint.manifest.leaves) if leaf.name == "own")
     for process, (origin, size) in checkpoint.values_of(own).items():
         out = np.empty(size, np.uint8)
-        read(checkpoint, [Want(own, (origin,), out)], most_bytes=1 << 26)
+        read_boxes(checkpoint, [Want(own, (origin,), out)], most_bytes=1 << 26)
         assert tree_of_blob(out.tobytes()) == {"process": process, "seed": seed}
     assert len(checkpoint.values_of(own)) == processes
 
@@ -106,8 +106,8 @@ def next_run(forks: Forks, root: Path, *, saved: bool, processes: int) -> None:
     """Recover, look, save the step again; the earlier step stands all the while."""
     path = root / "2"
     folder = LocalFolder(path)
-    assert (sweep.recover(folder) is not None) == saved
-    sweep.collect(folder, idle_s=0)
+    assert (sweep.recover_step(folder) is not None) == saved
+    sweep.collect_garbage(folder, idle_s=0)
     if saved:
         holds(path, SEED, processes)
     else:
@@ -228,7 +228,7 @@ def test_a_frozen_writer_wakes_when_others_have_collected_and_saved(forks, root,
     others = [child.wait() for p, child in enumerate(children) if p != victim]
     assert {one.error for one in others} == {"SaveAborted"}
     assert {one.said["exit_code"] for one in others} <= {71, 73}
-    sweep.collect(LocalFolder(path), idle_s=0)
+    sweep.collect_garbage(LocalFolder(path), idle_s=0)
     (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0)
     assert second.error is None
     children[victim].send(signal.SIGCONT)
@@ -243,7 +243,7 @@ def test_a_frozen_lead_cannot_commit_what_was_ended(forks, root, point):
     folder = LocalFolder(path)
     (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}:stop")
     child.until_stopped()
-    (attempt,) = step_folder.state_of(folder).attempts
+    (attempt,) = step_folder.folder_state(folder).attempts
     assert committing.abandon(folder, attempt.id) is None
     (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="another")
     assert second.error is None
@@ -258,7 +258,7 @@ def test_what_a_frozen_lead_has_not_committed_is_recovered(forks, root, point):
     path = root / "2"
     (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}:stop")
     child.until_stopped()
-    assert sweep.collect(LocalFolder(path), idle_s=0) == []
+    assert sweep.collect_garbage(LocalFolder(path), idle_s=0) == []
     (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="another")
     assert second.error == "StepAlreadyCommitted"
     child.send(signal.SIGCONT)
@@ -272,7 +272,7 @@ def test_a_live_writer_is_spared(forks, root):
     path = root / "2"
     (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults="save.written:stop")
     child.until_stopped()
-    assert sweep.collect(LocalFolder(path), idle_s=600) == []
+    assert sweep.collect_garbage(LocalFolder(path), idle_s=600) == []
     child.send(signal.SIGCONT)
     assert child.wait().error is None
     holds(path, SEED, 1)

@@ -33,7 +33,9 @@ def test_readers_of_different_lengths_end_together(told):
     for count, kind, words, _ in (one["error"] for one in of(told, "uneven")):
         assert (count, kind) == (3, "UsageError")
         assert "batch 3 of feed" in words
-        assert "no whole one of 12 rows: 0 rows of process 0, 3 rows of process 1, 4 rows" in words
+        assert (
+            "not a whole one of 12 rows: 0 rows of process 0, 3 rows of process 1, 4 rows" in words
+        )
     assert [one["pad"] for one in of(told, "uneven")] == [
         [4, 4, 4, 0, 0], [4, 4, 4, 3, 0], [4, 4, 4, 4, 4],
     ]  # fmt: skip

@@ -359,7 +359,7 @@ def refused_words(words):
     assert "or give pack a piece for each device" in words["gap"]
     assert "of the 3 shards of dim 0 (x=3) process 0 holds 1 and process 1 2" in words["uneven"]
     for name in ("there", "back"):
-        assert "['w']: lies as Layout(data, - @" in words[name]
+        assert "['w']: is in Layout(data, - @" in words[name]
         assert "relayout moves it to Layout(-, data @" in words[name]
     assert (
         "inside jit (or scan, cond, checkpoint, eval_shape) every array is global" in words["jit"]

@@ -109,7 +109,7 @@ def refused_in_words():
     """Errors that every process raises before anything moves."""
     array = shoal.put(VALUES, Layout(mesh_of(0, 1), "x", None))
     target = Layout(mesh_of(1, 2), "x", None)
-    with pytest.raises(shoal.UsageError, match="is being differentiated, and shall lie on other"):
+    with pytest.raises(shoal.UsageError, match="is being differentiated, and is to move to other"):
         jax.grad(lambda x: shoal.relayout(x, target).sum())(array)
     with pytest.raises(shoal.UsageError, match="has size 8, which 6 shards"):
         shoal.relayout(array, Layout(mesh_of(0, 1, 2), "x", None))

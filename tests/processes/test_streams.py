@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import shoal
 from shoal.collectives.transport.chunks import LARGE_BYTES, SMALL_BYTES
-from shoal.collectives.transport.stream import collect, spread
+from shoal.collectives.transport.stream import broadcast_bytes, gather_bytes
 from shoal.runtime.process import coordinator
 from shoal.testing.cluster import Cluster
 
@@ -34,7 +34,7 @@ def spreads_to_all(source, num_bytes):
     value = value_of(source, num_bytes)
     is_source = shoal.process_index() == source
     data = np.split(value, [num_bytes // 3]) if is_source else None
-    came = spread(coordinator(), source, data, num_bytes, timeout_s=60)
+    came = broadcast_bytes(coordinator(), source, data, num_bytes, timeout_s=60)
     assert (came is None) == is_source
     assert came is None or (came == value).all()
 
@@ -42,7 +42,7 @@ def spreads_to_all(source, num_bytes):
 def collects(sizes, to):
     me = shoal.process_index()
     values = [value_of(p, size) for p, size in enumerate(sizes)]
-    came = collect(coordinator(), [values[me]], sizes, to=to, timeout_s=60)
+    came = gather_bytes(coordinator(), [values[me]], sizes, to=to, timeout_s=60)
     assert (came is None) == (to not in (None, me))
     assert came is None or all(map(np.array_equal, came, values))
 
@@ -156,7 +156,7 @@ def broadcast_in_time(timeout_s):
     data = [value] if shoal.process_index() == 0 else None
     began = time.monotonic()
     try:
-        spread(coordinator(), 0, data, value.size, timeout_s=timeout_s, name="params")
+        broadcast_bytes(coordinator(), 0, data, value.size, timeout_s=timeout_s, name="params")
     except shoal.DeadlineError as error:
         is_others = "the deadline of process" in str(error)  # who came first gives up first
         assert is_others or time.monotonic() - began >= timeout_s

@@ -82,7 +82,7 @@ def saved_and_restored(root, alive, tree):
 
 
 def refused_in_words(root, alive, lost):
-    words = "by processes 0, 2: rows: 348160 of its 1044480 values lie on other processes alone"
+    words = "by processes 0, 2: rows: 348160 of its 1044480 values are held only by other processes"
     with pytest.raises(shoal.UsageError, match=words):
         shoal.save(f"{root}/lost", {"rows": lost, "n": 1}, processes=alive)
     assert not os.path.exists(f"{root}/lost")

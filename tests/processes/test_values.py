@@ -273,7 +273,7 @@ def test_values_are_right(env):
         for told in cluster.run(values_are_right, initialize=False):
             assert len(told) == 6
             for words in told:
-                assert "['a']: lies in parts on several processes" in words
+                assert "['a']: is distributed over several processes" in words
 
 
 def test_what_must_be_equal_and_is_not_is_an_error_on_each(child_env):

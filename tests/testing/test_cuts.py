@@ -49,7 +49,7 @@ def test_the_names_stay_inside(cluster, child_env):
 def test_who_has_no_cable(cluster, child_env):
     bench = cluster(2, network=True, env=child_env)
     for who in (2, "the meeting place", "JAX's service"):
-        with pytest.raises(UsageError, match="has no cable of its own"):
+        with pytest.raises(UsageError, match="has no network link of its own"):
             bench.cut(who)
 
 

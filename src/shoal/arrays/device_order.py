@@ -1,4 +1,4 @@
-"""Which device stands where in a new mesh, and why there."""
+"""Order the devices of a new mesh, and explain the order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class OrderWish(NamedTuple):
-    """What the caller of `make_mesh` said of the order; None: nothing."""
+    """The ordering arguments of `make_mesh`; None: not given."""
 
     order: str | None = None  # "wires" or "given"
     across: Mapping[str, int] | None = None
@@ -29,12 +29,12 @@ class OrderWish(NamedTuple):
 
     @property
     def is_of_placing(self) -> bool:
-        """Does it ask for what only a placed mesh has?"""
+        """Does it request anything that only a placed mesh can have?"""
         return any(value is not None for value in self[1:])
 
 
 class Order(NamedTuple):
-    """The devices of a mesh, in its order."""
+    """The devices of a mesh, in order."""
 
     mesh: Mesh
     topology: Topology | None  # None: the order is the caller's
@@ -42,7 +42,7 @@ class Order(NamedTuple):
 
     @property
     def why(self) -> str:
-        """What was recognised, what was chosen, and what it costs; computed when asked for."""
+        """The recognised topology, the chosen order, and its cost; computed lazily."""
         if self.topology is None:
             return "in the order given by devices= (order='wires' would place them)"
         count = len(self.mesh.process_indices)
@@ -72,18 +72,18 @@ def ordered(
     present: Sequence[Any] = (),
     **named: Any,
 ) -> Order:
-    """Put devices into the order of a mesh.
+    """Order devices for a mesh.
 
     Args:
       pairs: name and size of each axis; the product is the number of devices.
       devices: JAX's, or objects with the same attributes.
-      wish: what the caller said of the order.
+      wish: the caller's ordering arguments.
       given: did the caller list the devices?
-      present: all devices of the job, of which the links are known.
+      present: all devices of the job, whose links are known.
       named: `kind`, `name`, `axis_types` of the mesh.
 
     Raises:
-      UsageError: what `topology.from_devices` and `placement.place` refuse, said of `make_mesh`.
+      UsageError: as `topology.from_devices` and `placement.place`, in the name of `make_mesh`.
     """
     process_of = {device.id: device.process_index for device in devices}
     if wish.order == "given" or (given and wish.order is None and not wish.is_of_placing):
@@ -99,13 +99,13 @@ def ordered(
 
 
 def _around(devices: Sequence[Any], present: Sequence[Any]) -> Sequence[Any] | None:
-    """Return the devices among which these lie; None where they are of another platform."""
+    """Return the job's devices around these; None where they are of another platform."""
     known = {device.id for device in present if device.platform == devices[0].platform}
     return present if all(device.id in known for device in devices) else None
 
 
 def _as_make_mesh(call: Callable[[], T]) -> T:
-    """Call; an error of a planner's function is one of `make_mesh`."""
+    """Call a planning function; its errors are raised in the name of `make_mesh`."""
     try:
         return call()
     except UsageError as error:
@@ -117,7 +117,7 @@ def _as_make_mesh(call: Callable[[], T]) -> T:
 
 
 def order_offences(wish: OrderWish, *, is_listed: bool) -> list[str]:
-    """Return what is wrong with `order`, by itself and beside the other arguments."""
+    """Return what is wrong with `order`, by itself and with the other arguments."""
     flags = ("allow_split_physical_axes", "contiguous_submeshes")
     given = {name: value for name in flags if (value := getattr(wish, name)) is not None}
     if wrong := not_flags(**given):

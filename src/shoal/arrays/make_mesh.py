@@ -1,4 +1,4 @@
-"""A mesh over the devices that this job has."""
+"""Make a mesh over the devices of this job."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from shoal.runtime.system.callsite import callsite
 
 _LOG = logging.getLogger("shoal")
 _PLATFORMS = ("tpu", "gpu", "cpu")
-_ENOUGH_S = 600.0  # to hear of what is wrong with the deadline itself
-_MOST_SHAPES = 4096  # that are compared for a message
+_ENOUGH_S = 600.0  # to report an invalid deadline
+_MOST_SHAPES = 4096  # shapes compared for an error message
 
 
 @collective("the mesh's processes")
@@ -59,54 +59,54 @@ def make_mesh(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Mesh:
-    """Return a mesh over the devices of the job, in the order that suits their wires.
+    """Return a mesh over the devices of the job, in an order that suits their wires.
 
     Collective over the mesh's processes.
 
     TPU devices are placed by `shoal.plan.placement.place`: neighbours along an axis are neighbours
-    on the wires, and the first axes lie across slices; those of CPU and GPU hosts stand process
-    after process. The logger "shoal" says at level DEBUG what was recognised and chosen, and why.
+    on the wires, and the first axes span slices; devices of CPU and GPU hosts are ordered by
+    process. The logger "shoal" reports at level DEBUG what was recognised and chosen, and why.
 
-    It is impossible that a device is left out unnoticed: fewer than there are must be named. Nor
-    does it return if the processes that own the mesh's devices call it with other arguments, see
-    other devices (ids, owners, coordinates) or own others than they believe of each other: they
-    meet in one round trip. A process without a device in the mesh may call it or not; where one
-    process owns all devices, nothing is sent. No call relies on an earlier one: after an interrupt
-    one process might not remember what the others do.
+    It is impossible that a device is left out unnoticed: a subset must be named. Nor does it return
+    if the processes that own the mesh's devices call it with other arguments, see other devices
+    (ids, owners, coordinates) or own other devices than their peers believe: they meet in one round
+    trip. A process without a device in the mesh may call it or not; where one process owns all
+    devices, nothing is sent. No call relies on an earlier one: after an interrupt one process might
+    not remember what the others do.
 
-    The devices start, if they have not, and meanwhile the other processes are watched.
+    The devices are initialised if necessary; meanwhile the other processes are watched.
 
     Args:
-      axes: name → size, in order, major first, the busiest last; a dict or pairs. One size may be
+      axes: name → size, major first, the busiest axis last; a dict or pairs. One size may be
         -1: whatever is left.
-      devices: which devices: JAX's or their ids, in mesh order; or a platform, "tpu", "gpu" or
+      devices: JAX devices or their ids, in mesh order; or a platform, "tpu", "gpu" or
         "cpu", for all of its devices. None: all of `jax.devices()`.
-      order: "wires": placed as said above, also where `devices` lists them; "given": as listed.
-        None: devices stand as listed, unless one of the next six asks for a placement.
-      across: name → how much of that axis lies across slices (or processes), over the slow network;
-        the sizes in `axes` are totals. None: as much of the first axes as there are slices.
-      weights, compatible_with, allow_split_physical_axes, contiguous_submeshes, rings: as `place`
-        has them.
+      order: "wires": placed as above, even if `devices` lists them; "given": as listed.
+        None: as listed, unless one of the next six asks for a placement.
+      across: name → how much of that axis spans slices (or processes), over the slow network;
+        sizes in `axes` are totals. None: as much of the first axes as there are slices.
+      weights, compatible_with, allow_split_physical_axes, contiguous_submeshes, rings: as in
+        `place`.
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
-      name: a label of yours; part of equality.
-      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
-        wait for all.
+      name: a label; part of equality.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
+        ends the wait for all.
       lane: the line of execution; see `barrier`.
 
     Returns:
-      the mesh; equal meshes of one job are the same object, in the process's record.
+      The mesh; equal meshes of one job are the same object, in the process's record.
 
     Raises:
       UsageError: the sizes do not multiply to the number of devices (the nearest shape that does
         is named), several -1, unknown devices, or whatever `place` or `Mesh` refuses. On every
         process, as long as all pass the same arguments.
-      DivergenceError: on all that came: arguments or devices differ, first in what is shown.
+      DivergenceError: on all that arrived: arguments or devices differ; shows the first difference.
       DeviceStartError: on the caller: its devices did not start, or it has none of this platform
         (NoDevicesError). The others get PeerFailedError.
-      DeadlineError: on all that came: a process did not come in time.
-      ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, in this call or
+      DeadlineError: on all that arrived: a process did not arrive in time.
+      ProcessLostError: on all that arrived: a process is dead or unreachable.
+      PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
       InitializeError: this process is one of several, and has not joined them.
 
@@ -136,32 +136,32 @@ def make_mesh(
 
 
 class _Found(NamedTuple):
-    """The devices for a mesh, or why there are none: raised in the call, of which others hear."""
+    """The devices for a mesh, or why there are none: raised in the call, for peers to learn of."""
 
     devices: list[jax.Device]
-    is_listed: bool  # by the caller, one by one
+    is_listed: bool  # did the caller list them one by one?
     limit_s: float  # until the deadline of the call
     problem: BaseException | None = None
     present: Sequence[jax.Device] = ()  # all of the job
 
 
 def _coordinator(devices: object) -> Coordinator:
-    """Return what this process meets others by; a process that meets none is a job of its own.
+    """Return this process's coordinator; a process without one is a job of its own.
 
-    It is so before `initialize`, after `shutdown` and in a fork; a mesh of devices that are all its
-    own needs no others.
+    That is the case before `initialize`, after `shutdown` and in a fork; a mesh whose devices all
+    belong to this process needs no peers.
     """
     try:
         return coordinator()
     except InitializeError:
-        # Before the first `initialize` an id is not yet that of a device of the job.
+        # Before the first `initialize`, ids are not yet those of the job.
         if devices is None or isinstance(devices, str) or not has_joined():
             raise
         return alone()
 
 
 def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -> _Found:
-    """Return the devices that `devices=` names; start them if need be."""
+    """Return the devices that `devices=` names; initialise them if necessary."""
     platform = devices if isinstance(devices, str) else None
     is_listed = devices is not None and platform is None
     limit_s, present = _ENOUGH_S, []
@@ -170,21 +170,23 @@ def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -
         raise_all("make_mesh", _lane_offences(lane))
         if platform is not None and platform not in _PLATFORMS:
             known = ", ".join(map(repr, _PLATFORMS))
-            raise UsageError(f"make_mesh: devices={platform!r} is no list and none of {known}")
+            raise UsageError(
+                f"make_mesh: devices={platform!r} is neither a list nor one of {known}"
+            )
         present = start_devices(here, platform, limit_s, device_start())
         chosen, problem = _listed(devices, present) if is_listed else (present, None)
     except BaseException as error:
-        # Of others' ends all know; whatever else goes wrong here is raised in the call.
+        # Losses of peers are known to all; any other error here is raised in the call.
         if isinstance(error, ShoalError) and not isinstance(error, UsageError | DeviceStartError):
             raise
         return _Found([], is_listed, limit_s, error)
     if here.num_processes == 1 and any(one.process_index != jax.process_index() for one in chosen):
-        coordinator()  # says why this process meets no others
+        coordinator()  # raises the reason why there is no coordinator
     return _Found(chosen, is_listed, limit_s, problem, present)
 
 
 def _limit(timeout_s: object) -> float:
-    """Return the seconds until the deadline; refused before anything starts."""
+    """Return the seconds until the deadline; an invalid one is refused before anything starts."""
     limit_s = settings.timeout("make_mesh", timeout_s, "SHOAL_TIMEOUT_S")
     if not 0 < limit_s <= sys.float_info.max:
         raise UsageError(f"make_mesh: timeout_s={timeout_s!r} must be above 0 seconds, and finite")
@@ -196,7 +198,7 @@ def _lane_offences(lane: object) -> list[str]:
 
 
 def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Order:
-    """Return the mesh; what is wrong with it is refused here, not at the first array."""
+    """Return the mesh; problems with it are reported here, not at the first array."""
     pairs = _pairs(axes)
     raise_all("make_mesh", order_offences(wish, is_listed=found.is_listed))
     kinds = sorted({device.platform for device in found.devices})
@@ -211,7 +213,7 @@ def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Orde
 
 
 def _view(devices: Sequence[jax.Device], kind: str) -> View:
-    """Return what this process sees, and says of its own devices."""
+    """Return what this process sees, and reports of its own devices."""
     ids = {device.id for device in devices}
     own = [device for device in jax.local_devices(backend=kind) if device.id in ids]
     return View(jax.process_index(), devices, own)
@@ -234,9 +236,9 @@ def _agree(
 
 
 def _options(wish: OrderWish, mesh: Mesh) -> list[str]:
-    """Return what else must be equal."""
+    """Return the other options that must be equal."""
     named = {name: value for name, value in wish._asdict().items() if value is not None}
-    for name in ("across", "weights"):  # the order of their entries means nothing, nor int or float
+    for name in ("across", "weights"):  # the order of entries is irrelevant, and so is int or float
         if isinstance(named.get(name), Mapping):
             entries = sorted(named[name].items())
             named[name] = {axis: _plain(amount) for axis, amount in entries}
@@ -278,7 +280,7 @@ def _pairs(axes: object) -> list[tuple[str, int]]:
 def _listed(
     devices: object, present: Iterable[jax.Device]
 ) -> tuple[list[jax.Device], UsageError | None]:
-    """Return the devices named, by themselves or by id, and what is wrong with others."""
+    """Return the devices given by object or id, and what is wrong with others."""
     try:
         many = () if isinstance(devices, bytes | bytearray) else getattr(devices, "flat", devices)
         named = list(many)  # type: ignore[call-overload]
@@ -301,7 +303,7 @@ def _listed(
             chosen.append(by_id[operator.index(device)])
     try:
         raise_all("make_mesh", offences)
-    except UsageError as error:  # the owners of the others hear of it
+    except UsageError as error:  # the owners of the other devices learn of it
         return chosen, error
     return chosen, None
 
@@ -331,9 +333,9 @@ def _nearest_shape(sizes: Sequence[int], count: int) -> tuple[int, ...]:
     """Return the shape of `count` positions that differs from `sizes` by the smallest factors."""
 
     def distance(shape: Sequence[int]) -> tuple[int, float]:
-        asked = [(size, was) for size, was in zip(shape, sizes, strict=True) if was != -1]
-        changed = sum(size != was for size, was in asked)
-        return changed, sum(abs(math.log(size) - math.log(was)) for size, was in asked)
+        fixed_sizes = [(size, was) for size, was in zip(shape, sizes, strict=True) if was != -1]
+        changed = sum(size != was for size, was in fixed_sizes)
+        return changed, sum(abs(math.log(size) - math.log(was)) for size, was in fixed_sizes)
 
     divisors = [size for size in range(1, count + 1) if count % size == 0]
     shapes = itertools.islice(_shapes(len(sizes), count, divisors), _MOST_SHAPES)

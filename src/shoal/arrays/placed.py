@@ -1,4 +1,4 @@
-"""Where the leaves of a tree lie, for pictures of it."""
+"""The placement of each leaf of a tree, for pictures."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shoal.plan.layout import Layout
 
 
 def placed_leaves(tree: Any, shapes: Any) -> list[tuple[str, Any, Layout | None]] | None:
-    """Return the path, the value and the layout of each leaf; None if nothing has a layout.
+    """Return the path, value and layout of each leaf; None if nothing has a layout.
 
     Args:
-      tree: of arrays, of which those of the host have no layout; or of layouts.
-      shapes: for a tree of layouts, the tree of what they are of.
+      tree: a tree of arrays (host arrays have no layout), or of layouts.
+      shapes: for a tree of layouts, the corresponding tree of shapes.
 
     Raises:
       UsageError: the trees do not fit, or a layout does not fit its leaf.

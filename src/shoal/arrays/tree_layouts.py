@@ -1,8 +1,8 @@
-"""A table of rules by path → a layout for every leaf of a tree.
+"""Assign a layout to every leaf of a tree, from a table of rules by path.
 
-The first rule that matches a leaf decides, as in the tables of `match_partition_rules` that many
-programs carry: an order can be read from top to bottom, while "the most specific" of `**/kernel`
-and `decoder/**` would have to be defined. What an order can get wrong is refused: a rule that never
+The first matching rule decides, as in the tables of `match_partition_rules` found in many
+codebases: an order reads from top to bottom, while "the most specific" of `**/kernel` and
+`decoder/**` would have to be defined. What an order can get wrong is an error: a rule that never
 decides, because it matches nothing or because earlier rules take all that it matches.
 """
 
@@ -35,8 +35,8 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.patterns import is_pattern, matches
 
-_MOST_NAMED = 8  # leaves of which one thing is wrong
-_MOST_COMPARED = 1000  # names among which a near one is sought
+_MOST_NAMED = 8  # leaves named for one problem
+_MOST_COMPARED = 1000  # candidates for a suggestion
 
 
 @local
@@ -51,34 +51,34 @@ def layouts(
 
     Local.
 
-    The result goes wherever layouts are taken (`put`, `create`, `relayout`, `restore`,
-    `Checkpoints.resume`, `feed`), and `jax.tree.map(shoal.sharding, …)` of it into
+    The result is accepted wherever layouts are (`put`, `create`, `relayout`, `restore`,
+    `Checkpoints.resume`, `feed`), and `jax.tree.map(shoal.sharding, …)` of it by
     `jit(out_shardings=…)`. One table serves parameters and the state of an optimizer, whose trees
-    repeat the parameters' paths further down: `**/kernel` matches `params/dense/kernel` and
-    `opt/0/mu/dense/kernel`. The first rule that matches decides. A leaf without dims (a step, a
-    count) is whole on every device, whichever rule matches, and needs none.
+    repeat the parameters' paths at a deeper level: `**/kernel` matches `params/dense/kernel` and
+    `opt/0/mu/dense/kernel`. The first matching rule decides. A scalar leaf (a step, a
+    count) is replicated, whichever rule matches, and needs none.
 
-    It is impossible that a leaf lies whole because no rule was thought of for it: say `"**": ()`
-    last where that is meant.
+    It is impossible that a leaf is replicated because a rule for it was forgotten: write `"**": ()`
+    last if that is intended.
 
     Args:
-      rules: pattern → layout, in a mapping or in pairs. Patterns are those of `restore(only=…)`:
-        `*` and `?` stand for characters of one component of a path, `[ab]` for one of them, a
+      rules: pattern → layout, a mapping or pairs. Patterns are those of `restore(only=…)`:
+        `*` and `?` match characters of one component of a path, `[ab]` for one of them, a
         component `**` for any number of components. A layout is a tuple of axis names and None, a
         name, or None or `()` (split nothing); a PartitionSpec, Layout or NamedSharding; or a
         function of (path such as "params/w", leaf) that returns one. Tuples, names and
         PartitionSpecs may leave out trailing dims.
-      shapes: a tree of what has a shape: what `jax.eval_shape` returns, or arrays.
-      mesh: where tuples, names and PartitionSpecs lie; None: the mesh of `use_mesh`, else the one
+      shapes: a tree of leaves with shapes: the result of `jax.eval_shape`, or arrays.
+      mesh: the mesh of tuples, names and PartitionSpecs; None: that of `use_mesh`, else the one
         that the Layouts among the rules share.
-      all_rules: False: rules may decide nothing, as where one table serves several trees.
+      all_rules: False: permit rules that decide nothing, for a table that serves several trees.
 
     Returns:
-      the tree, with a Layout for each leaf.
+      The tree, with a Layout for each leaf.
 
     Raises:
       UsageError: leaves that no rule matches, rules that decide nothing, ranks, axes, dims that
-        their shards do not divide evenly, rules that are none: all of it at once.
+        their shards do not divide evenly, invalid rules: all of them at once.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
@@ -104,24 +104,24 @@ def layouts(
 
 
 class _Rule(NamedTuple):
-    """One line of the table."""
+    """One rule of the table."""
 
     pattern: str
     given: Any
 
 
 class _Filling:
-    """What was found so far, and what is wrong."""
+    """The layouts found so far, and the problems."""
 
     def __init__(self, table: Sequence[_Rule]) -> None:
         self._table = table
         self._names: list[str] = []
         self._decided = [0] * len(table)  # leaves by rule
-        self._wrong: dict[str, list[str]] = {}  # what is wrong → the leaves of which it is true
+        self._wrong: dict[str, list[str]] = {}  # problem → names of the leaves that have it
         self._offences: list[str] = []
 
     def layout_of(self, path: Path, value: Any, mesh: Mesh) -> Layout | None:
-        """Return the layout of a leaf; None if something is wrong with it."""
+        """Return the layout of a leaf; None if there is a problem with it."""
         name = keystr(path, simple=True, separator="/")
         self._names.append(name)
         number = next((n for n, r in enumerate(self._table) if matches(r.pattern, name)), None)
@@ -139,7 +139,7 @@ class _Filling:
         return layout
 
     def finish(self, *, all_rules: bool) -> None:
-        """Raise one error with all that is wrong."""
+        """Raise one error with all problems."""
         wrong = [f"{_listed(names)}: {error}" for error, names in self._wrong.items()]
         idle = [
             f"rule {rule.pattern!r}: {self._why_idle(number)}"
@@ -162,7 +162,7 @@ class _Filling:
             return f"matches nothing at the top of the tree; did you mean {'**/' + pattern!r}?"
         if re.search(r"\.[*+]|[\\^$|()]", pattern):
             return (
-                "matches nothing; patterns are no regular expressions: '*' stands for part of one "
+                "matches nothing; patterns are not regular expressions: '*' matches part of one "
                 "component, '**' for any number of components, as in '**/kernel'"
             )
         return f"matches nothing{self._near(pattern) or self._example()}"
@@ -192,10 +192,12 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
         raise UsageError("no rule matches; '**': () at the end leaves whole what is left")
     if callable(given):
         function, given = given, given(name, value)
-        if given is None:  # as a function does that ends without a word
+        if given is None:  # a function without a return statement
             raise UsageError(f"the function {_name(function)} returned None; () splits nothing")
         if not is_one_layout(given) or callable(given):
-            raise UsageError(f"the function {_name(function)} returned {given!r}: no layout")
+            raise UsageError(
+                f"the function {_name(function)} returned {given!r}, which is not a layout"
+            )
     layout = layout_for(given, value, path)
     sharding(layout)  # its devices exist, and JAX can express it
     return layout
@@ -206,7 +208,7 @@ def _name(function: Any) -> str:
 
 
 def _is_bare_shape(node: Any) -> bool:
-    """True for (8, 4): JAX takes it for a tree of two numbers, but it is meant as a shape."""
+    """True for (8, 4): a tree of two numbers to JAX, but meant as a shape."""
     return type(node) is tuple and len(node) > 0 and all(type(size) is int for size in node)
 
 
@@ -223,11 +225,11 @@ def _rules(rules: Any, offences: list[str]) -> list[_Rule]:
             continue
         pattern, given = one
         if not isinstance(pattern, str) or not pattern:
-            offences.append(WrongType(f"rule {one!r}: {pattern!r} is no pattern such as '**/w'"))
+            offences.append(WrongType(f"rule {one!r}: {pattern!r} is not a pattern such as '**/w'"))
         elif not is_pattern(pattern):
-            offences.append(f"rule {pattern!r}: what stands in [ ] is no range")
+            offences.append(f"rule {pattern!r}: the characters in [ ] are not a valid range")
         elif not is_one_layout(given):
-            text = f"{given!r} is no layout; give a tuple of axis names and None, or a Layout"
+            text = f"{given!r} is not a layout; give a tuple of axis names and None, or a Layout"
             offences.append(WrongType(f"rule {pattern!r}: {text}"))
         else:
             table.append(_Rule(pattern, given))
@@ -235,7 +237,7 @@ def _rules(rules: Any, offences: list[str]) -> list[_Rule]:
 
 
 def _mesh(given: Mesh | jax.sharding.Mesh | None, table: Sequence[_Rule]) -> Mesh:
-    """Return the mesh of what names none."""
+    """Return the mesh for rules that do not name one."""
     chosen = default_mesh() if given is None else given
     if isinstance(chosen, Mesh):
         return chosen

@@ -1,7 +1,7 @@
-"""Which steps of a history are kept. Policies are plain values; `a | b` keeps what either keeps.
+"""Retention policies: which steps of a history to keep. `a | b` keeps what either keeps.
 
-Each keeps what it kept before others were deleted: it is impossible that a deletion makes another
-step fall away, so retention may be interrupted anywhere and begun again.
+Each policy also keeps what it kept before other steps were deleted: no deletion makes it drop
+another step, so retention may be interrupted at any point and repeated.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = [
 
 
 class Saved(NamedTuple):
-    """One committed step, as far as retention looks."""
+    """One committed step, as policies see it."""
 
     step: int
-    saved_s: float  # when its save began, since 1970
+    saved_s: float  # when its save began, seconds since 1970
     metrics: Mapping[str, float] = {}
     is_pinned: bool = False
 
 
 class Keep(ABC):
-    """A rule that says which steps are kept."""
+    """A retention policy."""
 
     @abstractmethod
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
-        """Return the steps to keep, of all that are saved, in the order of their steps."""
+        """Return the steps to keep out of all saved ones, which are sorted."""
 
     def __or__(self, other: Keep | int) -> AnyOf:
         """Keep what either keeps."""
@@ -87,12 +87,12 @@ class Last(Keep):
 @local
 @dataclass(frozen=True)
 class EverySteps(Keep):
-    """Keep the oldest step, and from each that is kept the next that is `n` steps away or more.
+    """Keep the oldest step, and after each kept step the next at least `n` steps later.
 
     Local.
 
-    So it does not matter at which steps the program saves: 99, 199, 299 are kept by
-    `EverySteps(100)` as well as 0, 100, 200.
+    So it does not depend on the steps at which the program saves: `EverySteps(100)` keeps
+    99, 199, 299 as well as 0, 100, 200.
 
     >>> EverySteps(100).kept([Saved(step, 0.0) for step in (49, 99, 149, 199)]) == {49, 149}
     True
@@ -111,7 +111,7 @@ class EverySteps(Keep):
 @local
 @dataclass(frozen=True)
 class EverySeconds(Keep):
-    """Keep the oldest step, and from each that is kept the next that began `s` seconds later.
+    """Keep the oldest step, and after each kept step the next that began `s` seconds later.
 
     Local.
 
@@ -132,11 +132,11 @@ class EverySeconds(Keep):
 @local
 @dataclass(frozen=True)
 class Best(Keep):
-    """Keep the `n` steps with the best `metric`, as `save(metrics=…)` gave it.
+    """Keep the `n` steps with the best `metric`, as given to `save(metrics=…)`.
 
     Local.
 
-    A step without the metric, or with NaN, is not among them. Of equal ones the newer is better.
+    Steps without the metric, or with NaN, do not count. Of equals the newer is better.
 
     >>> losses = [0.9, 0.3, 0.5]
     >>> saved = [Saved(step, 0.0, {"loss": loss}) for step, loss in enumerate(losses)]
@@ -171,7 +171,7 @@ class Best(Keep):
 @local
 @dataclass(frozen=True)
 class Pinned(Keep):
-    """Keep what is pinned (`Checkpoints.pin`). Every policy does; this one keeps nothing else.
+    """Keep pinned steps (`Checkpoints.pin`). Every policy does; this one keeps nothing else.
 
     Local.
 
@@ -186,7 +186,7 @@ class Pinned(Keep):
 
 @dataclass(frozen=True)
 class AnyOf(Keep):
-    """Keep what any of these keeps; what `|` makes."""
+    """Keep what any of these policies keeps; the result of `|`."""
 
     policies: tuple[Keep, ...]
 
@@ -196,10 +196,10 @@ class AnyOf(Keep):
 
 
 def policy_of(keep: object) -> Keep | None:
-    """Return what `keep=` of `Checkpoints` means; None: every step is kept.
+    """Parse `keep=` of `Checkpoints`; None: keep every step.
 
     Raises:
-      UsageError: it is neither a policy nor a whole number of at least 1.
+      UsageError: it is neither a policy nor an integer of at least 1.
     """
     if keep is None or isinstance(keep, Keep):
         return keep
@@ -211,9 +211,9 @@ def policy_of(keep: object) -> Keep | None:
 
 
 def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:
-    """Return the steps that retention deletes, oldest first.
+    """Return the steps to delete, oldest first.
 
-    It is impossible that the newest or a pinned one is among them.
+    It is impossible that the newest step or a pinned one is among them.
 
     >>> doomed([Saved(step, 0.0) for step in (1, 2, 3)], Last(1))
     (1, 2)
@@ -226,7 +226,7 @@ def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:
 
 
 def _spread(steps: Sequence[int], places: Sequence[float], least: float) -> frozenset[int]:
-    """Return steps that are `least` apart, from the first. A clock that went back is a distance."""
+    """Return steps at least `least` apart, from the first; backward clock jumps count too."""
     kept: list[int] = []
     last = 0.0
     for step, place in zip(steps, places, strict=True):

@@ -1,4 +1,4 @@
-"""Every process's values, given to all, or to one."""
+"""Gather every process's values on all processes, or on one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
 
-_HEAD = struct.Struct("<?Q")  # do the bytes come as a stream; how many numbers follow
+_HEAD = struct.Struct("<?Q")  # are the bytes streamed; how many lengths follow
 _NUMBER = np.dtype("<u8")
 
 
@@ -41,17 +41,17 @@ def allgather(
 
     Collective over processes.
 
-    It is impossible that two processes get different bits, or that values of one call are taken
-    for those of another: see `broadcast`, whose guarantees, costs and errors are the same here.
-    Memory: the result (and once more what of an array in parts lies there in runs shorter than
-    8 KiB), and a few chunks of 4 MiB.
+    It is impossible that two processes get different bits, or that values of one call are taken for
+    those of another: see `broadcast`, whose guarantees, costs and errors are the same here. Memory:
+    the result (plus those regions of distributed arrays that are contiguous in runs shorter than 8
+    KiB), and a few chunks of 4 MiB.
 
     With N processes, also with N = 1, a leaf becomes, in the order of the processes,
 
-    * an array, a scalar of NumPy, a bool, float or complex: an array with a new dim 0 of size N;
-    * with `tiled`, an array of one dim or more: all of them, one behind the other in dim 0;
-    * with `tiled`, an array that lies on devices of several processes: its global value;
-    * an int: an int64 array of size N, or a list of N where an int does not fit;
+    * an array, NumPy scalar, bool, float or complex: an array with a new dim 0 of size N;
+    * with `tiled`, an array of one dim or more: all of them, concatenated along dim 0;
+    * with `tiled`, an array on devices of several processes: its global value;
+    * an int: an int64 array [N], or a list of N ints if one does not fit;
     * a key: an array of keys, as for arrays; str, bytes, None: a list of N.
 
     Args:
@@ -60,24 +60,25 @@ def allgather(
         alone is this process's value; so is, where it does not become its global value, one that
         is fully replicated. Others need `tiled`.
       tiled: see above; equal on all.
-      to: the one of `processes` that gets the result; None: all get it.
-      processes: who calls it, this process among them; equal on all. None: all of the job.
-      name: declares that calls at different places are one and the same; None: the place counts.
-      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
-        wait for all.
+      to: the one of `processes` that gets the result; None: all.
+      processes: the processes that call it, the caller among them; equal on all. None: all of
+        the job.
+      name: identifies calls at different places as the same call; None: the call site does.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
+        ends the wait for all.
       lane: the line of execution; see `barrier`, and `broadcast` for large values.
 
     Returns:
       The tree; None where `to` is another process. Arrays are new NumPy arrays.
 
     Raises:
-      DivergenceError: on all that came: trees, shapes, dtypes, options or the calls differ.
-      DeadlineError: on all that came: somebody did not come in time.
-      ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, in this call or
+      DivergenceError: on all that arrived: trees, shapes, dtypes, options or the calls differ.
+      DeadlineError: on all that arrived: a process did not arrive in time.
+      ProcessLostError: on all that arrived: a process is dead or unreachable.
+      PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
-      UsageError: on the caller: an argument is wrong, a leaf is nothing that travels (all such
-        are named by path). The others get PeerFailedError.
+      UsageError: on the caller: an argument is wrong, a leaf has an unsupported type (all
+        such are named by path). The others get PeerFailedError.
 
     >>> allgather({"loss": 0.5, "host": "a"})  # one process
     {'host': ['a'], 'loss': array([0.5])}
@@ -108,7 +109,7 @@ def allgather_with(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Any:
-    """Do what `allgather` does, with the coordinator given."""
+    """Like `allgather`, with an explicit coordinator."""
     deadline = deadline_of("allgather", name, timeout_s, lane)
     group = group_in(coordinator, "allgather", processes)
     if not isinstance(tiled, bool):
@@ -123,12 +124,12 @@ def allgather_with(
     is_small = sum(map(len, own)) <= wire.inline_bytes(group.count**2)
     call = call._replace(spec=(f"tiled={tiled}", f"to={to}", *_lines(spec, columns)))
     payload = _payload(numbers, own if is_small else None)
-    told = meet(coordinator, call, payload, deadline, lane, group)
-    parcels = _parcels(columns, [told[process] for process in group.members])
+    payloads = meet(coordinator, call, payload, deadline, lane, group)
+    parcels = _parcels(columns, [payloads[process] for process in group.members])
     takes = to in (None, coordinator.process)
     places = _places(columns, parcels) if takes else [[] for _ in parcels]
     if any(parcel.is_large for parcel in parcels):
-        stream.collect(
+        stream.gather_bytes(
             coordinator, [] if is_small else own, [_stream_bytes(columns, p) for p in parcels],
             to=to, timeout_s=deadline.left_s, lane=lane, name=name or "allgather",
             into=[row if p.is_large else [] for row, p in zip(places, parcels, strict=True)],
@@ -141,16 +142,16 @@ def allgather_with(
 
 
 def _lines(spec: wire.Spec, columns: list[Column]) -> tuple[str, ...]:
-    """Return what must be equal of the leaves, as they are in their columns."""
+    """Return the lines that must be equal, by column."""
     return spec._replace(leaves=tuple(column.leaf for column in columns)).lines
 
 
 class _Parcel(NamedTuple):
-    """What a process says at the meeting."""
+    """A process's contribution to the meeting."""
 
-    is_large: bool  # its bytes come as a stream
+    is_large: bool  # its bytes are streamed
     lengths: list[Any]  # one for each column
-    body: memoryview  # its bytes, if they are few
+    body: memoryview  # its bytes, if inline
 
 
 def _givers(
@@ -162,13 +163,13 @@ def _givers(
     lane: str,
     group: Group,
 ) -> frozenset[int] | None:
-    """Return the numbers that the processes have in JAX, where arrays lie in parts on some of all.
+    """Return the processes' JAX numbers, if arrays are distributed over a subset of the job.
 
-    Then a replica comes from one that takes part, which must be known before it is sent.
+    A replica must then come from a process that takes part, which must be known before it is sent.
     """
     if group.is_all or not (tiled and any(map(is_global, values))):
         return None
-    call = call._replace(spec=("arrays lie in parts on several processes",))
+    call = call._replace(spec=("arrays are distributed over several processes",))
     number = str(jax.process_index()).encode()
     return frozenset(map(int, meet(coordinator, call, number, deadline, lane, group).values()))
 
@@ -187,31 +188,31 @@ def _columns(
 
 
 def _packed(columns: list[Column], values: list[Any]) -> tuple[list[int], list[Buffer]]:
-    """Return the numbers that tell the lengths of this process's leaves, and its bytes."""
+    """Return the lengths of this process's leaves, and its bytes."""
     numbers: list[int] = []
     buffers: list[Buffer] = []
     offences = []
     for column, value in zip(columns, values, strict=True):
         try:
-            told, bodies = column.packed(value)
+            own_lengths, bodies = column.packed(value)
         except UsageError as error:
             offences.append(f"{column.leaf.path}: {error}")
             continue
-        numbers += told
+        numbers += own_lengths
         buffers += bodies
     raise_all("allgather", offences)
     return numbers, buffers
 
 
 def _payload(numbers: list[int], buffers: list[Buffer] | None) -> bytes:
-    """Return what a process says; None: its bytes come as a stream."""
+    """Return this process's payload; None if its bytes are streamed."""
     head = _HEAD.pack(buffers is None, len(numbers)) + np.array(numbers, _NUMBER).tobytes()
     return head + b"".join(buffers or [])
 
 
-def _parcels(columns: list[Column], told: list[bytes]) -> list[_Parcel]:
-    """Return what the processes say, if it can become one value; else raise on all alike."""
-    parcels = [_parcel(columns, payload) for payload in told]
+def _parcels(columns: list[Column], payloads: list[bytes]) -> list[_Parcel]:
+    """Return all contributions if they can be combined; else raise on all alike."""
+    parcels = [_parcel(columns, payload) for payload in payloads]
     for column, row in zip(columns, _lengths(parcels), strict=True):
         column.check(row)
     return parcels
@@ -237,14 +238,14 @@ def _lengths(parcels: list[_Parcel]) -> list[tuple[Any, ...]]:
 
 
 def _places(columns: list[Column], parcels: list[_Parcel]) -> list[list[Array]]:
-    """Return for each process the memory for its bytes, column by column."""
+    """Return the destination buffers of each process's bytes, column by column."""
     rows = zip(columns, _lengths(parcels), strict=True)
     places = [column.places(row) for column, row in rows]
     return [[p for column in places for p in column[i]] for i in range(len(parcels))]
 
 
 def _fill(places: list[list[Array]], parcels: list[_Parcel]) -> None:
-    """Put the bytes that came with the answer where they belong."""
+    """Copy the bytes that arrived inline to their destinations."""
     for row, parcel in zip(places, parcels, strict=True):
         at = 0
         for place in row if not parcel.is_large else []:

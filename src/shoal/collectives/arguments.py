@@ -1,4 +1,4 @@
-"""What the collectives of values have in common: arguments, a deadline of all waits, a meeting."""
+"""Common to all collectives of values: arguments, one deadline for all waits, a meeting."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Deadline(NamedTuple):
 
     @property
     def left_s(self) -> float:
-        """Until then; what is not positive is for `arrive` to refuse.
+        """Seconds left; `arrive` rejects values that are not positive.
 
-        Within the first moments it is what was given: a loop then says the same words again and
-        again, which neither side has to read anew.
+        At first it returns the original time-out unchanged: a loop then sends identical requests,
+        which neither side has to parse again.
         """
         past_s = time.monotonic() - self.began
         if past_s < _MOMENT_S or not self.timeout_s > 0:
@@ -39,11 +39,11 @@ class Deadline(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Is it past?"""
+        """Has it expired?"""
         return time.monotonic() - self.began >= self.timeout_s
 
 
-def deadline_of(asked: str, name: object, timeout_s: object, lane: object) -> Deadline:
+def deadline_of(operation: str, name: object, timeout_s: object, lane: object) -> Deadline:
     """Check `name` and `lane`, and return the deadline.
 
     Raises:
@@ -53,25 +53,27 @@ def deadline_of(asked: str, name: object, timeout_s: object, lane: object) -> De
         if text is None and argument == "name":
             continue
         if not isinstance(text, str):
-            raise UsageTypeError(f"{asked}: {argument}={text!r} must be text")
+            raise UsageTypeError(f"{operation}: {argument}={text!r} must be text")
         if not text:
-            raise UsageError(f"{asked}: {argument} must not be empty")
-    return Deadline(time.monotonic(), settings.timeout(asked, timeout_s, "SHOAL_TIMEOUT_S"))
+            raise UsageError(f"{operation}: {argument} must not be empty")
+    return Deadline(time.monotonic(), settings.timeout(operation, timeout_s, "SHOAL_TIMEOUT_S"))
 
 
-def process_of(asked: str, argument: str, value: object, group: Group, num_processes: int) -> int:
-    """Return which process of the group an argument names, as the job counts.
+def process_of(
+    operation: str, argument: str, value: object, group: Group, num_processes: int
+) -> int:
+    """Return the job number of the process that an argument names within a group.
 
     Raises:
-      UsageError: it is no index, there is no such process, or it is not in the group.
+      UsageError: it is not an index, or names a process outside the job or the group.
     """
-    process = integer(asked, argument, value, wanted="the index of a process")
+    process = integer(operation, argument, value, wanted="the index of a process")
     if not 0 <= process < num_processes:
-        told = f"the job has processes 0..{num_processes - 1}"
-        raise UsageError(f"{asked}: {argument}={process} does not exist; {told}")
+        detail = f"the job has processes 0..{num_processes - 1}"
+        raise UsageError(f"{operation}: {argument}={process} does not exist; {detail}")
     if process not in group.members:
-        told = f"is not among the processes {list(group.members)}"
-        raise UsageError(f"{asked}: {argument}={process} {told}; name one of them")
+        detail = f"is not among the processes {list(group.members)}"
+        raise UsageError(f"{operation}: {argument}={process} {detail}; name one of them")
     return process
 
 
@@ -83,8 +85,8 @@ def meet(
     lane: str,
     group: Group,
 ) -> Mapping[int, bytes]:
-    """Meet all who make the same call, and return what each brings. Raises as `agree`."""
-    has_faults = fault_points.VARIABLE in os.environ  # one look: it is a part of a small call
+    """Meet all processes that make the same call; return their payloads. Raises as `agree`."""
+    has_faults = fault_points.VARIABLE in os.environ  # checked once: this is on the fast path
     if has_faults:
         fault_points.reach(f"{call.operation}.before_arrive", coordinator.process)
     answers = agree(

@@ -1,4 +1,4 @@
-"""One process's values, given to all."""
+"""Broadcast one process's values to all."""
 
 from __future__ import annotations
 
@@ -37,47 +37,48 @@ def broadcast(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Any:
-    """Return the values that process `source` gave, on every one of `processes`.
+    """Return the values of process `source` on every one of `processes`.
 
     Collective over processes.
 
-    It is impossible that two processes get different bits: -0.0, subnormals, the payloads of NaNs
-    and 64-bit values arrive as they are, whatever JAX's switches say. Nor that values of one call
-    are taken for those of another: tree, shapes, dtypes, `source` and the place of the call are
-    compared in the same round trip, before anything is delivered.
+    It is impossible that two processes get different bits: -0.0, subnormals, NaN payloads and
+    64-bit values arrive unchanged, whatever JAX's configuration. Nor that values of one call are
+    taken for those of another: tree, shapes, dtypes, `source` and the call site are compared in the
+    same round trip, before anything is delivered.
 
-    Up to 64 KiB travel in that round trip, and nothing is compiled. More goes through memory that
-    the processes of one host share, or, between hosts, as chunks over one device of each process;
-    between hosts among some processes of the job alone, through the meeting place.
-    Memory: the result, and a few chunks of 4 MiB.
+    Up to 64 KiB are sent in that round trip, and nothing is compiled. Larger values go through
+    memory that the processes of one host share, or, between hosts, in chunks over one device of
+    each process; between hosts among a subset of the job, through the meeting place. Memory: the
+    result, and a few chunks of 4 MiB.
 
     Args:
       tree: arrays of NumPy and JAX of any dtype (also of ml_dtypes), PRNG keys, NumPy and Python
-        scalars of any size, str, bytes, None. Only the values of `source` count; elsewhere
+        scalars of any size, str, bytes, None. Only the values of `source` matter; elsewhere
         `jax.ShapeDtypeStruct`s may stand for arrays, and str and bytes may have any length.
       source: the process that has the values, one of `processes`; equal on all.
-      is_source: instead of `source`, given on all: True on the one process that has the values,
-        False on the others, which need not know which one that is.
-      processes: who calls it, this process among them; equal on all. None: all of the job.
-      name: declares that calls at different places are one and the same; None: the place counts.
-      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
-        wait for all.
-      lane: the line of execution; see `barrier`. In others than "main" the chunks of large values
-        take the slower way through the meeting place.
+      is_source: instead of `source`, passed on all: True on the one process that has the values,
+        False on the others, which need not know the source.
+      processes: the processes that call it, the caller among them; equal on all. None: all of
+        the job.
+      name: identifies calls at different places as the same call; None: the call site does.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
+        ends the wait for all.
+      lane: the line of execution; see `barrier`. In lanes other than "main", large values
+        go through the meeting place, which is slower.
 
     Returns:
       The tree, with arrays as new NumPy arrays (they may share one block of memory), keys as keys
-      on the default device, all other leaves as they were. At one process too.
+      on the default device, all other leaves unchanged. The same with one process.
 
     Raises:
-      DivergenceError: on all that came: trees, shapes, dtypes, `source` or the calls differ; no
+      DivergenceError: on all that arrived: trees, shapes, dtypes, `source` or the calls differ; no
         process, or several, have `is_source`.
-      DeadlineError: on all that came: somebody did not come in time.
-      ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, in this call or
+      DeadlineError: on all that arrived: a process did not arrive in time.
+      ProcessLostError: on all that arrived: a process is dead or unreachable.
+      PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
-      UsageError: on the caller: an argument is wrong, a leaf is nothing that travels (all such
-        are named by path). The others get PeerFailedError.
+      UsageError: on the caller: an argument is wrong, a leaf has an unsupported type (all
+        such are named by path). The others get PeerFailedError.
 
     >>> import numpy as np
     >>> broadcast({"seed": 1 << 70, "run": "a", "w": np.float32([1, -0.0])})
@@ -109,7 +110,7 @@ def broadcast_with(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Any:
-    """Do what `broadcast` does, with the coordinator given."""
+    """Like `broadcast`, with an explicit coordinator."""
     deadline = deadline_of("broadcast", name, timeout_s, lane)
     group = group_in(coordinator, "broadcast", processes)
     if is_source is None:
@@ -121,46 +122,46 @@ def broadcast_with(
     buffers: list[Buffer] = []
     payload = b""
     if source == coordinator.process if is_source is None else is_source:
-        buffers, num_bytes = wire.pack(spec, values, "broadcast")
+        buffers, num_bytes = wire.pack_tree(spec, values, "broadcast")
         is_small = num_bytes <= inline_bytes(group.count)
         payload = _INLINE + b"".join(buffers) if is_small else _LARGE + _SIZE.pack(num_bytes)
     named = f"source={source}" if is_source is None else "is_source"
     call = Call("broadcast", name, callsite(), (named, *spec.lines))
     answers = meet(coordinator, call, payload, deadline, lane, group)
     source = source if is_source is None else _found(coordinator, call, answers)
-    told = answers[source]
-    if told[:1] == _INLINE:
-        data = np.frombuffer(bytearray(memoryview(told)[1:]), np.uint8)
+    payload = answers[source]
+    if payload[:1] == _INLINE:
+        data = np.frombuffer(bytearray(memoryview(payload)[1:]), np.uint8)
     else:
-        (num_bytes,) = _SIZE.unpack_from(told, 1)
+        (num_bytes,) = _SIZE.unpack_from(payload, 1)
         data = np.empty(num_bytes, np.uint8)
-        stream.spread(
+        stream.broadcast_bytes(
             coordinator, source, buffers, num_bytes, into=[data],
             timeout_s=deadline.left_s, lane=lane, name=name or "broadcast", group=group.named,
         )  # fmt: skip
-    return wire.unpack(spec, data)
+    return wire.unpack_tree(spec, data)
 
 
 def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -> int:
-    """Return the one process that brought values; all processes know the same."""
+    """Return the one process that supplied values; the same on all processes."""
     sources = [process for process, brought in answers.items() if brought]
     if len(sources) == 1:
         return sources[0]
     others = [process for process in answers if process not in sources]
     sides = {"is_source=True": sources, "is_source=False": others}
-    told = "several processes are the source" if sources else "no process is the source"
+    detail = "several processes are the source" if sources else "no process is the source"
     raise disagreement(
-        f"{ThisProcess(coordinator.process, coordinator.hosts)}: broadcast ({call.site}): {told}",
+        f"{ThisProcess(coordinator.process, coordinator.hosts)}: broadcast ({call.site}): {detail}",
         [(words, processes) for words, processes in sides.items() if processes],
         "give is_source=True on exactly one process",
     )
 
 
 def _refuse_parts(spec: wire.Spec, values: list[Any]) -> None:
-    """Refuse, on each process alike, arrays of which no process holds all."""
-    told = "lies in parts on several processes; allgather it, or relayout it to be replicated"
+    """Reject, on every process alike, arrays that no process holds whole."""
+    detail = "is distributed over several processes; allgather it, or relayout it to be replicated"
     offences = [
-        f"{leaf.path}: {told}"
+        f"{leaf.path}: {detail}"
         for leaf, value in zip(spec.leaves, values, strict=True)
         if is_global(value) and not value.is_fully_replicated
     ]

@@ -1,7 +1,7 @@
-"""One leaf of every process side by side, and what becomes of them.
+"""Columns: one leaf of every process side by side, and how they are combined.
 
-A column says how many bytes each process's leaf has, gives memory for them to be put into (that of
-the result, where the result is an array), and then the result.
+A column gives the size of each process's leaf, then memory to receive it (that of the result, if
+the result is an array), and then the result.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from shoal.collectives.leaves import (
     LeafSpec,
     buffer_of,
     is_global,
-    key_of,
     value_of,
     words_of,
+    wrap_key,
 )
 from shoal.errors import ShoalError, UsageError
 from shoal.hashing import short_digest
 
 Region: TypeAlias = list[tuple[int, int]]  # begin and end in each dim
 
-_RUN_BYTES = 8 << 10  # what lies in shorter runs is put in place when all of it has come
+_RUN_BYTES = 8 << 10  # shorter runs are received into a buffer and copied
 _DTYPES = {"bool": np.dtype("?"), "float": np.dtype("<f8"), "complex": np.dtype("<c16")}
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -43,34 +43,34 @@ class Column:
         self.leaf = leaf
 
     def packed(self, value: Any) -> tuple[list[int], list[Buffer]]:
-        """Return this process's leaf: the numbers that tell its length, if they must, and bytes."""
+        """Return the length of this process's leaf, if it must be sent, and its bytes."""
         body = buffer_of(self.leaf, value)
         return [len(body)] if self.leaf.is_open else [], [body]
 
     def read(self, numbers: Iterator[int]) -> Any:
-        """Take what `packed` told of a process; return its length, as the methods below take it."""
+        """Parse the lengths sent by a process's `packed`, for the methods below."""
         return next(numbers) if self.leaf.is_open else 0
 
     def num_bytes(self, length: Any) -> int:
-        """Return the bytes of a leaf."""
+        """Return the size of a leaf."""
         return self.leaf.num_bytes(length)
 
     def check(self, lengths: Sequence[Any]) -> None:
-        """Raise, on all processes alike, if these cannot become one value."""
+        """Raise, on all processes alike, if the leaves cannot be combined."""
 
     def places(self, lengths: Sequence[Any]) -> list[list[Array]]:
-        """Return for each process memory into which its bytes go."""
+        """Return the destination buffers of each process's bytes."""
         shape = (len(lengths), *self.leaf.shape, *self.leaf.words)
         self._words: Array = np.empty(shape, self.leaf.dtype)
         return [[_bytes_of(self._words[p : p + 1])] for p in range(len(lengths))]
 
     def result(self) -> Any:
-        """Return what all gave, once the places are filled."""
-        return self._words if self.leaf.impl is None else key_of(self._words, self.leaf.impl)
+        """Return the combined value, once the destinations are filled."""
+        return self._words if self.leaf.impl is None else wrap_key(self._words, self.leaf.impl)
 
 
 class Tiled(Column):
-    """Arrays, one behind the other in dim 0, which may differ in size."""
+    """Arrays concatenated along dim 0, which may differ in size."""
 
     def packed(self, value: Any) -> tuple[list[int], list[Buffer]]:
         return [value.shape[0]], [buffer_of(self.leaf, value)]
@@ -83,7 +83,7 @@ class Tiled(Column):
 
 
 class Listed(Column):
-    """Text, bytes, None: a list; whole numbers: an array, if 64 bits hold them all."""
+    """Text, bytes, None: a list; integers: an array if all fit into 64 bits."""
 
     def places(self, lengths: Sequence[Any]) -> list[list[Array]]:
         self._bits = [np.empty(self.num_bytes(length), np.uint8) for length in lengths]
@@ -97,14 +97,14 @@ class Listed(Column):
 
 
 class Parts(Column):
-    """An array that lies in parts on all processes: each region comes from one that holds it.
+    """An array distributed over processes: each region comes from one holder.
 
-    A process tells how many regions it gives, and of each the begin and end in each dim.
+    A process sends the number of its regions, and the bounds of each in every dim.
     """
 
     def __init__(self, leaf: LeafSpec, givers: frozenset[int] | None = None) -> None:
         super().__init__(leaf)
-        self._givers = givers  # JAX's numbers of the processes that take part; None: all
+        self._givers = givers  # JAX numbers of the participants; None: all
 
     def packed(self, value: Any) -> tuple[list[int], list[Buffer]]:
         numbers = [0]
@@ -131,9 +131,9 @@ class Parts(Column):
         leaf = self.leaf
         missing = leaf.num_bytes() - sum(map(self.num_bytes, lengths))
         if missing:
-            told = f"no process gave {missing} of its {leaf.num_bytes()} bytes"
+            detail = f"no process gave {missing} of its {leaf.num_bytes()} bytes"
             whose = "the job does" if self._givers is None else "these processes do"
-            raise ShoalError(f"allgather: {leaf.path}: {told}; {whose} not hold all of it")
+            raise ShoalError(f"allgather: {leaf.path}: {detail}; {whose} not hold all of it")
 
     def places(self, lengths: Sequence[list[Region]]) -> list[list[Array]]:
         self._words = np.empty(self.leaf.shape + self.leaf.words, self.leaf.dtype)
@@ -146,13 +146,13 @@ class Parts(Column):
         return super().result()
 
     def _runs(self, bounds: Region) -> list[Array]:
-        """Return where the bytes of a region go: in place if they lie there in long runs.
+        """Return the destination of a region: in place if it consists of long runs.
 
         Of (8, 4, 3): rows 2-4, all else, is one run; columns 0-2 of them are two runs of 6 each.
         """
         region = self._words[tuple(slice(*pair) for pair in bounds)]
         whole = [dim for dim in range(region.ndim) if region.shape[dim] != self._words.shape[dim]]
-        outer = max(whole, default=0)  # the dims behind it are taken whole
+        outer = max(whole, default=0)  # all later dims are whole
         run_bytes = math.prod(region.shape[outer:]) * region.itemsize
         if outer and run_bytes < _RUN_BYTES:
             self._apart.append((region, np.empty(region.nbytes, np.uint8)))
@@ -163,13 +163,13 @@ class Parts(Column):
 def column_of(
     leaf: LeafSpec, value: Any, tiled: bool, givers: frozenset[int] | None = None
 ) -> Column:
-    """Return the column that a leaf is in.
+    """Return the column of a leaf.
 
     Args:
-      givers: JAX's numbers of the processes that take part; None: all of the job.
+      givers: JAX numbers of the participants; None: all of the job.
 
     Raises:
-      UsageError: it lies in parts on several processes, and `tiled` is not set.
+      UsageError: it is distributed over processes, and `tiled` is not set.
     """
     if leaf.dtype is None:
         dtype = _DTYPES.get(leaf.kind)
@@ -180,8 +180,8 @@ def column_of(
         note = f" {_regions(value.sharding, value.shape)}"
         return Parts(leaf._replace(kind="parts", note=note), givers)
     if is_global(value) and not value.is_fully_replicated:
-        told = "lies in parts on several processes: tiled=True gathers its global value"
-        raise UsageError(f"{leaf.path}: {told}")
+        detail = "is distributed over several processes: tiled=True gathers its global value"
+        raise UsageError(f"{leaf.path}: {detail}")
     return Tiled(leaf._replace(shape=(ANY, *leaf.shape[1:]))) if tiled else Column(leaf)
 
 
@@ -190,12 +190,12 @@ def _bytes_of(words: Array) -> Array:
 
 
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:
-    """Return begin and end in each dim: `(slice(2, 4), slice(None))` of (8, 3): (2, 4), (0, 3)."""
+    """Return the bounds in each dim: `(slice(2, 4), slice(None))` of (8, 3): (2, 4), (0, 3)."""
     return [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
 
 
 def _given_by(value: jax.Array, givers: frozenset[int]) -> set[jax.Device]:
-    """Return the devices from which the distinct regions come: of each the lowest of the givers."""
+    """Return the devices that supply the distinct regions: for each, the lowest participant's."""
     found: dict[tuple[tuple[int, ...], ...], jax.Device] = {}
     for device, index in value.sharding.devices_indices_map(value.shape).items():
         region = tuple(_bounds(index, value.shape))
@@ -207,7 +207,7 @@ def _given_by(value: jax.Array, givers: frozenset[int]) -> set[jax.Device]:
 
 @lru_cache(maxsize=256)
 def _regions(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> str:
-    """Return who holds which region, as text that is equal where that is."""
+    """Return a text of who holds which region, equal if and only if that is equal."""
     held = sharding.devices_indices_map(shape)
     rows = sorted((d.process_index, d.id, _bounds(index, shape)) for d, index in held.items())
     digest = short_digest(repr(rows).encode()).hex()

@@ -1,4 +1,4 @@
-"""Wait until the devices of a mesh have finished, on all its processes."""
+"""Drain the devices of a mesh, on all its processes."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ def drain(
     Collective over the mesh's processes.
 
     First all meet, and agree on the earliest of their deadlines; then each process waits until its
-    own arrays on the mesh's devices are computed, and effects done; then the devices meet: one
-    small sum over all of them, whose result must be the size of the mesh. It is impossible that it
-    returns while a process of the mesh has not called it, or while an array on the mesh, made
-    before the call, is not computed. Processes without a device in the mesh take no part, and other
-    meshes are not disturbed.
+    own arrays on the mesh's devices are computed and its effects done; then the devices synchronise
+    by a small sum over all of them, whose result must be the size of the mesh. It is impossible
+    that it returns while a process of the mesh has not called it, or while an array on the mesh,
+    created before the call, is not computed. Processes without a device in the mesh do not take
+    part, and other meshes are not disturbed.
 
-    On CPU, a computation without effects whose results were all dropped may still run. An array
-    whose computation failed has finished: what reads it raises.
+    On CPU, a computation without effects whose results were all dropped may still be running. An
+    array whose computation failed counts as finished: reading it raises.
 
-    Entering and leaving are logged, level INFO, with the name.
+    Start and end are logged, level INFO, with the name.
 
     Args:
-      mesh: which devices; of shoal or of JAX, equal on all.
-      name: what the messages call it, equal on all.
-      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
-        wait for all.
+      mesh: a shoal or JAX mesh, equal on all.
+      name: a label for messages, equal on all.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
+        ends the wait for all.
 
     Raises:
-      DeadlineError: on all that came: a process did not come in time, or devices, which are
+      DeadlineError: on all that arrived: a process did not arrive in time, or devices, which are
         named, were still busy.
-      DivergenceError: on all that came: others came to another point, or with another mesh; or
-        the devices that met are not those of the mesh.
-      ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, in this call or
+      DivergenceError: on all that arrived: others arrived at another point, or with another mesh;
+        or the devices that met are not those of the mesh.
+      ProcessLostError: on all that arrived: a process is dead or unreachable.
+      PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
       UsageError: on the caller: an argument is wrong, this process has no device in the mesh. The
         others get PeerFailedError.
@@ -74,7 +74,7 @@ def drain(
 
 
 def _owners(coordinator: Coordinator, mesh: object, **_: object) -> tuple[int, ...] | None:
-    """Return the processes of a mesh, as far as that is known before they meet."""
+    """Return the processes of a mesh, as far as known before they meet."""
     if isinstance(mesh, Mesh):
         return mesh.process_indices
     if isinstance(mesh, jax.sharding.Mesh):
@@ -90,13 +90,13 @@ def drain_with(
     name: str = "drain",
     timeout_s: float | None = None,
 ) -> None:
-    """Do what `drain` does, with the coordinator given."""
+    """Like `drain`, with an explicit coordinator."""
     if not isinstance(name, str):
         raise UsageTypeError(f"drain: name={name!r} must be text")
     deadline = deadline_of(f"drain({name!r})", name, timeout_s, "main")
     if not deadline.timeout_s > 0:
-        told = f"timeout_s={timeout_s!r} must be a positive number of seconds"
-        raise UsageError(f"drain({name!r}): {told}")
+        detail = f"timeout_s={timeout_s!r} must be a positive number of seconds"
+        raise UsageError(f"drain({name!r}): {detail}")
     if not isinstance(mesh, Mesh | jax.sharding.Mesh):
         raise UsageTypeError(f"drain({name!r}): {mesh!r} must be a shoal Mesh or a JAX Mesh")
     mesh = mesh if isinstance(mesh, Mesh) else mesh_of(mesh)
@@ -128,8 +128,8 @@ def drain_with(
 def _finish(own: Sequence[jax.Device]) -> None:
     """Wait for all arrays on these devices, and for effects such as `jax.debug.callback`.
 
-    What is deleted meanwhile, by another thread or because it is donated, needs no waiting for:
-    what it became is among the arrays.
+    Arrays deleted meanwhile, by another thread or by donation, need no wait: what they became is
+    among the arrays.
     """
     jax.effects_barrier()
     for array in _arrays(own):
@@ -140,7 +140,7 @@ def _finish(own: Sequence[jax.Device]) -> None:
 
 
 def _busy(own: Sequence[jax.Device]) -> str:
-    """Name the devices on which arrays are not computed yet."""
+    """Name the devices with unfinished arrays."""
     waiting = [array for array in _arrays(own) if not (array.is_deleted() or array.is_ready())]
     names = [str(device) for device in own if any(device in a.devices() for a in waiting)]
     return f"{', '.join(names)} not finished" if names else "waits for the other devices"
@@ -153,7 +153,7 @@ def _arrays(own: Sequence[jax.Device]) -> list[jax.Array]:
 
 
 def _sum_and_finish(devices: tuple[jax.Device, ...], own: Sequence[jax.Device]) -> int:
-    """Let each device say one; return the sum."""
+    """Sum one over all devices."""
     program, sharding = _sum(devices)
     ones = [jax.device_put(np.ones(1, np.int32), device) for device in own]
     array = jax.make_array_from_single_device_arrays((len(devices),), sharding, ones)

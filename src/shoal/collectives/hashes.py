@@ -1,8 +1,8 @@
-"""Digests of values, and items to look at where two digests differ.
+"""Digests of values, and access to single items where digests differ.
 
-A digest is xxh3-128 (XXH3, https://xxhash.com) of the digests of blocks of fixed size, so several
-threads share the work, and no value is copied that lies in one piece of memory. It is fast, not
-cryptographic: it finds what went wrong, not who forges.
+A digest is xxh3-128 (XXH3, https://xxhash.com) of the digests of fixed-size blocks, so several
+threads share the work, and contiguous values are not copied. It is fast, not cryptographic: it
+detects accidents, not forgery.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from shoal.runtime.rules.first_difference import ItemsInOrder
 from shoal.runtime.system.cores import num_cores
 
 _BLOCK_BYTES = 4 << 20
-_THREADS = 4  # so many saturate the memory of a host, or nearly
-_AROUND = 40  # characters of a text that a message shows before and after
+_THREADS = 4  # enough to nearly saturate memory bandwidth
+_AROUND = 40  # characters of context shown in a message
 
 
 class FlatItems:
-    """An array as one run of items in C order, any stretch of which can be read. `ItemsInOrder`.
+    """An array as a flat sequence of items in C order, readable in ranges. `ItemsInOrder`.
 
     Args:
       shape: of the whole.
-      dtype: in which it is read; a piece may have another byte order.
-      pieces: (where its first item lies, the array) of each; together they fill the whole.
+      dtype: of the items read; a piece may have another byte order.
+      pieces: (index of its first item, the array) of each; together they fill the whole.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class FlatItems:
         return math.prod(self.shape)
 
     def read(self, low: int, high: int) -> Array:
-        """Return the bytes of the items low ≤ i < high; no copy if they lie in one run."""
+        """Return the bytes of the items low ≤ i < high; without a copy if contiguous."""
         if self._run is not None:
             return self._run[low:high].view(np.uint8)
         high = min(high, len(self))
@@ -74,13 +74,13 @@ class FlatItems:
         return quick_digest(self.read(low, high).data)
 
     def show(self, index: int) -> str:
-        """Return an item: what prints, a tab, its bits."""
+        """Return an item: its printed form, a tab, its bits."""
         bits = self.read(index, index + 1)
         return f"{bits.view(self.dtype)[0]!s}\t{_hex(bits.tobytes())}"
 
 
 class TextItems:
-    """Text or bytes; what is shown is what stands around an item. `ItemsInOrder`."""
+    """Text or bytes; an item is shown with its context. `ItemsInOrder`."""
 
     def __init__(self, value: str | bytes) -> None:
         self._value = value
@@ -96,7 +96,7 @@ class TextItems:
         return quick_digest(part)
 
     def show(self, index: int) -> str:
-        """Return what stands around an item, and its position from the end."""
+        """Return an item's context, and its position from the end."""
         begin = max(0, index - _AROUND)
         part = self._value[begin : index + _AROUND]
         more = "..." if index + _AROUND < len(self._value) else ""
@@ -104,7 +104,7 @@ class TextItems:
 
 
 class One:
-    """A value that is looked at as a whole. `ItemsInOrder`."""
+    """A value compared as a whole. `ItemsInOrder`."""
 
     def __init__(self, value: object, bits: bytes) -> None:
         self._value, self._bits = value, bits
@@ -117,7 +117,7 @@ class One:
         return quick_digest(self._bits if low < high else b"")
 
     def show(self, index: int) -> str:
-        """Return what prints, a tab, its bits."""
+        """Return its printed form, a tab, its bits."""
         if isinstance(self._value, int) and self._value.bit_length() > 256:
             digest = quick_digest(self._bits).hex()
             return f"an int of {self._value.bit_length()} bits (digest {digest})\t"
@@ -150,7 +150,7 @@ def items_of(leaf: LeafSpec, value: Any) -> ItemsInOrder:
 
 
 def digest_of(items: ItemsInOrder, pool: ThreadPoolExecutor | None = None) -> bytes:
-    """Return 16 bytes that are equal if the bits are, and differ if they differ."""
+    """Return a 16-byte digest of the bits."""
     if not isinstance(items, FlatItems):
         return _joined([items.digest(0, len(items)), b"%d" % len(items)])
     step = max(1, _BLOCK_BYTES // items.dtype.itemsize)
@@ -169,7 +169,7 @@ def digest_of_all(digests: Sequence[bytes]) -> bytes:
 
 
 def hashing_pool() -> ThreadPoolExecutor:
-    """Return threads for `digest_of`; none is started before it is needed."""
+    """Return a thread pool for `digest_of`; threads start on demand."""
     return ThreadPoolExecutor(min(_THREADS, num_cores()), "shoal-hash")
 
 

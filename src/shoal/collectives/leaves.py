@@ -1,8 +1,8 @@
-"""What a leaf of a tree can be, and its bits: every value that travels between processes.
+"""Leaves of trees that can be sent between processes, and their bits.
 
-A leaf is described by one line, from its kind, shape and dtype alone; no data is read for it. Its
-bits are those in memory: -0.0, subnormals, the payloads of NaNs survive, whatever the dtype, and
-64-bit values whatever JAX's x64 switch says. Nothing is ever pickled.
+A leaf is described by one line, from its kind, shape and dtype alone, without reading data. Its
+bits are those in memory: -0.0, subnormals and NaN payloads survive, whatever the dtype, and 64-bit
+values whatever JAX's x64 setting. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Buffer: TypeAlias = bytes | memoryview  # of bytes
 
 _OPEN = ("int", "str", "bytes")
 _PLAIN_BYTES: Mapping[str, int] = {"bool": 1, "float": 8, "complex": 16, "None": 0}
-_ABSTRACT = "stands for an array, but this process's value is asked for; give the array"
+_ABSTRACT = "stands for an array, but this process's value is needed; give the array"
 _ELSEWHERE = (
-    "lies on devices of other processes, in part or wholly; allgather it with tiled=True, or "
+    "is wholly or partly on devices of other processes; allgather it with tiled=True, or "
     "relayout it to be replicated"
 )
 
@@ -40,11 +40,11 @@ class LeafSpec(NamedTuple):
     path: str  # "['params']['w']", or "the value"
     kind: str  # "array", "scalar" (of NumPy), "key", "parts" (of an array on several processes), or
     # the type of a Python value: "int", "str", …
-    dtype: np.dtype[Any] | None = None  # of its words, if it has words
+    dtype: np.dtype[Any] | None = None  # of its words, if any
     shape: tuple[int, ...] = ()  # of the leaf; ANY: a size that may differ between processes
-    words: tuple[int, ...] = ()  # a key's words have these dims behind the shape
+    words: tuple[int, ...] = ()  # trailing dims of a key's words
     impl: Any = None  # of a key
-    note: str = ""  # what else must be equal
+    note: str = ""  # further text that must be equal
 
     @property
     def line(self) -> str:
@@ -59,16 +59,16 @@ class LeafSpec(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Only who holds the value knows its length; a number says it."""
+        """Only the holder of the value knows its length, which is sent as a number."""
         return self.kind in _OPEN or ANY in self.shape
 
     @property
     def align(self) -> int:
-        """At a multiple of how many bytes it must lie to be used in place."""
+        """Alignment in bytes required to use it in place."""
         return self.dtype.itemsize if self.dtype is not None else 1
 
     def num_bytes(self, number: int = 0) -> int:
-        """How many bytes it has; `number`: its length, of what is open."""
+        """Size in bytes; `number`: its length, if it is open."""
         if self.dtype is None:
             return number if self.is_open else _PLAIN_BYTES[self.kind]
         items = math.prod(number if size == ANY else size for size in self.shape)
@@ -76,7 +76,7 @@ class LeafSpec(NamedTuple):
 
 
 def leaf_of(path: str, value: Any) -> LeafSpec | str:
-    """Return the leaf that a value is, or what is wrong with it, in words."""
+    """Return the leaf for a value, or a description of the problem."""
     kind = PLAIN_KINDS.get(type(value))
     if kind:
         return LeafSpec(path, kind)
@@ -99,7 +99,7 @@ def leaf_of(path: str, value: Any) -> LeafSpec | str:
 
 
 def buffer_of(leaf: LeafSpec, value: Any) -> Buffer:
-    """Return the bits of a leaf, without a copy where they lie together in memory."""
+    """Return the bits of a leaf, without a copy if contiguous."""
     if leaf.dtype is not None:
         words = np.ascontiguousarray(native(host_view(value)))
         return words.reshape(-1).view(np.uint8).data
@@ -117,11 +117,11 @@ def buffer_of(leaf: LeafSpec, value: Any) -> Buffer:
 
 
 def value_of(leaf: LeafSpec, bits: Array) -> Any:
-    """Return the value whose bits these are; an array of NumPy shares their memory."""
+    """Return the value of these bits; a NumPy array shares their memory."""
     if leaf.dtype is not None:
         words = bits.view(leaf.dtype).reshape(leaf.shape + leaf.words)
         if leaf.kind == "key":
-            return key_of(words, leaf.impl)
+            return wrap_key(words, leaf.impl)
         return words if leaf.kind == "array" else words[()]
     data = bits.tobytes()
     if leaf.kind == "str":
@@ -137,31 +137,31 @@ def value_of(leaf: LeafSpec, bits: Array) -> Any:
     return data if leaf.kind == "bytes" else None
 
 
-def key_of(words: Array, impl: Any) -> jax.Array:
-    """Return PRNG keys; compiles nothing, whatever mesh is in context, also while jit traces."""
+def wrap_key(words: Array, impl: Any) -> jax.Array:
+    """Return PRNG keys; compiles nothing, whatever mesh is in context, even while jit traces."""
     with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():
         return jax.random.wrap_key_data(words, impl=impl)
 
 
 def is_global(value: Any) -> bool:
-    """True for an array of which other processes hold devices."""
+    """True for an array with shards on devices of other processes."""
     return isinstance(value, jax.Array) and not value.is_fully_addressable
 
 
 def words_of(piece: jax.Array) -> Array:
-    """Return the words of an array on one device, in place where they are in the host's memory.
+    """Return the words of an array on one device, in place if in host memory.
 
-    Of keys, too: the words of keys on several devices would be a program of all their processes.
+    Also for keys: the words of keys on several devices would be a program of all their processes.
     """
     with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():  # jit may be tracing now
         return np.asarray(jax.random.key_data(piece) if is_key(piece) else piece)
 
 
 def host_view(value: Any) -> Array:
-    """Return the words of an array on the host, without a copy where this host has them.
+    """Return the words of an array on the host, without a copy if this host has them.
 
     Raises:
-      UsageError: this process holds only a part of it, or none; without saying of what.
+      UsageError: this process holds only a part of it, or none; the caller adds the name.
     """
     if isinstance(value, jax.ShapeDtypeStruct):
         raise UsageError(_ABSTRACT)
@@ -174,7 +174,7 @@ def host_view(value: Any) -> Array:
     if value.is_fully_replicated:
         return first
     whole = np.empty(value.shape + first.shape[value.ndim :], first.dtype)
-    for shard in shards:  # np.asarray(value) would stay in its cache
+    for shard in shards:  # np.asarray(value) would be cached in the array
         if shard.replica_id == 0:
             whole[shard.index] = words_of(shard.data)
     return whole
@@ -192,12 +192,12 @@ def _of_numpy(path: str, value: Any) -> LeafSpec | str:
 
 @lru_cache(maxsize=64)
 def _name(dtype: np.dtype[Any]) -> str:
-    return dtype.name  # NumPy makes it anew each time
+    return dtype.name  # slow: NumPy builds the name on every access
 
 
 @lru_cache(maxsize=1)
 def _dtypes() -> frozenset[np.dtype[Any]]:
-    """Return the dtypes of NumPy that JAX knows, and all of ml_dtypes."""
+    """Return the NumPy dtypes that JAX supports, and all of ml_dtypes."""
     others = [t for t in vars(ml_dtypes).values() if isinstance(t, type)]
     small = [np.dtype(t) for t in others if issubclass(t, np.generic)]
     sizes = ("8", "16", "32", "64")
@@ -208,7 +208,7 @@ def _dtypes() -> frozenset[np.dtype[Any]]:
 
 @lru_cache(maxsize=64)
 def _key(dtype: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
-    """Return the implementation of a dtype of keys, and the shape and dtype of a key's words."""
+    """Return the implementation of a key dtype, and the shape and dtype of a key's words."""
     found = []
 
     def words_of(key: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Who is alive, agreed by all of them."""
+"""Agree on which processes are alive."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ def live(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> tuple[int, ...]:
-    """Return which of `processes` are alive, as all of them that are alive agree.
+    """Return which of `processes` are alive, as agreed by all that are.
 
     Collective over processes.
 
-    All the living among `processes` meet; who is dead, has failed or has left is not waited for,
-    also if that happens meanwhile. It is impossible that two processes that return from the same
-    call return different processes, or that the result names one that did not take part.
+    All living processes among `processes` meet; processes that are dead, have failed or have left
+    are not waited for, even if that happens meanwhile. It is impossible that two processes that
+    return from the same call return different processes, or that the result names one that did not
+    take part.
 
-    What you ask about is what you learn: nothing is said of processes outside of `processes`.
-    Afterwards the loss of those who are missing is known: `step` does not raise for it any more,
-    and calls with `processes=` set to the result work. A loss after that is news again.
+    Nothing is reported about processes outside `processes`. Afterwards the loss of the missing ones
+    is acknowledged: `step` no longer raises for it, and calls with `processes=` set to the result
+    work. A later loss is reported again.
 
     Args:
-      processes: who is asked about, this process among them; equal on all. None: all of the job.
-      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
-        wait for all.
+      processes: the candidates, the caller among them; equal on all. None: all of the job.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
+        ends the wait for all.
       lane: the line of execution; see `barrier`.
 
     Returns:
-      The living, in order.
+      The living processes, in order.
 
     Raises:
-      DeadlineError: on all that came, and at once on one that comes late: a process is alive and
-        did not come in time. Call it again.
-      DivergenceError: on all that came: others came to another point.
-      ProcessLostError: on all that came: the meeting place or JAX's service is lost; on this
+      DeadlineError: on all that arrived, and at once on one that is late: a process is alive and
+        did not arrive in time. Call it again.
+      DivergenceError: on all that arrived: others arrived at another point.
+      ProcessLostError: on all that arrived: the meeting place or JAX's service is lost; on this
         process: the others have gone on without it.
-      PeerFailedError: on all that came: an exception (an interrupt, say) took a process out of
-        this call, and it lives on. Call it again.
+      PeerFailedError: on all that arrived: an exception (such as an interrupt) took a process out
+        of this call, and it is alive. Call it again.
       UsageError: on the caller: an argument is wrong. The others get PeerFailedError.
 
     >>> live()
@@ -65,7 +66,7 @@ def live_with(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> tuple[int, ...]:
-    """Do what `live` does, with the coordinator given."""
+    """Like `live`, with an explicit coordinator."""
     with coordinator.call("live", lane, processes, survivors=True):
         if not isinstance(lane, str):
             raise UsageTypeError(f"live: lane={lane!r} must be text")

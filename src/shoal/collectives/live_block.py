@@ -1,4 +1,4 @@
-"""A block of code that the living enter together and leave in one way: all return, or all raise."""
+"""A block that the living processes enter together and leave alike: all return, or all raise."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from shoal.runtime.system.failure_words import failure_of
 
 
 class LiveBlock:
-    """A context of the living among `processes`, which gives them as `live` does.
+    """A context manager over the living `processes`; yields them as `live` returns them.
 
     At its end they meet again. It is impossible that one of them leaves it without an exception
-    while another one died inside or leaves it with an exception: the others then raise, too.
+    while another died inside or leaves it with an exception: the others then raise, too.
 
     Args:
-      name: what the messages call it.
-      processes: who is asked about, as in `live`.
-      timeout_s: deadline in seconds of its beginning, and of its end; None: SHOAL_TIMEOUT_S (600).
+      name: a label for messages.
+      processes: as in `live`.
+      timeout_s: deadline in seconds of entry, and of exit; None: SHOAL_TIMEOUT_S (600).
 
     Raises (besides the errors of `live`, at both ends):
-      ProcessLostError: on all that live: processes died inside; `lost` names them.
-      PeerFailedError: on those whose own code did not raise: that of another process did.
+      ProcessLostError: on all survivors: processes died inside; `lost` names them.
+      PeerFailedError: on processes whose own code did not raise: another's did.
     """
 
     def __init__(
@@ -58,21 +58,21 @@ class LiveBlock:
         trace: TracebackType | None,
     ) -> None:
         words = "" if error is None else failure_of(error, callsite()).text
-        told = self._meet(words.encode(errors="replace"))
+        reports = self._meet(words.encode(errors="replace"))
         me = ThisProcess(self._coordinator.process, self._coordinator.hosts)
         what = f"{me}: {self._name} ({callsite()}) has failed"
-        if lost := [process for process in self._living if process not in told]:
+        if lost := [process for process in self._living if process not in reports]:
             names = f"{listed(lost)} died or left inside"
             raise ProcessLostError(f"{what}: {names}", lost=dict.fromkeys(lost, names)) from error
-        failed = {process: text.decode() for process, text in told.items() if text}
+        failed = {process: text.decode() for process, text in reports.items() if text}
         if error is None and failed:
             raise gone_error("failed", failed, me, what)
 
     def _meet(self, words: bytes) -> Mapping[int, bytes]:
-        """Return what each that still lives says of its exception.
+        """Return what each survivor reports of its exception.
 
-        One that waits elsewhere inside the block gets an error there, and comes; so does this one,
-        once more. It comes once more, too, if one dies between the two meetings.
+        A process that is waiting elsewhere inside the block gets an error there, and then arrives
+        here; so does this one, once more, also if one dies between the two meetings.
         """
         deadline = Deadline(time.monotonic(), self._timeout_s)
         while True:

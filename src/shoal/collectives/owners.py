@@ -13,12 +13,12 @@ from shoal.runtime.jax_service.process_numbers import processes_of
 def owner_numbers(
     coordinator: Coordinator, devices: Iterable[jax.Device], timeout_s: float
 ) -> dict[int, int]:
-    """Return the process of the job for each number by which JAX counts the devices' owners.
+    """Map the JAX process numbers of the devices' owners to job numbers.
 
-    On TPUs JAX may count processes in its own order, which all owners must then look up.
+    On TPUs JAX may number processes differently; then all owners must look up the mapping.
 
     Raises:
-      TimeoutError: one of them did not look it up in time.
+      TimeoutError: one of them did not call this in time.
     """
     platforms = {device.process_index: device.platform for device in devices}
     if coordinator.num_processes == 1 or "tpu" not in platforms.values():

@@ -1,4 +1,4 @@
-"""Which parts of a tree's values should be equal on which processes, and where they lie here."""
+"""Which parts of a tree's values should be equal on which processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shoal.hashing import quick_digest
 from shoal.plan.boxes import Box
 from shoal.runtime.rules.first_difference import ItemsInOrder
 
-Holders: TypeAlias = tuple[int, ...] | None  # JAX's indices of processes; None: all of the job
+Holders: TypeAlias = tuple[int, ...] | None  # JAX process indices; None: all of the job
 
 
-_ITEMS = 1 << 20  # compared at once where replicas differ
+_ITEMS = 1 << 20  # compared at a time to locate a difference
 
 
 class SharedPart(NamedTuple):
-    """A leaf, or a region of a sharded one, that some processes hold."""
+    """A leaf, or a region of a sharded one, held by some processes."""
 
     leaf: LeafSpec
     box: Box | None  # None: the whole
@@ -32,7 +32,7 @@ class SharedPart(NamedTuple):
     open: Callable[[], ItemsInOrder] | None  # None: not here
 
     def place(self, index: int) -> str:
-        """Return where an item is, as one writes it: `['w'][2, 3]`."""
+        """Return the index expression of an item: `['w'][2, 3]`."""
         path = "" if self.leaf.path == "the value" else self.leaf.path
         if self.leaf.dtype is None:
             noun = {"str": " at character ", "bytes": " at byte "}.get(self.leaf.kind)
@@ -47,13 +47,13 @@ class SharedPart(NamedTuple):
 class Compared(NamedTuple):
     """What is compared of a leaf."""
 
-    line: str  # says how it lies on devices, if other processes hold some of them; else empty
+    line: str  # its distribution over devices, if global; else empty
     parts: list[SharedPart]
-    words: str  # what differs between replicas of this process, or empty
+    words: str  # difference between replicas of this process, or empty
 
 
 def parts_of(
-    leaves: Sequence[LeafSpec], values: Sequence[Any], asked: str, pool: ThreadPoolExecutor
+    leaves: Sequence[LeafSpec], values: Sequence[Any], operation: str, pool: ThreadPoolExecutor
 ) -> list[Compared]:
     """Return the parts of each leaf, in the same order on all processes.
 
@@ -61,11 +61,11 @@ def parts_of(
       UsageError: a leaf has no value.
     """
     offences = [
-        f"{leaf.path}: stands for an array; its value is asked for"
+        f"{leaf.path}: stands for an array, but its value is needed"
         for leaf, value in zip(leaves, values, strict=True)
         if isinstance(value, jax.ShapeDtypeStruct)
     ]
-    raise_all(asked, offences)
+    raise_all(operation, offences)
     return [_placed(leaf, value, pool) for leaf, value in zip(leaves, values, strict=True)]
 
 
@@ -78,23 +78,25 @@ def _placed(leaf: LeafSpec, value: Any, pool: ThreadPoolExecutor) -> Compared:
         whole = FlatItems(host.shape, dtype, [((0,) * host.ndim, host)])
         return Compared("", [SharedPart(leaf, None, None, lambda: whole)], "")
     shards = [_Shard(_box(one.index, leaf), one) for one in value.addressable_shards]
-    told = _local_difference(leaf, shards, pool)
+    difference = _local_difference(leaf, shards, pool)
     here = {shard.box: shard for shard in shards}
     if value.is_fully_addressable:
-        return Compared("", [SharedPart(leaf, None, None, lambda: _whole(leaf, here))], told)
+        return Compared("", [SharedPart(leaf, None, None, lambda: _whole(leaf, here))], difference)
     regions = _regions(value.sharding, leaf._replace(path=""))
     parts = [
         SharedPart(leaf, box, holders, here[box].read if box in here else None)
         for box, holders in regions
     ]
-    return Compared(f"{leaf.path}: spread as {_told(value.sharding, regions)}", parts, told)
+    return Compared(
+        f"{leaf.path}: spread as {_distribution(value.sharding, regions)}", parts, difference
+    )
 
 
 class _Shard(NamedTuple):
-    """What one device of this process holds."""
+    """The data of one of this process's devices."""
 
     box: Box
-    shard: Any  # JAX's
+    shard: Any  # a JAX shard
 
     def read(self) -> FlatItems:
         """Return its words as items."""
@@ -103,7 +105,7 @@ class _Shard(NamedTuple):
 
 
 def _whole(leaf: LeafSpec, here: Mapping[Box, _Shard]) -> FlatItems:
-    """Read an array of this process's own devices, however it is cut."""
+    """Read an array on this process's devices, however it is sharded."""
     pieces = [
         ([first for first, _ in box], words_of(shard.shard.data)) for box, shard in here.items()
     ]
@@ -112,7 +114,7 @@ def _whole(leaf: LeafSpec, here: Mapping[Box, _Shard]) -> FlatItems:
 
 
 def _local_difference(leaf: LeafSpec, shards: Sequence[_Shard], pool: ThreadPoolExecutor) -> str:
-    """Compare the replicas that devices of this process hold; return the first difference."""
+    """Compare the replicas on this process's devices; return the first difference."""
     if len({shard.box for shard in shards}) == len(shards):
         return ""
     firsts: dict[Box, tuple[_Shard, bytes]] = {}
@@ -136,26 +138,26 @@ def _first_item(one: FlatItems, other: FlatItems) -> int:
         here, there = one.read(low, low + _ITEMS), other.read(low, low + _ITEMS)
         if (apart := np.flatnonzero(here != there)).size:
             return low + int(apart[0]) // one.dtype.itemsize
-    return 0  # what differed a moment ago has been changed
+    return 0  # changed since the comparison
 
 
 def _box(index: tuple[slice, ...], leaf: LeafSpec) -> Box:
-    """Return a region of a leaf's words; JAX's index of a key may leave out their dims."""
+    """Return a region of a leaf's words; a JAX index of a key may omit their dims."""
     sizes = (*leaf.shape, *leaf.words)
     cuts = (*index, *[slice(None)] * (len(sizes) - len(index)))
     return tuple(cut.indices(size)[:2] for cut, size in zip(cuts, sizes, strict=True))
 
 
-def _told(sharding: Any, regions: Any) -> str:
-    """Say how an array lies on devices: in words, and as a digest of who holds what."""
+def _distribution(sharding: Any, regions: Any) -> str:
+    """Describe an array's distribution over devices, with a digest of the holders."""
     words = getattr(sharding, "spec", type(sharding).__name__)
     digest = quick_digest(repr(regions).encode()).hex()
-    return f"{words} (who holds what has digest {digest})"
+    return f"{words} (digest of the holders: {digest})"
 
 
 @lru_cache(maxsize=512)
 def _regions(sharding: Any, leaf: LeafSpec) -> tuple[tuple[Box, tuple[int, ...]], ...]:
-    """Return each region of a sharded array, and the processes (JAX's indices) that hold it."""
+    """Return each region of a sharded array and the processes (JAX indices) that hold it."""
     holders: dict[Box, set[int]] = {}
     for device, index in sharding.devices_indices_map(leaf.shape).items():
         holders.setdefault(_box(index, leaf), set()).add(device.process_index)

@@ -1,4 +1,4 @@
-"""Every process holds equal values, or an error says where they differ first."""
+"""Check that every process holds equal values, or show where they first differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 from shoal.collectives.arguments import Deadline, deadline_of
 from shoal.collectives.hashes import Digests, digest_of, digest_of_all, hashing_pool
 from shoal.collectives.replicas import Holders, SharedPart, parts_of
-from shoal.collectives.versions import groups_of, rows_of, speakers_of
+from shoal.collectives.versions import groups_of, speakers_of, version_rows
 from shoal.collectives.wire import flatten
 from shoal.colour import collective
 from shoal.errors import DivergenceError
@@ -35,44 +35,44 @@ def assert_same(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> None:
-    """Return if all `processes` hold equal values, else raise on all of them.
+    """Check that all `processes` hold equal values; else raise on all of them.
 
     Collective over processes.
 
-    Equal is what has equal bits: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0.
-    It is impossible that it returns on one process and raises on another, unless the answer could
-    not reach that one. Values that differ are overlooked with a chance of 2^-128.
+    Equality is bitwise: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0. It is
+    impossible that it returns on one process and raises on another, unless the answer could not
+    reach that one. The probability of missing a difference is 2^-128.
 
-    Of a sharded array that spans processes each region is compared among those that hold it;
-    regions that one process holds alone are its own. Also what the devices of one process hold as
-    replicas is compared. Any other array is compared as a whole. An array that lies on devices of
-    one process alone looks like a value of its own there, and not elsewhere: layouts differ.
+    Of a sharded array that spans processes each region is compared among its holders; regions with
+    one holder are not compared. Replicas on the devices of one process are compared, too. Any other
+    array is compared as a whole. An array on devices of one process alone is a local value there,
+    and not elsewhere: its layouts differ.
 
-    One round trip carries a digest (two to three where sharded arrays lie on some processes), so
-    equal values cost no traffic. Only if they differ, a few more find the first difference.
-    Memory: blocks of 4 MiB; nothing is copied that lies in one piece in this host's memory.
-    Pending computations of the values are waited for first, without deadline.
+    One round trip carries a digest (two to three where sharded arrays are held by a subset of the
+    processes), so equal values cost no traffic. If they differ, a few more round trips find the
+    first difference. Memory: blocks of 4 MiB; data contiguous in this host's memory are not copied.
+    Pending computations of the values are awaited first, without a deadline.
 
     Args:
       tree: arrays of NumPy and JAX of any dtype (also of ml_dtypes), PRNG keys, NumPy and Python
         scalars of any size, str, bytes, None.
-      processes: who calls it, this process among them; equal on all. What others hold is not
-        looked at. None: all of the job.
-      name: declares that calls at different places are one and the same; None: the place counts.
-      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
-        wait for all.
+      processes: the processes that call it, the caller among them; equal on all. Others are not
+        compared. None: all of the job.
+      name: identifies calls at different places as the same call; None: the call site does.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
+        ends the wait for all.
       lane: the line of execution; see `barrier`.
 
     Raises:
-      DivergenceError: on all that came: values differ; `sides` maps each version of the first
-        item that does to the processes that hold it. Or trees, shapes, dtypes, layouts or the
+      DivergenceError: on all that arrived: values differ; `sides` maps each version of the first
+        differing item to the processes that hold it. Or trees, shapes, dtypes, layouts or the
         calls differ.
-      DeadlineError: on all that came: somebody did not come in time.
-      ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, in this call or
+      DeadlineError: on all that arrived: a process did not arrive in time.
+      ProcessLostError: on all that arrived: a process is dead or unreachable.
+      PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
-      UsageError: on the caller: an argument is wrong, a leaf is nothing that can be compared (all
-        such are named by path). The others get PeerFailedError.
+      UsageError: on the caller: an argument is wrong, a leaf cannot be compared (all such are
+        named by path). The others get PeerFailedError.
 
     >>> import numpy as np
     >>> assert_same({"seed": 7, "w": np.zeros(3)}, name="start")
@@ -94,7 +94,7 @@ def assert_same_with(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> None:
-    """Do what `assert_same` does, with the coordinator given."""
+    """Like `assert_same`, with an explicit coordinator."""
     deadline = deadline_of("assert_same", name, timeout_s, lane)
     group = group_in(coordinator, "assert_same", processes)
     spec, values = flatten(tree, "assert_same")
@@ -121,24 +121,26 @@ def assert_same_with(
         fault_points.reach("assert_same.after_arrive", coordinator.process)
         if words or len({*answers.values()}) > 1:
             read = {text: json.loads(text) for text in {*answers.values()}}
-            told = {process: read[text] for process, text in answers.items()}
-            _judge(coordinator, call, mine, told, _rounds(coordinator, call, deadline, lane, group))
+            reports = {process: read[text] for process, text in answers.items()}
+            _judge(
+                coordinator, call, mine, reports, _rounds(coordinator, call, deadline, lane, group)
+            )
 
 
 class _Shared(NamedTuple):
-    """All parts that the same processes hold."""
+    """All parts held by the same processes."""
 
     holders: Holders
     parts: list[SharedPart]
-    digests: tuple[bytes, ...] = ()  # of each; empty if this process holds none of them
+    digests: tuple[bytes, ...] = ()  # of each part; empty if this process holds none
 
     def has(self, process: int) -> bool:
-        """Does a process (JAX's index) hold these?"""
+        """Does a process (JAX index) hold these?"""
         return self.holders is None or process in self.holders
 
 
 def _compared(parts: Sequence[SharedPart], num_processes: int) -> list[_Shared]:
-    """Sort the parts by who holds them; what one process holds alone is nobody else's."""
+    """Group the parts by their holders; parts with one holder are left out."""
     shared: dict[Holders, _Shared] = {}
     for part in parts:
         is_all = part.holders is None or len(part.holders) == num_processes
@@ -149,7 +151,7 @@ def _compared(parts: Sequence[SharedPart], num_processes: int) -> list[_Shared]:
 
 
 def _hashed(shared: Sequence[_Shared], here: int, pool: ThreadPoolExecutor) -> list[_Shared]:
-    """Hash what this process holds; one part after the other, so that few are in memory at once."""
+    """Hash what this process holds, one part at a time, so that few are in memory at once."""
 
     def digests(parts: Sequence[SharedPart]) -> tuple[bytes, ...]:
         return tuple(digest_of(part.open(), pool) for part in parts if part.open is not None)
@@ -160,7 +162,7 @@ def _hashed(shared: Sequence[_Shared], here: int, pool: ThreadPoolExecutor) -> l
 def _rounds(
     coordinator: Coordinator, call: Call, deadline: Deadline, lane: str, group: Group
 ) -> Meet:
-    """Return what brings all together once more, after all know that something differs."""
+    """Return a function for further meetings, once all know that something differs."""
     again = call._replace(spec=("where the values differ",))
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
@@ -174,21 +176,21 @@ def _judge(
     coordinator: Coordinator,
     call: Call,
     shared: Sequence[_Shared],
-    told: Mapping[int, Mapping[str, Any]],
+    reports: Mapping[int, Mapping[str, Any]],
     meet: Meet,
 ) -> None:
-    """Raise if something differs; all processes know the same, and come to the same end."""
+    """Raise if something differs; deterministic, so all processes end alike."""
     me = ThisProcess(coordinator.process, coordinator.hosts)
-    asked = "assert_same" + (f" {call.name!r}" if call.name else "")
-    heading = f"{me}: {asked} ({call.site})"
-    words = {process: one["words"] for process, one in told.items() if "words" in one}
+    operation = "assert_same" + (f" {call.name!r}" if call.name else "")
+    heading = f"{me}: {operation} ({call.site})"
+    words = {process: one["words"] for process, one in reports.items() if "words" in one}
     if words:
         groups = groups_of(words)
-        rows = rows_of([words[speaker] for speaker in speakers_of(groups)], groups)
+        rows = version_rows([words[speaker] for speaker in speakers_of(groups)], groups)
         raise disagreement(f"{heading}: replicas differ within a process", rows)
-    digests = {process: iter(one["digests"]) for process, one in told.items()}
+    digests = {process: iter(one["digests"]) for process, one in reports.items()}
     for one in shared:
-        holds = [p for p, answer in told.items() if one.has(answer.get("process", p))]
+        holds = [p for p, answer in reports.items() if one.has(answer.get("process", p))]
         groups = groups_of({p: next(digests[p]) for p in holds})
         if len(groups) > 1:
             raise _difference(heading, one, groups, coordinator.process, meet)
@@ -197,7 +199,7 @@ def _judge(
 def _difference(
     heading: str, shared: _Shared, groups: list[list[int]], process: int, meet: Meet
 ) -> DivergenceError:
-    """Find the first item that differs, together with all others; return the error."""
+    """Find the first differing item, together with all processes; return the error."""
     speakers = speakers_of(groups)
     speaks = process in speakers
     index = find_first(meet, Digests(shared.digests) if speaks else None, speakers)
@@ -205,17 +207,17 @@ def _difference(
     items = part.open() if part is not None and part.open is not None and speaks else None
     item = None if part is None else find_first(meet, items, speakers)
     if part is None or item is None:
-        told = f"{heading}: values differ, and change while they are compared"
-        return disagreement(told, rows_of(["a version"] * len(speakers), groups))
+        message = f"{heading}: values differ, and change while they are compared"
+        return disagreement(message, version_rows(["a version"] * len(speakers), groups))
     shown = meet(items.show(item).encode(errors="replace") if items is not None else b"")
     values = _values([shown[speaker].decode() for speaker in speakers])
     texts = [f"{part.place(item)} = {value}" for value in values]
-    told = f"{heading}: values differ, first in {part.leaf.line}"
-    return disagreement(told, rows_of(texts, groups))
+    message = f"{heading}: values differ, first in {part.leaf.line}"
+    return disagreement(message, version_rows(texts, groups))
 
 
 def _values(shown: Sequence[str]) -> list[str]:
-    """Say values as they print, with their bits where different ones print alike."""
+    """Format values, with their bits if different ones print alike."""
     pairs = [text.rpartition("\t")[::2] for text in shown]
     values = [value for value, _ in pairs]
     if len({*values}) == len({*shown}):

@@ -1,4 +1,4 @@
-"""Who holds which version of something that should be equal, for messages."""
+"""Group processes by their version of a value that should be equal, for messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shoal.runtime.rules.first_difference import MAX_SPEAKERS
 
 
 def groups_of(versions: Mapping[int, bytes | str]) -> list[list[int]]:
-    """Return the processes that agree with each other; the group of the first process first.
+    """Return the groups of processes that agree; the first process's group first.
 
     >>> groups_of({0: "a", 1: "b", 2: "a"})
     [[0, 2], [1]]
@@ -20,19 +20,19 @@ def groups_of(versions: Mapping[int, bytes | str]) -> list[list[int]]:
 
 
 def speakers_of(groups: Sequence[Sequence[int]]) -> list[int]:
-    """Return the first process of each group, of so many groups as a message shows."""
+    """Return the first process of each group, for as many groups as a message shows."""
     return [group[0] for group in groups[:MAX_SPEAKERS]]
 
 
-def rows_of(
+def version_rows(
     shown: Sequence[str], groups: Sequence[Sequence[int]]
 ) -> list[tuple[str, Sequence[int]]]:
-    """Return what each group holds at the first item that differs, and who is in it.
+    """Return each group's version of the first differing item, with the group's processes.
 
-    A group that has the same there as another, and something else later, is told so: all texts
-    are different. Groups of whom nobody spoke share a row.
+    A group that agrees with another there, and differs later, is marked so: all texts are distinct.
+    Groups without a speaker share a row.
 
-    >>> rows_of(["1", "2", "1"], [[0, 3], [1], [2]])
+    >>> version_rows(["1", "2", "1"], [[0, 3], [1], [2]])
     [('1', [0, 3]), ('2', [1]), ('1 (differs later)', [2])]
     """
     again = [list(shown[:n]).count(text) for n, text in enumerate(shown)]

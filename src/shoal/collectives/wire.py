@@ -1,11 +1,11 @@
-"""A tree of values ⇄ one flat run of bytes, bit-exactly.
+"""Serialise a tree of values to one flat buffer and back, bit-exactly.
 
 ::
 
     data = one number (u64, little-endian) for each leaf whose length only its holder knows
-           | the leaves' bits, in order, each at a multiple of its item's size
+           | the leaves' bits, in order, each aligned to its item size
 
-What must be equal for that to make sense (the tree, shapes, dtypes) is told by `Spec.lines`.
+`Spec.lines` lists what must be equal on all processes (the tree, shapes, dtypes).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from shoal.errors import ShoalError, UsageError, raise_all
 
 _NUMBER = np.dtype("<u8")
 _INLINE_BYTES = 64 << 10  # of one process
-_SENT_BYTES = 64 << 20  # by the meeting place, to all of them together
-_NO_MORE = "no more leaves"  # beside the first of another that has more
-_LINE = 200  # characters of the text of a tree that share a line
+_SENT_BYTES = 64 << 20  # by the meeting place, to all processes together
+_NO_MORE = "no more leaves"  # opposite the first extra leaf of another process
+_LINE = 200  # characters per line of a tree's text
 
 
 class Spec(NamedTuple):
@@ -42,34 +42,34 @@ class Spec(NamedTuple):
         return (*leaves, _NO_MORE, *(f"tree: {part}" for part in nodes))
 
 
-def spec_of(tree: Any, asked: str = "the values") -> Spec:
-    """Return what a tree is, without reading any data.
+def spec_of(tree: Any, operation: str = "the values") -> Spec:
+    """Describe a tree without reading any data.
 
     Raises:
-      UsageError: it is no tree for JAX; leaves that do not travel, all of them, by path.
+      UsageError: it is not a pytree, or has unsupported leaves; names all, by path.
     """
-    return flatten(tree, asked)[0]
+    return flatten(tree, operation)[0]
 
 
-def flatten(tree: Any, asked: str) -> tuple[Spec, list[Any]]:
-    """Return what a tree is, and its leaves. Raises as `spec_of`, for the call `asked`."""
+def flatten(tree: Any, operation: str) -> tuple[Spec, list[Any]]:
+    """Return a tree's description and leaves. Raises as `spec_of`, for the call `operation`."""
     try:
         found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
-    except ValueError as error:  # dicts whose keys cannot be sorted
-        raise UsageError(f"{asked}: no tree for JAX: {error.__cause__ or error}") from error
+    except ValueError as error:  # dicts with unsortable keys
+        raise UsageError(f"{operation}: no tree for JAX: {error.__cause__ or error}") from error
     leaves = [leaf_of(jax.tree_util.keystr(path) or "the value", v) for path, v in found]
-    raise_all(asked, [leaf for leaf in leaves if isinstance(leaf, str)])
+    raise_all(operation, [leaf for leaf in leaves if isinstance(leaf, str)])
     spec = Spec(tuple(leaf for leaf in leaves if isinstance(leaf, LeafSpec)), treedef)
     return spec, [value for _, value in found]
 
 
-def pack(spec: Spec, values: Sequence[Any], asked: str) -> tuple[list[Buffer], int]:
-    """Return the data of a tree as buffers, one behind the other, and their bytes together.
+def pack_tree(spec: Spec, values: Sequence[Any], operation: str) -> tuple[list[Buffer], int]:
+    """Return the data of a tree as buffers to concatenate, and their total size.
 
-    Memory that lies together is not copied.
+    Contiguous memory is not copied.
 
     Raises:
-      UsageError: this process does not hold a value; all such, by path.
+      UsageError: this process does not hold all values; names the others by path.
     """
     bodies: list[Buffer] = []
     offences = []
@@ -78,26 +78,26 @@ def pack(spec: Spec, values: Sequence[Any], asked: str) -> tuple[list[Buffer], i
             bodies.append(buffer_of(leaf, value))
         except UsageError as error:
             offences.append(f"{leaf.path}: {error}")
-    raise_all(asked, offences)
-    return join(spec.leaves, bodies, [len(body) for body in bodies])
+    raise_all(operation, offences)
+    return join_data(spec.leaves, bodies, [len(body) for body in bodies])
 
 
-def unpack(spec: Spec, data: Array) -> Any:
-    """Return the tree whose data this is; its arrays of NumPy share the memory of `data`.
+def unpack_tree(spec: Spec, data: Array) -> Any:
+    """Return the tree of this data; its NumPy arrays share the memory of `data`.
 
     Args:
-      spec: of this process's own tree, so that its nodes are built again.
-      data: uint8[num_bytes], writable, in nobody else's hands.
+      spec: of this process's own tree, whose nodes are rebuilt.
+      data: uint8[num_bytes], writable, with no other references.
     """
-    parts = split(spec.leaves, data)
+    parts = split_data(spec.leaves, data)
     values = [value_of(leaf, bits) for leaf, (_, bits) in zip(spec.leaves, parts, strict=True)]
     return jax.tree.unflatten(spec.treedef, values)
 
 
-def join(
+def join_data(
     leaves: Sequence[LeafSpec], bodies: Sequence[Buffer], lengths: Sequence[int]
 ) -> tuple[list[Buffer], int]:
-    """Return data as buffers; `lengths` counts for the leaves that are open."""
+    """Return data as buffers; `lengths` applies to the open leaves."""
     numbers = [number for leaf, number in zip(leaves, lengths, strict=True) if leaf.is_open]
     buffers: list[Buffer] = [np.array(numbers, _NUMBER).tobytes()]
     at = len(buffers[0])
@@ -109,8 +109,8 @@ def join(
     return [buffer for buffer in buffers if len(buffer)], at
 
 
-def split(leaves: Sequence[LeafSpec], data: Array) -> list[tuple[int, Array]]:
-    """Return for each leaf its number (0 if it is not open) and its bits, views of `data`.
+def split_data(leaves: Sequence[LeafSpec], data: Array) -> list[tuple[int, Array]]:
+    """Return each leaf's number (0 if it is not open) and its bits, views of `data`.
 
     Raises:
       ShoalError: it is not the data of such leaves.
@@ -126,14 +126,14 @@ def split(leaves: Sequence[LeafSpec], data: Array) -> list[tuple[int, Array]]:
         parts.append((number, data[at:end]))
         at = end
     if at != len(data):
-        raise ShoalError(f"data of {at} bytes came with {len(data)} bytes: a bug of shoal")
+        raise ShoalError(f"data of {at} bytes came with {len(data)} bytes: a bug in shoal")
     return parts
 
 
 def inline_bytes(copies: int) -> int:
-    """Return how many bytes may travel with a call, if they are sent on `copies` times."""
+    """Return the limit of bytes sent with a call, if they are relayed `copies` times."""
     return min(_INLINE_BYTES, _SENT_BYTES // copies)
 
 
 def _is_none(value: object) -> bool:
-    return value is None  # a leaf like others: else a tree with None has another structure
+    return value is None  # a leaf: otherwise None would change the structure

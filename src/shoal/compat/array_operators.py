@@ -1,4 +1,4 @@
-"""What holds an array, used as the array: operators and attributes of `jax.Array`."""
+"""A mixin that gives an object holding an array the operators and attributes of `jax.Array`."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def _alone(name: str) -> Callable[..., Any]:
 class ArrayOperators:
     """Operators and attributes of the array that a subclass's `__jax_array__` returns.
 
-    Results are arrays of JAX. As of arrays, `==` compares items.
+    Results are JAX arrays. As for arrays, `==` compares items.
     """
 
     __slots__ = ()
-    __array_ufunc__ = None  # so that NumPy's operators leave the work to this one's
+    __array_ufunc__ = None  # so that NumPy's operators defer to these
 
     @abstractmethod
     def __jax_array__(self) -> jax.Array:
@@ -67,8 +67,8 @@ class ArrayOperators:
         try:
             return getattr(self.__jax_array__(), name)
         except AttributeError as error:
-            told = f"neither {kind} nor jax.Array has an attribute {name!r}{self._instead(name)}"
-            raise AttributeError(told, name=name, obj=self) from error
+            detail = f"neither {kind} nor jax.Array has an attribute {name!r}{self._instead(name)}"
+            raise AttributeError(detail, name=name, obj=self) from error
 
     def _instead(self, name: str) -> str:
         """Return what to write instead of a predecessor's attribute, as the end of a sentence."""

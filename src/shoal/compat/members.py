@@ -1,4 +1,4 @@
-"""What a module is made of: the items of containers, the attributes of objects."""
+"""Members of a module object: the items of containers, the attributes of objects."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WITHOUT = (
 
 
 def members_of(value: Any) -> list[tuple[Any, Any]]:
-    """Return what an object holds, by key, place or name: of an object in `__slots__`, too.
+    """Return an object's members, by key, index or name, including `__slots__`.
 
-    Arrays, classes, functions and modules of Python hold nothing.
+    Arrays, classes, functions and modules have none.
 
     >>> members_of({"w": 1}), members_of([2])
     ([('w', 1)], [(0, 2)])

@@ -1,4 +1,4 @@
-"""Every predecessor's name: which facade has it, and what ours is called."""
+"""An index of predecessors' names: the facade that has each, and shoal's name."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ FACADES: Mapping[str, Mapping[str, str]] = {
 
 
 def facades_of(name: str) -> str:
-    """Return where a predecessor's name is and what ours is, in words; empty: it is none's.
+    """Say where a predecessor's name is, and what it is called in shoal; empty if unknown.
 
     >>> facades_of("sync_global_devices")
     'it is shoal.compat.multihost_utils.sync_global_devices; ours is shoal.barrier'

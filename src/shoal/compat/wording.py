@@ -1,4 +1,4 @@
-"""Errors of ours under a predecessor's name, and as what the predecessor raised."""
+"""Errors of shoal under a predecessor's name, and as instances of its error types."""
 
 from __future__ import annotations
 

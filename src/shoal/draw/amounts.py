@@ -1,10 +1,10 @@
-"""Bytes and seconds as people read them."""
+"""Human-readable bytes and seconds."""
 
 from __future__ import annotations
 
 
 def in_bytes(count: float) -> str:
-    """Return bytes in binary units.
+    """Format bytes in binary units.
 
     >>> in_bytes(1536)
     '1.5 KiB'
@@ -17,7 +17,7 @@ def in_bytes(count: float) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """Return a time in the unit that fits.
+    """Format a duration in a suitable unit.
 
     >>> [in_seconds(s) for s in (0.0121, 4.0, 75.2, 240.0, 9000.0)]
     ['12.1 ms', '4.0 s', '75 s', '4 min', '2.5 h']

@@ -1,4 +1,4 @@
-"""Bars: how much of something each of several things has, side by side."""
+"""Bar charts for a terminal and SVG."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDE, _HIGH = 360.0, 24.0
 
 
 class Bar(NamedTuple):
-    """One row: what it is of, how much, and how that reads, as `Bar("model", 0.012, "12 ms")`."""
+    """One row: label, value and its text, as `Bar("model", 0.012, "12 ms")`."""
 
     label: str
     value: float
@@ -27,7 +27,7 @@ class Bar(NamedTuple):
 
 
 def render_bars(title: str, rows: Sequence[tuple[str, float, str]], width: int) -> RenderableType:
-    """Return what a `rich` console of `width` columns prints; the largest bar takes what is left.
+    """Return a `rich` renderable `width` columns wide; the largest bar takes the remaining room.
 
     Args:
       title: the line above.
@@ -35,7 +35,7 @@ def render_bars(title: str, rows: Sequence[tuple[str, float, str]], width: int) 
       width: of the console.
 
     Raises:
-      UsageError: a value is negative, or no number.
+      UsageError: a value is negative, or not a number.
     """
     bars = _bars(rows)
     labels = max((cell_len(bar.label) for bar in bars), default=0)
@@ -44,7 +44,7 @@ def render_bars(title: str, rows: Sequence[tuple[str, float, str]], width: int) 
     lines: list[RenderableType] = [Text(title, style="bold")]
     room = width - labels - texts - 4
     for bar in bars:
-        if room < _LEAST:  # the words say it all
+        if room < _LEAST:  # text only
             lines.append(Text(f"{bar.label}  {bar.text}"))
             continue
         drawn = bar_text(bar.value, most, room)
@@ -56,7 +56,7 @@ def render_bars(title: str, rows: Sequence[tuple[str, float, str]], width: int) 
 
 
 def bar_text(value: float, most: float, columns: int) -> str:
-    """Return a bar of so many columns where the value is the largest.
+    """Return a bar of this many columns at the maximum.
 
     >>> bar_text(3, 4, 10)
     '███████▌'
@@ -74,7 +74,7 @@ def bars_svg(title: str, rows: Sequence[tuple[str, float, str]], *, alone: bool 
       alone: with a heading and style sheet of its own.
 
     Raises:
-      UsageError: a value is negative, or no number.
+      UsageError: a value is negative, or not a number.
     """
     bars = _bars(rows)
     canvas = Canvas()

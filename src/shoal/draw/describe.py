@@ -1,4 +1,4 @@
-"""The placement of an array or a layout, as text that people look at."""
+"""Describe the placement of an array or a layout as text."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from shoal.plan.transfer.traffic import Traffic
 
 @local
 def describe(x: Any, shape: Any = None) -> str:
-    """Return a picture of where an array, a layout, a mesh or a tree lies, as plain text.
+    """Return a text picture of the placement of an array, a layout, a mesh or a tree.
 
     Local.
 
     Any rank: the last two dims are rows and columns, the others panels. A block shows its
-    devices, with their processes where there are several. Of a tree there is a row for each leaf,
-    what it takes of each device, and what lies there twice. No value is read, nothing is moved.
+    devices, with their processes if there are several. A tree has a row for each leaf: its bytes
+    on each device, and how much of it is replicated. No value is read, nothing is moved.
 
-    As wide as the terminal; columns that do not fit are left out, and their number is said. In a
-    notebook the value of a cell is shown as the picture.
+    As wide as the terminal; columns that do not fit are omitted, and counted. In a notebook the
+    value of a cell is shown as the picture.
 
     Args:
       x: a `jax.Array`, a `Layout`, a `NamedSharding` with `shape`, or a `Mesh`; a tree of arrays,
         or with `shape` a (prefix) tree of layouts; or the `traffic` of a plan.
       shape: for a layout, the shape to show [rank]; default: one index for each shard. For a tree
-        of layouts, the tree of what they are of: what `jax.eval_shape` returns, or arrays.
+        of layouts, the tree of shapes: the result of `jax.eval_shape`, or arrays.
 
     Raises:
       UsageError: `x` is none of these, it is inside `jit`, or the shape does not fit.
@@ -86,7 +86,7 @@ def _placed(path: str, value: Any, layout: Layout | None) -> Placed:
 
 def _no_placement(x: Any) -> str:
     kind, text = type(x).__name__, repr(x)
-    if "Tracer" in kind:  # under `grad` its text has all values
+    if "Tracer" in kind:  # under `grad` its text contains all values
         return f"describe: {x.aval} is a value inside jit: the compiler has not placed it yet"
     shown = text if len(text) <= 60 and "\n" not in text else f"a {kind}"
     return (

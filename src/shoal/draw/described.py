@@ -1,4 +1,4 @@
-"""A picture as a string that a notebook and an interactive session show as the picture."""
+"""A picture as a string that notebooks and interactive sessions display as the picture."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shoal.draw.media.picture import Picture
 from shoal.draw.media.picture_svg import picture_svg
 from shoal.draw.media.terminal import to_text
 
-_WIDTH = 200  # where the output is no terminal
+_WIDTH = 200  # if the output is not a terminal
 
 
 class Described(str):
-    """The text of a picture; in a notebook it is drawn, not quoted with `\\n` for its lines."""
+    """The text of a picture; displayed in a notebook without quotes and escaped newlines."""
 
     __slots__ = ("_svg",)
 
@@ -36,7 +36,7 @@ class Described(str):
 
 
 def described(picture: Picture) -> str:
-    """Return a picture as text, as wide as the terminal; 200 columns where there is none."""
+    """Return a picture as text, as wide as the terminal; 200 columns without one."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size((_WIDTH, 24)).columns if is_terminal else _WIDTH
     return Described(to_text(picture, width), picture_svg(picture))

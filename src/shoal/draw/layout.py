@@ -1,4 +1,4 @@
-"""A layout as a picture: the array as blocks, and in each block the devices that hold it."""
+"""Picture of a layout: the array as blocks, and the devices that hold each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_DEVICES = 1 << 24
 def draw_layout(
     layout: Layout, shape: Sequence[int] | None = None, item_bytes: float = 0, name: str = ""
 ) -> Picture:
-    """Return the blocks of an array and who holds them.
+    """Return the blocks of an array and their holders.
 
     Args:
       layout: the layout.
@@ -35,7 +35,7 @@ def draw_layout(
     sizes = layout.check_shape(given)
     if layout.mesh.size > _MOST_DEVICES:
         raise UsageError(f"{layout!r} cannot be drawn: {_MOST_DEVICES} devices are the most")
-    blocks = _Blocks(Layout(layout.mesh, *layout.dims), sizes)  # what is pending moves nothing
+    blocks = _Blocks(Layout(layout.mesh, *layout.dims), sizes)  # pending sums do not matter
     outer = [range(count) for count in blocks.counts[:-2]]
     places = list(itertools.islice(itertools.product(*outer), 1 + _MOST_PANELS))
     panels = [blocks.panel(place) for place in places[:_MOST_PANELS]]
@@ -60,7 +60,7 @@ class _Blocks:
         self._begin = np.searchsorted(held.box[self._order], np.arange(held.num_boxes + 1))
 
     def panel(self, place: tuple[int, ...]) -> CellTable:
-        """The panel of the last two dims where the others have the shard numbers `place`."""
+        """The panel of the last two dims at the shard numbers `place` of the others."""
         rank = len(self.counts)
         row_dim = rank - 2 if rank > 1 else None
         column_dim = rank - 1 if rank else None

@@ -1,4 +1,4 @@
-"""A mesh as a picture: which device stands where, and whose it is."""
+"""Picture of a mesh: the device at each position, and its process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _panel(mesh: Mesh, place: tuple[int, ...], has_owners: bool) -> CellTable:
 
 
 def _fitting(mesh: Mesh) -> int:
-    """How many columns fit in a line, as wide as the widest label or id can be."""
+    """Return how many columns fit in a line at the width of the widest label or id."""
     largest = mesh.size - 1 if mesh.is_iota else int(mesh.device_ids.max())
     owner = f" p{mesh.process_indices[-1]}"
     widest = max(len(_label(mesh.axis_names[-1], mesh.shape[-1])), len(f"{largest}{owner}"))
@@ -55,7 +55,7 @@ def _fitting(mesh: Mesh) -> int:
 
 
 def _cell(mesh: Mesh, place: tuple[int | None, ...], has_owners: bool) -> Cell:
-    """The device at a place, where None is a gap and -1 stands for an axis that is not there."""
+    """Return the device at a position, where None is a gap and -1 stands for a missing axis."""
     index = tuple(number for number in place if number is not None and number >= 0)
     if None in place:
         return GAP

@@ -1,7 +1,7 @@
-"""Pictures in notebooks: what IPython shows of meshes, layouts, topologies, costs, traffic.
+"""Notebook pictures: IPython formatters for meshes, layouts, topologies, costs, traffic.
 
-`plan` knows nothing of it: formatters are registered under the names of the types, and load what
-draws when they are first called.
+`plan` is independent of it: formatters are registered by type name, and import the drawing code
+when first called.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def register(ip: Any) -> None:
-    """Let an IPython shell show pictures; a shell that shows no HTML stays as it is.
+    """Register formatters with an IPython shell; a shell without HTML is left unchanged.
 
     Args:
-      ip: what `IPython.get_ipython()` returns; None where no shell runs.
+      ip: the result of `IPython.get_ipython()`; None without a shell.
     """
     shown = getattr(getattr(ip, "display_formatter", None), "formatters", {}).get("text/html")
     if shown is None:
@@ -70,7 +70,7 @@ def _traffic(traffic: Any) -> str | None:
 
 
 def _unless_too_large(draw: Callable[[], str]) -> str | None:
-    """Return a picture; None, for which IPython shows the `repr`, of what cannot be drawn."""
+    """Return a picture, or None, for which IPython shows the `repr`, if it cannot be drawn."""
     from shoal.errors import UsageError
 
     try:

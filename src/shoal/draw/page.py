@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing else: pictures, and the same in words and tables."""
+"""A self-contained HTML page: pictures, and the same content as text and tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ summary{cursor:pointer;color:var(--dim);margin:1rem 0 .5rem}
 
 
 class Table(NamedTuple):
-    """Rows of words under a heading; folded away if it is long."""
+    """Rows of text under a heading; collapsed if long."""
 
     heading: str
     head: Sequence[str]

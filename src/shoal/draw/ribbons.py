@@ -1,4 +1,4 @@
-"""What a move sends over each class of links: a table in a terminal, ribbons in SVG."""
+"""Traffic of a move per class of links: a table in a terminal, ribbons in SVG."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shoal.draw.media.svg import Canvas, rect
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.traffic import Traffic
 
-_MOST_ROWS = 24  # rounds of single sends can be many
+_MOST_ROWS = 24  # there can be many rounds of single sends
 _WIDE, _BAR, _FULL, _LEAST = 300.0, 6.0, 120.0, 18.0
 
 
 class Ribbon(NamedTuple):
-    """What one step sends over one class of links."""
+    """Traffic of one step over one class of links."""
 
     step: int
     kind: int  # position in the classes

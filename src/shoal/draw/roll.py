@@ -1,7 +1,7 @@
-"""Who is in a job and where each one stands, as a table that is read in a hurry.
+"""Table of a job's processes and where each one is, for reading in a hurry.
 
-The majority waits at the scene of the crime; who is not with it comes first. Of a long job,
-processes that stand at the same place share a row.
+Most processes wait where the trouble is; those that are elsewhere come first. In a large job,
+processes at the same place share a row.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import headline_of
 
-GONE = ("left", "failed", "lost")  # who is in one of these states does not come back
-SLOW = 1.5  # a compute time this many times the median is worth a row of its own
+GONE = ("left", "failed", "lost")  # final states
+SLOW = 1.5  # a compute time above this multiple of the median gets its own row
 _URGENCY = {"failed": 0, "lost": 0, "stopped": 1, "silent": 1, "absent": 2, "here": 3, "left": 4}
 _STYLES = {
     "failed": "bold red",
@@ -33,7 +33,7 @@ _STYLES = {
     "left": "dim",
 }
 _STATES = ("here", "stopped", "silent", "absent", "failed", "lost", "left")
-_MOST_HOST = 24  # letters of a host's name
+_MOST_HOST = 24  # characters of a host's name
 _COLUMNS: Mapping[str, Mapping[str, Any]] = {
     "rank": {"no_wrap": True},
     "host": {"no_wrap": True, "overflow": "ellipsis", "max_width": _MOST_HOST},
@@ -44,24 +44,24 @@ _COLUMNS: Mapping[str, Mapping[str, Any]] = {
     "since": {"no_wrap": True, "justify": "right"},
     "memory": {"no_wrap": True, "justify": "right"},
 }
-_DROPPED = ("memory", "compute time", "host")  # in this order, where a terminal is too narrow
-_LEAST_WHERE = 20  # letters; it may fold, but must be there
-_AGO = re.compile(r", [\d.]+ s ago$")  # a column of its own says that
-_A_TIME = re.compile(r"[\d.]+ s\b")  # differs among those that went for the same reason
-_MOST_LETTERS = 28  # for the processes of a row
+_DROPPED = ("memory", "compute time", "host")  # in this order, if the terminal is too narrow
+_LEAST_WHERE = 20  # characters; may wrap, but is always shown
+_AGO = re.compile(r", [\d.]+ s ago$")  # shown in a column of its own
+_A_TIME = re.compile(r"[\d.]+ s\b")  # differs among processes lost for the same reason
+_MOST_LETTERS = 28  # characters for the processes of a row
 
 
 class ServiceRow(NamedTuple):
-    """What is known of a service of the job, such as JAX's."""
+    """The status of a service of the job, such as JAX's."""
 
     name: str
     host: str
-    state: str  # as of a `Member`
+    state: str  # as for a `Member`
     said: str  # why it is gone, if it is
 
 
 class Roll(NamedTuple):
-    """What the meeting place knows of a job."""
+    """The meeting place's view of a job."""
 
     address: str
     members: tuple[Member, ...]
@@ -69,38 +69,38 @@ class Roll(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Has everybody gone?"""
+        """Have all processes ended?"""
         return all(member.state in GONE for member in self.members)
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many are in each state that somebody is in."""
+        """The number of processes in each occupied state."""
         counts = Counter(member.state for member in self.members)
         return {state: counts[state] for state in [*_STATES, *counts] if counts[state]}
 
     @property
     def median_step_s(self) -> float | None:
-        """The median step time of those that are here, seconds; None where nobody has one."""
+        """The median step time of the present processes, seconds; None if none has one."""
         times_s = [m.step_s for m in self.members if m.step_s is not None and m.state not in GONE]
         return statistics.median(times_s) if times_s else None
 
     @property
     def median_own_s(self) -> float | None:
-        """The same without what each waited for others in its steps, seconds."""
+        """The same for the compute time: without waits for others, seconds."""
         times_s = [m.own_s for m in self.members if m.own_s is not None and m.state not in GONE]
         return statistics.median(times_s) if times_s else None
 
 
 class Row(NamedTuple):
-    """Processes that stand at the same place. Its numbers are the worst of them."""
+    """Processes at the same place, with the worst of their numbers."""
 
     members: tuple[Member, ...]
-    slowness: float | None  # of the slowest, against the median over all
+    slowness: float | None  # of the slowest, relative to the median over all
     is_majority: bool = False
 
     @property
     def first(self) -> Member:
-        """The one that speaks for the others: of the same state, place and step."""
+        """A representative of the others: of the same state, place and step."""
         return self.members[0]
 
     @property
@@ -110,17 +110,17 @@ class Row(NamedTuple):
 
     @property
     def since_s(self) -> float:
-        """How long the first of them is there, seconds."""
+        """How long the first of them has been there, seconds."""
         return max(member.since_s for member in self.members)
 
     @property
     def memory_bytes(self) -> int:
-        """The largest."""
+        """The largest memory use."""
         return max(member.memory_bytes for member in self.members)
 
 
 def _telling(row: Row) -> tuple[object, ...]:
-    """Gone and silent ones; those apart from the majority: the slow, the late, the stuck."""
+    """Sort key: lost and silent processes first, then the slow, the late and the stuck."""
     first = row.first
     slow = row.slowness if row.slowness is not None and row.slowness >= SLOW else 0.0
     step = -1 if first.step is None else first.step
@@ -131,7 +131,7 @@ def _telling(row: Row) -> tuple[object, ...]:
 
 ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
     "telling": _telling,
-    "rank": lambda row: (),  # equal rows are in order of rank
+    "rank": lambda row: (),  # ties are broken by rank
     "host": lambda row: (row.first.host,),
     "step": lambda row: (-1 if row.first.step is None else row.first.step,),
     "time": lambda row: (-(row.own_s or 0.0),),
@@ -141,11 +141,11 @@ ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
 
 
 def rows_of(roll: Roll, *, order: str = "telling", fold: bool = True) -> list[Row]:
-    """Return the rows, the first to be looked at first; each process is in one of them.
+    """Return the rows, most noteworthy first; each process is in exactly one.
 
     Args:
-      roll: who is there.
-      order: a key of `ORDERS`; "telling": who is not with the majority comes first.
+      roll: the processes.
+      order: a key of `ORDERS`; "telling": processes apart from the majority come first.
       fold: processes of one state, place, step, and pace share a row.
     """
     alike = Counter(_scene(member) for member in roll.members)
@@ -167,19 +167,19 @@ def rows_of(roll: Roll, *, order: str = "telling", fold: bool = True) -> list[Ro
 
 
 def _scene(member: Member) -> tuple[object, ...]:
-    """Equal for those that stand at the same place in the same way."""
+    """A key that is equal for processes at the same place in the same state."""
     if member.state in GONE or not member.place:
         return member.state, _A_TIME.sub("", standing(member))
     return member.state, member.place, member.is_waiting
 
 
 def slowness_of(member: Member, median_s: float | None) -> float | None:
-    """Return its compute time as a multiple of the median; None: one is not known."""
+    """Return the compute time of a step as a multiple of the median; None if unknown."""
     return member.own_s / median_s if median_s and member.own_s is not None else None
 
 
 def standing(member: Member) -> str:
-    """Return where a process stands, or why it is gone, on one line."""
+    """Return where a process is, or why it is gone, on one line."""
     if member.state in GONE or not member.place:
         return _AGO.sub("", headline_of(member.said))
     place = f"{'waits' if member.is_waiting else 'last'} at {member.place}"
@@ -195,15 +195,15 @@ def render_roll(
     note: str = "",
     width: int | None = None,
 ) -> RenderableType:
-    """Return what a `rich` console prints.
+    """Return a `rich` renderable.
 
     Args:
-      roll: who is there.
+      roll: the processes.
       order: see `rows_of`.
-      most_rows: if there are more processes, those that stand at the same place share a row; if
-        there are still more rows, the first ones are shown. None: a row for every process.
-      note: what to say of the whole, such as that it is old.
-      width: of the terminal, if columns that do not fit are left out.
+      most_rows: if there are more processes, those at the same place share a row; if there are
+        still more rows, the first ones are shown. None: a row for every process.
+      note: a remark on the whole, such as that it is outdated.
+      width: of the terminal, to omit columns that do not fit.
     """
     fold = most_rows is not None and len(roll.members) > most_rows
     rows = rows_of(roll, order=order, fold=fold)
@@ -240,7 +240,7 @@ def _title(roll: Roll, hosts: Sequence[str]) -> Text:
 
 
 def _table(rows: Sequence[Row], has_hosts: bool, width: int | None) -> tuple[Table, list[str]]:
-    """Return the table, and the columns for which there is no room."""
+    """Return the table, and the columns that do not fit."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     lines = [_cells(row) for row in rows]
     widths = {name: max([0, *(len(line[name].plain) for line in lines)]) for name in _COLUMNS}
@@ -258,14 +258,14 @@ def _table(rows: Sequence[Row], has_hosts: bool, width: int | None) -> tuple[Tab
 
 
 def _least_width(widths: Mapping[str, int], shown: Sequence[str]) -> int:
-    """Return how wide a table of these columns is if the place folds as much as it may."""
+    """Return the width of a table with these columns if the place wraps as much as it may."""
     most = {"where": _LEAST_WHERE, "host": _MOST_HOST}
     wide = [max(len(n), min(widths[n], most.get(n, widths[n]))) for n in shown]
     return sum(wide) + 2 * (len(shown) - 1)
 
 
 def _cells(row: Row) -> dict[str, Text]:
-    """Return what stands in each column."""
+    """Return the text of each column."""
     first, is_gone = row.first, row.first.state in GONE
     hosts = {member.host for member in row.members}
     return {

@@ -1,4 +1,4 @@
-"""A tree of arrays as a picture: how each lies, what that costs each device, what lies twice."""
+"""Picture of a tree of arrays: the layout, bytes per device and replication of each leaf."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _COLUMNS = ["array", "layout", "per device", "in all", "copies"]
 
 
 class Placed(NamedTuple):
-    """A leaf of a tree, and where it lies."""
+    """A leaf of a tree, and its layout."""
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     item_bytes: int  # 0: unknown
-    layout: Layout | None  # None: in the memory of the host
+    layout: Layout | None  # None: in host memory
 
     @property
     def device_bytes(self) -> int:
-        """What it takes of each device of its mesh: the largest shard."""
+        """Bytes on each device of its mesh: the largest shard."""
         if self.layout is None:
             return 0
         return math.prod(self.layout.shard_shape(self.shape)) * self.item_bytes
 
     @property
     def all_bytes(self) -> int:
-        """What it takes once."""
+        """Bytes without replication."""
         return 0 if self.layout is None else math.prod(self.shape) * self.item_bytes
 
     @property
     def copies(self) -> int:
-        """How many devices hold the same."""
+        """Number of devices that hold the same data."""
         if self.layout is None:
             return 0
         shards = math.prod(map(self.layout.num_shards, range(self.layout.rank)))
@@ -91,19 +91,19 @@ def _row(group: Sequence[Placed], colours: dict[str, int]) -> tuple[str, list[Ce
 
 
 def _sums(leaves: Sequence[Placed], meshes: Sequence[Mesh]) -> list[str]:
-    """Return what each device holds, and how much of that others hold, too."""
+    """Return the bytes held by each device, and how many of them are replicated."""
     held: Counter[tuple[str, int]] = Counter()
     for mesh in meshes:
         on_it = [leaf for leaf in leaves if leaf.layout is not None and leaf.layout.mesh == mesh]
         own = sum(leaf.device_bytes for leaf in on_it)
         held.update({(mesh.kind, device): own for device in mesh.device_ids.ravel().tolist()})
     if not held:
-        return ["nothing lies on devices"]
+        return ["nothing is placed on devices"]
     most, least = max(held.values()), min(held.values())
     once = sum(leaf.all_bytes for leaf in leaves)
     spread = in_bytes(most) if most == least else f"{in_bytes(least)} to {in_bytes(most)}"
     ideal = in_bytes(math.ceil(once / len(held)))
-    notes = [f"{spread} per device, {in_bytes(once)} in all; {ideal} if nothing lay twice"]
+    notes = [f"{spread} per device, {in_bytes(once)} in all; {ideal} without replication"]
     several = [leaf for leaf in leaves if leaf.layout is not None and leaf.layout.mesh.size > 1]
     whole = [leaf for leaf in several if leaf.layout is not None and leaf.layout.is_replicated]
     if whole:

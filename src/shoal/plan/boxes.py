@@ -1,4 +1,4 @@
-"""A run of the items of an array, in C order, as boxes."""
+"""Decompose a run of array items, in C order, into boxes."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What a collective over a mesh axis costs on described hardware: steps, bytes, seconds.
+"""Cost model of a collective over a mesh axis on described hardware: steps, bytes, seconds.
 
     seconds = steps * latency + bytes over the busiest link / bandwidth      (α-β)
 
-with all groups of the axis at work at the same time, so that links they share carry the bytes of
-all of them: R. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994), with
-contention counted link by link. `torus_cost` and `switched_cost` hold the schedules, each with its
-source. The model counts what the wires must carry; a program may be slower, for what it does
-besides, and faster where it hides communication behind arithmetic.
+with all groups of the axis active at the same time, so that shared links carry the bytes of all of
+them: R. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994), with
+contention counted per link. `torus_cost` and `switched_cost` hold the schedules, each with its
+source. The model counts what the links must carry; a program may be slower because of other work,
+and faster where it overlaps communication with computation.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "perm
 
 
 class Cost(NamedTuple):
-    """What one collective costs."""
+    """The cost of one collective."""
 
     collective: str
     axes: tuple[str, ...]  # mesh axes it runs over
     num_bytes: int  # the payload, as `cost` defines it for each collective
-    steps: int  # hops, or steps across a switch, that follow one another
-    link_bytes: int  # over the busiest link, in one direction, all groups at work; rounded up
+    steps: int  # sequential hops, or steps across a switch
+    link_bytes: int  # over the busiest link, in one direction, all groups active; rounded up
     seconds: float
     link: str  # the kind of link that takes the most time: "ICI x", "DCN", "NVLink", "in chip"…
 
@@ -60,11 +60,11 @@ def cost(
     *,
     links: Links | None = None,
 ) -> Cost:
-    """Return what a collective over one or several axes of a mesh costs.
+    """Return the cost of a collective over one or several axes of a mesh.
 
     Local.
 
-    All groups of the axes run it at the same time. Where a group lies in several slices (or hosts)
+    All groups of the axes run it at the same time. If a group spans several slices (or hosts)
     it runs in stages, within each and across them, one after the other; `link` and `link_bytes` are
     those of the slower stage. Traffic between the devices of one chip is not counted: its speed is
     not published.
@@ -82,7 +82,7 @@ def cost(
       links: how fast the links are; default `links_of(topology)`.
 
     Raises:
-      UsageError: unknown collectives or axes; devices that the topology has not; links of unknown
+      UsageError: unknown collectives or axes; devices that the topology lacks; links of unknown
         speed.
 
     Example:
@@ -132,10 +132,10 @@ def _check(
     """Return the names of the axes."""
     if not isinstance(topology, Topology):
         raise UsageTypeError(
-            f"cost: {topology!r} is no topology: topology.parse makes one of a text"
+            f"cost: {topology!r} is not a topology: topology.parse makes one from text"
         )
     if not isinstance(mesh, Mesh):
-        raise UsageTypeError(f"cost: {mesh!r} is no Mesh: placement.place makes one")
+        raise UsageTypeError(f"cost: {mesh!r} is not a Mesh: placement.place makes one")
     offences: list[str] = []
     offences += not_one_of("collective", collective, COLLECTIVES)
     names = (axis,) if isinstance(axis, str) else tuple(axis) if isinstance(axis, Sequence) else ()
@@ -164,7 +164,7 @@ def _cells(topology: Topology, mesh: Mesh, ids: IntArray) -> IntArray:
     """Return the cell of each device.
 
     Raises:
-      UsageError: the topology has not all of them.
+      UsageError: the topology lacks some of them.
     """
     known = topology.device_ids.ravel()
     order = np.argsort(known, kind="stable")
@@ -173,7 +173,7 @@ def _cells(topology: Topology, mesh: Mesh, ids: IntArray) -> IntArray:
     if (strange := np.unique(ids[known[cells] != ids])).size:
         shown = ", ".join(map(str, strange[:8].tolist())) + (", …" if strange.size > 8 else "")
         raise UsageError(
-            f"cost: {mesh!r} has devices that {topology.text} has not: {shown}; "
+            f"cost: {mesh!r} has devices that {topology.text} lacks: {shown}; "
             f"its ids are {known.min()} to {known.max()}"
         )
     return cells
@@ -237,7 +237,7 @@ def _on_tori(
     num_bytes: int,
     link: Link,
 ) -> Stage:
-    """Return the slowest of the slices' own stages."""
+    """Return the slowest slice's stage."""
     slowest = NOTHING
     for grid, chosen, coords in _grids(topology, cells, members.place):
         if collective == "permute":
@@ -257,7 +257,7 @@ def _on_tori(
 def _grids(
     topology: Torus | Slices, cells: IntArray, place: IntArray
 ) -> Iterator[tuple[Grid, IntArray, IntArray]]:
-    """Yield the slices of each shape: which devices are there, and where [devices, dims]."""
+    """Yield the slices of each shape: which devices are present, and where [devices, dims]."""
     tori = topology.slices if isinstance(topology, Slices) else (topology,)
     begins = np.cumsum([0, *(torus.num_devices for torus in tori)])
     kinds: dict[tuple[tuple[int, ...], tuple[bool, ...], int], list[int]] = {}
@@ -272,7 +272,7 @@ def _grids(
 
 
 def _clusters(members: Members, chosen: IntArray, coords: IntArray) -> list[IntArray]:
-    """Return what each group has in each slice, for each size [groups, members, dims]."""
+    """Return each group's devices in each slice, by size [groups, members, dims]."""
     # Stable: what a group has in a slice stays in the order of the axis.
     order = np.lexsort((members.place[chosen], chosen // members.size))
     counts = members.inside[chosen][order]

@@ -1,9 +1,9 @@
-"""A layout in the words of XLA: tile assignment, replication groups, sharding type, HLO text.
+"""A layout in XLA's terms: tile assignment, replication groups, sharding type, HLO text.
 
-Two texts say the same. Version 1 lists physical device ids, as XLA prints a sharding that is given
-device by device. Version 2 is over positions in the mesh, as JAX prints it, and writes their order
-as a reshape and a transpose of 0..n-1 (XLA's `IotaTileAssignment`), so that it costs O(rank)
-whatever the number of devices.
+There are two equivalent texts. Version 1 lists physical device ids, as XLA prints a sharding given
+device by device. Version 2 uses positions in the mesh, as JAX prints it, and writes their order as
+a reshape and a transpose of 0..n-1 (XLA's `IotaTileAssignment`), so that it costs O(rank) whatever
+the number of devices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ IntArray = NDArray[np.int64]
 
 
 class ShardingType(enum.IntEnum):
-    """XLA's kinds of sharding, with the numbers that torch_xla gives them."""
+    """XLA's kinds of sharding, numbered as in torch_xla."""
 
     REPLICATED = 0
     MAXIMAL = 1
@@ -71,17 +71,17 @@ def tile_assignment(layout: Layout) -> IntArray:
 
 @local
 def sharding_type(layout: Layout, requested: bool = False) -> ShardingType:
-    """Return the kind of a layout, as XLA keeps it or as a planner asks for it.
+    """Return the kind of a layout, canonicalised by XLA or as requested by a planner.
 
     Local.
 
-    XLA canonicalises: one shard in all is REPLICATED whatever was asked, and a replication of one
-    is no replication, so PARTIAL becomes TILED.
+    XLA canonicalises: a single shard is REPLICATED whatever was requested, and replication over one
+    device is none, so PARTIAL becomes TILED.
 
     Args:
       layout: the layout. Axes with a pending reduction count as axes that split nothing.
-      requested: as asked, before XLA canonicalises (the rule of torch_xla's planner, which looks
-        at the number of axes and not at their sizes).
+      requested: as requested, before XLA canonicalises (the rule of torch_xla's planner, which
+        looks at the number of axes and not at their sizes).
 
     Example:
       >>> from shoal.plan.mesh import Mesh

@@ -1,4 +1,4 @@
-"""HLO text of a sharding → a layout."""
+"""Parse the HLO text of a sharding into a layout."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _MOST_DEVICES = 1 << 24
 
 @local
 def layout_of_text(text: str) -> Layout:
-    """Return a layout that HLO text describes.
+    """Return a layout described by HLO text.
 
     Local.
 
     The text names no axes: there is one for each dim, "dim0", "dim1", …, and "replica" for the
-    devices that hold the same. `hlo_text` of it says the same again.
+    devices that hold the same data. `hlo_text` reproduces the text.
 
     Args:
       text: as `hlo_text` writes it in either version, or XLA prints it. Devices without tiles,
         `{replicated}` and `{maximal device=3}`, make a layout of no dims.
 
     Raises:
-      UsageError: it is no such text, or its numbers do not fit.
+      UsageError: it is not such a text, or its numbers do not fit.
 
     Example:
       >>> layout_of_text("{devices=[2,1,2]<=[4] last_tile_dim_replicate}")
@@ -53,7 +53,7 @@ def layout_of_text(text: str) -> Layout:
     found = _TILED.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"layout_of_text: {text[:200]!r} is no sharding that lays out dims: "
+            f"layout_of_text: {text[:200]!r} is not a sharding of dims: "
             "{devices=[2,2]0,1,2,3}, {devices=[2,2]<=[4]}, {maximal device=0} or {replicated}"
         )
     tiles = _numbers(found["tiles"])
@@ -73,7 +73,7 @@ def _mesh(text: str, names: list[str], sizes: list[int], found: re.Match[str]) -
 
 
 def _ids(found: re.Match[str]) -> NDArray[np.int64] | None:
-    """Return the devices in the order of the tiles, or None if the numbers say none."""
+    """Return the devices in tile order, or None if the numbers are invalid."""
     if found["listed"]:
         return np.array(_numbers(found["listed"]), dtype=np.int64)
     shape = _numbers(found["iota"])

@@ -1,4 +1,4 @@
-"""How far the data of a mesh's collectives travel on the wires of a topology."""
+"""Hop counts of a mesh's collectives on the wires of a topology."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ IntArray = NDArray[np.int64]
 class Hops(NamedTuple):
     """The worst ring of one axis: from each device to the next, and from the last to the first."""
 
-    longest: int  # links between two that follow one another in a slice
+    longest: int  # links between consecutive devices in a slice
     total: int  # links of all hops of a ring that stay in a slice
     slices: int  # how many slices a ring visits
 
 
 def hops_of(topology: Topology, mesh: Mesh) -> dict[str, Hops]:
-    """Return the hops along each axis of a mesh; {} where no links are described.
+    """Return the hops along each axis of a mesh; {} if no links are described.
 
     Between the cores of a chip there is no link.
 

@@ -1,7 +1,7 @@
-"""Device orders in which each host's devices are a box of the mesh.
+"""Device orders in which each host's devices form a box of the mesh.
 
-Then what one host reads, or saves, of an array that is laid out over the mesh is one box, too. The
-price is hops: a ring through all of a host's chips, then the next host's, cannot fold as freely.
+Then the part of an array that one host reads or saves is one box, too. The price is longer hops: a
+ring through all of a host's chips, then the next host's, cannot fold as freely.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Place = Callable[[Torus, Sizes], IntArray]
 
 
 def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
-    """Return the ids [sizes] of the best order in which each host's devices are a box.
+    """Return the ids [sizes] of the best order in which each host's devices form a box.
 
-    The hosts are placed like chips, and the devices in each; of all ways to divide the axes between
-    the two, that with the shortest hops counts, the last axis first.
+    The hosts are placed like chips, and the devices within each; of all ways to divide the axes
+    between the two, the one with the shortest hops wins, the last axis first.
 
     Args:
-      torus: its processes have boxes of one shape, side by side.
+      torus: its processes have adjacent boxes of one shape.
       sizes: of the mesh.
       place: returns the ids of a torus in the order of a mesh.
 
     Raises:
-      UsageError: the hosts are no boxes of one shape.
+      UsageError: the hosts are not boxes of one shape.
     """
     parts = list(torus.parts())
     hosts = _hosts(torus, parts)
@@ -45,7 +45,7 @@ def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
     for inner in _divided(sizes, parts[0].num_devices):
         outer = tuple(size // own for size, own in zip(sizes, inner, strict=True))
         order = place(hosts, outer).ravel()
-        cells = place(one, inner).ravel()  # hosts are alike, and so is the order in them
+        cells = place(one, inner).ravel()  # hosts are identical, and so is the order within them
         meshes = rows[order][:, cells].reshape(-1, *inner)
         ids = interleaved(list(meshes), inner, outer)
         found.append((hops_along(torus, ids)[::-1], inner, ids))
@@ -53,7 +53,7 @@ def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
 
 
 def in_boxes(topology: Topology, sizes: Sizes) -> IntArray:
-    """Return the ids [sizes] of hosts without wires, each a box: the last axes lie in a host.
+    """Return the ids [sizes] of hosts without wires, each a box: the last axes are in a host.
 
     Raises:
       UsageError: the hosts have different numbers of devices.
@@ -82,9 +82,9 @@ def _hosts(torus: Torus, parts: Sequence[Torus]) -> Torus:
 
 
 def _divided(sizes: Sizes, count: int) -> list[Sizes]:
-    """Return how much of each axis may lie in one host of `count` devices.
+    """Return how much of each axis fits into one host of `count` devices.
 
-    There always is a way: the hosts make up the mesh, so the sizes hold all prime factors of one.
+    This is always possible: the hosts make up the mesh, so the sizes have all prime factors of one.
     """
     choices = [[n for n in range(1, size + 1) if math.gcd(size, count) % n == 0] for size in sizes]
     return [inner for inner in itertools.product(*choices) if math.prod(inner) == count]

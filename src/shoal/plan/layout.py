@@ -1,4 +1,4 @@
-"""A layout: which mesh axes split which dims of an array. A pure value."""
+"""Layouts: which mesh axes split which dims of an array. Pure values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layout:
       dims: for each dim `None` (whole), an axis name, or a tuple of names, the first most
         significant. `()` equals `None` and `("x",)` equals `"x"`.
       partial: axis → reduction ("sum", "prod", "min", "max", "mean"): along this axis devices hold
-        terms of a reduction that is still to be done. Such an axis splits no dim.
+        terms of a pending reduction. Such an axis splits no dim.
 
     Raises:
       UsageError: unknown axes, axes used twice, wrong types; all in one message.
@@ -101,12 +101,12 @@ class Layout:
 
     @property
     def partial(self) -> Mapping[str, str]:
-        """Axis → reduction that is still to be done along it. Read-only."""
+        """Axis → pending reduction along it. Read-only."""
         return MappingProxyType(dict(self._partial))
 
     @property
     def rank(self) -> int:
-        """How many dims an array of this layout has."""
+        """The rank of arrays with this layout."""
         return len(self._dims)
 
     @property
@@ -122,7 +122,7 @@ class Layout:
         return not partial and all(self.num_shards(dim) == 1 for dim in range(self.rank))
 
     def num_shards(self, dim: int) -> int:
-        """Return into how many shards `dim` is split. Local.
+        """Return the number of shards of `dim`. Local.
 
         Args:
           dim: the dim's index; negative counts from the end.
@@ -241,13 +241,13 @@ def _check_rank(what: str, rank: object, least: int) -> int:
     return integer(f"Layout.{what}", "rank", rank, least=least)
 
 
-def check_layout(asked: str, value: object) -> None:
-    """Raise a UsageTypeError for what is no Layout."""
-    check_kind(asked, value, Layout, "a Layout")
+def check_layout(operation: str, value: object) -> None:
+    """Raise a UsageTypeError unless it is a Layout."""
+    check_kind(operation, value, Layout, "a Layout")
 
 
 def _check_dim(number: int, dim: object, offences: list[str]) -> tuple[str, ...]:
-    """Return the axes of a dim; those of the wrong type are named and left out."""
+    """Return the axes of a dim; report those of the wrong type and drop them."""
     if dim is None:
         return ()
     axes = dim if isinstance(dim, tuple) else (dim,)
@@ -284,7 +284,7 @@ def _check_axes(
     partial: Mapping[str, str],
     offences: list[str],
 ) -> None:
-    """Every axis must be the mesh's and stand once."""
+    """Check that every axis is the mesh's and used once."""
     places: dict[str, list[str]] = {}
     for number, dim in enumerate(dims):
         for axis in dim:
@@ -329,7 +329,7 @@ def _read_partial(words: Words) -> dict[str, str]:
         reduction = words.name()
         words.expect("over")
         if (axis := words.name()) in partial:
-            raise words.error(f"axis {axis!r} stands twice,")
+            raise words.error(f"axis {axis!r} occurs twice,")
         partial[axis] = reduction
         if not words.skip(","):
             return partial

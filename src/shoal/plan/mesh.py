@@ -1,4 +1,4 @@
-"""A mesh: named axes over a grid of devices. A pure value that needs no device to exist."""
+"""Meshes: named axes over a grid of devices. Pure values that need no devices to exist."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Mesh:
       processes: the process that owns the device at each position, [mesh shape] or flat; or one
         number for all; default 0.
       kind: the platform of the devices: "cpu", "gpu", "tpu".
-      name: a label of yours; part of equality.
+      name: a label; part of equality.
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
 
     Raises:
-      UsageError: all that is wrong with the arguments, in one message.
+      UsageError: names all problems with the arguments.
 
     Example:
       >>> mesh = Mesh({"data": 4, "model": 2})
@@ -106,7 +106,7 @@ class Mesh:
         name: str,
         explicit: frozenset[str],
     ) -> None:
-        """Set the fields of a value that is known to be right, in its normal form."""
+        """Set the fields of a validated value, in normal form."""
         if ids is not None:
             ids = None if (ids.ravel() == np.arange(ids.size)).all() else _freeze(ids, sizes)
         if not isinstance(processes, int):
@@ -141,7 +141,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """How many devices."""
+        """Number of devices."""
         return math.prod(self._sizes)
 
     @property
@@ -218,7 +218,7 @@ class Mesh:
         A process that owns none gets an empty array.
 
         Raises:
-          UsageError: `process` is no index of a process.
+          UsageError: `process` is not a process index.
         """
         owned = integer("Mesh.local", "process", process, least=0)
         if isinstance(self._processes, int):
@@ -226,7 +226,7 @@ class Mesh:
         return np.asarray(self.device_ids[self._processes == owned])
 
     def host_mesh(self, per: str = "device") -> Mesh:
-        """Return a mesh of CPU devices beside these, of `initialize(host_devices=n)`. Local.
+        """Return the mesh of CPU devices (`initialize(host_devices=n)`) next to these. Local.
 
         Args:
           per: "device": the same grid; the twin of a device keeps position, process and id number.
@@ -270,7 +270,7 @@ class Mesh:
         return Mesh._of(names, ids.shape, ids, processes, self._kind, self._name, explicit)
 
     def _positions(self, index: Sequence[int | slice]) -> IntArray:
-        """The positions that an index picks; costs what it picks, not what the mesh has."""
+        """The positions that an index selects; costs what it selects, not the size of the mesh."""
         positions: IntArray = np.zeros((), dtype=np.int64)
         for size, pick in zip(self._sizes, index, strict=True):
             positions = np.add.outer(positions * size, np.arange(size, dtype=np.int64)[pick])
@@ -322,10 +322,10 @@ class Mesh:
     @classmethod
     def read(cls, words: Words) -> Mesh:
         """Read a mesh out of a longer text form. Local."""
-        return cls(**mesh_text.read(words))
+        return cls(**mesh_text.read_mesh(words))
 
     def __repr__(self) -> str:
-        return mesh_text.show(
+        return mesh_text.show_mesh(
             self.axes, self._ids, len(self.process_indices), self._kind, self._name, self._explicit
         )
 
@@ -373,7 +373,7 @@ def coords_of(position: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _freeze(array: IntArray, shape: tuple[int, ...]) -> IntArray:
-    """Copy into bytes, under an array that nobody can make writable again."""
+    """Copy into bytes, under an array that cannot be made writable again."""
     return np.frombuffer(array.tobytes(), dtype=np.int64).reshape(shape)
 
 

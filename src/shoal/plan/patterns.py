@@ -1,4 +1,4 @@
-"""Patterns over the names of leaves, of checkpoints and of tables of layouts: `params/**`."""
+"""Patterns over the names of leaves, in checkpoints and tables of layouts: `params/**`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import lru_cache
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Does a pattern name this leaf?
+    """Does a pattern match this name?
 
-    `*` and `?` stand for characters of one component, `[ab]` for one of them, and a component `**`
+    `*` and `?` match characters of one component, `[ab]` for one of them, and a component `**`
     for any number of components, none included.
 
     >>> matches("params/**", "params/layers/0/w"), matches("params/*", "params/layers/0/w")
@@ -21,7 +21,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def is_pattern(text: str) -> bool:
-    """Is it one? `[z-a]` is no range."""
+    """Is it a valid pattern? `[z-a]` is not a range."""
     try:
         _compiled(text)
     except re.error:

@@ -1,14 +1,14 @@
-"""Which device goes where in a mesh: the order that keeps each axis's collectives on short wires.
+"""Device placement: the order that keeps each axis's collectives on short wires.
 
     mesh axes ──▶ how much of each dim of the wires each axis takes     `_best`
               ──▶ for each axis, a walk over the chips of its groups    `ring.best_walk`
               ──▶ device ids
 
-All groups of an axis are copies of one box of chips, so an axis is judged by one of them. All ways
-to spread the axes over the dims are compared, the last axis first, for it is taken to be the
-busiest: by the longest hop of its walk, then by all hops together, then by the next axis. Hence no
-order that lays axes onto boxes of chips, as JAX's `mesh_utils` does, is better for one axis without
-being worse for a busier one.
+All groups of an axis are copies of one box of chips, so one of them is enough to judge an axis. All
+ways to spread the axes over the dims are compared, the last axis first, since it is assumed to be
+the busiest: by the longest hop of its walk, then by the sum of all hops, then by the next axis. So
+no order that maps axes to boxes of chips, as JAX's `mesh_utils` does, is better for one axis
+without being worse for a busier one.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ def place(
     Local.
 
     On a torus the groups of each axis are boxes of chips, and follow one another in a closed walk
-    whose hops are all one link long wherever there is such a walk. On hosts the last axes lie
+    whose hops are all one link long if such a walk exists. On hosts the last axes are
     within a host.
 
     Args:
       topology: the devices; see `topology.parse` and `topology.from_devices`.
       axes: name → size, the busiest last.
-      across: name → how much of that axis lies across slices (or hosts), over the slow network;
+      across: name → how much of that axis spans slices (or hosts), over the slow network;
         the sizes in `axes` are totals. Default: as much of the first axes as there are slices;
         slices that differ each hold whole rows of the first axis.
-      weights: name → bytes that each device brings to all-reduces over that axis in a step of the
-        program, or any amounts in their ratio; 0 where nothing is said. The order then takes the
+      weights: name → bytes that each device contributes to all-reduces over that axis in a step of
+        the program, or any amounts in proportion; missing ones are 0. The order then takes the
         least time by the model of `cost`, whatever axis is last.
       compatible_with: the order of another library, bit by bit: "jax" (`mesh_utils` of JAX
         0.10.2), "torch_xla" (`HybridMesh`) or "dtensor" (`create_tpu_mesh`).
@@ -87,7 +87,9 @@ def place(
       [0, 2, 4, 6, 7, 5, 3, 1]
     """
     if not isinstance(topology, Topology):
-        raise UsageError(f"place: {topology!r} is no topology: topology.parse makes one of a text")
+        raise UsageError(
+            f"place: {topology!r} is not a topology: topology.parse makes one from text"
+        )
     offences: list[str] = []
     names, sizes = check_axes(axes, offences)
     split = allow_split_physical_axes
@@ -109,11 +111,11 @@ def place(
 
 
 _MOST_BYTES = 1 << 63
-_MOST_SHAPES = 4096  # that are compared for a message
+_MOST_SHAPES = 4096  # shapes compared for an error message
 
 
 class _How(NamedTuple):
-    """What our own order is asked for."""
+    """The options of our own order."""
 
     split: bool
     contiguous: bool
@@ -131,7 +133,7 @@ def _weights(
         return None
     if options.library is not None or options.contiguous:
         other = "contiguous_submeshes" if options.contiguous else "compatible_with"
-        offences.append(f"weights and {other} do not go together: each says what comes first")
+        offences.append(f"weights and {other} cannot be combined: each sets the order")
     if not isinstance(weights, Mapping):
         offences.append(f"weights={weights!r} must be a dict: name → bytes")
         return None
@@ -147,7 +149,7 @@ def _weights(
 
 
 def _misfits(topology: Topology, names: Sequence[str], sizes: Sizes) -> list[str]:
-    """Say that a mesh has another number of devices than the topology, and what would fit."""
+    """Report that a mesh has another number of devices than the topology, and what would fit."""
     count, wanted = topology.num_devices, math.prod(sizes)
     if wanted == count:
         return []
@@ -162,7 +164,7 @@ def _misfits(topology: Topology, names: Sequence[str], sizes: Sizes) -> list[str
 
 
 def _shapes(count: int, rank: int) -> list[Sizes]:
-    """Return the meshes of so many devices; of many axes only some."""
+    """Return the meshes with this many devices; only some if there are many axes."""
     found = [(1,) * rank] if rank else []
     for prime in prime_factors(count):
         grown = {
@@ -188,7 +190,7 @@ def _outer(
     options: OrderOptions,
     weights: tuple[float, ...] | None,
 ) -> Sizes | None:
-    """Return how much of each axis lies across the slow network; None: nothing is said of it."""
+    """Return how much of each axis spans the slow network; None: unspecified."""
     if across is None:
         if options.library is None and isinstance(topology, Slices) and topology.is_even:
             return _spread(topology, sizes, _by_weight(sizes, weights))
@@ -221,7 +223,7 @@ def _by_weight(sizes: Sizes, weights: tuple[float, ...] | None) -> list[int]:
 
 
 def _spread(topology: Slices, sizes: Sizes, axes: Sequence[int]) -> Sizes:
-    """Lay the slices across the axes, which are given the least busy first."""
+    """Distribute the slices over the axes, which are given the least busy first."""
     left, outer = len(topology.slices), [1] * len(sizes)
     for axis in axes:
         outer[axis] = math.gcd(sizes[axis], left)

@@ -1,6 +1,6 @@
-"""What the devices of each process hold together of an array: one box, cut evenly inside.
+"""The boxes of arrays that each process's devices hold together, evenly split inside.
 
-Where every process holds a box, and all boxes have one shape, an array can be given in parts: each
+If every process holds a box, and all boxes have one shape, an array can be given in parts: each
 process has its box as an array of its own. Boxes of two processes are then equal or disjoint.
 """
 
@@ -41,7 +41,7 @@ class ProcessBox(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def process_box(layout: Layout, process: int) -> ProcessBox:
-    """Return what `process` holds of arrays of a layout.
+    """Return the box of arrays of a layout that `process` holds.
 
     Raises:
       UsageError: the devices of a process hold no box, or processes hold boxes of several shapes;
@@ -72,7 +72,7 @@ class _Part(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _parts(layout: Layout) -> dict[int, _Part]:
-    """Return what each process holds, by process."""
+    """Return what each process holds."""
     numbers, box = _shard_numbers(layout)
     parts: dict[int, _Part] = {}
     offences = []
@@ -127,7 +127,7 @@ def _coords(mesh: Mesh, rows: IntArray) -> tuple[IntArray, ...]:
 
 
 def _local_layout(layout: Layout, process: int, shards: tuple[int, ...]) -> Layout:
-    """Return how a process's box lies over its own devices.
+    """Return the layout of a process's box over its own devices.
 
     The mesh's own axes are kept, if its devices are a grid of them: x=4, y=2 over two processes by
     rows is x=2, y=2 in each. In any other order there is one axis for each dim that is cut.

@@ -1,4 +1,4 @@
-"""Which rows of a batch each process holds, and which of them other processes hold, too."""
+"""Which rows of a batch each process holds, and which of them other processes also hold."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def row_holders(layout: Layout, dim: int = 0) -> RowHolders:
     return RowHolders(tuple(tuple(sorted(holders)) for holders in found))
 
 
-def must_split_evenly(asked: str, layout: Layout, size: int, dim: int) -> None:
+def must_split_evenly(operation: str, layout: Layout, size: int, dim: int) -> None:
     """Raise if the shards do not divide a dim of this size.
 
     Raises:
@@ -72,5 +72,6 @@ def must_split_evenly(asked: str, layout: Layout, size: int, dim: int) -> None:
         below, above = size // count * count, -(-size // count) * count
         fits = f"{below} or {above}" if below else f"{above}"
         raise UsageError(
-            f"{asked}: {size} rows, which {count} shards ({axes}) do not divide; {fits} would fit"
+            f"{operation}: {size} rows, which {count} shards ({axes}) do not divide; "
+            f"{fits} would fit"
         )

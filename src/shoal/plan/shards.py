@@ -1,14 +1,14 @@
-"""Who holds which region of an array, who holds replicas of it, and who writes it.
+"""Which process holds which region of an array, holds replicas of it, and writes it.
 
-Two rules say where the cuts of an uneven dim fall:
+Two rules decide where an uneven dim is cut:
 
 * "ceil": every shard has ceil(dim / shards) indices, clamped to the dim. XLA's rule.
-* "axis_by_axis": each axis in turn cuts what the axis before it left, by the same rule. The rule
-  of PyTorch's DTensor. 9 over x=4, y=2: 2,1,2,1,2,1,0,0 and not 2,2,2,2,1,0,0,0.
+* "axis_by_axis": each axis in turn cuts what the previous axis left, by the same rule. The rule of
+  PyTorch's DTensor. 9 over x=4, y=2: 2,1,2,1,2,1,0,0 and not 2,2,2,2,1,0,0,0.
 
-Either way a shard may be empty; an empty region lies at the end of its dim. Devices that hold the
-same shard are replicas of each other. Their numbers count 0..k-1 in mesh order, as JAX's
-`Shard.replica_id` does. A dim of size 0 has one shard, which everybody holds.
+Either way a shard may be empty; an empty region is at the end of its dim. Devices that hold the
+same shard are replicas of each other, numbered 0..k-1 in mesh order, as in JAX's
+`Shard.replica_id`. A dim of size 0 has one shard, held by all devices.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def replica_index(
 
 @dataclass(frozen=True, eq=False)
 class Owners:
-    """Who holds what, over all devices of a mesh in mesh order; and who writes it.
+    """The holders and the writer of each box, over all devices of a mesh in mesh order.
 
     A box is what one shard covers. Boxes are numbered row-major over the shards of the dims; those
     past the end of an uneven dim are empty.
@@ -131,13 +131,13 @@ class Owners:
 
     @property
     def num_boxes(self) -> int:
-        """How many boxes there are, the empty ones included."""
+        """Number of boxes, including empty ones."""
         return len(self.writer)
 
 
 @local
 def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Owners:
-    """Return who holds what over all devices, and for each distinct box who writes it.
+    """Return the holders over all devices, and the writer of each distinct box.
 
     Local.
 
@@ -161,7 +161,9 @@ def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Own
     check_layout("owners", layout)
     sizes = layout.check_shape(shape)
     if layout.partial:
-        raise UsageError(f"owners: {layout!r} is partial: reduce it first, then somebody owns it")
+        raise UsageError(
+            f"owners: {layout!r} is partial: reduce it first, so that every value has an owner"
+        )
     mesh, rank = layout.mesh, layout.rank
     if max(sizes, default=0) > _MOST_INDICES:
         raise UsageError(f"owners: shape {sizes} has a dim of more than 2^62 indices")

@@ -1,4 +1,4 @@
-"""What is near what: descriptions of hardware that need no hardware.
+"""Topologies: descriptions of hardware that need no hardware.
 
     Torus    chips in a grid of links, as a TPU slice is       v5p:8x8x8
     Slices   several of them over a slower network             v5e:4x8 x 2 slices
@@ -86,7 +86,7 @@ def _torus(words: str, text: str) -> Torus:
     known = (*GENERATIONS, "torus", "gpu", "cpu", "flat")
     if not colon or name not in (*GENERATIONS, "torus") or not _SIZES.fullmatch(sizes):
         hint = "" if name in known else nearest(name, known)
-        raise UsageError(f"{text!r} is no topology{hint}\nsuch are {_EXAMPLES}")
+        raise UsageError(f"{text!r} is not a topology{hint}\nexamples: {_EXAMPLES}")
     named: dict[str, Any] = {}
     shape = tuple(map(int, sizes.split("x")))
     for option in options:
@@ -105,14 +105,14 @@ def _torus(words: str, text: str) -> Torus:
 
 
 class Device(NamedTuple):
-    """What is known of one device."""
+    """The known facts of one device."""
 
     id: int
     process: int
     coords: tuple[int, ...] | None
     core: int
     slice: int
-    kind: str  # as JAX calls it
+    kind: str  # JAX's `device_kind`
     platform: str
 
 
@@ -181,7 +181,9 @@ def _device(one: Any) -> Device:
                  "slice": "slice_index", "kind": "device_kind", "platform": "platform"}  # fmt: skip
         facts = {ours: getattr(one, theirs, None) for ours, theirs in names.items()}
         if facts["id"] is None:
-            raise UsageTypeError(f"from_devices: {one!r} is no device and no mapping of its facts")
+            raise UsageTypeError(
+                f"from_devices: {one!r} is neither a device nor a mapping of its attributes"
+            )
     coords = facts["coords"]
     platform = str(facts["platform"] or ("tpu" if coords is not None else "cpu"))
     try:
@@ -201,7 +203,7 @@ def _offences(rows: Sequence[Device]) -> list[str]:
     found = []
     ids, counts = np.unique([row.id for row in rows], return_counts=True)
     if (counts > 1).any():
-        found.append(f"ids come twice: {ids[counts > 1].tolist()[:8]}")
+        found.append(f"ids occur twice: {ids[counts > 1].tolist()[:8]}")
     kinds = {row.slice: set[str]() for row in rows}
     for row in rows:
         kinds[row.slice].add(row.kind)
@@ -211,16 +213,16 @@ def _offences(rows: Sequence[Device]) -> list[str]:
     if without and len(without) < len(rows):
         found.append(f"devices {without[:8]} have no coordinates, and others have")
     if not without and len({len(row.coords or ()) for row in rows}) > 1:
-        found.append("coordinates have not all as many dims")
+        found.append("coordinates differ in their number of dims")
     elif not without:
         places = {(row.slice, row.coords, row.core) for row in rows}
         if len(places) < len(rows):
-            found.append(f"{len(rows) - len(places)} places come twice: no two devices share one")
+            found.append(f"{len(rows) - len(places)} places occur twice: no two devices share one")
     return found
 
 
 def _around(rows: Sequence[Device], within: Iterable[Any]) -> list[Device]:
-    """Read all devices of the slices, which must hold the given ones."""
+    """Read all devices of the slices, which must include the given ones."""
     around = [_device(one) for one in within]
     strange = sorted({row.id for row in rows} - {row.id for row in around})
     offences = [f"devices {strange[:8]} are not in within"] if strange else []
@@ -237,7 +239,7 @@ def _boxes(rows: Sequence[Device]) -> dict[int, Torus | None]:
 
 
 def _part(torus: Torus, whole: Torus | None) -> Torus:
-    """Take away the links that a part of a slice has not."""
+    """Remove the links that a part of a slice lacks."""
     if whole is None or len(whole.shape) != len(torus.shape):
         return dataclasses.replace(torus, wrap=(False,) * len(torus.shape))
     begin = torus.origin or (0,) * len(torus.shape)
@@ -339,7 +341,7 @@ def to_json(topology: Topology) -> dict[str, Any]:
 
 @local
 def from_json(values: Mapping[str, Any]) -> Topology:
-    """Read what `to_json` wrote: `from_json(to_json(topology)) == topology`.
+    """Parse the result of `to_json`: `from_json(to_json(topology)) == topology`.
 
     Local.
 

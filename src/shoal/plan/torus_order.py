@@ -21,8 +21,8 @@ IntArray = NDArray[np.int64]
 Sizes = tuple[int, ...]
 Weights = tuple[float, ...]
 
-_MOST_NESTED = 3  # axes, of which every nesting is tried
-_SPEED = Link("link", 1.0, 0.0, "")  # where none is known: times are in proportion to it
+_MOST_NESTED = 3  # limit of axes for trying every nesting
+_SPEED = Link("link", 1.0, 0.0, "")  # if unknown: times are proportional to it
 
 
 def order(torus: Torus, sizes: Sizes, split: bool, weights: Weights | None = None) -> IntArray:
@@ -63,13 +63,13 @@ def order(torus: Torus, sizes: Sizes, split: bool, weights: Weights | None = Non
 def _best(
     grid: Sizes, wraps: tuple[bool, ...], sizes: Sizes, split: bool
 ) -> tuple[Sizes, ...] | None:
-    """Return how much of each dim each axis takes [axis][dim], at its best; None if in no way.
+    """Return how much of each dim each axis takes [axis][dim], at best; None if impossible.
 
     The busiest axis comes first and keeps every share of the dims that is as good as its best; the
     next one chooses among what these leave, and so on. Every choice that the axes so far have left
     can be completed, so nothing better is passed over.
     """
-    found: list[tuple[tuple[Sizes, ...], Sizes]] = [((), grid)]  # shares, what is left of each dim
+    found: list[tuple[tuple[Sizes, ...], Sizes]] = [((), grid)]  # shares, remainder of each dim
     for axis in reversed(range(len(sizes))):
         grown: dict[tuple[int, int], list[tuple[tuple[Sizes, ...], Sizes]]] = {}
         for shares, left in found:
@@ -93,7 +93,7 @@ def _best(
 def _fastest(
     grid: Sizes, wraps: tuple[bool, ...], sizes: Sizes, split: bool, weights: Weights, link: Link
 ) -> tuple[Sizes, tuple[Sizes, ...] | None]:
-    """Return which axis lies inside which, the innermost last, and what each takes of the dims."""
+    """Return the nesting of the axes, innermost last, and the shares of each."""
     search = _OrderSearch(grid, wraps, sizes, split, weights, link)
     axes = range(len(sizes))
     by_weight = tuple(sorted(axes, key=lambda axis: weights[axis]))
@@ -121,7 +121,7 @@ class _OrderSearch:
         self.taken: tuple[Sizes, ...] | None = None
 
     def grow(self, nest: Sizes, inner: tuple[Sizes, ...], left: Sizes, seconds: float) -> None:
-        """Give the next axis outwards each share of what is left, the fastest first.
+        """Give the next outer axis each possible share of the rest, the fastest first.
 
         Args:
           nest: the axes, the innermost last.
@@ -162,7 +162,7 @@ def _seconds(sides: tuple[Side, ...], link: Link, weight: float, cores: int) -> 
 
 
 def _fits(grid: Sizes, sizes: Sizes) -> bool:
-    """Whether axes can be laid onto whole dims."""
+    """Can the axes be assigned to whole dims?"""
     if not sizes:
         return all(size == 1 for size in grid)
     for share in _shares(grid, sizes[-1], False):
@@ -205,7 +205,7 @@ def _shares(grid: Sizes, size: int, split: bool) -> Iterator[Sizes]:
 
 
 def _whole(grid: Sizes, rank: int) -> Iterator[Sizes]:
-    """Yield the meshes of so many axes that share no dim."""
+    """Yield the meshes of this many axes that share no dim."""
     seen = set()
     for owners in itertools.product(range(rank), repeat=len(grid)):
         row = [1] * rank

@@ -1,11 +1,11 @@
-"""Which process writes each box of an array: one that holds it, with the bytes spread evenly.
+"""Assign each box of an array to a process that writes it: a holder, balancing the bytes.
 
-Boxes that the same processes hold form a class. Where the classes share no process, as on every
-mesh whose processes are sub-grids, each class is dealt out by itself: largest box first, back and
-forth over its processes, which is as even as boxes of one size can be. Where classes overlap, the
-boxes go one by one, largest first, to the holder with the least so far (R. L. Graham, *Bounds on
-multiprocessing timing anomalies*, SIAM J. Appl. Math. 17, 1969), and among equals to the one that
-the fewest other boxes can go to.
+Boxes held by the same processes form a class. If the classes share no process, as on every mesh
+whose processes are sub-grids, each class is dealt out by itself: largest box first, back and forth
+over its processes, which is as even as boxes of one size permit. If classes overlap, the boxes are
+assigned one by one, largest first, to the least loaded holder (R. L. Graham, *Bounds on
+multiprocessing timing anomalies*, SIAM J. Appl. Math. 17, 1969), and among equals to the one with
+the fewest other boxes to choose from.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def choose_writers(holders: IntArray, size: NDArray[Any]) -> IntArray:
 def _deal_classes(holders: IntArray, lowest: IntArray, size: NDArray[Any]) -> IntArray | None:
     """Deal each class to its processes, or return None where classes overlap.
 
-    Classes that share no process are told apart by their lowest process. They are such if every
+    Classes that share no process are distinguished by their lowest process. This holds if every
     process has boxes of one lowest process only, and every box is held by its whole class.
     """
     kind = np.full(int(holders.max()) + 1, -1, dtype=np.int64)

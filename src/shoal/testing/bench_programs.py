@@ -1,4 +1,4 @@
-"""What a bench is asked to run: a script, or a function that is imported anew in each process."""
+"""The program that a bench runs: a script, or a function imported anew in each process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IMPORTABLE = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*:[A-Za-z_]\w*(?:\.\w+)*")
 
 
 class Program(NamedTuple):
-    """A checked request: either a script's path and its arguments, or the spec of a function."""
+    """A validated program: either a script's path and its arguments, or the spec of a function."""
 
     script: str | None
     arguments: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Program(NamedTuple):
         return self.spec is not None
 
     def command(self, spec_path: Path) -> list[str]:
-        """Return what follows the interpreter; writes the spec if there is one."""
+        """Return the arguments of the interpreter; writes the spec if there is one."""
         if self.spec is None:
             return [str(self.script), *self.arguments]
         spec_path.write_text(json.dumps(self.spec), encoding="utf-8")
@@ -49,11 +49,11 @@ def program_of(
     folder: str,
     initialize: bool,
 ) -> Program:
-    """Return what to run.
+    """Return the program to run.
 
     Raises:
-      UsageError: it is no function of a module, no `module:function` and no script that is there.
-      UsageTypeError: an argument is no plain value.
+      UsageError: it is not a function of a module, a `module:function` or an existing script.
+      UsageTypeError: an argument is not a plain value.
     """
     if callable(program):
         module, name, file = _place(program)
@@ -88,7 +88,7 @@ def _place(function: Callable[..., object]) -> tuple[str, str, str]:
     """Return the module, the name in it and the file of a function."""
     name = getattr(function, "__qualname__", "")
     if not inspect.isfunction(function) and not inspect.ismethod(function):
-        raise UsageTypeError(f"{function!r} is no function, no 'module:function' and no script")
+        raise UsageTypeError(f"{function!r} is not a function, a 'module:function' or a script")
     if "<" in name:
         raise UsageError(
             f"{name} cannot be imported by another process: it is not at the top of its module\n"

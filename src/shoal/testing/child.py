@@ -1,8 +1,8 @@
-"""What each process of a `Cluster` runs when it was given a function: `child.py SPEC [INDEX]`.
+"""Entry point of each process of a `Cluster` that runs a function: `child.py SPEC [INDEX]`.
 
-It imports the function's module anew, joins the job, calls the function, and leaves the value or
-the traceback in a file. Then it ends as any program does: an error goes on to the interpreter, so
-that the others hear of it as they would from a real one.
+It imports the function's module anew, joins the job, calls the function, and writes the value or
+the traceback to a file. Then it exits as any program does: an error propagates to the interpreter,
+so that peers see it as they would a real one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from shoal.testing.values import decoded, encoded
 
 __all__ = ["main", "result_path"]
 
-_MAIN = (
-    "__mp_main__"  # as multiprocessing names it: the program's own `__main__` block must not run
-)
+_MAIN = "__mp_main__"  # as in multiprocessing: the program's `__main__` block must not run
 
 
 def result_path(folder: str, process: int) -> Path:
-    """Return the file in which a process leaves what its function returned or raised."""
+    """Return the file to which a process writes its function's result or error."""
     return Path(folder) / f"result{process}.json"
 
 
@@ -38,7 +36,7 @@ def main(arguments: list[str]) -> None:
     process = int(arguments[1] if len(arguments) > 1 else os.environ["SHOAL_PROCESS_ID"])
     path = result_path(spec["folder"], process)
     if spec["initialize"]:
-        # Before the path is the test's own, where any module of Python's may have a namesake.
+        # Imported before the test's own path is set, which may shadow standard modules.
         from shoal.runtime.process import initialize
     sys.path[:] = spec["path"]
     sys.argv[:] = [spec["name"]]
@@ -48,27 +46,27 @@ def main(arguments: list[str]) -> None:
         positional: Any = decoded(spec["arguments"])
         named: Any = decoded(spec["named"])
         value = _function(spec)(*positional, **named)
-        told = {"value": encoded(value, f"what {spec['name']} returned")}
+        outcome = {"value": encoded(value, f"what {spec['name']} returned")}
     except SystemExit as left:
         _leave(path, {"error": f"SystemExit: {left.code}", "kind": "SystemExit"})
-        sys.exit(left.code)  # whose hook sees it, also where it was raised without it
+        sys.exit(left.code)  # whose hook sees it, even if raised without it
     except BaseException as error:
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace))
         _leave(path, {"error": text, "kind": type(error).__name__})
         raise
-    _leave(path, told)
+    _leave(path, outcome)
 
 
-def _leave(path: Path, told: object) -> None:
-    """Write it whole or not at all."""
+def _leave(path: Path, outcome: object) -> None:
+    """Write the result atomically."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(told), encoding="utf-8")
+    part.write_text(json.dumps(outcome), encoding="utf-8")
     part.replace(path)
 
 
 def _function(spec: dict[str, Any]) -> Callable[..., object]:
-    """Return the function; for a method of a class, of a new object of it."""
+    """Return the function; for a method, that of a new instance of its class."""
     found: Any = _module(spec["module"], spec["file"])
     *owners, name = spec["name"].split(".")
     for owner in owners:

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test advances it."""
+"""A manual clock: time stands still until a test advances it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Call it for the time in seconds, as `time.monotonic`; `advance` it as you like.
+    """Returns the time in seconds when called, like `time.monotonic`; `advance` moves it.
 
-    Whatever takes a clock as an argument can be tested to the second, and at once.
+    Code that takes a clock as an argument can be tested to the second, without waiting.
 
     >>> clock = Clock()
     >>> clock.advance(2.5)
@@ -30,12 +30,12 @@ class Clock:
         """Let `by_s` seconds pass.
 
         Raises:
-          UsageError: it is negative, or no duration: a monotonic clock never goes back.
+          UsageError: it is negative, or not a duration: a monotonic clock never goes back.
         """
         if not 0 <= by_s < math.inf:
-            raise UsageError(f"advance({by_s!r}): a clock goes forward, by a number of seconds")
+            raise UsageError(f"advance({by_s!r}): a clock moves forward, by a number of seconds")
         self._now_s += by_s
 
     def sleep(self, duration_s: float) -> None:
-        """Stand in for `time.sleep`: the time passes, nobody waits."""
+        """Stand in for `time.sleep`: advance the time without waiting."""
         self.advance(duration_s)

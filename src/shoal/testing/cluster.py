@@ -1,9 +1,9 @@
-"""N processes here, with M virtual devices each, for a test: run, break, and end them.
+"""A cluster of N local processes with M virtual devices each, for tests that break things.
 
-A `Cluster` runs a function or a script in every process and collects what each returned, said and
-ended with. It can kill, freeze, pause and cut off any of them. Everything has a deadline, whose
-error shows what each process said last, and nothing outlives the cluster: not when the test
-fails, nor when it is killed itself (see `warden`).
+A `Cluster` runs a function or a script in every process and collects the results, outputs and exit
+codes. It can kill, freeze, pause and disconnect any of them. Everything has a deadline, whose error
+shows the last output of each process, and nothing outlives the cluster: not when the test fails,
+nor when it is killed itself (see `warden`).
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ class Cluster:
         """Prepare; nothing runs yet.
 
         Args:
-          processes: how many.
-          devices: virtual CPU devices of each; None: whatever devices are there.
-          services: who runs the meeting place and JAX's service: "process 0" starts them as
+          processes: number of processes.
+          devices: virtual CPU devices of each; None: the devices present.
+          services: how the meeting place and JAX's service run: "process 0" starts them as
             without any launcher, "stand-alone" before the job, or "launcher", `shoal run`.
           network: each process (and stand-alone services) gets a host name, an address and a cable
             of its own, so that `cut` and `mend` work; see `shoal.testing.network`.
-          faults: what happens at named points, see `shoal.runtime.system.fault_points`.
-          env: the environment of the processes, but for the job's own variables; None: this one's.
+          faults: faults at named points, see `shoal.runtime.system.fault_points`.
+          env: the environment of the processes, except the job's own variables; None: inherited.
           start_method: "spawn" starts each process as a program of its own; "fork" forks those that
             run a function from one that has imported JAX: sooner, for a fraction of the
             computing. But forks share the seed of Python's hashes: a `set` of texts that has
             another order in each process of a real job has the same order in all of them. Only
             Linux can fork once JAX is imported; elsewhere, and under a launcher, both mean "spawn".
-          deadline_s: from the start of the processes until all that is waited for, in seconds.
+          deadline_s: of all waits, in seconds from the start of the processes.
 
         Raises:
-          UsageError: something is wrong with it; all offences at once.
+          UsageError: arguments are wrong; names all problems.
         """
         offences = _offences(processes, devices, services, network, deadline_s)
         if start_method not in _START_METHODS:
@@ -120,7 +120,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End everything. Idempotent."""
+        """End all processes. Idempotent."""
         if not os.path.isdir(self.folder):
             return
         self._warden.close()
@@ -141,7 +141,7 @@ class Cluster:
         initialize: bool = True,
         **named: Any,
     ) -> None:
-        """Start the program in all processes, or in those of `only`; return at once.
+        """Start the program in all processes, or in those of `only`, without waiting.
 
         Args:
           program: a function at the top of a module, its name as `"module:function"`, or the path
@@ -156,8 +156,8 @@ class Cluster:
         """
         if not os.path.isdir(self.folder):
             raise UsageError("this cluster is closed: make another one")
-        asked = program_of(program, arguments, named, folder=self.folder, initialize=initialize)
-        self._has_values = asked.is_function
+        checked = program_of(program, arguments, named, folder=self.folder, initialize=initialize)
+        self._has_values = checked.is_function
         chosen = tuple(range(self.processes) if only is None else only)
         if wrong := [p for p in chosen if p not in range(self.processes)]:
             raise UsageError(f"there are processes 0..{self.processes - 1}, not {wrong}")
@@ -165,7 +165,7 @@ class Cluster:
             raise UsageError(f"processes {busy} run already")
         if all(running.code is not None for running in self._running.values()):
             self._begin()
-        for running, process in self._job.start(asked, chosen, only is None):
+        for running, process in self._job.start(checked, chosen, only is None):
             self._pump.follow(running)
             if process is None:
                 self._others.append(running)
@@ -173,7 +173,7 @@ class Cluster:
                 self._running[process] = running
 
     def _begin(self) -> None:
-        """A new job: another address, new services, the deadline from now."""
+        """Begin a new job: another address, new services, the deadline from now."""
         self._began = time.monotonic()
         self._running.clear()
         services = self._job.renew()
@@ -197,14 +197,14 @@ class Cluster:
         initialize: bool = True,
         **named: Any,
     ) -> list[Any]:
-        """Run the program in all processes until all have ended well; see `start`.
+        """Run the program in all processes until all have succeeded; see `start`.
 
         Returns:
-          What the function returned in each process; of a script, an `Ended` for each.
+          The function's result in each process; for a script, an `Ended` for each.
 
         Raises:
-          PeerFailedError: some process failed; `failed` has the traceback of each that did.
-          DeadlineError: not all ended in time; `last_words` has what each said last.
+          PeerFailedError: a process failed; `failed` has the traceback of each.
+          DeadlineError: not all ended in time; `last_words` has the last output of each.
         """
         self.start(program, *arguments, initialize=initialize, **named)
         ended = self.wait()
@@ -212,7 +212,7 @@ class Cluster:
         return [one.value for one in ended] if self._has_values else list(ended)
 
     def wait(self, *, only: Iterable[int] | None = None) -> list[Ended]:
-        """Wait until processes have ended, however they do; return how, in order.
+        """Wait until processes have ended, successfully or not; return how, in order.
 
         Raises:
           DeadlineError: not in time.
@@ -230,12 +230,12 @@ class Cluster:
         return [ended_of(row, p, self.folder) for p, row in zip(chosen, rows, strict=True)]
 
     def wait_for(self, words: str, process: int | str) -> str:
-        """Wait until a process said `words`; return the line, of stdout or stderr.
+        """Wait until a process prints `words`; return the line, of stdout or stderr.
 
-        Under a launcher all speak through "the launcher".
+        Under a launcher, all output comes from "the launcher".
 
         Raises:
-          PeerFailedError: it ended before.
+          PeerFailedError: it ended first.
           DeadlineError: it did not in time.
         """
         running = self._of(process)
@@ -248,25 +248,25 @@ class Cluster:
         )
         found = line()
         if found is None:
-            told = running.tail(_TAIL_LINES)
-            failed = {process: told} if isinstance(process, int) else {}
-            raise PeerFailedError(f"it never said {words!r}: {told}", failed=failed)
+            output = running.tail(_TAIL_LINES)
+            failed = {process: output} if isinstance(process, int) else {}
+            raise PeerFailedError(f"it never said {words!r}: {output}", failed=failed)
         return found
 
     def said(self, process: int | str) -> list[str]:
-        """Return the lines that a process (or "the launcher") has said so far, stdout first."""
+        """Return the output lines of a process (or "the launcher") so far, stdout first."""
         running = self._of(process)
         streams = [said.decode(errors="replace") for said in (running.out, running.err)]
         return [line for text in streams for line in text.split("\n")[:-1]]
 
     def wait_for_pause(self, point: str, process: int | None = None) -> int | None:
-        """Wait until a process is held by the fault `POINT:pause`; return which it is."""
+        """Wait until a process is held by the fault `POINT:pause`; return its number."""
         where = "a process" if process is None else f"process {process}"
         self._until(lambda: bool(self._held(point, process)), f"{where} pauses at {point!r}")
         return self._held(point, process)[0].process
 
     def release(self, point: str, process: int | None = None) -> None:
-        """Let those go on that pause at a point, or the one."""
+        """Resume the processes paused at a point, or one of them."""
         with self._pump.changed:
             for pause in self._held(point, process):
                 with contextlib.suppress(OSError):  # it died meanwhile
@@ -279,24 +279,24 @@ class Cluster:
         return [pause for pause in here if process in (None, pause.process)]
 
     def kill(self, who: int | str) -> None:
-        """SIGKILL to a process, or to "the meeting place" or "JAX's service"."""
+        """Send SIGKILL to a process, or to "the meeting place" or "JAX's service"."""
         self._send(who, signal.SIGKILL)
 
     def stop(self, who: int | str) -> None:
-        """Freeze it: SIGSTOP. On Linux it stands still when this returns."""
+        """Freeze it with SIGSTOP. On Linux, returns once it is stopped."""
         self._send(who, signal.SIGSTOP)
         self._job.until_frozen(self.pid(who))
 
     def cont(self, who: int | str) -> None:
-        """Let a frozen one go on: SIGCONT."""
+        """Resume a frozen process with SIGCONT."""
         self._send(who, signal.SIGCONT)
 
     def terminate(self, who: int | str) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self._send(who, signal.SIGTERM)
 
     def interrupt(self, who: int | str) -> None:
-        """SIGINT, as by Ctrl-C."""
+        """Send SIGINT, like Ctrl-C."""
         self._send(who, signal.SIGINT)
 
     def _send(self, who: int | str, number: signal.Signals) -> None:
@@ -308,18 +308,18 @@ class Cluster:
         """Return the process id of a process of the job, or of one of its services.
 
         Raises:
-          UsageError: nobody of that name runs.
+          UsageError: no such process is running.
         """
         if isinstance(who, int) and self.services != "launcher":
             return self._of(who).popen.pid
         return self._job.find(who)
 
     def pids(self, words: str = "") -> list[int]:
-        """Return all living processes of this cluster whose command line has `words`. (Linux.)"""
+        """Return the living processes of this cluster with `words` in the command line. (Linux.)"""
         return self._job.everyone(words)
 
     def cut(self, who: int | str) -> None:
-        """Cut a process, or a stand-alone service, off from all others: silently."""
+        """Silently disconnect a process, or a stand-alone service, from all others."""
         self._warden.order("cut", self._job.place_of(who))
 
     def mend(self, who: int | str) -> None:
@@ -340,9 +340,9 @@ class Cluster:
                 return
             rows = {p: running.tail(_TAIL_LINES) for p, running in self._running.items()}
             others = [running.tail(_TAIL_LINES) for running in self._others]
-        told = "\n".join([*rows.values(), *others])
+        output = "\n".join([*rows.values(), *others])
         raise DeadlineError(
-            f"the test bench waited {self.deadline_s:g} s until {words}\n{told}",
+            f"the test bench waited {self.deadline_s:g} s until {words}\n{output}",
             name=words,
             waited_s=self.deadline_s,
             missing=[p for p, running in self._running.items() if running.code is None],

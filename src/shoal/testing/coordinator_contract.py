@@ -1,4 +1,4 @@
-"""What every coordinator promises, as tests that a coordinator of yours can be held to.
+"""The contract of coordinators, as a test suite for your own implementation.
 
     from shoal.testing.coordinator_contract import CoordinatorContract, KillableJob
 
@@ -9,8 +9,8 @@
                 return KillableJob([MyCoordinator(p, processes) for p in range(processes)], kill)
             return make
 
-The tests look at types and facts of errors, not at their words. They run N coordinators in threads
-of one process, wait for events, and hold no clock.
+The tests check types and attributes of errors, not messages. They run N coordinators in threads
+of one process, and wait for events instead of sleeping.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
 
 __all__ = ["PATIENCE_S", "CoordinatorContract", "KillableJob", "MakeStage", "meet", "run_together"]
 
-PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
-_LONG_S = 60.0  # a deadline that no test here waits for
+PATIENCE_S = 30.0  # deadline of the test itself: reached only if something is broken
+_LONG_S = 60.0  # a deadline that no test here reaches
 
 Call = Callable[[], Any]
 
@@ -61,7 +61,7 @@ def run_together(*functions: Call) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-        assert not thread.is_alive(), "somebody hangs"
+        assert not thread.is_alive(), "a call hangs"
     return results
 
 
@@ -74,10 +74,10 @@ def meet(
 
 
 class KillableJob:
-    """N coordinators, one for each process of a job, and the power to kill one."""
+    """N coordinators, one for each process of a job, and a function to kill one."""
 
     def __init__(self, coordinators: Sequence[Coordinator], kill: Callable[[int], object]) -> None:
-        """`kill(p)`: what process p's sudden death does: its connections end without a word."""
+        """`kill(p)` simulates a sudden death of process p: its connections close without notice."""
         self.coordinators, self.kill = list(coordinators), kill
 
     def on_all(self, function: Callable[[Any], object]) -> list[Any]:
@@ -98,7 +98,7 @@ class KillableJob:
         return result
 
     def until_said(self, process: int, words: str) -> Member:
-        """Return once `process` is known to have said something that begins with `words`."""
+        """Return once `process` is known to have reported a message that begins with `words`."""
         return self._until(process, lambda member: member.said.startswith(words))
 
     def until_waiting(self, process: int) -> Member:
@@ -106,7 +106,7 @@ class KillableJob:
         return self._until(process, lambda member: member.is_waiting)
 
     def until_settled(self, process: int) -> Notice:
-        """Return once `process` knows of a notice and of the step that all agreed on."""
+        """Return once `process` knows of a notice and of the agreed step."""
         stop = self.coordinators[process].stop
         give_up = time.monotonic() + PATIENCE_S
         while True:
@@ -130,7 +130,7 @@ MakeStage = Callable[..., KillableJob]
 
 
 def _error(call: Call) -> Any:
-    """Return what a call raises, at once: long before its own deadline."""
+    """Return the error raised by a call at once: long before its own deadline."""
     began = time.monotonic()
     try:
         return call()
@@ -140,7 +140,7 @@ def _error(call: Call) -> Any:
 
 
 class CoordinatorContract:
-    """Derive from it, and give it a fixture `stage`: a function that makes a `KillableJob` of N."""
+    """Subclass it with a fixture `stage`: a function that makes a `KillableJob` of N processes."""
 
     @pytest.mark.parametrize("processes", [1, 2, 4])
     def test_everybody_gets_everybodys_bytes(self, stage: MakeStage, processes: int) -> None:
@@ -176,7 +176,7 @@ class CoordinatorContract:
             assert type(error) is DivergenceError
             one, other = sorted(error.sides.values(), key=lambda side: 1 in side)
             assert other == (1,)
-            assert set(one) <= {0, 2}  # it is told at the first difference: not all need have come
+            assert set(one) <= {0, 2}  # reported at the first difference: not all need have arrived
         assert job.on_all(lambda c: len(meet(c, "next"))) == [3] * 3
 
     @pytest.mark.parametrize("lane", ["main", "side"])
@@ -189,11 +189,13 @@ class CoordinatorContract:
             for value, here in (("equal", meets_in), (str(coordinator.process == 1), lane)):
                 entry = TrailEntry("put", "train.py:12 (main)", ("x: float32[8]",), value)
                 coordinator.trails.record(entry, group=None, lane=here)
-        told = job.on_all(lambda c: meet(c, "go", lane=meets_in))
+        outcomes = job.on_all(lambda c: meet(c, "go", lane=meets_in))
         if (lane, meets_in) == ("main", "side"):
-            assert [len(answers) for answers in told] == [3] * 3  # the main line has yet to meet
+            assert [len(answers) for answers in outcomes] == [
+                3
+            ] * 3  # the main lane has yet to meet
             return
-        for error in told:
+        for error in outcomes:
             assert type(error) is DivergenceError
             one, other = sorted(error.sides.values(), key=lambda side: 1 in side)
             assert other == (1,)
@@ -214,7 +216,7 @@ class CoordinatorContract:
         ]
         errors = [wait() for wait in waits]
         errors += [_error(partial(meet, job.coordinators[p], "epoch")) for p in (1, 3)]
-        for error in errors:  # who comes late is told at once, though its own deadline is far
+        for error in errors:  # a late process gets it at once, although its own deadline is far
             assert type(error) is DeadlineError
             assert (error.name, error.missing) == ("epoch", (1, 3))
             assert set(error.last_words) == {1, 3}
@@ -250,7 +252,7 @@ class CoordinatorContract:
         error = waits()
         assert type(error) is PeerFailedError
         assert error.failed == {1: words}
-        job.kill(1)  # its end says nothing new
+        job.kill(1)  # its end is no news
         assert _error(lambda: meet(job.coordinators[2])).failed == {1: words}
 
     @pytest.mark.parametrize("points", [0, 1])

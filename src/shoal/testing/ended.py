@@ -1,4 +1,4 @@
-"""How the processes of a bench ended."""
+"""Results of a bench's processes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from shoal.testing.child import result_path
 from shoal.testing.running import Running
 from shoal.testing.values import decoded
 
-__all__ = ["Ended", "ended_of", "first_failure", "raise_first"]
+__all__ = ["Ended", "ended_of", "first_failed", "raise_first"]
 
-_ECHOES = ("ProcessLostError", "PeerFailedError")  # somebody else failed before
+_ECHOES = ("ProcessLostError", "PeerFailedError")  # consequences of another process's failure
 _TAIL_LINES = 12
 
 
 class Ended(NamedTuple):
-    """How one process ended, and all that it said."""
+    """Exit status, output and result of one process."""
 
     process: int
-    code: int | None  # -n: by signal n; None: only the launcher knows
+    code: int | None  # -n: by signal n; None: known only to the launcher
     out: str
     err: str
     ended_s: float  # seconds after it was started
     ended_at: float  # on the monotonic clock; under a launcher, the end of the job
-    value: object = None  # what its function returned
-    error: str = ""  # the traceback of what its function raised
-    kind: str = ""  # the class of that
+    value: object = None  # result of its function
+    error: str = ""  # traceback of its function's error
+    kind: str = ""  # class of that error
 
     @property
     def failed(self) -> bool:
@@ -38,32 +38,32 @@ class Ended(NamedTuple):
 
 
 def ended_of(running: Running, process: int, folder: str, *, log: bool = False) -> Ended:
-    """Return how a process ended; `log`: under a launcher, that keeps its output in a file."""
+    """Return a process's result; `log`: under a launcher, the file with its output."""
     out, err = (said.decode(errors="replace") for said in (running.out, running.err))
     code = running.code
     if log:
         path = Path(folder) / "logs" / f"p{process:04d}.log"
         out = path.read_text(errors="replace") if path.exists() else ""
         code = None if code else 0
-    told = {}
+    result = {}
     path = result_path(folder, process)
     if path.exists():
-        told = json.loads(path.read_text(encoding="utf-8"))
-    value = decoded(told["value"]) if "value" in told else None
-    error, kind = told.get("error", ""), told.get("kind", "")
+        result = json.loads(path.read_text(encoding="utf-8"))
+    value = decoded(result["value"]) if "value" in result else None
+    error, kind = result.get("error", ""), result.get("kind", "")
     ended_at = running.began + running.ended_s
     return Ended(process, code, out, err, running.ended_s, ended_at, value, error, kind)
 
 
-def first_failure(ended: Sequence[Ended]) -> Ended | None:
-    """Return the process whose failure came first, those that only echo another's after it."""
+def first_failed(ended: Sequence[Ended]) -> Ended | None:
+    """Return the process that failed first; consequences of another's failure come last."""
     failed = [one for one in ended if one.failed]
     return min(failed, key=lambda one: (one.kind in _ECHOES, one.ended_s), default=None)
 
 
 def raise_first(ended: Sequence[Ended]) -> None:
-    """Raise PeerFailedError if a process failed; the message tells of the first."""
-    first = first_failure(ended)
+    """Raise PeerFailedError if a process failed; the message describes the first."""
+    first = first_failed(ended)
     if first is None:
         return
     failed = {one.process: _story(one) for one in ended if one.failed}
@@ -76,7 +76,7 @@ def raise_first(ended: Sequence[Ended]) -> None:
 
 
 def _story(one: Ended) -> str:
-    """Return its traceback, or else the last that it said."""
+    """Return its traceback, or else its last output."""
     code = "" if one.code is None else f" (exit code {one.code})"
     if one.error:
         return f"{one.error.rstrip()}{code}"

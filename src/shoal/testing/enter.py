@@ -1,7 +1,7 @@
-"""Enter namespaces of the kernel, then become another program: `enter.py NET UTS COMMAND…`.
+"""Enter kernel namespaces, then exec another program: `enter.py NET UTS COMMAND…`.
 
-NET and UTS are paths of a network and a host name namespace. Run as a file, without the site
-packages, so that it costs a few milliseconds.
+NET and UTS are paths of a network and a UTS (host name) namespace. Run as a file, without
+site-packages, so that it takes only milliseconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["enter"]
 
 
 def enter(fd: int) -> None:
-    """Move this thread, and what it starts from now on, into a namespace (setns(2))."""
+    """Move this thread and its future children into a namespace (setns(2))."""
     libc = ctypes.CDLL(None, use_errno=True)  # os.setns exists only since Python 3.12
     if libc.setns(fd, 0) != 0:
         number = ctypes.get_errno()

@@ -1,13 +1,13 @@
-"""One process that imports JAX and forks into the processes of a `Cluster`.
+"""A process that imports JAX and forks into the processes of a `Cluster`.
 
-Importing JAX costs each process a second of computing; here it is done once for all of a cluster.
+Importing JAX costs each process a second of CPU time; here it is done once per cluster.
 
     test ──one line of JSON──▶ fork server ──fork──▶ process 0, process 1, …
     test ◀──"INDEX PID", then "INDEX code CODE"── fork server
 
-Each process has an environment, a session, pipes and (where there is a network) namespaces of its
-own before anything of the program runs. JAX has no backend and no thread yet when the server forks.
-The server ends after the last of its processes; were it killed, they would be, too.
+Each process has its own environment, session, pipes and (with a network) namespaces before any of
+the program runs. JAX has no backend and no thread yet when the server forks. The server ends after
+the last of its processes; if it is killed, so are they.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ _PR_SET_PDEATHSIG = 1
 
 
 def serve() -> dict[str, Any]:
-    """Fork as the line on stdin says; return its entry in each of the processes, and only there."""
-    asked = json.loads(sys.stdin.readline())
+    """Fork as requested on stdin; returns, in each forked process only, its entry."""
+    orders = json.loads(sys.stdin.readline())
     try:
         import jax  # noqa: F401 - what the processes share
 
         import shoal.runtime.process  # noqa: F401
     except BaseException:
-        for entry in asked[1:]:  # the first has this process's own stderr
+        for entry in orders[1:]:  # the first shares this process's stderr
             os.write(entry["err"], traceback.format_exc().encode())
         raise
     gc.collect()
-    gc.freeze()  # so that a collection in one process does not copy the pages of all
+    gc.freeze()  # so that garbage collection in a child does not copy shared pages
     pids = {}
-    for index, entry in enumerate(asked):
+    for index, entry in enumerate(orders):
         with warnings.catch_warnings():
             # Python >= 3.12 warns of threads: those of OpenBLAS, which stops them around a fork.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _become(entry, asked)
+            _become(entry, orders)
             return entry  # type: ignore[no-any-return]
         pids[pid] = index
         _say(f"{index} {pid}")
-    _close(asked)
-    for _ in asked:
+    _close(orders)
+    for _ in orders:
         pid, status = os.wait()
         _say(f"{pids[pid]} code {os.waitstatus_to_exitcode(status)}")
     os._exit(0)
@@ -64,8 +64,8 @@ def _say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
-def _become(entry: dict[str, Any], asked: list[dict[str, Any]]) -> None:
-    """Make this fork what a process that was started by itself would be."""
+def _become(entry: dict[str, Any], orders: list[dict[str, Any]]) -> None:
+    """Make this fork equivalent to a process started by itself."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.clear()
@@ -78,13 +78,13 @@ def _become(entry: dict[str, Any], asked: list[dict[str, Any]]) -> None:
     for source, target in ((nothing, 0), (entry["out"], 1), (entry["err"], 2)):
         os.dup2(source, target)
     os.close(nothing)
-    _close(asked)
+    _close(orders)
     if "numpy.random" in sys.modules:  # unseeded, it differs between processes
         sys.modules["numpy.random"].seed()
 
 
-def _close(asked: list[dict[str, Any]]) -> None:
-    for entry in asked:
+def _close(orders: list[dict[str, Any]]) -> None:
+    for entry in orders:
         os.close(entry["out"])
         os.close(entry["err"])
 

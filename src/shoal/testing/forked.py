@@ -1,4 +1,4 @@
-"""The bench's end of a fork server: see `fork_server`."""
+"""Client of a fork server: see `fork_server`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ForkOrder(NamedTuple):
 
 
 class Forked:
-    """One process that a fork server started: what a bench needs of `Popen`."""
+    """A process started by a fork server: the part of `Popen` that a bench needs."""
 
     stdin = None
 
@@ -36,17 +36,17 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """Its process id; waits until it is forked; that of the server if it never was."""
+        """Its process id; waits for the fork; the server's if it never happened."""
         return self._server.pid_of(self._index)
 
     def wait(self) -> int:
-        """Wait until it has ended; return its code as `Popen` does."""
+        """Wait until it has ended; return its exit code like `Popen`."""
         self.returncode = self._server.code_of(self._index)
         return self.returncode
 
 
 class _Server:
-    """A fork server that runs; one thread reads what it says."""
+    """A running fork server; one thread reads its output."""
 
     def __init__(self, popen: subprocess.Popen[bytes]) -> None:
         self._popen = popen
@@ -77,12 +77,12 @@ class _Server:
     def code_of(self, index: int) -> int:
         with self._changed:
             self._changed.wait_for(lambda: index in self._codes or self._is_over)
-            # A server ends before its processes only if it is killed or cannot start.
+            # A server ends before its processes only if killed or unable to start.
             return self._codes.get(index, self._popen.returncode or -signal.SIGKILL)
 
 
 def fork_all(starts: Sequence[ForkOrder]) -> list[Forked]:
-    """Start one fork server, and by it a process for each of `starts`."""
+    """Start one fork server, and through it a process for each of `starts`."""
     pipes = [(os.pipe(), os.pipe()) for _ in starts]
     ends = [end for (_, out), (_, err) in pipes for end in (out, err)]
     try:
@@ -91,18 +91,18 @@ def fork_all(starts: Sequence[ForkOrder]) -> list[Forked]:
             env=dict(starts[0].env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=pipes[0][1][1],  # if it cannot start, the first process says why
+            stderr=pipes[0][1][1],  # if it cannot start, the first process reports why
             start_new_session=True,
             pass_fds=ends,
         )
     finally:
         for end in ends:
             os.close(end)
-    asked = [
+    entries = [
         {**start._asdict(), "out": out, "err": err}
         for start, ((_, out), (_, err)) in zip(starts, pipes, strict=True)
     ]
     with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", popen.stdin) as orders:
-        orders.write(json.dumps(asked).encode() + b"\n")
+        orders.write(json.dumps(entries).encode() + b"\n")
     server = _Server(popen)
     return [Forked(server, i, out, err) for i, ((out, _), (err, _)) in enumerate(pipes)]

@@ -1,4 +1,4 @@
-"""Starting the processes of a bench, in each of the ways in which jobs are started."""
+"""Start the processes of a bench, in each of the ways in which jobs are started."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _SERVICES: Mapping[str, tuple[str, ...]] = {  # name: what their command lines c
     "JAX's service": ("shoal.runtime.startup.services", "shoal.runtime.jax_service.jax_runtime"),
 }
 SERVICES = len(_SERVICES)
-_PORT = 7171  # in a network of its own every port is free
+_PORT = 7171  # in a separate network every port is free
 _IDLE_S = 60.0
 
 
 class BenchJob:
-    """How one bench starts its processes, and finds them again."""
+    """Starts the processes of a bench, and finds them again."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class BenchJob:
         self._folder, self._warden = folder, warden
         self._env = env | {MARK: warden.mark, "SHOAL_TOKEN": secrets.token_hex(16)}
         self._env |= {"PYTHONUNBUFFERED": "1"}
-        self._jobs = 0  # begun so far
+        self._jobs = 0  # started so far
         self._address = self._jax_service = ""
-        self._leash: IO[bytes] = io.BytesIO()  # of services that stand alone
+        self._leash: IO[bytes] = io.BytesIO()  # of stand-alone services
 
     def renew(self) -> list[Running]:
-        """Choose where the next job meets; start its services if they stand alone."""
+        """Choose the next job's address; start its services if they are stand-alone."""
         for process in range(self._processes):
             Path(self._folder, f"result{process}.json").unlink(missing_ok=True)
         self._jobs += 1
@@ -86,8 +86,7 @@ class BenchJob:
         return [Running("services", popen)]
 
     def _start_services_apart(self, of_place: list[str], numbers: list[str]) -> list[Running]:
-        """Start each service on a host of its own. The meeting place holds the leash of the other
-        one, which ends with it."""
+        """Start each service on a host of its own."""
         reads, writes = os.pipe()
         place = ["-P", "-m", "shoal.runtime.server.meeting_place", *of_place, "--until-empty"]
         service = [
@@ -108,12 +107,12 @@ class BenchJob:
         return rows
 
     def note_services(self, services: list[Running]) -> None:
-        """Take in where the services listen; from here they end after the job's last member."""
+        """Record where the services listen; from here on they end after the job's last member."""
         for running in services:
             if running.code is not None:
                 raise UsageError(f"the services did not start: {running.tail(5)}")
-        told: dict[str, str] = json.loads(services[-1].out.partition(b"\n")[0])
-        self._jax_service = told.get("jax_service") or told["address"]
+        addresses: dict[str, str] = json.loads(services[-1].out.partition(b"\n")[0])
+        self._jax_service = addresses.get("jax_service") or addresses["address"]
         order = (
             b"." if len(services) == 1 else json.dumps({"meeting_place": self._address}).encode()
         )
@@ -121,12 +120,12 @@ class BenchJob:
             self._leash.write(order + b"\n")
 
     def start(
-        self, program: Program, chosen: Collection[int], everybody: bool
+        self, program: Program, chosen: Collection[int], all_processes: bool
     ) -> list[tuple[Running, int | None]]:
-        """Start the program in processes; None stands for a launcher, that starts them itself."""
+        """Start the program in processes; None stands for a launcher, which starts them itself."""
         command = program.command(Path(self._folder, f"spec{secrets.token_hex(4)}.json"))
         if self._way == "launcher":
-            if not everybody:
+            if not all_processes:
                 raise UsageError("shoal run starts all processes, not some of them")
             return [(self._launcher(command), None)]
         if self._forks and program.is_function:
@@ -185,7 +184,7 @@ class BenchJob:
         stdin: int = subprocess.DEVNULL,
         pass_fds: Collection[int] = (),
     ) -> subprocess.Popen[bytes]:
-        """Start Python, in the namespaces of its place if there are any, in its own session."""
+        """Start Python, in its namespaces if any, in its own session."""
         inside = []
         if place is not None and self._warden.namespaces:
             paths = self._warden.namespaces[place]
@@ -201,11 +200,11 @@ class BenchJob:
         )
 
     def everyone(self, words: str = "") -> list[int]:
-        """Return all living processes of the bench whose command line has `words`."""
+        """Return all living processes of the bench whose command line contains `words`."""
         return [pid for pid in marked(self._warden.mark) if words in _command_line(pid)]
 
     def find(self, who: int | str) -> int:
-        """Return the pid of a service, or of a process that a launcher started."""
+        """Return the pid of a service, or of a process started by a launcher."""
         if isinstance(who, int):
             index = str(who).encode()
             pids = [
@@ -216,7 +215,9 @@ class BenchJob:
             found = [pid for pid, at in statuses.items() if at is None or at.parent not in pids]
         elif who not in _SERVICES:
             known = ", ".join(map(repr, _SERVICES))
-            raise UsageError(f"nobody is called {who!r}; {known} are{nearest(who, _SERVICES)}")
+            raise UsageError(
+                f"there is no process {who!r}; known are {known}{nearest(who, _SERVICES)}"
+            )
         else:
             found = [pid for words in _SERVICES[who] for pid in self.everyone(words)]
         if not found:
@@ -235,7 +236,7 @@ class BenchJob:
         if who in _SERVICES and self._way == "stand-alone":
             return self._processes + list(_SERVICES).index(str(who))
         raise UsageError(
-            f"{who!r} has no cable of its own: processes 0..{self._processes - 1} have, and "
+            f"{who!r} has no network link of its own: processes 0..{self._processes - 1} have, and "
             f"{' and '.join(map(repr, _SERVICES))} where they are stand-alone"
         )
 
@@ -249,8 +250,8 @@ def _command_line(pid: int) -> str:
 def _quiet_address() -> tuple[str, int]:
     """Return a loopback address with a free port.
 
-    On Linux all of 127/8 is the loopback: with an address of its own no other test, nor an
-    outgoing connection, takes the port before the services do.
+    On Linux all of 127/8 is loopback: with a separate address, no other test and no
+    outgoing connection takes the port before the services do.
     """
     host = "127.0.0.1"
     if sys.platform == "linux":

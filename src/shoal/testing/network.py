@@ -1,14 +1,14 @@
-"""Processes on one machine as if each were a host of its own: a network that tests can cut.
+"""A network of local namespaces that tests can partition: each process seems to be a separate host.
 
     netns of process 0 ──veth──┐
     netns of process 1 ──veth──┼── bridge, in a namespace of its own
     netns of services  ──veth──┘
 
-Nothing has a name outside: the namespaces belong to one process (the warden), and the kernel
-removes them, and the links in them, when it and the processes inside have ended. A cut takes a port
-off the bridge: packets vanish in silence, as with a pulled cable behind a switch; neither side sees
-its carrier go. The host name in each namespace is its address, because gloo binds to whatever the
-host name resolves to. Linux, as root, with `pyroute2` (`pip install shoal[test]`).
+Nothing is visible outside: the namespaces belong to one process (the warden), and the kernel
+removes them and their links when it and the processes inside have ended. A cut detaches a port from
+the bridge: packets vanish silently, as with a cable pulled behind a switch; neither side loses its
+carrier. The host name in each namespace is its address, because gloo binds to whatever the host
+name resolves to. Linux, as root, with `pyroute2` (`pip install shoal[test]`).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from typing import Any
 from shoal.runtime.system.environment import own_environment
 from shoal.testing.enter import enter
 
-__all__ = ["address_of", "serve", "why_no_cuts"]
+__all__ = ["address_of", "serve_network", "why_no_cuts"]
 
 _CLONE_NEWUTS, _CLONE_NEWNET = 0x04000000, 0x40000000
 _TRY_S = 30.0
 
 
 def address_of(place: int) -> str:
-    """Return the address of a namespace; they exist inside the network only."""
+    """Return the address of a namespace; it exists only inside the network."""
     return f"10.201.{place // 250}.{place % 250 + 1}"
 
 
 @functools.cache
 def why_no_cuts() -> str:
-    """Return why tests cannot cut processes off here; empty where they can. Tries it, once."""
+    """Return why tests cannot cut processes off here; empty if they can. Tried once."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     if importlib.util.find_spec("pyroute2") is None:
@@ -58,8 +58,8 @@ def why_no_cuts() -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1]
 
 
-def serve(places: int) -> None:
-    """Make the network, say where it is, and obey `cut I` and `mend I` until stdin ends."""
+def serve_network(places: int) -> None:
+    """Create the network, report where it is, and obey `cut I` and `mend I` until stdin closes."""
     from pyroute2 import IPRoute
 
     _unshare(_CLONE_NEWNET)
@@ -84,7 +84,7 @@ def serve(places: int) -> None:
 
 
 def _namespace(name: str) -> tuple[int, int]:
-    """Return handles of a new network namespace and of one whose host name is `name`.
+    """Return handles of a new network namespace and of one with host name `name`.
 
     This process stays in both.
     """
@@ -95,7 +95,7 @@ def _namespace(name: str) -> tuple[int, int]:
 
 
 def _join(hub: Any, bridge: int, place: int, net_fd: int) -> int:
-    """Lay a cable from the hub into a namespace; return the index of the hub's end."""
+    """Connect a namespace to the hub by a veth pair; return the index of the hub's end."""
     peer = {"ifname": "eth0", "net_ns_fd": net_fd}
     hub.link("add", ifname=f"port{place}", kind="veth", peer=peer)
     port: int = hub.link_lookup(ifname=f"port{place}")[0]
@@ -104,7 +104,7 @@ def _join(hub: Any, bridge: int, place: int, net_fd: int) -> int:
 
 
 def _address(route: Any, hub_fd: int, net_fd: int, address: str) -> None:
-    """Give the far end its address, and bring its links up."""
+    """Give the namespace's end its address, and bring its links up."""
     enter(net_fd)
     with route() as inside:
         for name in ("lo", "eth0"):

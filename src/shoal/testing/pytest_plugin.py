@@ -1,18 +1,18 @@
-"""Tests that run in several processes. Switch it on with `-p shoal.testing.pytest_plugin`.
+"""Pytest plugin for tests in several processes. Enable with `-p shoal.testing.pytest_plugin`.
 
 Or put `pytest_plugins = ["shoal.testing.pytest_plugin"]` into the outermost conftest.py. Then
 
     @pytest.mark.processes(3, devices=2)
-    def test_everybody_comes():
+    def test_all_arrive():
         shoal.barrier("here")
 
 runs the body in each of three processes, after `shoal.initialize()`; the test fails if any of them
 does, with the traceback of the first that did. The marker takes what `Cluster` takes. Arguments
-(fixtures, parameters) must be plain values: numbers, texts, paths, lists of them.
+(fixtures, parameters) must be plain values: numbers, text, paths, lists of them.
 
-The fixture `cluster` is for tests that look on from outside: a function that makes a `Cluster`,
+The fixture `cluster` is for tests that observe from outside: a function that makes a `Cluster`,
 which ends with the test. The marker `cuts` skips a test where processes cannot be cut off; under
-CI as root it fails instead, so that nobody believes that it ran.
+CI as root it fails instead, so that a missing run does not go unnoticed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytest.register_assert_rewrite("shoal.testing.coordinator_contract")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known."""
+    """Register the markers."""
     for line in (
         "processes(n, devices=1, ...): run the body of the test in each of n processes",
         "cuts: the test cuts processes off, which needs Linux, root and pyroute2",
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs cuts where there are none; fail where that would go unnoticed."""
+    """Skip tests that need cuts where unsupported; fail where a skip would go unnoticed."""
     mark = item.get_closest_marker("processes")
     if item.get_closest_marker("cuts") is None and not (mark and mark.kwargs.get("network")):
         return
@@ -72,11 +72,11 @@ def cluster() -> Iterator[Callable[..., Cluster]]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is marked `processes` in processes; None: it is not."""
+    """Run a test marked `processes` in processes; None if it is not."""
     mark = pyfuncitem.get_closest_marker("processes")
     if mark is None:
         return None
-    # A parameter with a default is no fixture.
+    # A parameter with a default is not a fixture.
     given = pyfuncitem.funcargs
     names = [name for name in inspect.signature(pyfuncitem.obj).parameters if name in given]
     trouble = ""
@@ -90,7 +90,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         raise_first(ended)
     except ShoalError as error:
         trouble = str(error)
-    if trouble:  # out here, or pytest would show it twice, as the error's context
+    if trouble:  # outside the handler, or pytest would show it twice, as the error's context
         pytest.fail(trouble, pytrace=False)
     return True
 

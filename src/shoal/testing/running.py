@@ -1,7 +1,7 @@
-"""The processes that a bench runs: what they say, how they end, and when they pause.
+"""Processes run by a bench: their output, their ends, and their pauses.
 
-One thread reads all pipes, so that no process ever blocks on its output, and one thread for each
-process waits for its end. Whoever waits for any of it sleeps on one condition.
+One thread reads all pipes, so that no process ever blocks on its output, and one thread per process
+waits for its end. All waits share one condition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Pause", "Pump", "Running"]
 
 
 class Pause(NamedTuple):
-    """A process that waits at a named point."""
+    """A process held at a named point."""
 
     point: str
     process: int | None
@@ -31,17 +31,17 @@ class Pause(NamedTuple):
 
 
 class Running:
-    """One process, and all that it said so far."""
+    """One process, and its output so far."""
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes] | Forked) -> None:
         self.name, self.popen = name, popen
         self.began = time.monotonic()
         self.out, self.err = bytearray(), bytearray()
-        self.code: int | None = None  # once it has ended, and all that it said was read
-        self.ended_s = 0.0  # seconds after it began
+        self.code: int | None = None  # once it has ended and its output was read
+        self.ended_s = 0.0  # seconds after its start
 
     def tail(self, lines: int) -> str:
-        """Return how it is, and the last that it said."""
+        """Return its status and last output."""
         state = "runs" if self.code is None else f"ended with code {self.code}"
         said = (self.out + self.err).decode(errors="replace").splitlines()[-lines:]
         return "\n".join(
@@ -50,10 +50,10 @@ class Running:
 
 
 class Pump:
-    """Reads and notes; see the module. `changed` is notified whenever something is new."""
+    """Reads outputs and records ends; see the module. `changed` is notified of any news."""
 
     def __init__(self, pauses_at: str = "") -> None:
-        """`pauses_at`: the path of a new Unix socket, to which paused processes speak."""
+        """`pauses_at`: path of a new Unix socket, to which paused processes connect."""
         self.changed = threading.Condition()
         self.pauses: list[Pause] = []
         self._selector = selectors.DefaultSelector()
@@ -67,7 +67,7 @@ class Pump:
         self._thread.start()
 
     def follow(self, running: Running) -> None:
-        """Read what a process says, and note its end."""
+        """Read a process's output, and record its end."""
         for stream, said in (
             (running.popen.stdout, running.out),
             (running.popen.stderr, running.err),
@@ -101,8 +101,8 @@ class Pump:
                     self.changed.notify_all()
 
     def _read(self, pipe: IO[bytes], said: bytearray) -> bool:
-        """Take what is there; return whether there may be more."""
-        if pipe.closed:  # its end was read a moment ago, for another reason
+        """Read what is available; return whether there may be more."""
+        if pipe.closed:  # already read to its end
             return False
         try:
             data = os.read(pipe.fileno(), 1 << 16)
@@ -119,14 +119,14 @@ class Pump:
         running.ended_s = time.monotonic() - running.began
         with self.changed:
             self._ended.append(running)
-        with contextlib.suppress(OSError):  # closed: nobody asks any more
+        with contextlib.suppress(OSError):  # closed
             self._wake.send(b".")
 
     def _note_ends(self) -> None:
         self._woken.recv(4096)
         while self._ended:
             running = self._ended.pop()
-            # A grandchild may hold the pipe open for ever: what is there now is what was said.
+            # A grandchild may keep the pipe open for ever: take what is there now.
             for pipe, said in (
                 (running.popen.stdout, running.out),
                 (running.popen.stderr, running.err),
@@ -154,7 +154,7 @@ class Pump:
             if not data:
                 connection.close()
                 return
-            told = json.loads(said)
-            self.pauses.append(Pause(told["point"], told["process"], connection))
+            report = json.loads(said)
+            self.pauses.append(Pause(report["point"], report["process"], connection))
 
         self._selector.register(connection, selectors.EVENT_READ, hear)

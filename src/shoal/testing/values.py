@@ -1,8 +1,8 @@
-"""Plain values as JSON and back, exactly: what may travel between a test and its processes.
+"""Plain values as JSON and back, exactly: what can be passed between a test and its processes.
 
 No pickle: None, booleans, numbers, text, bytes, paths, and lists, tuples, dicts and sets of them.
-JSON has neither tuples nor keys that are numbers, so those are wrapped: `(1,)` is
-`{"tuple": [1]}`, `{1: 2}` is `{"dict": [[1, 2]]}`.
+JSON has neither tuples nor non-string keys, so those are wrapped: `(1,)` is `{"tuple": [1]}`,
+`{1: 2}` is `{"dict": [[1, 2]]}`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _BUILDERS: Mapping[str, Callable[[Any], object]] = {
 
 
 def encoded(value: object, name: str = "the value") -> object:
-    """Return `value` as what `json` writes.
+    """Return `value` as JSON-serialisable data.
 
     Raises:
-      UsageTypeError: something in it is no plain value; says where.
+      UsageTypeError: a part of it is not a plain value; says where.
     """
     kind = type(value)
     if kind in _AS_THEY_ARE:
@@ -58,7 +58,7 @@ def encoded(value: object, name: str = "the value") -> object:
 
 
 def decoded(value: Any) -> object:
-    """Return what `encoded` was given."""
+    """Return the original of `encoded`."""
     if isinstance(value, list):
         return [decoded(item) for item in value]
     if isinstance(value, dict):

@@ -1,15 +1,15 @@
-"""A process beside a test that ends everything the test started, also when the test is killed.
+"""A process that ends everything a test started, even when the test is killed.
 
     test process ──pipe──▶ warden
 
-The pipe's end means that the test is over or dead: every process that carries the test's mark in
-its environment is killed. A child inherits the mark, whatever session it moves to and whoever its
-parent is, so there are no orphans, but for one that a program gave an environment without it and
-then left. (Linux. Elsewhere there is no /proc, and only the processes
-that the bench started itself are ended, by the bench.)
+When the pipe closes, the test is over or dead: every process that carries the test's mark in its
+environment is killed. Children inherit the mark, whatever their session or parent, so there are no
+orphans, except processes that a program started without that environment and then left. (Linux.
+Elsewhere there is no /proc, and only the processes that the bench started itself are ended, by the
+bench.)
 
 With `--network N` the warden also holds N network namespaces and the hub that joins them; the
-kernel removes them when it ends. Then lines on the pipe are orders: `cut 2`, `mend 2`.
+kernel removes them when it ends. Then lines on the pipe are commands: `cut 2`, `mend 2`.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def _end_all(mark: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Hold what was asked for until standard input ends, then end all that carry the mark."""
+    """Hold the requested resources until stdin closes, then kill all that carry the mark."""
     mark = arguments[0]
     try:
         if len(arguments) > 1:
-            from shoal.testing.network import serve
+            from shoal.testing.network import serve_network
 
-            serve(int(arguments[2]))
+            serve_network(int(arguments[2]))
         else:
             print("ready", flush=True)
             while sys.stdin.readline():

@@ -1,4 +1,4 @@
-"""The bench's end of its warden: see `warden`."""
+"""Client of the warden: see `warden`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Warden:
 
     def __init__(self, places: int) -> None:
         """Raises:
-        UsageError: a network was asked for and cannot be made here; says why.
+        UsageError: a network is required but impossible here; says why.
         """
         if places and (why := why_no_cuts()):
             raise UsageError(f"processes cannot be cut off here: {why}")

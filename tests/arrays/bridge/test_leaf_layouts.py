@@ -87,7 +87,7 @@ def test_a_function_of_path_and_leaf():
     tree = {"enc": [np.ones((8, 2)), np.ones((8, 2))]}
     assert paired(tree, choose) == {"['enc'][0]": ROWS, "['enc'][1]": WHOLE}
     assert paired(tree, {"enc": choose}) == {"['enc'][0]": ROWS, "['enc'][1]": WHOLE}
-    assert "returned 7, which is no layout" in refused(tree, lambda path, leaf: 7)[0]
+    assert "returned 7, which is not a layout" in refused(tree, lambda path, leaf: 7)[0]
 
 
 def test_ranks_are_strict_for_layouts_and_at_most_for_specs():
@@ -151,7 +151,7 @@ def test_a_tuple_of_dims_that_can_mean_one_thing_is_taken_so():
 def test_what_is_no_layout(given):
     (offence,) = refused({"w": np.ones((8, 2))}, {"w": given})
     assert offence.startswith("['w']: ")
-    assert "is no layout; give a Layout or a spec" in offence
+    assert "is not a layout; give a Layout or a spec" in offence
 
 
 def test_other_memories_are_refused():

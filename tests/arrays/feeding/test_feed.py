@@ -91,7 +91,9 @@ def test_the_last_batch(last):
         assert numbers(feed) == [[*range(8)], [*range(8, 16)]]
     else:
         assert numbers([next(feed), next(feed)]) == [[*range(8)], [*range(8, 16)]]
-        with pytest.raises(UsageError, match=r"batch 2 of feed .* no whole one of 8 rows: 5 rows"):
+        with pytest.raises(
+            UsageError, match=r"batch 2 of feed .* not a whole one of 8 rows: 5 rows"
+        ):
             next(feed)
 
 
@@ -130,7 +132,7 @@ def test_a_second_epoch_needs_a_feed_of_its_own():
     feed = shoal.feed([np.ones(4, np.float32)], ROWS["n"])
     assert len(list(feed)) == 1
     assert next(feed, "nothing") == "nothing"
-    with pytest.raises(UsageError, match="has given all its batches: make one for each epoch"):
+    with pytest.raises(UsageError, match="is exhausted: make one for each epoch"):
         list(feed)
 
 

@@ -105,7 +105,7 @@ class Reader:
 def test_the_state_of_a_reader_is_that_of_the_last_batch_given(name):
     whole = numbers(shoal.feed(parts(*[8] * 5), ROWS))
     with shoal.feed(Reader(name), ROWS, prefetch=5) as batches:
-        with pytest.raises(UsageError, match="no batch was given yet"):
+        with pytest.raises(UsageError, match="no batch was delivered yet"):
             batches.reader_state()
         before = numbers([next(batches), next(batches)])
         own, state = batches.reader_state(), batches.state()
@@ -134,7 +134,7 @@ def test_readers_that_cannot_say_where_they_are():
 
 def test_where_it_cannot_go_on():
     for start, words in (
-        (12, "start=12 is no number of whole batches"),
+        (12, "start=12 is not a number of whole batches"),
         (400, "start=400, but the reader ended after 32 rows"),
     ):
         with pytest.raises(UsageError, match=words):

@@ -157,7 +157,7 @@ def test_all_that_is_wrong_is_said_at_once():
         "['b']: float64 would become float32; cast, or turn 64-bit values on",
         "['c']: is a str; give a numpy array",
         "['d']: has dtype object, which arrays on devices cannot have",
-        "['e']: was deleted (donated or given up)",
+        "['e']: was deleted (donated or released)",
         "['f']: Layout(-, - | sum over x @ x=4 explicit over x) is partial over x",
         "['g']: shape (4,) has rank 1, but Layout(data, - @",
         "['h']: has no values, but devices of this process hold a part of the array",
@@ -167,7 +167,7 @@ def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(UsageError, match="to_host_local: 4 problems") as error:
         to_host_local({"a": gone, "b": put(VALUE, BOTH), "c": "text", "d": object()},
                       {"a": ROWS, "b": ROWS, "c": Layout(MESH), "d": Layout(MESH)})  # fmt: skip
-    assert "['b']: lies as Layout(data, model @" in str(error.value)
+    assert "['b']: is in Layout(data, model @" in str(error.value)
 
 
 def test_wrong_options_and_layouts_are_named():
@@ -215,5 +215,5 @@ def test_arrays_on_devices_need_no_way_over_the_host():
 
 def test_a_mesh_is_no_layout():
     for mesh in (MESH, jax_mesh(MESH)):
-        with pytest.raises(UsageError, match=r"Mesh .* is no layout; give a Layout or a spec"):
+        with pytest.raises(UsageError, match=r"Mesh .* is not a layout; give a Layout or a spec"):
             from_host_local(VALUE, mesh)

@@ -155,7 +155,7 @@ def test_vmap_names_what_cannot_be_split():
             jax.vmap(lambda x: from_host_local(x, ROWS), spmd_axis_name=name)(BATCH)
     with pytest.raises(UsageError, match="of vmap: 2 shards do not divide a batch of 3"):
         jax.vmap(lambda x: from_host_local(x, ROWS), spmd_axis_name="model")(BATCH[[0, 1, 0]])
-    with pytest.raises(UsageError, match=r"lies as Layout\(data, -, - @ .*relayout moves it"):
+    with pytest.raises(UsageError, match=r"is in Layout\(data, -, - @ .*relayout moves it"):
         jax.vmap(lambda x: to_host_local(x, ROWS))(put(np.ones((4, 8, 4), "f4"),
                                                      Layout(MESH, "data", None, None)))  # fmt: skip
 
@@ -178,7 +178,7 @@ INSIDE = r"inside jit \(or scan, cond, checkpoint, eval_shape\) every array is g
 
 @pytest.mark.parametrize(("convert", "advice"), [
     (from_host_local, "call it outside and pass the result in; constrain pins a layout inside"),
-    (to_host_local, "return the array, and call it on what comes out"),
+    (to_host_local, "return the array, and call it on the result"),
 ])  # fmt: skip
 def test_inside_jit_and_its_like_it_says_in_a_sentence_what_to_write(convert, advice):
     def call(x):

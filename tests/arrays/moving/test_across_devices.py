@@ -169,7 +169,7 @@ def test_the_plan_reads_well():
         "Layout(a+b, - @ a=2 b=2)",
         "→ Layout(-, a+b @ Mesh(a=2, b=2; 4 cpu devices, 1 process, ids 4..7, auto axes))",
         "shape (64, 64), 4 bytes an element; way: point to point",
-        "a device receives 4,096 B at most; no plan can do with less than 4,096 B",
+        "a device receives 4,096 B at most; no plan can receive less than 4,096 B",
         "PointToPoint(16 sends in 4 rounds, 16,384 B; 8 devices on 1 host)",
         "round  sends  between hosts  bytes  largest",
         *(f"    {n}      4              0  4,096    1,024" for n in range(4)),
@@ -232,7 +232,9 @@ def test_under_differentiation_it_is_refused_between_processes(monkeypatch):
         return relayout_any_way(tree, [Layout(FIRST, None, "a"), COLUMNS], donate=True)[1].sum()
 
     monkeypatch.setattr(across_devices, "_are_of_several_processes", lambda devices: True)
-    with pytest.raises(UsageError, match=r"\[1\]: is being differentiated, and shall lie on other"):
+    with pytest.raises(
+        UsageError, match=r"\[1\]: is being differentiated, and is to move to other"
+    ):
         jax.grad(loss)(arrays)
     assert not any(array.is_deleted() for array in arrays)
     assert plan_any_way(arrays[0], COLUMNS).by_permutes
@@ -247,7 +249,7 @@ def test_within_one_process_cotangents_travel_back():
 def test_what_no_program_can_do_is_refused(monkeypatch):
     monkeypatch.setattr(agreed_move, "MOST_PERMUTES", 2)
     array = put(np.ones((8, 8), np.float32), ROWS)
-    with pytest.raises(UsageError, match=r"would take 4 permutes to come to .* may take 2; go by"):
+    with pytest.raises(UsageError, match=r"would take 4 permutes to reach .* may take 2; go by"):
         relayout(array, COLUMNS)
     with pytest.raises(UsageError, match="plan_relayout: the array: would take 4 permutes"):
         plan_relayout(array, COLUMNS)

@@ -160,7 +160,7 @@ def test_where_xla_gathers_everything():
 @pytest.mark.parametrize(
     ("x", "layout", "words"),
     [
-        (np.ones((8, 8)), ROWS, "lies nowhere yet"),
+        (np.ones((8, 8)), ROWS, "not on devices yet"),
         ({"a": 1}, ROWS, "one by one"),
         (jax.random.split(jax.random.key(0), 8), ROWS, "PRNG keys go the way"),
         (jax.ShapeDtypeStruct((8, 8), np.float32), ROWS, "names no sharding"),

@@ -167,7 +167,7 @@ def test_all_that_is_wrong_is_said():
 def test_deleted_arrays_are_named(target):
     gone = put(np.ones((8, 8), np.float32), ROWS)
     gone.delete()
-    with pytest.raises(UsageError, match=r"\['a'\]: was deleted \(donated or given up\)"):
+    with pytest.raises(UsageError, match=r"\['a'\]: was deleted \(donated or released\)"):
         relayout({"a": gone}, target)
 
 

@@ -144,7 +144,7 @@ def test_arguments_are_as_strongly_typed_as_they_run():
 
 def test_arguments_that_lie_in_another_order_are_named():
     backwards = put(np.ones(8, np.float32), Layout(Mesh({"x": 8}, range(7, -1, -1)), "x"))
-    with pytest.raises(UsageError, match=r"args\[1\]\['w'\]: lies on other devices .*relayout it"):
+    with pytest.raises(UsageError, match=r"args\[1\]\['w'\]: is on other devices .*relayout it"):
         create(lambda key, t: t["w"], jax.random.key(0), {"w": backwards},
                layouts=Layout(MESH, "data"))  # fmt: skip
     few = put(np.ones(8, np.float32), Layout(Mesh({"x": 2}, [3, 5]), "x"))

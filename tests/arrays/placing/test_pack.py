@@ -151,7 +151,7 @@ def test_pieces_in_other_memory_are_refused():
     )
     pieces = [np.zeros(2, np.float32)] * 4
     pieces[1] = pinned
-    with pytest.raises(UsageError, match="piece 1 lies in pinned_host memory"):
+    with pytest.raises(UsageError, match="piece 1 is in pinned_host memory"):
         pack(pieces, Layout(MESH, ("x", "y")))
 
 

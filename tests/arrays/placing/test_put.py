@@ -228,7 +228,7 @@ def test_nothing_is_narrowed_in_any_byte_order(dtype):
 def test_deleted_arrays_are_named(dims):
     gone = put(np.zeros((8, 2), np.float32), Layout(MESH, "data", None))
     gone.delete()
-    with pytest.raises(UsageError, match=r"\['w'\]\[1\]: was deleted \(donated or given up\)"):
+    with pytest.raises(UsageError, match=r"\['w'\]\[1\]: was deleted \(donated or released\)"):
         put({"w": [np.zeros((8, 2), np.float32), gone]}, Layout(MESH, *dims))
 
 

@@ -337,7 +337,7 @@ def test_outside_jit_arrays_on_other_devices_are_for_relayout():
         jax.device_put(np.ones((8, 4), np.float32), jax.devices()[3]),
         put(np.ones((8, 4), np.float32), Layout(turned, "data", None)),
     ):
-        with pytest.raises(UsageError, match=r"the array: lies on other devices .*relayout moves"):
+        with pytest.raises(UsageError, match=r"the array: is on other devices .*relayout moves"):
             constrain(array, rows)
 
 

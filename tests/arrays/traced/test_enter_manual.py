@@ -53,7 +53,7 @@ def test_trees():
         UsageError, match=r"\['b'\]: shards of \(1,\) in .* make \(4,\), not \(5,\)"
     ):
         leave_manual(shards, layouts, {"w": (8, 6), "b": [5], "n": None})
-    with pytest.raises(UsageError, match="not one shape for each leaf"):
+    with pytest.raises(UsageError, match="not have one shape for each leaf"):
         leave_manual(shards, layouts, (8, 6))
 
 
@@ -75,7 +75,9 @@ def test_what_is_wrong():
     shards = enter_manual(put(values(), ROWS), ROWS)
     with pytest.raises(UsageError, match=r"shape \(8,\) has rank 1"):
         leave_manual(shards, ROWS, (8,))
-    with pytest.raises(UsageError, match="shard 0 lies on device 7, and stands for what device 0"):
+    with pytest.raises(
+        UsageError, match="shard 0 is on device 7, in the place of the shard of device 0"
+    ):
         leave_manual(shards[::-1], ROWS, (8, 6))
     host = [np.asarray(shard) for shard in shards]
     np.testing.assert_array_equal(leave_manual(host, ROWS, (8, 6)), values())

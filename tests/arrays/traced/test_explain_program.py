@@ -72,5 +72,5 @@ def test_shapes_will_do():
 
 
 def test_no_jitted_function():
-    with pytest.raises(UsageError, match="is no jitted function"):
+    with pytest.raises(UsageError, match="is not a jitted function"):
         shoal.explain_program(lambda x: x, array())

@@ -150,14 +150,14 @@ def test_a_layout_that_does_not_fit_is_said():
     with pytest.raises(UsageError, match="size 5, which 2 shards"):
         jax.jit(lambda x: linear(x, W, layout=Layout(EXPLICIT, None, None, "model")))(X)
     x, w = (put(host(8, 8), Layout(EXPLICIT, None, "model")) for _ in range(2))
-    with pytest.raises(UsageError, match="the result's type must be said: layout="):
+    with pytest.raises(UsageError, match="the result's type must be given: layout="):
         jax.jit(linear)(x, w)
 
 
 def test_a_dtype_of_sums_that_is_none_is_said():
     with pytest.raises(UsageError, match="preferred_element_type: float64 would become float32"):
         linear(X, W, preferred_element_type=np.float64)
-    with pytest.raises(UsageError, match="'float99' is no dtype"):
+    with pytest.raises(UsageError, match="'float99' is not a dtype"):
         linear(X, W, preferred_element_type="float99")
 
 

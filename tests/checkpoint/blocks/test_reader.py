@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from checkpoint import hand_written
 from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.blocks.block_hashes import digests
-from shoal.checkpoint.blocks.reader import Want, read, verify
+from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
@@ -64,7 +64,7 @@ def test_any_boxes(checkpoint, monkeypatch, asked, most_bytes, least_run_bytes):
     outs = [np.empty(TREE[name][cuts].shape, TREE[name].dtype) for name, cuts in asked]
     wants = [want_of(name, cuts, out) for (name, cuts), out in zip(asked, outs, strict=True)]
     told = []
-    read_bytes = read(checkpoint, wants, most_bytes=most_bytes, progress=told.append)
+    read_bytes = read_boxes(checkpoint, wants, most_bytes=most_bytes, progress=told.append)
     assert sum(told) == read_bytes
     for (name, cuts), out in zip(asked, outs, strict=True):
         assert out.tobytes() == TREE[name][cuts].tobytes()
@@ -86,7 +86,7 @@ def test_memory_that_is_not_contiguous(checkpoint):
     turned = np.zeros((20, 30, 40)).T
     cuts = (slice(0, 40), slice(0, 30), slice(0, 20))
     wants = [want_of("box", cuts, around[:, ::2]), want_of("box", cuts, turned)]
-    read(checkpoint, wants, most_bytes=1 << 22)
+    read_boxes(checkpoint, wants, most_bytes=1 << 22)
     assert (around[:, ::2] == TREE["box"]).all()
     assert (around[:, 1::2] == 0).all()
     assert (turned == TREE["box"]).all()
@@ -105,7 +105,7 @@ def test_a_block_is_read_once_whoever_wants_it(checkpoint, monkeypatch):
     monkeypatch.setattr(LocalFolder, "read_at", counting)
     outs = [np.empty((1 << 10, 1 << 10), np.float32) for _ in range(3)]
     wants = [Want(NUMBER["wide"], (0, 0), out) for out in outs]
-    read_bytes = read(checkpoint, wants, most_bytes=1 << 22)
+    read_bytes = read_boxes(checkpoint, wants, most_bytes=1 << 22)
     assert sum(size for _, _, size in amounts) == read_bytes
     blocks = [
         (name, block)
@@ -118,10 +118,12 @@ def test_a_block_is_read_once_whoever_wants_it(checkpoint, monkeypatch):
 
 def test_what_is_no_box_of_a_leaf(checkpoint):
     for out in (np.empty(3, np.float64), np.empty((1, 1, 1), np.float32)):
-        with pytest.raises(UsageError, match=r"box: .* is no box of it"):
-            read(checkpoint, [Want(NUMBER["box"], (0, 0, 0), out)], most_bytes=1 << 22)
+        with pytest.raises(UsageError, match=r"box: .* is not a box of it"):
+            read_boxes(checkpoint, [Want(NUMBER["box"], (0, 0, 0), out)], most_bytes=1 << 22)
     with pytest.raises(UsageError, match=r"box: a box reaches out of \(40, 30, 20\)"):
-        read(checkpoint, [Want(NUMBER["box"], (39, 0, 0), np.empty((2, 1, 1)))], most_bytes=1 << 22)
+        read_boxes(
+            checkpoint, [Want(NUMBER["box"], (39, 0, 0), np.empty((2, 1, 1)))], most_bytes=1 << 22
+        )
 
 
 def test_the_first_error_ends_the_reading(checkpoint, monkeypatch):
@@ -134,7 +136,7 @@ def test_the_first_error_ends_the_reading(checkpoint, monkeypatch):
     monkeypatch.setattr(LocalFolder, "read_at", refuse)
     want = Want(NUMBER["wide"], (0, 0), np.empty((1 << 10, 1 << 10), np.float32))
     with pytest.raises(StorageError, match="cannot read"):
-        read(checkpoint, [want], most_bytes=BLOCK_BYTES)
+        read_boxes(checkpoint, [want], most_bytes=BLOCK_BYTES)
     assert len(calls) == 1  # one thread: there is memory for one block
 
 
@@ -142,7 +144,7 @@ def test_verify_reads_every_byte_and_tells_of_all_that_is_wrong(tmp_path):
     hand_written.write(tmp_path / "saved", TREE, hand_written.grid(3), processes=2)
     checkpoint = open_checkpoint(tmp_path / "saved")
     told = []
-    assert verify(checkpoint, told.append) == []
+    assert verify_files(checkpoint, told.append) == []
     sizes = [one.bytes for one in checkpoint.index.files]
     assert sum(told) == sum(sizes)
     first, second = (tmp_path / "saved" / one.name for one in checkpoint.index.files)
@@ -151,7 +153,7 @@ def test_verify_reads_every_byte_and_tells_of_all_that_is_wrong(tmp_path):
         content[at] ^= 1
     first.write_bytes(content)
     second.unlink()
-    found = verify(checkpoint)
+    found = verify_files(checkpoint)
     assert len(found) == 4  # three blocks, one file
     assert all(first.name in words for words in found[:3])
     assert second.name in found[3]

@@ -22,7 +22,7 @@ from checkpoint.interrupts import Interrupt
 from shoal.checkpoint.blocks import arena as arenas
 from shoal.checkpoint.blocks import writer
 from shoal.checkpoint.blocks.arena import Arena
-from shoal.checkpoint.blocks.image import FileImage, Filler, Piece, padded
+from shoal.checkpoint.blocks.image import FileImage, Filler, Piece, whole_pages
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.blocks.writer import write_files
 from shoal.checkpoint.disk.storage import LocalFolder
@@ -63,7 +63,7 @@ def _pieces(array: np.ndarray, begin: int, cuts: tuple[int, ...], order: str) ->
         boxes = [(*box, span) for box in boxes for span in spans]
     pieces = []
     for box in boxes:
-        values = np.array(array[box], order=order)
+        values = np.array(array[(*box, ...)], order=order)  # the ellipsis keeps scalars arrays
         get = functools.partial(_once, [values])
         pieces.append(Piece(begin, array.shape, array.dtype, how.per_byte, box, get))
     return pieces
@@ -90,7 +90,7 @@ def _image(specs: list[tuple]) -> tuple[FileImage, bytes]:
     for dtype, shape, cuts, order, seed in specs:
         array = _array(dtype, shape, seed)
         pieces += _pieces(array, len(expected), tuple(cuts[: len(shape)]), order)
-        expected += dtypes.pack(array).tobytes()
+        expected += dtypes.pack_elements(array).tobytes()
     return FileImage("x", HEADER, len(expected), tuple(pieces)), expected
 
 
@@ -98,7 +98,7 @@ def _image(specs: list[tuple]) -> tuple[FileImage, bytes]:
 @given(st.lists(arrays, max_size=6), st.sampled_from([8, 24, 64, 1 << 20]))
 def test_windows_of_an_image_are_what_it_holds(specs, window):
     image, expected = _image(specs)
-    size = padded(image.num_bytes)
+    size = whole_pages(image.num_bytes)
     out = np.full(size, 0xAA, np.uint8)
     filler = Filler(image)
     for begin in range(0, size, window):
@@ -165,7 +165,7 @@ def test_an_arena_is_kept_and_grows(folder):
         image, content = _image(specs)
         before = arena.num_bytes
         arena.take([image._replace(name=f"x{turn}")])
-        assert arena.num_bytes == max(before, padded(image.num_bytes))
+        assert arena.num_bytes == max(before, whole_pages(image.num_bytes))
         write_files(folder, [image._replace(name=f"x{turn}")], arena, lambda _: None)
         assert folder.read(f"x{turn}") == content
 

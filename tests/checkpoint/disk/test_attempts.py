@@ -43,20 +43,20 @@ def test_attempts_have_names_of_their_own():
 
 def test_nothing_is_there(folder):
     assert step_folder.committed(folder) is None
-    assert step_folder.state_of(folder) == step_folder.FolderState(None, (), (), False, ())
+    assert step_folder.folder_state(folder) == step_folder.FolderState(None, (), (), False, ())
     assert not step_folder.see(folder, FIRST.attempt)
     assert not step_folder.is_complete(folder, FIRST.attempt)
-    assert sweep.recover(folder) is None
-    assert sweep.collect(folder, idle_s=0) == []
+    assert sweep.recover_step(folder) is None
+    assert sweep.collect_garbage(folder, idle_s=0) == []
     assert committing.abandon(folder, FIRST.attempt) is None
-    sweep.delete(folder, FIRST.attempt)
+    sweep.delete_committed(folder, FIRST.attempt)
     assert folder.names() == []
 
 
 def test_an_attempt_from_its_beginning_to_its_end(disk, folder):
     FIRST.begin(folder)
     disk.now += 12
-    (attempt,) = step_folder.state_of(folder).attempts
+    (attempt,) = step_folder.folder_state(folder).attempts
     assert attempt == step_folder.Attempt(
         FIRST.attempt, True, False, 12.0, OWNER,
         ("PENDING-00000000000a", "manifest-00000000000a.json"),
@@ -64,18 +64,18 @@ def test_an_attempt_from_its_beginning_to_its_end(disk, folder):
     assert step_folder.see(folder, FIRST.attempt)
     FIRST.write(folder, 1)
     assert not step_folder.is_complete(folder, FIRST.attempt)
-    with pytest.raises(SaveAborted, match="process 0 has not written") as caught:
+    with pytest.raises(SaveAborted, match="process 0 has not finished") as caught:
         committing.commit(folder, FIRST.attempt)
     assert caught.value.processes == (0,)
     FIRST.write(folder, 0)
     assert step_folder.is_complete(folder, FIRST.attempt)
-    assert step_folder.state_of(folder).attempts[0].is_complete
+    assert step_folder.folder_state(folder).attempts[0].is_complete
     commit = committing.commit(folder, FIRST.attempt)
     assert step_folder.committed(folder) == commit == committing.commit(folder, FIRST.attempt)
     assert (commit.attempt, commit.step, commit.metrics) == (FIRST.attempt, 5, {"loss": 0.5})
     assert commit.num_files == 2
     assert commit.data_bytes == sum(folder.size(n) for n in folder.names() if "data" in n)
-    assert step_folder.state_of(folder) == step_folder.FolderState(commit, (), (), False, ())
+    assert step_folder.folder_state(folder) == step_folder.FolderState(commit, (), (), False, ())
     assert folder.names() == names_of(folder, commit)
     assert value_of(folder, commit) == 7
 
@@ -91,9 +91,9 @@ def test_what_is_saved_is_saved(folder):
         assert (caught.value.attempt, caught.value.path) == (FIRST.attempt, folder.path)
     assert committing.abandon(folder, FIRST.attempt) == step_folder.committed(folder)
     assert committing.abandon(folder, SECOND.attempt) is None
-    assert sweep.recover(folder).attempt == FIRST.attempt
-    assert sweep.collect(folder, idle_s=0) == []
-    sweep.delete(folder, SECOND.attempt)
+    assert sweep.recover_step(folder).attempt == FIRST.attempt
+    assert sweep.collect_garbage(folder, idle_s=0) == []
+    sweep.delete_committed(folder, SECOND.attempt)
     assert value_of(folder, step_folder.committed(folder)) == 7
 
 
@@ -101,22 +101,22 @@ def test_a_pin_and_files_of_nobody_are_kept(folder):
     folder.make()
     for name in ("KEEP", "notes.txt", "PENDING-xyz", "data-00000000000a"):
         folder.write_new(name, b"")
-    state = step_folder.state_of(folder)
+    state = step_folder.folder_state(folder)
     assert state.is_pinned
     assert state.others == ("PENDING-xyz", "notes.txt")
-    assert sweep.collect(folder, idle_s=0) == ["data-00000000000a"]
+    assert sweep.collect_garbage(folder, idle_s=0) == ["data-00000000000a"]
     assert folder.names() == ["KEEP", "PENDING-xyz", "notes.txt"]
 
 
 def test_a_deletion_takes_the_pin_along_only_if_nothing_else_is_there(folder):
     FIRST.save(folder)
     folder.write_new("KEEP", b"")
-    sweep.delete(folder, FIRST.attempt)
+    sweep.delete_committed(folder, FIRST.attempt)
     assert folder.names() == []
     FIRST.save(folder)
     folder.write_new("KEEP", b"")
     folder.write_new("notes.txt", b"")
-    sweep.delete(folder, FIRST.attempt)
+    sweep.delete_committed(folder, FIRST.attempt)
     assert folder.names() == ["KEEP", "notes.txt"]
 
 
@@ -125,20 +125,20 @@ def test_collecting_spares_who_is_alive(disk, folder):
     disk.now += 30
     SECOND.begin(folder)
     disk.now += 30
-    assert sweep.collect(folder, idle_s=61) == []
+    assert sweep.collect_garbage(folder, idle_s=61) == []
     folder.touch("PENDING-00000000000a")
-    gone = sweep.collect(folder, idle_s=30)
+    gone = sweep.collect_garbage(folder, idle_s=30)
     assert gone == ["PENDING-00000000000b", "manifest-00000000000b.json"]
-    assert [one.id for one in step_folder.state_of(folder).attempts] == [FIRST.attempt]
+    assert [one.id for one in step_folder.folder_state(folder).attempts] == [FIRST.attempt]
 
 
 def test_collecting_spares_a_folder_in_which_somebody_may_begin(folder):
     folder.make()
-    sweep.collect(folder, idle_s=60)
+    sweep.collect_garbage(folder, idle_s=60)
     folder.write_new("KEEP", b"")
     assert folder.names() == ["KEEP"]
     folder.remove("KEEP")
-    sweep.collect(folder, idle_s=0)
+    sweep.collect_garbage(folder, idle_s=0)
     with pytest.raises(FileNotFoundError):
         folder.write_new("KEEP", b"")
 
@@ -147,7 +147,7 @@ def test_tombstones_of_what_is_committed_mean_nothing(folder):
     """A file system whose renames are not one step may show both names after a crash."""
     commit = FIRST.save(folder)
     folder.link("COMMIT", f"DELETING-{FIRST.attempt}")
-    assert sweep.recover(folder) == commit
+    assert sweep.recover_step(folder) == commit
     assert folder.names() == names_of(folder, commit)
     assert value_of(folder, commit) == 7
 
@@ -157,14 +157,14 @@ def test_collecting_does_not_end_what_is_listed_half(folder):
     FIRST.begin(folder)
     names = folder.names
     folder.names = lambda: [name for name in names() if "PENDING" not in name]
-    assert sweep.collect(folder, idle_s=60) == []
+    assert sweep.collect_garbage(folder, idle_s=60) == []
     assert step_folder.see(folder, FIRST.attempt)
 
 
 def test_a_complete_attempt_is_recovered_not_collected(disk, folder):
     FIRST.prepare(folder)
     disk.now += 1e6
-    sweep.collect(folder, idle_s=60)
+    sweep.collect_garbage(folder, idle_s=60)
     assert value_of(folder, step_folder.committed(folder)) == 7
 
 
@@ -173,9 +173,9 @@ def test_of_two_complete_attempts_the_later_is_recovered(disk, folder):
     disk.now += 1
     SECOND.prepare(folder)
     disk.now += 1e6
-    commit = sweep.recover(folder)
+    commit = sweep.recover_step(folder)
     assert value_of(folder, commit) == 9
-    sweep.collect(folder, idle_s=60)
+    sweep.collect_garbage(folder, idle_s=60)
     assert folder.names() == names_of(folder, commit)
 
 
@@ -186,7 +186,7 @@ def test_an_attempt_that_cannot_be_committed_gives_way_to_one_that_can(disk, fol
     folder.remove(records.data_name(SECOND.attempt, 0, 2))
     with pytest.raises(CorruptCheckpoint, match="is missing; process 0 wrote"):
         committing.commit(folder, SECOND.attempt)
-    assert value_of(folder, sweep.recover(folder)) == 7
+    assert value_of(folder, sweep.recover_step(folder)) == 7
 
 
 def _swap_parts(folder) -> None:
@@ -236,9 +236,9 @@ def test_what_does_not_fit_is_not_committed(disk, folder, damage):
     assert caught.value.path == folder.path
     assert folder.path in str(caught.value)
     assert step_folder.committed(folder) is None
-    assert sweep.recover(folder) is None
+    assert sweep.recover_step(folder) is None
     disk.now += 100
-    sweep.collect(folder, idle_s=60)
+    sweep.collect_garbage(folder, idle_s=60)
     assert folder.names() == []
 
 
@@ -268,13 +268,13 @@ def test_a_commit_whose_files_are_missing_or_cut_is_corrupt(folder, what):
     ):
         damage()
         for look in (
-            step_folder.committed, step_folder.state_of, sweep.recover,
-            lambda folder: sweep.collect(folder, idle_s=0),
+            step_folder.committed, step_folder.folder_state, sweep.recover_step,
+            lambda folder: sweep.collect_garbage(folder, idle_s=0),
         ):  # fmt: skip
             with pytest.raises(CorruptCheckpoint, match=words) as caught:
                 look(folder)
             assert caught.value.file == name
-    sweep.delete(folder, FIRST.attempt)  # what is damaged can be deleted
+    sweep.delete_committed(folder, FIRST.attempt)  # what is damaged can be deleted
     assert folder.names() == []
 
 
@@ -285,8 +285,9 @@ def test_a_commit_that_contradicts_itself_is_corrupt(folder):
         folder.rewrite("COMMIT", other)
         names = folder.names()
         for act in (
-            step_folder.committed, sweep.recover, lambda f: sweep.delete(f, FIRST.attempt),
-            lambda f: sweep.collect(f, idle_s=0), SECOND.begin,
+            step_folder.committed, sweep.recover_step, SECOND.begin,
+            lambda f: sweep.delete_committed(f, FIRST.attempt),
+            lambda f: sweep.collect_garbage(f, idle_s=0),
         ):  # fmt: skip
             with pytest.raises((CorruptCheckpoint, UnsupportedCheckpoint)) as caught:
                 act(folder)
@@ -298,7 +299,7 @@ def test_an_attempt_whose_manifest_cannot_be_read_is_not_complete(folder):
     FIRST.prepare(folder)
     folder.rewrite(records.manifest_name(FIRST.attempt), b"{}")
     assert not step_folder.is_complete(folder, FIRST.attempt)
-    assert sweep.recover(folder) is None
+    assert sweep.recover_step(folder) is None
     with pytest.raises(CheckpointError):
         committing.commit(folder, FIRST.attempt)
 
@@ -307,14 +308,14 @@ def test_what_pending_says_may_be_anything(folder):
     FIRST.begin(folder)
     for text in (b"", b"{", b"[1]", b"\xff\xfe", b"{}\nabc"):
         folder.rewrite("PENDING-00000000000a", text)
-        assert step_folder.state_of(folder).attempts[0].owner == {}
+        assert step_folder.folder_state(folder).attempts[0].owner == {}
 
 
 def test_an_attempt_that_ends_while_its_state_is_taken_is_not_alive(folder):
     FIRST.begin(folder)
     names = folder.names
     folder.names = lambda: (names(), folder.remove("PENDING-00000000000a"))[0]
-    (attempt,) = step_folder.state_of(folder).attempts
+    (attempt,) = step_folder.folder_state(folder).attempts
     assert not attempt.is_live
     assert attempt.idle_s == math.inf
 
@@ -375,6 +376,6 @@ def test_leftovers_of_a_commit_are_tidied(tmp_path):
     for name in ("PENDING-00000000000a", "part-00000000000a-00000.safetensors",
                  "tmp-00000000000a-01234567"):  # fmt: skip
         folder.write_new(name, b"")
-    assert step_folder.state_of(folder).attempts == ()
+    assert step_folder.folder_state(folder).attempts == ()
     committing.tidy(folder, commit)
     assert folder.names() == names_of(folder, commit)

@@ -53,9 +53,9 @@ def _failing_once(patch: pytest.MonkeyPatch, at: int, number: int) -> list[str]:
 
 
 def _check(folder: LocalFolder, allowed: tuple[str, ...]) -> None:
-    commit = sweep.recover(folder)
+    commit = sweep.recover_step(folder)
     assert (commit.attempt if commit else "") in allowed
-    sweep.collect(folder, idle_s=0)
+    sweep.collect_garbage(folder, idle_s=0)
     assert folder.names() == (names_of(folder, commit) if commit else [])
     if commit:
         assert value_of(folder, commit) == (7 if commit.attempt == FIRST.attempt else 9)
@@ -70,13 +70,13 @@ SCENARIOS: dict[str, Scenario] = {
         (FIRST.attempt,),
         (FIRST.attempt,),
     ),
-    "recover": (FIRST.prepare, sweep.recover, ("", FIRST.attempt), (FIRST.attempt,)),
+    "recover": (FIRST.prepare, sweep.recover_step, ("", FIRST.attempt), (FIRST.attempt,)),
     "collect": (
-        lambda f: (FIRST.prepare(f), SECOND.save(f)), lambda f: sweep.collect(f, idle_s=0),
+        lambda f: (FIRST.prepare(f), SECOND.save(f)), lambda f: sweep.collect_garbage(f, idle_s=0),
         (SECOND.attempt,), (SECOND.attempt,),
     ),
     "delete": (
-        FIRST.save, lambda f: sweep.delete(f, FIRST.attempt), ("", FIRST.attempt), ("",)
+        FIRST.save, lambda f: sweep.delete_committed(f, FIRST.attempt), ("", FIRST.attempt), ("",)
     ),
     "abandon": (
         FIRST.prepare, lambda f: committing.abandon(f, FIRST.attempt), ("", FIRST.attempt), ("",)

@@ -122,7 +122,7 @@ def test_the_newest_step_or_one(run):
     assert shoal.contents(run / step_name(5)).metrics == {"loss": 0.25, "acc": 1}
     with pytest.raises(NotCommitted, match="step 4 is not saved; saved are 3, 5, 9, 12"):
         shoal.contents(run, step=4)
-    with pytest.raises(UsageError, match="is no history: leave step=3 out"):
+    with pytest.raises(UsageError, match="is not a history: omit step=3"):
         shoal.contents(run / step_name(5), step=3)
     with pytest.raises(UsageError, match="contents: step='3' must be a whole number"):
         shoal.contents(run, step="3")

@@ -84,7 +84,7 @@ def _linked_and_recovered(disk: Disk) -> None:
     """The process that linked COMMIT dies before its fsync; the host lives on."""
     FIRST.prepare(_one(disk))
     committing._link(_one(disk), FIRST.attempt)
-    sweep.recover(_one(disk))
+    sweep.recover_step(_one(disk))
 
 
 def _renamed_by_mistake(disk: Disk) -> None:
@@ -95,7 +95,7 @@ def _renamed_by_mistake(disk: Disk) -> None:
 
 
 def _delete_then_save(disk: Disk) -> None:
-    sweep.delete(_one(disk), FIRST.attempt)
+    sweep.delete_committed(_one(disk), FIRST.attempt)
     SECOND.save(_one(disk))
 
 
@@ -125,10 +125,10 @@ SCENARIOS = {
     "save, the lead commits": Scenario(_nothing, _lead_commits, ("", A), (A,)),
     "begun on a third host": Scenario(_nothing, _begun_on_a_third_host, ("", A), (A,)),
     "recover": Scenario(
-        lambda d: FIRST.prepare(_one(d)), lambda d: sweep.recover(_one(d)), ("", A), (A,)
+        lambda d: FIRST.prepare(_one(d)), lambda d: sweep.recover_step(_one(d)), ("", A), (A,)
     ),
     "recover what is linked": Scenario(_nothing, _linked_and_recovered, ("", A), (A,)),
-    "tidy": Scenario(_not_tidied, lambda d: sweep.recover(_one(d)), (A,), (A,)),
+    "tidy": Scenario(_not_tidied, lambda d: sweep.recover_step(_one(d)), (A,), (A,)),
     "abandon": Scenario(
         lambda d: FIRST.prepare(_one(d)), lambda d: committing.abandon(_one(d), A), ("", A), ("",)
     ),
@@ -136,18 +136,18 @@ SCENARIOS = {
         _not_tidied, lambda d: committing.abandon(_one(d), A), (A,), (A,)
     ),
     "delete": Scenario(
-        lambda d: FIRST.save(_one(d)), lambda d: sweep.delete(_one(d), A), ("", A), ("",)
+        lambda d: FIRST.save(_one(d)), lambda d: sweep.delete_committed(_one(d), A), ("", A), ("",)
     ),
     "delete what is not tidy": Scenario(
-        _not_tidied, lambda d: sweep.delete(_one(d), A), ("", A), ("",)
+        _not_tidied, lambda d: sweep.delete_committed(_one(d), A), ("", A), ("",)
     ),
     "delete, save again": Scenario(
         lambda d: FIRST.save(_one(d)), _delete_then_save, ("", A, B), (B,)
     ),
-    "give back": Scenario(_renamed_by_mistake, lambda d: sweep.recover(_one(d)), (B,), (B,)),
+    "give back": Scenario(_renamed_by_mistake, lambda d: sweep.recover_step(_one(d)), (B,), (B,)),
     "collect beside a commit": Scenario(
         lambda d: (FIRST.prepare(_one(d)), SECOND.save(_one(d))),
-        lambda d: sweep.collect(_one(d), idle_s=0), (B,), (B,),
+        lambda d: sweep.collect_garbage(_one(d), idle_s=0), (B,), (B,),
     ),
     "save where others make and remove": Scenario(_nothing, _begin_while_removed, ("", A), (A,)),
 }  # fmt: skip
@@ -183,11 +183,11 @@ def _check(disk: Disk, allowed: tuple[str, ...]) -> None:
     """Look at a disk after a crash as the next run does; clean up; look again."""
     folder = disk.folder(PATH)
     try:
-        before = step_folder.state_of(folder).commit
+        before = step_folder.folder_state(folder).commit
         if before:
             value_of(folder, before)
-        sweep.recover(folder)
-        sweep.collect(folder, idle_s=0)
+        sweep.recover_step(folder)
+        sweep.collect_garbage(folder, idle_s=0)
         commit = step_folder.committed(folder)
         found = commit.attempt if commit else ""
         if before and before != commit:
@@ -239,8 +239,8 @@ def test_a_second_loss_while_the_first_is_cleaned_up(name, data):
     _check(after.outcome(number), allowed)
 
     def clean(there: Disk) -> None:
-        sweep.recover(_one(there))
-        sweep.collect(_one(there), idle_s=0)
+        sweep.recover_step(_one(there))
+        sweep.collect_garbage(_one(there), idle_s=0)
 
     start, disk = _recorded(Scenario(_nothing, clean, allowed, allowed), after.outcome(number))
     if before := step_folder.committed(_one(start)):

@@ -62,7 +62,7 @@ def _is_one_winner(folder: LocalFolder, outcomes: dict[str, object]) -> None:
     commit = step_folder.committed(folder)
     assert commit.attempt == winner
     assert value_of(folder, commit) == int(winner, 16)
-    sweep.collect(folder, idle_s=0)
+    sweep.collect_garbage(folder, idle_s=0)
     assert folder.names() == names_of(folder, commit)
 
 
@@ -118,7 +118,9 @@ def test_all_processes_of_a_job_may_commit_at_once(tmp_path):
 
         def run(number: int, folder=folder, start=start, commits=commits) -> None:
             start.wait(PATIENCE_S)
-            done = sweep.recover(folder) if number else committing.commit(folder, FIRST.attempt)
+            done = (
+                sweep.recover_step(folder) if number else committing.commit(folder, FIRST.attempt)
+            )
             commits.append(done)
 
         threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
@@ -144,7 +146,7 @@ def test_a_writer_that_was_collected_while_it_was_frozen_cannot_commit(folder, w
         committing.commit(folder, FIRST.attempt)
     commit = step_folder.committed(folder)
     assert value_of(folder, commit) == 2
-    sweep.collect(folder, idle_s=0)
+    sweep.collect_garbage(folder, idle_s=0)
     assert folder.names() == names_of(folder, commit)
 
 
@@ -196,7 +198,7 @@ def test_a_committer_that_is_overtaken_at_a_point_gives_way(folder, point, monke
 @pytest.mark.parametrize("point", COMMITTING)
 def test_a_committer_that_is_helped_at_a_point_has_committed(folder, point, monkeypatch):
     FIRST.prepare(folder)
-    _frozen_at(monkeypatch, point, lambda: sweep.recover(folder))
+    _frozen_at(monkeypatch, point, lambda: sweep.recover_step(folder))
     commit = committing.commit(folder, FIRST.attempt)
     assert commit == step_folder.committed(folder)
     assert folder.names() == names_of(folder, commit)
@@ -210,7 +212,7 @@ def test_who_dies_committing_leaves_it_to_the_next(folder, point, monkeypatch):
         committing.commit(folder, FIRST.attempt)
     is_linked = point in ("save.committed", "save.tidied")
     assert (step_folder.committed(folder) is not None) == is_linked
-    commit = sweep.recover(folder)
+    commit = sweep.recover_step(folder)
     assert value_of(folder, commit) == 1
     assert folder.names() == names_of(folder, commit)
 
@@ -220,11 +222,11 @@ def test_a_step_saved_again_outlives_the_deletion_that_died(folder, point, monke
     FIRST.save(folder)
     monkeypatch.setenv("SHOAL_FAULTS", f"{point}:raise")
     with pytest.raises(InjectedError):
-        sweep.delete(folder, FIRST.attempt)
+        sweep.delete_committed(folder, FIRST.attempt)
     assert step_folder.committed(folder) is None
-    assert step_folder.state_of(folder).tombstones == (FIRST.attempt,)
+    assert step_folder.folder_state(folder).tombstones == (FIRST.attempt,)
     SECOND.save(folder)
-    sweep.delete(folder, FIRST.attempt)  # it goes on
+    sweep.delete_committed(folder, FIRST.attempt)  # it goes on
     commit = step_folder.committed(folder)
     assert value_of(folder, commit) == 2
     assert folder.names() == names_of(folder, commit)
@@ -234,7 +236,7 @@ def test_a_step_saved_again_outlives_the_deletion_that_died(folder, point, monke
 def test_a_step_saved_again_outlives_the_deletion_that_was_frozen(folder, point, monkeypatch):
     FIRST.save(folder)
     _frozen_at(monkeypatch, point, lambda: SECOND.save(folder))
-    sweep.delete(folder, FIRST.attempt)
+    sweep.delete_committed(folder, FIRST.attempt)
     commit = step_folder.committed(folder)
     assert value_of(folder, commit) == 2
     assert folder.names() == names_of(folder, commit)
@@ -246,14 +248,14 @@ def _delete_frozen_before_its_rename(folder: LocalFolder) -> None:
     class Slow(LocalFolder):
         def rename(self, old: str, new: str) -> None:
             if old == "COMMIT":
-                sweep.delete(folder, FIRST.attempt)
+                sweep.delete_committed(folder, FIRST.attempt)
                 SECOND.save(folder)
             super().rename(old, new)
             if old == "COMMIT":
                 raise InjectedError("it dies right after")
 
     with pytest.raises(InjectedError):
-        sweep.delete(Slow(folder.path), FIRST.attempt)
+        sweep.delete_committed(Slow(folder.path), FIRST.attempt)
     assert "COMMIT" not in folder.names()
 
 
@@ -261,10 +263,10 @@ def test_a_deletion_that_renamed_anothers_commit_took_nothing(folder):
     FIRST.save(folder)
     _delete_frozen_before_its_rename(folder)
     assert step_folder.committed(folder).attempt == SECOND.attempt
-    assert step_folder.state_of(folder).commit.attempt == SECOND.attempt
+    assert step_folder.folder_state(folder).commit.attempt == SECOND.attempt
     with pytest.raises(StepAlreadyCommitted):
         THIRD.begin(folder)
-    sweep.collect(folder, idle_s=0)
+    sweep.collect_garbage(folder, idle_s=0)
     commit = step_folder.committed(folder)
     assert value_of(folder, commit) == 2
     assert folder.names() == names_of(folder, commit)
@@ -300,7 +302,7 @@ def test_a_deletion_ends_who_commits_the_same_attempt_once_more(folder):
             with pytest.raises(SaveAborted):
                 committing.commit(folder, commit.attempt)
 
-    sweep.delete(Slow(folder.path), FIRST.attempt)
+    sweep.delete_committed(Slow(folder.path), FIRST.attempt)
     assert step_folder.committed(folder) is None
     assert folder.names() == []
 
@@ -314,7 +316,7 @@ def test_two_deletions_at_once_and_a_save(tmp_path):
 
         def delete(folder=folder, start=start) -> None:
             start.wait(PATIENCE_S)
-            sweep.delete(folder, FIRST.attempt)
+            sweep.delete_committed(folder, FIRST.attempt)
 
         def save(folder=folder, start=start, outcomes=outcomes) -> None:
             outcomes.append(_outcome(folder, SECOND, start))
@@ -324,13 +326,13 @@ def test_two_deletions_at_once_and_a_save(tmp_path):
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
-        commit = sweep.recover(folder)
+        commit = sweep.recover_step(folder)
         if commit:
             assert outcomes == [SECOND.attempt]
             assert value_of(folder, commit) == 2
         else:
             assert isinstance(outcomes[0], StepAlreadyCommitted)
-        sweep.collect(folder, idle_s=0)
+        sweep.collect_garbage(folder, idle_s=0)
         assert folder.names() == (names_of(folder, commit) if commit else [])
 
 
@@ -343,7 +345,7 @@ def test_a_save_beside_many_collectors(tmp_path):
     def collect() -> None:
         try:
             while not is_over.is_set():
-                sweep.collect(folder, idle_s=3600)
+                sweep.collect_garbage(folder, idle_s=3600)
         except BaseException as error:
             errors.append(error)
             raise
@@ -356,7 +358,7 @@ def test_a_save_beside_many_collectors(tmp_path):
             save = Save(f"{number + 16:012x}", value=number)
             commit = save.save(folder)
             assert value_of(folder, commit) == number
-            sweep.delete(folder, save.attempt)
+            sweep.delete_committed(folder, save.attempt)
     finally:
         is_over.set()
         for thread in collectors:

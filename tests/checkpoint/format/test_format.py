@@ -64,7 +64,7 @@ def test_all_that_is_no_json_is_named_at_once():
 
 def test_a_leaf_alone_and_no_leaf_at_all():
     for value in (np.float32(3), {}, []):
-        _, structure = flatten.flatten(value)
+        _, structure = flatten.flatten_tree(value)
         leaves = (records.LeafRecord("~", "array", "float32", (3,)),) if structure == 0 else ()
         said = records.Manifest(ATTEMPT, None, 5, 1, structure, leaves)
         assert json_files.decode_manifest(json_files.encode_manifest(said)) == said
@@ -78,14 +78,14 @@ def nested(levels, wrap, inner=1):
 
 def test_the_deepest_that_is_taken_comes_back():
     static = nested(31, lambda inner: {1: (inner,)[0]})
-    value = nested(98, lambda inner: {"a": inner}, flatten.Node("a:B", ("c",), (5,), static))
-    leaves, structure = flatten.flatten(value)
+    value = nested(98, lambda inner: {"a": inner}, flatten.UnknownNode("a:B", ("c",), (5,), static))
+    leaves, structure = flatten.flatten_tree(value)
     leaf = records.LeafRecord(nodes.names_of(structure)[0], "int", value="5")
     user = {"u": nested(97, lambda inner: [inner])}
     said = records.Manifest(ATTEMPT, 1, 5, 1, structure, (leaf,), user=user)
     again = json_files.decode_manifest(json_files.encode_manifest(said))
     assert again == said
-    assert flatten.unflatten(again.tree, [leaf for _, leaf in leaves]) == value
+    assert flatten.unflatten_tree(again.tree, [leaf for _, leaf in leaves]) == value
 
 
 @pytest.mark.parametrize("step", [True, 1.0, np.int64(3), 1 << 62, "5"], ids=repr)
@@ -253,5 +253,5 @@ def test_files_of_a_checkpoint_belong_together():
             tiling.check_whole(other, said, index)
     with pytest.raises(CorruptCheckpoint, match="of attempt"):
         tiling.check_index(replace(said, attempt="a" * 12), index)
-    with pytest.raises(CorruptCheckpoint, match="none of this checkpoint"):
+    with pytest.raises(CorruptCheckpoint, match="not of this checkpoint"):
         tiling.check_index(replace(said, num_processes=3), index)

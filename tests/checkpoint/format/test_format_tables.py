@@ -82,7 +82,7 @@ def table(boxes, dims, item=4):
     found = np.array(rows, np.int64).reshape(len(rows), 4 + 2 * rank)
     chunks = format_records.Chunks(*found.T[:4], found[:, 4 : 4 + rank], found[:, 4 + rank :])
     record = format_records.FileRecord(format_records.data_name(ATTEMPT, 0, 1), at, 0)
-    _, structure = flatten.flatten([0] * len(dims))
+    _, structure = flatten.flatten_tree([0] * len(dims))
     leaves = tuple(
         format_records.LeafRecord(str(number), "array", "float32", shape)
         for number, shape in enumerate(dims)
@@ -209,7 +209,7 @@ W = 10  # the row of the first piece of params/w
 
 @pytest.mark.parametrize(
     ("columns", "what"),
-    [({"leaf": (0, -1)}, "no leaf"), ({"leaf": (-1, 99)}, "does not list"),
+    [({"leaf": (0, -1)}, "an unknown leaf"), ({"leaf": (-1, 99)}, "does not list"),
      ({"file": (0, 2)}, "does not list"), ({"file": (0, -1)}, "does not list"),
      ({"begin": (0, -4)}, "outside"), ({"end": (0, 1 << 40)}, "outside"),
      ({"begin": (0, 1 << 61)}, "outside"),
@@ -218,8 +218,8 @@ W = 10  # the row of the first piece of params/w
      ({"origin": (W, (2, 0))}, "or twice"),
      ({"extent": (W, (6, 2))}, "'params/w' has a chunk outside"),
      ({"leaf": (4, ROWS["opt/mu/0"])}, "'opt/mu/0' has chunks, and its value is"),
-     ({"origin": (2, (2, 0))}, "no process"), ({"origin": (1, (1, 0))}, "twice"),
-     ({"extent": (1, (1, 2))}, "no process"), ({"file": (1, 1)}, "over one another|another")],
+     ({"origin": (2, (2, 0))}, "an unknown process"), ({"origin": (1, (1, 0))}, "twice"),
+     ({"extent": (1, (1, 2))}, "unknown process"), ({"file": (1, 1)}, "over one another|another")],
     ids=str,
 )  # fmt: skip
 def test_rows_that_lie_are_refused(columns, what):

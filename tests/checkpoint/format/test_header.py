@@ -20,10 +20,10 @@ ITEMS = st.dictionaries(NAMES, st.tuples(st.sampled_from(sorted(DTYPES)), SHAPES
 @given(ITEMS, st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2))
 def test_files_are_read_by_us_and_by_the_library(items, metadata):
     entries = header.arrange((name, *item) for name, item in items.items())
-    first = header.build(entries, metadata)
+    first = header.build_header(entries, metadata)
     assert len(first) % 4096 == 0
     size = entries[-1].end if entries else 0
-    found = header.parse(first + bytes(7), len(first) + size, "f")
+    found = header.parse_header(first + bytes(7), len(first) + size, "f")
     assert found == (tuple(entries), metadata, len(first))
     assert header.header_bytes(first[:8], len(first) + size, "f") == len(first)
     data = np.random.default_rng(1).integers(0, 2, size, np.uint8).tobytes()
@@ -101,7 +101,7 @@ HOSTILE = {
 @pytest.mark.parametrize("file", HOSTILE.values(), ids=list(HOSTILE))
 def test_lies_are_refused(file):
     with pytest.raises(CorruptCheckpoint) as error:
-        header.parse(file, len(file), "data.safetensors")
+        header.parse_header(file, len(file), "data.safetensors")
     assert error.value.file == "data.safetensors"
     assert "data.safetensors" in str(error.value)
     assert len(str(error.value)) < 500
@@ -116,18 +116,20 @@ def test_no_header_beyond_the_limit_is_read():
 
 @pytest.mark.parametrize("text", ["[NaN]", "[-Infinity]", '{"a":1,"a":1}', "[01]", "'a'", "[1,]"])
 def test_what_only_some_call_json(text):
-    with pytest.raises(CorruptCheckpoint, match="f is not the JSON that it should be"):
+    with pytest.raises(CorruptCheckpoint, match="f is not valid JSON"):
         header.strict_json(text, "f")
 
 
 def test_what_those_lies_are_lies_about_is_fine():
     file = file_of(one(), 8)
-    assert header.parse(file, len(file), "f").entries == (header.Entry("x", "F32", (2,), 0, 8),)
+    assert header.parse_header(file, len(file), "f").entries == (
+        header.Entry("x", "F32", (2,), 0, 8),
+    )
     file = file_of(one(dtype="F4", shape=[4], data_offsets=[0, 2]), 2)
-    assert header.parse(file, len(file), "f").entries[0].end == 2
+    assert header.parse_header(file, len(file), "f").entries[0].end == 2
 
 
 def test_headers_beyond_the_limit_are_not_written():
     entry = header.Entry("x" * 60_000_000, "U8", (0,), 0, 0)
     with pytest.raises(UsageError, match="write more files"):
-        header.build([entry, entry], {})
+        header.build_header([entry, entry], {})

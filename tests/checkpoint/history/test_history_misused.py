@@ -123,13 +123,13 @@ def test_a_damaged_step_says_what_can_be_done(tmp_path, alone):
 def test_the_lease_is_a_setting_and_a_save_that_runs_fits_it(tmp_path, alone, monkeypatch):
     monkeypatch.setenv("SHOAL_LEASE_S", "10")
     assert Checkpoints(tmp_path, coordinator=alone)._saver._lease_s == 10.0
-    seen, begin = [], lease.Telling.__init__
+    seen, begin = [], lease.ProgressReporter.__init__
 
     def begins(self, *arguments):
         begin(self, *arguments)
         seen.append(self._every_s)
 
-    monkeypatch.setattr(lease.Telling, "__init__", begins)
+    monkeypatch.setattr(lease.ProgressReporter, "__init__", begins)
     save_with(alone, tmp_path / "one", state(1))
     assert seen == [2.0]
     monkeypatch.setenv("SHOAL_LEASE_S", "soon")
@@ -140,13 +140,13 @@ def test_the_lease_is_a_setting_and_a_save_that_runs_fits_it(tmp_path, alone, mo
 
 def test_a_long_restore_tells_how_far_it_is(tmp_path, monkeypatch, caplog):
     save_with(LocalJob(1).coordinators[0], tmp_path / "one", {"w": np.ones(1_000_000)})
-    begin = lease.Telling.__init__
+    begin = lease.ProgressReporter.__init__
 
     def begins(self, *arguments):
         begin(self, *arguments)
         self._is_over = Clock(1)
 
-    monkeypatch.setattr(lease.Telling, "__init__", begins)
+    monkeypatch.setattr(lease.ProgressReporter, "__init__", begins)
     job = LocalJob(2)
     with caplog.at_level(logging.INFO, "shoal"):
         run_all(job, lambda one: restore_with(one, tmp_path / "one"))
@@ -187,13 +187,13 @@ def test_a_step_of_a_newer_shoal_stays_and_stops_nothing(tmp_path, alone):
 
 def test_what_follows_a_save_is_known_by_the_line_that_saved(tmp_path, alone, monkeypatch):
     sites = []
-    lead_says = lead.lead_says
+    lead_says = lead.run_on_lead
 
     def says(*arguments, **options):
         sites.append(options["site"])
         return lead_says(*arguments, **options)
 
-    monkeypatch.setattr(saver, "lead_says", says)
+    monkeypatch.setattr(saver, "run_on_lead", says)
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         ckpts.save(1, state(1))
     assert len(sites) == 1

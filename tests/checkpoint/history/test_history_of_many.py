@@ -11,7 +11,7 @@ import pytest
 
 from cli import sample_checkpoints
 from collectives.thread_jobs import run_all
-from shoal.checkpoint.blocks.reader import verify
+from shoal.checkpoint.blocks.reader import verify_files
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.history import saver as saving
 from shoal.checkpoint.history.checkpoints import Checkpoints
@@ -262,7 +262,7 @@ def test_an_attempt_that_is_complete_is_recovered_and_a_stale_one_ends(tmp_path,
     assert (run / "step_000000000025" / f"PENDING-{stale}").exists()
     ckpts = Checkpoints(run, coordinator=alone)
     assert ckpts.all_steps() == (10, 20, 30)
-    assert verify(open_checkpoint(run / "step_000000000030")) == []
+    assert verify_files(open_checkpoint(run / "step_000000000030")) == []
     assert (run / "step_000000000025" / f"PENDING-{stale}").exists(), "it may still be written"
     Checkpoints(run, lease_s=1e-9, coordinator=alone)
     assert not (run / "step_000000000025").exists()
@@ -281,4 +281,4 @@ def test_what_is_stale_goes_with_the_old_steps_and_who_writes_is_spared(tmp_path
 
 def test_seconds_needed_grow_with_bytes():
     assert seconds_needed(10, Rate(0, 1.0)) == 10.0
-    assert saving.bytes_of({"a": np.zeros(4), "b": 3, "c": "x"}) == 32
+    assert saving.total_bytes({"a": np.zeros(4), "b": 3, "c": "x"}) == 32

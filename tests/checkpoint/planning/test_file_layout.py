@@ -211,7 +211,7 @@ def test_files_are_headers_and_chunks_without_holes(job: Job, most: int) -> None
     for plan in parts(job, most):
         seen = []
         for number, file in enumerate(plan.files):
-            found = header.parse(file.header, file.num_bytes, "a file")
+            found = header.parse_header(file.header, file.num_bytes, "a file")
             assert found.metadata["attempt"] == ATTEMPT
             sizes = [entry.end - entry.begin for entry in found.entries]
             assert len(file.rows) == 1 or sum(sizes) <= most
@@ -260,7 +260,7 @@ def test_the_values_of_a_process_bear_its_number(process: int) -> None:
     none = np.zeros((0, 0), np.int64)
     held = Held(0, "loader", "uint8", (), none, none, (), True)
     plan = lay_out([Own(held, Box((process,), (5,)))], process, ATTEMPT, max_file_bytes=MIB)
-    found = header.parse(plan.files[0].header, plan.files[0].num_bytes, "a file")
+    found = header.parse_header(plan.files[0].header, plan.files[0].num_bytes, "a file")
     assert found.entries[0].name == f"loader#p{process}"
     assert found.entries[0].shape == (5,)
 

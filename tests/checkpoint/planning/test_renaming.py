@@ -154,8 +154,8 @@ def test_a_renamed_subtree_is_one_line_and_the_rename(path):
     error = told(path, target)
     assert len(error.missing) == len(error.unexpected) == 60
     assert str(error).splitlines()[0] == (
-        "restore: the target is not what was saved: params/enc: 60 leaves below it are not in the "
-        "checkpoint, which has such leaves below params/encoder: "
+        "restore: the target does not match the checkpoint: params/enc: 60 leaves below it are "
+        "not in the checkpoint, which has such leaves below params/encoder: "
         "rename={'params/enc': 'params/encoder'} takes those"
     )
     assert len(str(error)) < 300

@@ -162,7 +162,7 @@ def test_everything_that_does_not_fit_is_said_at_once(path):
     assert "params/ww: is not in the checkpoint; did you mean 'params/w'?" in told
     assert "opt/0/mu: has shape (8, 4) as saved, not (8, 5)" in told
     assert "opt/1/mu: is float32 as saved, not float16; dtype='any' casts it" in told
-    assert "none: was saved as none, which is no array" in told
+    assert "none: was saved as none, which is not an array" in told
     assert "params/b: int64 would become int32" in told
     assert len(error.offences) == 6
 
@@ -209,14 +209,14 @@ def test_a_cast_takes_no_more_memory_than_it_may(tmp_path, monkeypatch):
     sizes = {"rows": (300, 1000), "row": (1, 1, 300_000), "one": (), "none": (0, 3), "odd": (7, 31)}
     tree = {name: rng.standard_normal(size) for name, size in sizes.items()}
     save(tmp_path / "wide", tree)
-    read, held = reader.read, []
+    read, held = reader.read_boxes, []
 
     def counting(checkpoint, wants, **options):
         beside = [want.out.nbytes for want in wants if want.out.dtype == np.float64]
         held.append(sum(beside) + options["most_bytes"])
         return read(checkpoint, wants, **options)
 
-    monkeypatch.setattr(filling, "read", counting)
+    monkeypatch.setattr(filling, "read_boxes", counting)
     like = {name: np.zeros(value.shape, np.float32) for name, value in tree.items()}
     back = restore(tmp_path / "wide", like, dtype="any", most_bytes=1 << 20)
     assert len(held) > 8

@@ -35,7 +35,9 @@ def path(tmp_path_factory):
 
 @pytest.mark.parametrize("only", ["[z-a]", ["w", "params/[9-0]"]])
 def test_a_range_that_is_none_is_refused(only):
-    with pytest.raises(UsageError, match=r"only=\[.*\]: what stands in \[ \] is no range"):
+    with pytest.raises(
+        UsageError, match=r"only=\[.*\]: the characters in \[ \] are not a valid range"
+    ):
         options_of("restore", only, None, "exact", has_target=False)
 
 
@@ -71,7 +73,7 @@ def test_only_can_leave_out_what_the_target_calls_otherwise(path):
 
 @pytest.mark.parametrize("dtype", [np.float32, "S3", object])
 def test_text_is_not_cast(path, dtype):
-    with pytest.raises(RestoreMismatch, match=r"text: is <U3 as saved, not .*; there is no cast"):
+    with pytest.raises(RestoreMismatch, match=r"text: is <U3 as saved, not .*; no cast exists"):
         restore(path, {"text": np.zeros(2, dtype)}, only="text", dtype="any")
 
 

@@ -254,7 +254,7 @@ def test_what_survivors_hold_is_written_by_them_once():
 
 def test_what_others_alone_hold_is_named():
     _, lost = among(spread_state((12, 4), (0, 1), (1, 2), (4,)), numbers=[0, 2])
-    assert lost == ["w: 16 of its 48 values lie on other processes alone"]
+    assert lost == ["w: 16 of its 48 values are held only by other processes"]
 
 
 def test_arrays_without_values_can_always_be_saved():

@@ -16,7 +16,7 @@ from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import settling
 from shoal.checkpoint.saving.agreeing import check_numbers
 from shoal.checkpoint.saving.save import save, save_with
-from shoal.checkpoint.together.errors_between import tellers, told, untold
+from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import (
     CorruptCheckpoint,
@@ -145,7 +145,7 @@ def test_an_error_of_the_lead_when_it_commits(path, monkeypatch, point, is_saved
     if is_saved:
         assert results == [None, None], messages(results)
         assert set(kept(path)) == set(TREE)
-        sweep.recover(LocalFolder(path))  # what was left
+        sweep.recover_step(LocalFolder(path))  # what was left
         assert [kind for kind in files_of(path) if kind != "data"] == [
             "COMMIT",
             "index",
@@ -252,10 +252,10 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
 @pytest.mark.parametrize("point", ["opened", "write", "written"])
 def test_who_was_frozen_and_collected_learns_that(path, at_point, point):
     """Whether its folder is gone or not; nothing of it remains."""
-    at_point(point, 0, lambda: sweep.collect(LocalFolder(path), idle_s=0))
+    at_point(point, 0, lambda: sweep.collect_garbage(LocalFolder(path), idle_s=0))
     errors = in_job(2, lambda one: save_with(one, path, {"w": np.arange(1 << 18)}))
     assert {type(error) for error in errors} == {SaveAborted}, messages(errors)
-    assert "ended by somebody" in str(errors[0])
+    assert "ended by another process" in str(errors[0])
     assert files_of(path) == []
 
 
@@ -317,9 +317,9 @@ KNOWN = [
 
 @pytest.mark.parametrize("error", KNOWN, ids=lambda error: type(error).__name__)
 def test_an_error_keeps_its_type_and_its_facts_when_it_is_told(error):
-    payload = told(error)
-    assert tellers({0: b"", 1: payload, 2: b'{"a": 1}'}) == (1,)
-    again = untold(payload, 1, ThisProcess(0, ["here", "there"]))
+    payload = encode_error(error)
+    assert failed_processes({0: b"", 1: payload, 2: b'{"a": 1}'}) == (1,)
+    again = decode_error(payload, 1, ThisProcess(0, ["here", "there"]))
     assert type(again) is type(error)
     assert vars(again) == vars(error)
     assert getattr(again, "errno", None) == getattr(error, "errno", None)
@@ -355,10 +355,10 @@ def test_a_long_save_tells_how_far_it_is_and_keeps_its_lease(path, monkeypatch, 
                 assert pending.stat().st_mtime > 1000
                 os.utime(pending, (0, 0))
     assert pending.stat().st_mtime == 0  # the other leaves it to the first
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 4  # of four beats the first and the fourth, of each process
-    assert f"saving {path}: 25% of 4.00 GB, " in told[0]
-    assert told[0].endswith(" MB/s")
+    reported = [record.getMessage() for record in caplog.records]
+    assert len(reported) == 4  # of four beats the first and the fourth, of each process
+    assert f"saving {path}: 25% of 4.00 GB, " in reported[0]
+    assert reported[0].endswith(" MB/s")
     assert job.members()[1].said.startswith(f"saving {path}: 25%")
 
 
@@ -392,8 +392,8 @@ def test_a_save_on_the_main_line_shows_that_it_works(path, lane):
 
 def test_the_numbers_of_jax_may_come_in_any_order_but_must_be_those_of_the_job(path):
     """Who holds what is said by JAX's numbers of processes."""
-    asked = f"save({str(path)!r})"
-    check_numbers(asked, {0: b'{"number": 2}', 1: b"{}", 2: b'{"number": 0}'})
+    operation = f"save({str(path)!r})"
+    check_numbers(operation, {0: b'{"number": 2}', 1: b"{}", 2: b'{"number": 0}'})
     for wrong in (b'{"number": 1}', b'{"number": 3}'):
         with pytest.raises(UsageError, match="the numbers"):
-            check_numbers(asked, {0: wrong, 1: b"{}", 2: b"{}"})
+            check_numbers(operation, {0: wrong, 1: b"{}", 2: b"{}"})

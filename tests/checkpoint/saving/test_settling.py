@@ -55,7 +55,7 @@ def test_a_commit_that_cannot_be_made_durable_is_no_success(path, monkeypatch, i
         return
     assert "PENDING" in files_of(path)  # were COMMIT lost now, it could be committed again
     (path / "COMMIT").unlink()
-    sweep.recover(LocalFolder(path))
+    sweep.recover_step(LocalFolder(path))
     assert set(kept(path)) == set(TREE)
 
 

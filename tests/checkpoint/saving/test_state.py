@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from checkpoint.saved_contents import same_bits
 from shoal.checkpoint.saving import file_images
-from shoal.checkpoint.saving.lines import lines_of
+from shoal.checkpoint.saving.lines import state_lines
 from shoal.checkpoint.saving.state import held_of, own_of, read_state
 from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree import nodes as tree_nodes
@@ -105,7 +105,7 @@ def test_lines_name_what_must_be_equal():
     array = spread(np.arange(16.0).reshape(4, 4), "x")
     tree_ = {"n": 3, "s": "x" * 300, "w": np.arange(2), "d": array, "own": PerProcess(1)}
     state = read_state(tree_, 2)
-    lines = dict(line.partition(": ")[::2] for line in lines_of(state, ("step: 1",), 2))
+    lines = dict(line.partition(": ")[::2] for line in state_lines(state, ("step: 1",), 2))
     assert list(lines)[-2:] == ["no more leaves", "tree"]
     assert lines["n"] == 'int "3"'
     assert "…" in lines["s"]
@@ -114,7 +114,7 @@ def test_lines_name_what_must_be_equal():
     assert lines["own"] == "each process's own"
     assert lines["step"] == "1"
     assert '"keys": ["d", "n", "own", "s", "w"]' in lines["tree"]
-    assert lines_of(state, ("step: 1",), 1) == ("step: 1",)
+    assert state_lines(state, ("step: 1",), 1) == ("step: 1",)
 
 
 def test_a_digest_does_not_depend_on_where_a_value_lies():
@@ -128,10 +128,10 @@ def test_a_digest_does_not_depend_on_where_a_value_lies():
     ]
     for small in (False, True):
         cut = [form[:64] if small else form for form in forms]
-        lines = {lines_of(read_state([form], 2), (), 2) for form in cut}
+        lines = {state_lines(read_state([form], 2), (), 2) for form in cut}
         assert len(lines) == 1
         other = [np.where(np.arange(len(cut[0])) == 5, 9, np.asarray(cut[0])).astype(np.float32)]
-        assert lines_of(read_state(other, 2), (), 2) not in lines
+        assert state_lines(read_state(other, 2), (), 2) not in lines
 
 
 @jax.tree_util.register_dataclass
@@ -171,16 +171,16 @@ class Nothing:
 
 def test_nodes_of_jax_are_taken_apart_and_built_again():
     value = {"l": Linear(1, [2, 3]), "b": Bag(4, 5, static=("s", 1)), "s": Sized(3, 6)}
-    leaves, structure = flatten.flatten(value, JaxNodes())
+    leaves, structure = flatten.flatten_tree(value, JaxNodes())
     names = ["/".join(map(str, path)) for path, _ in leaves]
     assert names == ["b/0", "b/1", "l/w", "l/b/0", "l/b/1", "s/w"]
-    again = flatten.unflatten(structure, [leaf for _, leaf in leaves], JaxNodes())
+    again = flatten.unflatten_tree(structure, [leaf for _, leaf in leaves], JaxNodes())
     assert (again["l"], again["s"]) == (value["l"], value["s"])
     assert (again["b"].children, again["b"].static) == ((4, 5), ("s", 1))
 
 
 def test_none_and_arrays_are_leaves():
-    leaves, _ = flatten.flatten([None, jnp.ones(2), np.ones(2)], JaxNodes())
+    leaves, _ = flatten.flatten_tree([None, jnp.ones(2), np.ones(2)], JaxNodes())
     assert len(leaves) == 3
 
 

@@ -48,23 +48,23 @@ def test_all_dtypes_are_known_to_these_tests():
 @pytest.mark.parametrize("shape", [(), (3,), (0,), (4, 16, 5), (2, 0, 3)], ids=str)
 def test_stored_to_the_bit(dtype, shape):
     array = some(dtype, shape)
-    data = dtypes.pack(array)
+    data = dtypes.pack_elements(array)
     assert (data.dtype, data.ndim) == (np.uint8, 1)
     assert data.size == dtypes.num_bytes(dtype, shape)
-    again = dtypes.unpack(data, dtype, shape)
+    again = dtypes.unpack_elements(data, dtype, shape)
     assert (again.dtype, again.shape) == (array.dtype, array.shape)
     assert again.tobytes() == array.tobytes()
-    assert dtypes.dtype_of(dtypes.name_of(dtype)) == dtype
+    assert dtypes.dtype_of(dtypes.dtype_name(dtype)) == dtype
 
 
 @pytest.mark.parametrize("dtype", STORED, ids=str)
 def test_entries_are_read_by_the_safetensors_library(dtype):
     array = some(dtype, (4, 6))
     how = dtypes.storage_of(dtype)
-    data = dtypes.pack(array).tobytes()
+    data = dtypes.pack_elements(array).tobytes()
     entries = header.arrange([("x", how.entry, dtypes.entry_shape(dtype, array.shape))])
     assert entries[0].end == len(data)
-    file = header.build(entries, {}) + data
+    file = header.build_header(entries, {}) + data
     if how.entry in ("BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"):
         ((name, found),) = safetensors.deserialize(file)  # its NumPy side has no such dtypes
         assert (name, found["dtype"]) == ("x", how.entry)
@@ -92,15 +92,15 @@ MORE_REFUSED = (
 @pytest.mark.parametrize("dtype", MORE_REFUSED, ids=str)
 def test_structures_objects_and_open_strings_are_refused(dtype):
     with pytest.raises(UsageTypeError, match=r"^has dtype"):
-        dtypes.name_of(dtype)
+        dtypes.dtype_name(dtype)
 
 
 def test_big_endian_memory_is_stored_little_endian():
     for code in (">i2", ">f8", ">c16", ">U2", ">M8[s]", ">u4"):
         array = some(np.dtype(code), (3,))
         native = array.astype(array.dtype.newbyteorder("="))
-        assert dtypes.pack(array).tobytes() == native.tobytes()
-        assert dtypes.name_of(array.dtype) == dtypes.name_of(native.dtype)
+        assert dtypes.pack_elements(array).tobytes() == native.tobytes()
+        assert dtypes.dtype_name(array.dtype) == dtypes.dtype_name(native.dtype)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_only_low_bits_are_packed_low_bits_first(name, count, garbage):
     dtype, bits = np.dtype(getattr(ml_dtypes, name)), BITS[name]
     low = np.arange(count) % (1 << bits)
     high = garbage >> bits << bits
-    packed = dtypes.pack((low | high).astype(np.uint8).view(dtype))
+    packed = dtypes.pack_elements((low | high).astype(np.uint8).view(dtype))
     wanted = sum(int(value) << (place * bits) for place, value in enumerate(low))
     assert int.from_bytes(packed.tobytes(), "little") == wanted
     assert packed.size == -(-count * bits // 8)
@@ -128,15 +128,15 @@ def test_only_low_bits_are_packed_low_bits_first(name, count, garbage):
 
 def test_memory_is_shared_where_it_can_be():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert np.shares_memory(dtypes.pack(array), array)
+    assert np.shares_memory(dtypes.pack_elements(array), array)
     data = np.zeros(24, np.uint8)
-    again = dtypes.unpack(data, np.float32, (2, 3))
+    again = dtypes.unpack_elements(data, np.float32, (2, 3))
     again[1, 2] = 1
     assert data.any()
-    assert dtypes.pack(array.T).tobytes() == array.T.tobytes()
+    assert dtypes.pack_elements(array.T).tobytes() == array.T.tobytes()
 
 
 def test_bytes_of_another_length_are_refused():
     for count in (0, 11, 13):
         with pytest.raises(UsageError, match=r"bytes are no float32\[3\]: that has 12"):
-            dtypes.unpack(bytes(count), np.float32, (3,))
+            dtypes.unpack_elements(bytes(count), np.float32, (3,))

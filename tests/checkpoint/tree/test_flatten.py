@@ -60,14 +60,14 @@ def _find_me():
 
 @given(TREES)
 def test_trees_come_back(value):
-    leaves, structure = flatten.flatten(value)
-    again, count = nodes.from_json(nodes.to_json(structure), "m")
+    leaves, structure = flatten.flatten_tree(value)
+    again, count = nodes.decode_structure(nodes.encode_structure(structure), "m")
     assert again == structure
     assert count == nodes.num_leaves(structure) == len(leaves)
-    built = flatten.unflatten(again, [leaf for _, leaf in leaves])
+    built = flatten.unflatten_tree(again, [leaf for _, leaf in leaves])
     assert built == value
     assert repr(types_of(built)) == repr(
-        types_of(flatten.unflatten(structure, [x for _, x in leaves]))
+        types_of(flatten.unflatten_tree(structure, [x for _, x in leaves]))
     )
     assert nodes.names_of(structure) == [name_of(path) for path, _ in leaves]
     assert nodes.paths_of(structure) == [path for path, _ in leaves]
@@ -76,18 +76,18 @@ def test_trees_come_back(value):
 
 def test_the_order_of_a_dict_is_not_kept_and_that_of_an_ordered_dict_is():
     one, two = {"b": 1, "a": 2, 3: 3}, {3: 3, "a": 2, "b": 1}
-    assert flatten.flatten(one) == flatten.flatten(two)
-    assert nodes.names_of(flatten.flatten(one)[1]) == ["a", "b", "~i3"]
+    assert flatten.flatten_tree(one) == flatten.flatten_tree(two)
+    assert nodes.names_of(flatten.flatten_tree(one)[1]) == ["a", "b", "~i3"]
     ordered = OrderedDict([("b", 1), ("a", 2)])
-    leaves, structure = flatten.flatten(ordered)
+    leaves, structure = flatten.flatten_tree(ordered)
     assert leaves == [(("b",), 1), (("a",), 2)]
-    assert list(flatten.unflatten(structure, [1, 2])) == ["b", "a"]
+    assert list(flatten.unflatten_tree(structure, [1, 2])) == ["b", "a"]
 
 
 def test_all_bad_keys_are_named_at_once():
     bad = {"a": {1j: 0, frozenset(): 1}, "b": [{(): 1, object: 2}]}
     with pytest.raises(UsageTypeError) as error:
-        flatten.flatten(bad, asked="save")
+        flatten.flatten_tree(bad, operation="save")
     text = str(error.value)
     assert text.startswith("save: 3 problems")
     assert "a: has a key of type complex" in text
@@ -96,40 +96,40 @@ def test_all_bad_keys_are_named_at_once():
 
 def test_two_nans_are_one_key():
     with pytest.raises(UsageError, match="has the key nan twice"):
-        flatten.flatten({float("nan"): 1, float("nan"): 2})
+        flatten.flatten_tree({float("nan"): 1, float("nan"): 2})
 
 
 def test_trees_without_end_are_refused():
     within: list[object] = []
     within += [within, within, {"a": within}]
     with pytest.raises(UsageError, match="contains itself"):
-        flatten.flatten({"loop": within})
+        flatten.flatten_tree({"loop": within})
     deep: object = 1
     for _ in range(1000):
         deep = [deep]
     with pytest.raises(UsageError, match="nested deeper than 100"):
-        flatten.flatten(deep)
+        flatten.flatten_tree(deep)
     shared = [1, 2]
-    assert len(flatten.flatten([shared, shared])[0]) == 4
+    assert len(flatten.flatten_tree([shared, shared])[0]) == 4
 
 
 def test_files_nest_no_deeper_than_trees():
     deep: object = 0
     for _ in range(100):
         deep = {"kind": "list", "children": [deep]}
-    assert nodes.from_json(deep, "m")[1] == 1
+    assert nodes.decode_structure(deep, "m")[1] == 1
     with pytest.raises(CorruptCheckpoint, match="nested deeper than 100"):
-        nodes.from_json({"kind": "list", "children": [deep]}, "m")
+        nodes.decode_structure({"kind": "list", "children": [deep]}, "m")
 
 
 def test_what_is_no_node_is_a_leaf():
     array = np.arange(3)
-    assert flatten.flatten(array)[0][0][1] is array
-    assert flatten.flatten(None) == ([((), None)], 0)
+    assert flatten.flatten_tree(array)[0][0][1] is array
+    assert flatten.flatten_tree(None) == ([((), None)], 0)
     assert nodes.names_of(0) == ["~"]
-    stops = flatten.flatten([(1, 2), [3]], is_leaf=lambda value: isinstance(value, tuple))[0]
+    stops = flatten.flatten_tree([(1, 2), [3]], is_leaf=lambda value: isinstance(value, tuple))[0]
     assert stops == [(("0",), (1, 2)), (("1", "0"), 3)]
-    assert flatten.flatten([], is_leaf=lambda value: True) == ([((), [])], 0)
+    assert flatten.flatten_tree([], is_leaf=lambda value: True) == ([((), [])], 0)
 
 
 class Box:
@@ -162,10 +162,10 @@ CONFIGS = (None, {"units": (3, 4), 1: [b"x", 2.5, -0.0, 10**400, "\ud800"]}, np.
 
 @pytest.mark.parametrize("config", CONFIGS, ids=repr)
 def test_registered_nodes_come_back(config):
-    leaves, structure = flatten.flatten({"box": Box(1, [2], config)}, Boxes())
+    leaves, structure = flatten.flatten_tree({"box": Box(1, [2], config)}, Boxes())
     assert nodes.names_of(structure) == ["box/w", "box/b/0"]
-    again, _ = nodes.from_json(nodes.to_json(structure), "m")
-    built = flatten.unflatten(again, [leaf for _, leaf in leaves], Boxes())["box"]
+    again, _ = nodes.decode_structure(nodes.encode_structure(structure), "m")
+    built = flatten.unflatten_tree(again, [leaf for _, leaf in leaves], Boxes())["box"]
     assert (built.w, built.b) == (1, [2])
     assert repr(built.config) == repr(config)
     assert type(built.config) is type(config)
@@ -173,49 +173,49 @@ def test_registered_nodes_come_back(config):
 
 @pytest.mark.parametrize(("config", "may_build"), [(object(), True), (lambda: 1, True), (3, False)])
 def test_what_cannot_be_built_comes_back_as_a_node(config, may_build):
-    leaves, structure = flatten.flatten(Box(1, 2, config), Boxes())
-    again, _ = nodes.from_json(nodes.to_json(structure), "m")
-    node = flatten.unflatten(again, [leaf for _, leaf in leaves], Boxes(may_build))
-    assert type(node) is flatten.Node
+    leaves, structure = flatten.flatten_tree(Box(1, 2, config), Boxes())
+    again, _ = nodes.decode_structure(nodes.encode_structure(structure), "m")
+    node = flatten.unflatten_tree(again, [leaf for _, leaf in leaves], Boxes(may_build))
+    assert type(node) is flatten.UnknownNode
     assert (node.type.rpartition(":")[2], node.keys, node.children) == ("Box", ("w", "b"), (1, 2))
     assert node.static == (3 if config == 3 else nodes.OPAQUE)
-    assert nodes.to_json(flatten.flatten(node)[1]) == nodes.to_json(
+    assert nodes.encode_structure(flatten.flatten_tree(node)[1]) == nodes.encode_structure(
         structure
     )  # and is saved as it was
 
 
 def test_a_namedtuple_whose_class_is_gone_or_other_comes_back_as_a_node():
-    _, structure = flatten.flatten(Point(1, 2))
+    _, structure = flatten.flatten_tree(Point(1, 2))
     for name in ("gone:Point", f"{__name__}:Gone", f"{__name__}:Typed", "os:system", "sys:modules"):
         strange = nodes.Branch("namedtuple", ("x", "y"), (0, 1), name)
-        node = flatten.unflatten(strange, [1, 2])
-        assert node == flatten.Node(name, ("x", "y"), (1, 2))
-    node = flatten.Node(structure.type, ("x", "y"), (1, 2))
-    assert type(flatten.unflatten(*reversed(([1, 2], flatten.flatten(node)[1])))) is Point
+        node = flatten.unflatten_tree(strange, [1, 2])
+        assert node == flatten.UnknownNode(name, ("x", "y"), (1, 2))
+    node = flatten.UnknownNode(structure.type, ("x", "y"), (1, 2))
+    assert type(flatten.unflatten_tree(*reversed(([1, 2], flatten.flatten_tree(node)[1])))) is Point
 
 
 def test_nothing_is_imported_to_build_a_tree():
     assert "this" not in sys.modules
-    flatten.unflatten(nodes.Branch("namedtuple", ("d",), (0,), "this:d"), [1])
+    flatten.unflatten_tree(nodes.Branch("namedtuple", ("d",), (0,), "this:d"), [1])
     assert "this" not in sys.modules
 
 
 def test_an_unknown_factory_is_not_called():
     value = defaultdict(lambda: 5, {"a": 1})
-    _, structure = flatten.flatten(value)
-    again, _ = nodes.from_json(nodes.to_json(structure), "m")
-    node = flatten.unflatten(again, [1])
-    assert node == flatten.Node("collections:defaultdict", ("a",), (1,), nodes.OPAQUE)
+    _, structure = flatten.flatten_tree(value)
+    again, _ = nodes.decode_structure(nodes.encode_structure(structure), "m")
+    node = flatten.unflatten_tree(again, [1])
+    assert node == flatten.UnknownNode("collections:defaultdict", ("a",), (1,), nodes.OPAQUE)
 
 
 @given(TREES, st.data())
 def test_what_is_left_keeps_its_names(value, data):
-    leaves, structure = flatten.flatten(value)
+    leaves, structure = flatten.flatten_tree(value)
     wanted = data.draw(st.sets(st.sampled_from(range(len(leaves))))) if leaves else set()
     pruned = nodes.prune(structure, wanted)
     names = nodes.names_of(structure)
     assert nodes.names_of(pruned) == [names[number] for number in sorted(wanted)]
-    flatten.unflatten(pruned, sorted(wanted))  # it can be built
+    flatten.unflatten_tree(pruned, sorted(wanted))  # it can be built
     if len(wanted) == len(leaves) and leaves and not has_empty(structure):
         assert pruned == structure
 
@@ -227,10 +227,13 @@ def has_empty(structure):
 
 
 def test_a_list_that_loses_children_is_a_dict_of_what_is_left():
-    _, structure = flatten.flatten({"a": [1, {"x": 2}, 3], "b": 4, "p": Point(5, 6)})
+    _, structure = flatten.flatten_tree({"a": [1, {"x": 2}, 3], "b": 4, "p": Point(5, 6)})
     pruned = nodes.prune(structure, [1, 2, 5])
-    assert flatten.unflatten(pruned, "uvw") == {"a": {"1": {"x": "u"}, "2": "v"}, "p": {"y": "w"}}
-    assert flatten.unflatten(nodes.prune(structure, []), []) == {}
+    assert flatten.unflatten_tree(pruned, "uvw") == {
+        "a": {"1": {"x": "u"}, "2": "v"},
+        "p": {"y": "w"},
+    }
+    assert flatten.unflatten_tree(nodes.prune(structure, []), []) == {}
 
 
 @pytest.mark.parametrize(
@@ -257,6 +260,6 @@ def test_a_list_that_loses_children_is_a_dict_of_what_is_left():
     ids=repr,
 )  # fmt: skip
 def test_what_is_no_tree(found):
-    with pytest.raises(CorruptCheckpoint, match=r"^m has a tree that is none") as error:
-        nodes.from_json(found, "m")
+    with pytest.raises(CorruptCheckpoint, match=r"^m has an invalid tree") as error:
+        nodes.decode_structure(found, "m")
     assert error.value.file == "m"

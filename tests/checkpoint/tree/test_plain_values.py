@@ -58,8 +58,10 @@ def bits(value):
 @example("\ud800\udc00")
 @example("a\0\U0010ffff")
 def test_plain_values_come_back(value):
-    text = json.dumps(plain_values.to_json(value), ensure_ascii=False, allow_nan=False).encode()
-    again = plain_values.value_of(plain_values.kind_of(value), json.loads(text))
+    text = json.dumps(
+        plain_values.encode_value(value), ensure_ascii=False, allow_nan=False
+    ).encode()
+    again = plain_values.decode_value(plain_values.kind_of(value), json.loads(text))
     assert bits(again) == bits(value)
 
 
@@ -75,8 +77,8 @@ SCALARS = (
 
 @pytest.mark.parametrize("value", SCALARS, ids=repr)
 def test_scalars_of_numpy_come_back(value):
-    found = json.loads(json.dumps(plain_values.to_json(value)))
-    again = plain_values.value_of("scalar", found)
+    found = json.loads(json.dumps(plain_values.encode_value(value)))
+    again = plain_values.decode_value("scalar", found)
     assert type(again) is type(value)
     assert bits(again) == bits(value)
 
@@ -86,7 +88,7 @@ def test_scalars_of_numpy_come_back(value):
 )
 def test_other_values_are_refused(value):
     with pytest.raises(UsageTypeError):
-        plain_values.to_json(value)
+        plain_values.encode_value(value)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_other_values_are_refused(value):
 )  # fmt: skip
 def test_what_is_no_value(kind, found):
     with pytest.raises(UsageError):
-        plain_values.value_of(kind, found)
+        plain_values.decode_value(kind, found)
 
 
 def test_long_text_lies_in_data_files():
@@ -169,9 +171,9 @@ BLOBS = st.recursive(
 @given(BLOBS)
 @example(list(ARRAYS))
 def test_values_of_one_process_come_back(value):
-    blob = blobs.blob_of(value)
-    again = blobs.tree_of(blob)
-    assert blobs.blob_of(again) == blob
+    blob = blobs.encode_tree(value)
+    again = blobs.decode_tree(blob)
+    assert blobs.encode_tree(again) == blob
     if type(value) is not dict:  # whose order is that of names
         assert bits_sorted(again) == bits_sorted(value)
 
@@ -187,7 +189,7 @@ def bits_sorted(value):
 def test_all_that_a_blob_cannot_hold_is_named():
     bad = {"a": object(), "b": [np.array([object()]), 1], "c": {1, 2}}
     with pytest.raises(UsageTypeError) as error:
-        blobs.blob_of(bad, asked="save: PerProcess at 'loader'")
+        blobs.encode_tree(bad, operation="save: PerProcess at 'loader'")
     text = str(error.value)
     assert text.startswith("save: PerProcess at 'loader': 3 problems")
     for name in ("a: is a object", "b/0: has dtype object", "c: is a set"):
@@ -196,16 +198,16 @@ def test_all_that_a_blob_cannot_hold_is_named():
 
 def test_a_damaged_blob_is_refused_or_another_tree():
     """Its bytes are verified before; still nothing but a typed error may come of them."""
-    blob = bytearray(blobs.blob_of({"a": ARRAYS[0], "b": [1.5, "x", None], "c": ARRAYS[3]}))
+    blob = bytearray(blobs.encode_tree({"a": ARRAYS[0], "b": [1.5, "x", None], "c": ARRAYS[3]}))
     for at in range(len(blob)):
         for bit in (0, 3, 6):
             blob[at] ^= 1 << bit
             with contextlib.suppress(CorruptCheckpoint):
-                blobs.tree_of(bytes(blob))
+                blobs.decode_tree(bytes(blob))
             blob[at] ^= 1 << bit
     for length in range(len(blob)):
         with pytest.raises(CorruptCheckpoint):
-            blobs.tree_of(bytes(blob[:length]))
+            blobs.decode_tree(bytes(blob[:length]))
 
 
 @pytest.mark.parametrize(
@@ -221,6 +223,6 @@ def test_a_blob_that_contradicts_itself_is_refused(leaves, entries):
     placed = header.arrange(entries)
     metadata = {"format": "shoal-values", "leaves": leaves}
     metadata["tree"] = '{"kind":"dict","keys":["a"],"children":[0]}'
-    data = header.build(placed, metadata) + bytes(placed[-1].end if placed else 0)
+    data = header.build_header(placed, metadata) + bytes(placed[-1].end if placed else 0)
     with pytest.raises(CorruptCheckpoint):
-        blobs.tree_of(data)
+        blobs.decode_tree(data)

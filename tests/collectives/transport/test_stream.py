@@ -11,7 +11,7 @@ from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.transport import stream, windows
 from shoal.collectives.transport.chunks import CHUNKS, LARGE_BYTES, SMALL_BYTES, Bytes, runs
 from shoal.collectives.transport.ring import chain, rotation, tree
-from shoal.collectives.transport.stream import collect, spread
+from shoal.collectives.transport.stream import broadcast_bytes, gather_bytes
 from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, ProcessLostError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -114,13 +114,15 @@ def test_without_devices_every_byte_comes_too(num_processes, num_bytes, way):
         me = coordinator.process
         for source, value in enumerate(values):
             data = cut(value, 3, 3, 60) if me == source else None
-            came = spread(coordinator, source, data, value.size, timeout_s=PATIENCE_S)
+            came = broadcast_bytes(coordinator, source, data, value.size, timeout_s=PATIENCE_S)
             assert (came is None) == (me == source)
             assert came is None or np.array_equal(came, value)
-        everything = collect(coordinator, cut(values[me], 5), sizes, to=None, timeout_s=PATIENCE_S)
+        everything = gather_bytes(
+            coordinator, cut(values[me], 5), sizes, to=None, timeout_s=PATIENCE_S
+        )
         assert all(map(np.array_equal, everything, values))
         for to in range(num_processes):
-            came = collect(coordinator, [values[me]], sizes, to=to, timeout_s=PATIENCE_S)
+            came = gather_bytes(coordinator, [values[me]], sizes, to=to, timeout_s=PATIENCE_S)
             assert (came is None) == (me != to)
             assert came is None or all(map(np.array_equal, came, values))
         return True
@@ -136,11 +138,11 @@ def test_bytes_come_to_where_they_are_wanted(way):
         pieces = [np.zeros((10, 10), np.int8), np.zeros(900, np.uint8)]
         data = [values[1]] if me == 1 else None
         options = {"timeout_s": PATIENCE_S, "into": pieces}
-        assert spread(coordinator, 1, data, 1000, **options) is None
+        assert broadcast_bytes(coordinator, 1, data, 1000, **options) is None
         assert b"".join(map(np.ndarray.tobytes, pieces)) == values[1].tobytes()
         rows = np.zeros((3, 1000), np.uint8)
         options["into"] = [[row[:1], row[1:]] for row in rows]
-        assert collect(coordinator, [values[me]], [1000] * 3, to=None, **options) is None
+        assert gather_bytes(coordinator, [values[me]], [1000] * 3, to=None, **options) is None
         return np.array_equal(rows, values)
 
     assert run_all(LocalJob(3), go) == [True] * 3
@@ -153,7 +155,7 @@ def test_who_is_lost_between_two_rounds_is_everybody_elses_error(way):
         if coordinator.process == 1:
             job.lose(1)
         data = [value_of(0, 300)] if coordinator.process == 0 else None
-        spread(coordinator, 0, data, 300, timeout_s=PATIENCE_S)
+        broadcast_bytes(coordinator, 0, data, 300, timeout_s=PATIENCE_S)
 
     errors = run_all(job, go)
     assert [type(errors[p]) for p in (0, 2)] == [ProcessLostError] * 2
@@ -163,9 +165,9 @@ def test_who_is_lost_between_two_rounds_is_everybody_elses_error(way):
 def test_who_does_something_else_is_everybodys_error(way):
     def go(coordinator):
         if coordinator.process == 1:
-            spread(coordinator, 0, None, 200, timeout_s=PATIENCE_S)
+            broadcast_bytes(coordinator, 0, None, 200, timeout_s=PATIENCE_S)
         else:
-            spread(coordinator, 0, [value_of(0, 100)], 100, timeout_s=PATIENCE_S)
+            broadcast_bytes(coordinator, 0, [value_of(0, 100)], 100, timeout_s=PATIENCE_S)
 
     assert [type(error) for error in run_all(LocalJob(2), go)] == [DivergenceError] * 2
 
@@ -174,10 +176,10 @@ def test_who_leaves_or_comes_late_is_named(way):
     def leave(coordinator):
         if coordinator.process == 1:
             return coordinator.close()
-        return spread(coordinator, 0, [value_of(0, 100)], 100, timeout_s=PATIENCE_S)
+        return broadcast_bytes(coordinator, 0, [value_of(0, 100)], 100, timeout_s=PATIENCE_S)
 
     assert type(run_all(LocalJob(2), leave)[0]) is PeerFailedError
     with pytest.raises(DeadlineError) as told:
-        spread(LocalJob(2).coordinators[0], 0, [b"abc"], 3, timeout_s=0.05, name="params")
+        broadcast_bytes(LocalJob(2).coordinators[0], 0, [b"abc"], 3, timeout_s=0.05, name="params")
     assert told.value.missing == (1,)
     assert "collectives/transport/test_stream.py:" in str(told.value)

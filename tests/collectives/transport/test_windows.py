@@ -11,7 +11,7 @@ import pytest
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.transport import chunks, windows
 from shoal.collectives.transport.flow import Flow
-from shoal.collectives.transport.stream import spread
+from shoal.collectives.transport.stream import broadcast_bytes
 from shoal.collectives.transport.windows import WINDOW_BYTES, Passing, meet_at_windows
 from shoal.errors import DeadlineError
 from shoal.runtime.agreement import Call
@@ -140,7 +140,7 @@ def test_a_slow_process_finds_each_piece_as_it_was_laid_out(monkeypatch):
 
     def go(coordinator):
         data = [value] if coordinator.process == 0 else None
-        return spread(coordinator, 0, data, value.size, timeout_s=PATIENCE_S)
+        return broadcast_bytes(coordinator, 0, data, value.size, timeout_s=PATIENCE_S)
 
     job = LocalJob(2)
     run_all(job, find)

@@ -196,9 +196,9 @@ def test_bad_requests_are_refused():
         bounds(layout, layout, (8,), 0)
     with pytest.raises(UsageError, match=r"of 8 bytes an element has more than 2\^62 bytes"):
         bounds(layout, layout, (1 << 60,), 8)
-    with pytest.raises(UsageTypeError, match="is no topology"):
+    with pytest.raises(UsageTypeError, match="is not a topology"):
         bounds(layout, layout, (8,), 4, topology="v5e:2x4")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="has not: 4, 5, 6, 7; its ids are 0 to 3"):
+    with pytest.raises(UsageError, match="lacks: 4, 5, 6, 7; its ids are 0 to 3"):
         bounds(layout, layout, (8,), 4, topology=parse("v5e:2x2"))
     other = Layout(Mesh({"a": 2}, [7, 1], processes=[3, 0]), "a")
     with pytest.raises(UsageError, match="other processes to the same devices: 7;"):

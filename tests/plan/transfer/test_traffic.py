@@ -64,7 +64,7 @@ def test_slices_and_switches_are_classes_of_their_own():
     assert found.classes == ("same host", "other host", "other slice")
     assert found.num_bytes == {"same host": 96, "other host": 0, "other slice": 128}
     assert str(found).endswith("same host 96 B, other slice 128 B")
-    with pytest.raises(UsageError, match="has not: 4, 5, 6, 7"):
+    with pytest.raises(UsageError, match="lacks: 4, 5, 6, 7"):
         traffic_of(plan, parse("v5e:2x2"))
 
 

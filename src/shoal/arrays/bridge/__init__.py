@@ -1,4 +1,4 @@
-"""Meshes and layouts ⇄ JAX's devices and shardings. Nothing else converts.
+"""Meshes and layouts ⇄ JAX's devices and shardings: the only conversion.
 
-Knows no value of any array.
+Knows no values of arrays.
 """

@@ -1,12 +1,11 @@
-"""All processes of a new mesh see the same devices, and each owns those that the others believe.
+"""Check that all processes of a new mesh see the same devices, and agree on who owns them.
 
 JAX gives every process a list of all devices, and no process compares its list with another's. A
-broken chip, a process that fell back to the CPU, or two jobs that were mixed up make lists that
-differ; programs compiled for them exchange wrong data, or hang. So the processes meet before the
-mesh is used: the list (ids, owners, coordinates, in mesh order) is compared in one round trip, of
-which only a digest travels, and each brings a digest of what its own devices say of themselves.
-DTensor merges the coordinates by an all-reduce over the devices that are to be described, and
-compares nothing.
+broken chip, a process that fell back to the CPU, or two mixed-up jobs make the lists differ;
+programs compiled for them exchange wrong data, or hang. So the processes meet before the mesh is
+used: a digest of the list (ids, owners, coordinates, in mesh order) is compared in one round trip,
+along with a digest of what each process's own devices report. DTensor merges the coordinates by an
+all-reduce over the very devices that are to be described, and compares nothing.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from shoal.runtime.system import fault_points
 def owners_of(
     coordinator: Coordinator, devices: Sequence[Any], timeout_s: float
 ) -> tuple[int, ...]:
-    """Return the processes that own these devices, as the job counts; of none, all processes.
+    """Return the processes that own these devices, by job number; for no devices, all processes.
 
-    On TPUs JAX may count processes in an order of its own; then they tell each other.
+    On TPUs JAX may number processes differently; the processes then exchange their numbers.
 
     Raises:
-      DeadlineError: one of them did not tell its number in time.
+      DeadlineError: one of them did not send its number in time.
     """
     owners = {device.process_index for device in devices}
     if not owners or len(owners) == coordinator.num_processes:
@@ -59,11 +58,11 @@ def owners_of(
 
 
 class View(NamedTuple):
-    """What one process sees, as JAX tells it."""
+    """What one process sees, as reported by JAX."""
 
     process: int  # its own number in JAX
-    devices: Sequence[Any]  # that the mesh was made of, in the order of the call
-    own: Sequence[Any]  # those of them that this process says are its own
+    devices: Sequence[Any]  # of the mesh, in the order of the call
+    own: Sequence[Any]  # those of them that this process owns
 
 
 class _Meeting(NamedTuple):
@@ -98,20 +97,20 @@ def agree_on_devices(
     lane: str,
     timeout_s: float,
 ) -> None:
-    """Return if all processes make the same mesh of the same devices.
+    """Return once all processes make the same mesh of the same devices.
 
     Args:
-      coordinator: what the processes meet by.
-      mesh: the mesh, devices ordered.
+      coordinator: the coordinator through which the processes meet.
+      mesh: the mesh, with devices in order.
       view: what this process sees.
-      options: what else must be equal.
-      site: where the program calls; shown, not compared: equal calls give equal meshes anywhere.
+      options: further lines that must be equal.
+      site: the call site; shown, not compared: equal calls give equal meshes anywhere.
       group: the processes that meet; None: all of the job.
       lane: the line of execution.
       timeout_s: deadline.
 
     Raises:
-      DivergenceError: on all that came: calls, lists of devices or owners differ; the first
+      DivergenceError: on all that arrived: calls, lists of devices or owners differ; the first
         difference is shown, with the processes on each side.
       DeadlineError, ProcessLostError, PeerFailedError: as `Coordinator.arrive`.
     """
@@ -144,7 +143,7 @@ def agree_on_devices(
 
 
 def _line(device: Any) -> str:
-    """Say all that a device says of itself: `device 5: tpu, TPU v4, process 1, at (1, 1, 0)`."""
+    """Describe a device as it reports itself: `device 5: tpu, TPU v4, process 1, at (1, 1, 0)`."""
     words = [f"device {device.id}: {device.platform}"]
     if device.device_kind and device.device_kind != device.platform:
         words.append(device.device_kind)
@@ -170,7 +169,7 @@ def _heading(meeting: _Meeting) -> str:
 
 
 def _check_numbers(meeting: _Meeting, numbers: Mapping[int, int]) -> None:
-    """Raise if two processes have one number in JAX: the jobs of the two are not the same."""
+    """Raise if two processes have the same number in JAX: they are in different JAX jobs."""
     holders: dict[int, list[int]] = {}
     for process, number in numbers.items():
         holders.setdefault(number, []).append(process)
@@ -186,10 +185,10 @@ def _other_owners(
     wrong: Mapping[int, int],
     believed: Mapping[int, Sequence[str]],
 ) -> DivergenceError:
-    """Return the error about processes whose devices are not what the list of all says of them.
+    """Return the error about processes whose own devices contradict the common list.
 
-    Each shows the first of its devices that is not in the list, or else the first that is in the
-    list and is none of its devices.
+    For each, it shows the first of its devices that is not in the list, or else the first in the
+    list that it does not have.
     """
     me = meeting.coordinator.process
     shown = _strange(own, sorted(believed[wrong[me]])) if me in wrong else ""
@@ -201,7 +200,7 @@ def _other_owners(
 
 
 def _strange(own: Sequence[str], listed: Sequence[str]) -> str:
-    """Say the first difference between a process's own devices and those that it should have."""
+    """Describe the first difference between a process's own devices and those it should have."""
     for line in own:
         if line not in listed:
             named = line.partition(":")[0]

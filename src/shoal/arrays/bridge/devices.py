@@ -1,4 +1,4 @@
-"""Mesh ⇄ `jax.sharding.Mesh`: which of JAX's devices a mesh means."""
+"""Mesh ⇄ `jax.sharding.Mesh`: find the JAX devices that a mesh names."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from shoal.plan.notation.words import runs_to_text
 
 @local
 def jax_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-    """Return JAX's mesh over the devices that a mesh names.
+    """Return the JAX mesh over the devices that a mesh names.
 
     Local.
 
-    Devices are found by kind and id, and must belong to the processes that the mesh says. The
-    CPU mesh that `Mesh.host_mesh` makes of a mesh of accelerators has the ids of these: each
-    stands for its `twins`. JAX's meshes have no names: `Mesh.name` stays behind.
+    Devices are found by kind and id, and must belong to the processes that the mesh gives. The
+    CPU mesh that `Mesh.host_mesh` makes of a mesh of accelerators has their ids: each
+    stands for its `twins`. JAX's meshes have no names: `Mesh.name` is dropped.
 
     Args:
       mesh: the mesh.
-      devices: among which they are found, such as those that
+      devices: the devices to search, such as those that
         `jax.experimental.topologies.get_topology_desc` describes: programs can be compiled for
         them, but not run. None: those of this job.
 
@@ -36,7 +36,7 @@ def jax_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sha
 
     Raises:
       UsageError: devices that do not exist, or belong to other processes, or axis names that XLA
-        cannot compile; all of them named.
+        cannot compile; names all.
     """
     if not isinstance(mesh, Mesh):
         raise UsageTypeError(f"jax_mesh: {mesh!r} must be a shoal Mesh")
@@ -45,7 +45,7 @@ def jax_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sha
 
 @local
 def mesh_of(mesh: jax.sharding.Mesh) -> Mesh:
-    """Return the mesh that a mesh of JAX's stands for: its axes, their types, ids, processes.
+    """Return the mesh equivalent to a JAX mesh: its axes, their types, ids, processes.
 
     Local.
 
@@ -93,7 +93,7 @@ def twins(
 
 
 def twins_needed(devices: Mapping[int, int], accelerators: Mapping[int, int]) -> int:
-    """Return how many CPU devices each process must have, so that all of `devices` have twins.
+    """Return how many CPU devices each process needs so that all of `devices` have twins.
 
     Example:
       >>> twins_needed({5: 1, 2: 0}, {0: 0, 2: 0, 4: 1, 5: 1, 6: 1})
@@ -122,7 +122,7 @@ def _jax_mesh(mesh: Mesh, among: tuple[jax.Device, ...] | None) -> jax.sharding.
 
 
 def _check_names(mesh: Mesh) -> None:
-    """Refuse names that XLA's text form of programs cannot carry.
+    """Reject names that XLA's text form of programs cannot represent.
 
     On these the compiler aborts the process ("Unknown escape sequence", jax 0.10.2) or fails
     (quotes, jax 0.12).
@@ -171,7 +171,7 @@ def _find(mesh: Mesh) -> list[jax.Device]:
 
 
 def _described(mesh: Mesh, among: Sequence[jax.Device]) -> list[jax.Device]:
-    """Return the devices of a mesh in mesh order, from a list."""
+    """Return the devices of a mesh in mesh order, out of a given list."""
     given = {device.id: device for device in among if device.platform == mesh.kind}
     ids, owners = mesh.device_ids.ravel().tolist(), mesh.processes.ravel().tolist()
     missing = sorted(device for device in ids if device not in given)

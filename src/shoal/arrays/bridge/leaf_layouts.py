@@ -1,4 +1,4 @@
-"""What a user gives for layouts → one Layout for each leaf of a tree."""
+"""Resolve layouts as the user gives them into one Layout for each leaf of a tree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 from jax.tree_util import PyTreeDef, SequenceKey, keystr, tree_flatten_with_path
 
-from shoal.arrays.bridge.sharding import layout_of_sharding, padded, sharding
+from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.errors import UsageError, nearest
 from shoal.plan.layout import Layout
@@ -24,7 +24,7 @@ Path = tuple[Any, ...]
 
 
 class Leaf(NamedTuple):
-    """A leaf of a tree and where it shall lie."""
+    """A leaf of a tree and its target layout."""
 
     path: str
     value: Any
@@ -39,37 +39,37 @@ def leaf_layouts(
     none_clears: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> tuple[list[Leaf], PyTreeDef]:
-    """Pair every leaf of `tree` with its layout; whatever is wrong is added to `offences`.
+    """Pair every leaf of `tree` with its layout; append all problems to `offences`.
 
-    PartitionSpecs, tuples and names may leave out trailing dims, as in JAX; Layouts have the rank
-    of their leaves. `None` splits nothing, or with `none_clears` stands as the layout None.
-    `devices` are those among which the meshes' are to be found; None: those of this job.
+    PartitionSpecs, tuples and names may omit trailing dims, as in JAX; Layouts have the rank of
+    their leaves. `None` splits nothing, or with `none_clears` is the layout None. `devices` are
+    those searched for the meshes' devices; None: those of this job.
     """
     pairs: list[tuple[Path, Any, Any]] = []
     _pair(tree, layouts, (), pairs, offences)
     leaves: list[Leaf] = []
-    names: dict[str, list[str]] = {}  # what is wrong → the leaves of which it is true
+    names: dict[str, list[str]] = {}  # problem → names of the leaves that have it
     for path, value, given in pairs:
         if given is None and none_clears:
-            leaves.append(Leaf(shown(path), value, None))  # type: ignore[arg-type]
+            leaves.append(Leaf(path_text(path), value, None))  # type: ignore[arg-type]
             continue
         try:
             layout = layout_for(given, value, path)
-            sharding(layout, devices=devices)  # its devices exist, and JAX can express it
-            leaves.append(Leaf(shown(path), value, layout))
+            sharding(layout, devices=devices)  # checks devices and expressibility
+            leaves.append(Leaf(path_text(path), value, layout))
         except UsageError as error:
-            names.setdefault(str(error), []).append(shown(path))
+            names.setdefault(str(error), []).append(path_text(path))
     offences += [f"{', '.join(paths)}: {error}" for error, paths in names.items()]
     return leaves, jax.tree.structure(tree)
 
 
-def shown(path: Path) -> str:
+def path_text(path: Path) -> str:
     """Return the name of a leaf in messages."""
     return keystr(path) or "the array"
 
 
 def must_divide(leaf: Leaf, offences: list[str]) -> None:
-    """Add each dim that its shards do not divide evenly: JAX keeps no uneven shards at rest."""
+    """Report each dim that its shards do not divide evenly: JAX stores no uneven shards."""
     shape = np.shape(leaf.value)
     for dim, size in enumerate(shape):
         count = leaf.layout.num_shards(dim)
@@ -83,13 +83,13 @@ def must_divide(leaf: Leaf, offences: list[str]) -> None:
 
 
 def fitting(size: int, count: int) -> str:
-    """Name the sizes beside `size` that so many shards divide."""
+    """Name the sizes next to `size` that this many shards divide."""
     below, above = size // count * count, -(-size // count) * count
     return f"{below} or {above}" if below else f"{above}"
 
 
 def cannot_be_pending(leaf: Leaf, offences: list[str]) -> None:
-    """Add a leaf whose layout has reductions still to be done."""
+    """Report a leaf whose layout has pending reductions."""
     if leaf.layout.partial:
         axes = ", ".join(leaf.layout.partial)
         offences.append(
@@ -109,7 +109,7 @@ def _pair(
         if _is_ambiguous(node, given):
             each = ", ".join(f"PartitionSpec({_spec_text(own)})" for own in given)
             offences.append(
-                f"{shown(path)}: {given!r} may mean one layout, or one for each of {len(node)} "
+                f"{path_text(path)}: {given!r} may mean one layout, or one for each of {len(node)} "
                 f"elements; write PartitionSpec{given!r} for the first, "
                 f"({each}{',' * (len(given) == 1)}) for the other"
             )
@@ -119,10 +119,11 @@ def _pair(
         return
     wanted, found = _children(given), _children(node)
     if wanted is None:
-        offences.append(f"{shown(path)}: {_what(given)} is no layout; give a Layout or a spec")
+        what = _what(given)
+        offences.append(f"{path_text(path)}: {what} is not a layout; give a Layout or a spec")
     elif found is None:
         offences.append(
-            f"{shown(path)}: one {_what(node)} here, but a {type(given).__name__} of layouts; "
+            f"{path_text(path)}: one {_what(node)} here, but a {type(given).__name__} of layouts; "
             "write one layout (a tuple of axis names, not a list)"
         )
     else:
@@ -158,7 +159,7 @@ def is_one_layout(given: Any) -> bool:
         return True
     if type(given) is tuple:
         return all(map(_is_dim, given))
-    if isinstance(given, jax.sharding.Mesh):  # which could be called, as a decorator
+    if isinstance(given, jax.sharding.Mesh):  # callable, as a decorator
         return False
     return isinstance(given, Callable) and _children(given) is None  # type: ignore[arg-type]
 
@@ -170,34 +171,34 @@ def _is_dim(dim: Any) -> bool:
 
 
 def _is_ambiguous(node: Any, given: Any) -> bool:
-    """May a tuple mean one layout, or one for each element of a tuple, and is that not the same?"""
+    """Could a tuple mean one layout or one per element of a tuple, with different results?"""
     if not (type(given) is type(node) is tuple and len(given) == len(node)):
         return False
     return any(given) and not (len(given) == 1 and isinstance(given[0], str))
 
 
 def _names_twice(given: tuple[Any, ...]) -> bool:
-    """True for dims that name an axis twice, as no one layout does: they are several layouts."""
+    """True for dims that name an axis twice: they are several layouts, not one."""
     axes = [axis for dim in given for axis in ((dim,) if isinstance(dim, str) else dim or ())]
     return len({*axes}) < len(axes)
 
 
 def _spec_text(given: Any) -> str:
-    """Return the arguments of the PartitionSpec that says the same as one layout."""
+    """Return the arguments of the PartitionSpec equivalent to one layout."""
     return ", ".join(map(repr, _dims(given)))
 
 
 def layout_for(given: Any, value: Any, path: Path) -> Layout:
-    """Return the layout of one leaf, from what `is_one_layout`.
+    """Resolve the layout of one leaf from a value for which `is_one_layout` is true.
 
     Raises:
-      UsageError: it is no layout of a leaf of this rank, or there is no mesh.
+      UsageError: it is not a layout for a leaf of this rank, or there is no mesh.
     """
     rank = np.ndim(value)
     if callable(given):
         given = given(keystr(path, simple=True, separator="/"), value)
         if not is_one_layout(given) or callable(given):
-            raise UsageError(f"the function of layouts returned {given!r}, which is no layout")
+            raise UsageError(f"the function of layouts returned {given!r}, which is not a layout")
     if isinstance(given, Layout):
         given.check_shape(np.shape(value))
         return given
@@ -210,7 +211,7 @@ def layout_for(given: Any, value: Any, path: Path) -> Layout:
         )
     spec = given if isinstance(given, PartitionSpec) else PartitionSpec(*_dims(given))
     partial = dict.fromkeys(spec.unreduced, "sum")
-    return Layout(mesh, *padded(spec, rank), partial=partial)
+    return Layout(mesh, *padded_dims(spec, rank), partial=partial)
 
 
 def _dims(given: str | tuple[Any, ...] | None) -> tuple[Any, ...]:
@@ -222,9 +223,9 @@ def _of_sharding(given: Sharding, rank: int) -> Layout:
     kind = given.memory_kind
     platform = next(iter(given.device_set)).platform
     try:
-        own = jax.local_devices(backend=platform)  # all processes must refuse, those without it too
+        own = jax.local_devices(backend=platform)  # all processes must agree to refuse
         kinds = {device.default_memory().kind for device in own}
-    except RuntimeError:  # none are here: these are described ones, that do not say it
+    except RuntimeError:  # not present: described devices do not report it
         kinds = {"device"}
     if kind is not None and kind not in kinds:
         raise UsageError(f"memory kind {kind!r}: arrays of shoal live in their devices' memory")
@@ -232,7 +233,7 @@ def _of_sharding(given: Sharding, rank: int) -> Layout:
 
 
 def _what(value: Any) -> str:
-    """Return a value in a few words on one line."""
+    """Return a short one-line text of a value."""
     kind = type(value).__name__
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{kind} {value.dtype}{list(value.shape)}"

@@ -1,4 +1,4 @@
-"""Layout ⇄ `jax.sharding.NamedSharding`: the one bridge. Nothing else converts."""
+"""Layout ⇄ `jax.sharding.NamedSharding`: the only conversion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.plan.mesh import Mesh
 def sharding(
     layout: Layout | NamedSharding, *, devices: Sequence[jax.Device] | None = None
 ) -> NamedSharding:
-    """Return JAX's sharding for a layout.
+    """Return the JAX sharding for a layout.
 
     Local.
 
@@ -28,11 +28,11 @@ def sharding(
     Equal layouts give the same object.
 
     Args:
-      layout: the layout; a NamedSharding is returned as it is. A reduction that is still to be
-        done must be "sum" over Explicit axes: JAX calls those axes *unreduced*.
-      devices: among which the mesh's are found, such as those of a described TPU slice
-        (`jax.experimental.topologies.get_topology_desc(…).devices`), to compile for hardware that
-        is not here. None: those of this job.
+      layout: the layout; a NamedSharding is returned unchanged. A pending reduction must be "sum"
+        over Explicit axes: JAX calls those axes *unreduced*.
+      devices: the devices to search for the mesh's, such as those of a described TPU slice
+        (`jax.experimental.topologies.get_topology_desc(…).devices`), to compile for absent
+        hardware. None: those of this job.
 
     Raises:
       UsageError: devices that do not exist, or pending reductions that JAX cannot express.
@@ -94,10 +94,10 @@ def layout_of(x: jax.Array | jax.ShapeDtypeStruct | NamedSharding) -> Layout:
 
 
 def layout_of_sharding(given: jax.sharding.Sharding, rank: int) -> Layout:
-    """Return the layout that arrays of `rank` dims have under a sharding.
+    """Return the layout of arrays of `rank` dims under a sharding.
 
     Raises:
-      UsageError: the sharding stands for no layout.
+      UsageError: the sharding is not equivalent to a layout.
     """
     if not isinstance(given, NamedSharding | SingleDeviceSharding):
         raise UsageError(
@@ -114,20 +114,20 @@ def _sharding(layout: Layout, devices: tuple[jax.Device, ...] | None) -> NamedSh
     if other:
         raise UsageError(
             f"sharding: {layout!r} still has to be reduced by {', '.join(other)}; "
-            "JAX knows only pending sums"
+            "JAX supports only pending sums"
         )
     auto = [axis for axis in partial if layout.mesh.axis_types[axis] == "auto"]
     if auto:
         raise UsageError(
             f"sharding: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
-            "JAX knows them only over Explicit axes: Mesh(…, axis_types='explicit')"
+            "JAX supports them only over Explicit axes: Mesh(…, axis_types='explicit')"
         )
     unreduced = {"unreduced": set(partial)} if partial else {}
     return NamedSharding(jax_mesh(layout.mesh, devices), PartitionSpec(*layout.dims, **unreduced))
 
 
 def memory_of(given: Sharding) -> str:
-    """Return the kind of memory that a sharding names; "" if it is the devices' default memory."""
+    """Return the memory kind that a sharding names; "" if it is the devices' default memory."""
     kind = given.memory_kind
     return "" if kind is None or kind == _default_memory(_platform(given)) else str(kind)
 
@@ -138,7 +138,7 @@ def _platform(given: Sharding) -> str:
 
 @lru_cache(maxsize=16)
 def _default_memory(platform: str) -> str:
-    """Of this process's devices: those of others cannot be asked, and are the same."""
+    """Of this process's devices: remote devices cannot be queried, and are the same."""
     here = jax.local_devices(backend=platform)
     return str(here[0].default_memory().kind) if here else ""
 
@@ -149,15 +149,15 @@ def _layout_of(given: NamedSharding | SingleDeviceSharding, rank: int) -> Layout
         (device,) = given.device_set
         mesh = Mesh({}, [device.id], device.process_index, kind=device.platform)
         return Layout.replicated(mesh, rank)
-    dims = padded(given.spec, rank)
+    dims = padded_dims(given.spec, rank)
     kind = getattr(given.spec, "unreduced_kind", None)  # jax 0.11 and later
     if kind is not None and kind.name != "sum":
         raise UsageError(f"layout_of: {given.spec} has a pending {kind.name}: only sums are known")
     return Layout(mesh_of(given.mesh), *dims, partial=dict.fromkeys(given.spec.unreduced, "sum"))
 
 
-def padded(spec: PartitionSpec, rank: int) -> tuple[Dim, ...]:
-    """Return the dims of a PartitionSpec, those that it leaves out filled in as JAX does.
+def padded_dims(spec: PartitionSpec, rank: int) -> tuple[Dim, ...]:
+    """Return the dims of a PartitionSpec, padded to the rank as JAX does.
 
     Raises:
       UsageError: the spec has more entries than dims, or leaves some to the compiler.
@@ -166,5 +166,5 @@ def padded(spec: PartitionSpec, rank: int) -> tuple[Dim, ...]:
     if len(dims) > rank:
         raise UsageError(f"{spec} has {len(dims)} entries for {rank} dims")
     if any(dim is PartitionSpec.UNCONSTRAINED for dim in dims):
-        raise UsageError(f"{spec} leaves dims to the compiler: a layout says where each dim lies")
+        raise UsageError(f"{spec} leaves dims to the compiler: a layout places every dim")
     return (*dims, *[None] * (rank - len(dims)))

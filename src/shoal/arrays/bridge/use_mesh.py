@@ -19,20 +19,20 @@ _mesh: ContextVar[Mesh | None] = ContextVar("shoal_default_mesh", default=None)
 @local
 @contextmanager
 def use_mesh(mesh: Mesh | jax.sharding.Mesh) -> Iterator[Mesh]:
-    """Give plain tuples, names and PartitionSpecs a mesh, where a layout is expected.
+    """Set the mesh for plain tuples, names and PartitionSpecs given as layouts.
 
     Local.
 
-    Holds for the block, in this thread and in this asyncio task: a thread started inside has no
-    default mesh until it enters one. Blocks nest; leaving one, by an exception too, restores what
-    was before. It does not enter `jax.set_mesh`: under that, even `jnp.ones(3)` becomes a program
-    of all the mesh's devices, which every process would have to run.
+    Applies to the block, in this thread and asyncio task: a thread started inside has no default
+    mesh until it enters one. Blocks nest; leaving one restores the previous mesh. It does not enter
+    `jax.set_mesh`: under that, even `jnp.ones(3)` becomes a program of all the mesh's devices,
+    which every process would have to run.
 
     Args:
       mesh: a mesh, or JAX's.
 
     Returns:
-      a context manager that gives the mesh.
+      A context manager that yields the mesh.
 
     Raises:
       UsageError: `mesh` is not a mesh.

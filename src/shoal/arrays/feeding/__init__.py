@@ -1,4 +1,4 @@
-"""Batches: which rows a process reads, read ahead, agreed on and placed.
+"""Feed batches: which rows each process reads, prefetched, agreed on and placed.
 
 Does not know programs: it only hands arrays to them.
 """

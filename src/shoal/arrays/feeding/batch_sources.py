@@ -1,4 +1,4 @@
-"""Where batches come from: an iterable of a process's own rows, or rows that are read by number."""
+"""Batch sources: an iterable of a process's own rows, or rows indexed by number."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Read = Callable[[Numbers], Any]
 
 
 class ReaderState(NamedTuple):
-    """What a reader said of itself right after a batch was read."""
+    """The state that a reader reported right after a batch was read."""
 
-    is_known: bool = False  # does it have a state of its own?
+    is_known: bool = False  # does the reader have a state?
     value: Any = None
     error: Exception | None = None  # raised by the reader instead of its state
 
 
 class InTurn:
-    """Batches of this process's own rows, one after the other."""
+    """An iterable of batches of this process's own rows."""
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         self.state = ReaderState()
@@ -34,7 +34,7 @@ class InTurn:
         self._iterator: Iterator[Any] | None = None
 
     def read(self) -> tuple[Any] | None:
-        """Return the next batch, in a tuple for itself; None at the end."""
+        """Return the next batch in a 1-tuple; None at the end."""
         if self._iterable is None:
             return None
         if self._iterator is None:
@@ -46,14 +46,14 @@ class InTurn:
         return None
 
     def close(self) -> None:
-        """Let go of what it reads from."""
+        """Release the underlying iterator."""
         self._iterable = self._iterator = None
 
 
 def _state_of(*readers: object) -> ReaderState:
-    """Return the state of the first that has one: as grain (`get_state`) or torchdata has it.
+    """Return the state of the first object that has one, as in grain or torchdata.
 
-    A copy, since the reader goes on. What goes wrong concerns only who wants it.
+    A copy, since the reader goes on. An error is kept for the caller of `reader_state`.
     """
     for reader in readers:
         for name in ("get_state", "state_dict"):
@@ -66,11 +66,11 @@ def _state_of(*readers: object) -> ReaderState:
 
 
 class ByNumber:
-    """Rows that are read by their numbers.
+    """Rows indexed by number.
 
     Args:
-      read: row numbers → a tree of arrays with so many rows.
-      order: the numbers, in the order in which they are fed.
+      read: row numbers [n] → a tree of arrays of n rows.
+      order: the row numbers, in feeding order.
     """
 
     def __init__(self, read: Read, order: Sequence[int] | Numbers) -> None:
@@ -79,9 +79,9 @@ class ByNumber:
         self.total = len(order)
 
     def read(self, first: int, own: Sequence[slice]) -> Any:
-        """Return rows of the batch that begins with row `first` of the order: those of `own`.
+        """Return rows of the batch that begins at position `first` of the order: those of `own`.
 
-        Past the end of the order the last row is read again.
+        Past the end of the order the last row is repeated.
         """
         pieces = [np.arange(piece.start, piece.stop) for piece in own]
         places = np.minimum(np.concatenate(pieces) + first, self.total - 1)
@@ -91,7 +91,7 @@ class ByNumber:
             numbers = np.asarray(self.order, np.int64)[places]
         try:
             rows = self._read(numbers)
-        except StopIteration as error:  # which would end the caller's loop in silence
+        except StopIteration as error:  # which would silently end the caller's loop
             raise UsageError(
                 "feed: the reader raised StopIteration; order= says how far"
             ) from error
@@ -104,10 +104,10 @@ class ByNumber:
 
 
 def by_number(source: Any, order: object) -> ByNumber:
-    """Return what reads the rows of a function, of columns, or of a sequence of samples.
+    """Return a reader of rows from a function, columns, or a sequence of samples.
 
     Raises:
-      UsageError: it is none of these, columns have different lengths, or the order is none.
+      UsageError: it is none of these, columns have different lengths, or the order is invalid.
     """
     read, count = _reader(source)
     if order is None:
@@ -140,7 +140,7 @@ def _numbers(order: Any) -> Numbers:
 
 
 def _reader(source: Any) -> tuple[Read, int | None]:
-    """Return what reads rows by number, and how many there are if that is known."""
+    """Return a function that reads rows by number, and the number of rows if known."""
     if not isinstance(source, list) and not hasattr(source, "__getitem__") and callable(source):
         return source, None
     columns = [] if isinstance(source, list) else jax.tree.leaves(source)
@@ -160,12 +160,12 @@ def _reader(source: Any) -> tuple[Read, int | None]:
 
 
 def _is_column(value: Any) -> bool:
-    """True for arrays of NumPy and of what is indexed like these, on disk or in memory."""
+    """True for NumPy arrays and array-likes with the same indexing, on disk or in memory."""
     return bool(getattr(value, "shape", ())) and hasattr(value, "dtype")
 
 
 def _rows(column: Any, numbers: Numbers) -> Any:
-    """Return rows of a column, read in ascending order and once each, as files like it best."""
+    """Return rows of a column, each read once and in ascending order, which suits files."""
     first = int(numbers[0]) if len(numbers) else 0
     if np.array_equal(numbers, np.arange(first, first + len(numbers))):
         return column[first : first + len(numbers)]

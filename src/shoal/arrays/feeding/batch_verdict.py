@@ -1,7 +1,7 @@
-"""What all processes say of one batch → what all of them do with it. Pure: nothing is sent here.
+"""From all processes' statuses of one batch to one verdict. Pure: nothing is sent here.
 
-Every process judges the same words, so all come to the same end: the batch is given, or all end, or
-all raise.
+Every process judges the same statuses, so all reach the same verdict: the batch is delivered, or
+all end, or all raise.
 """
 
 from __future__ import annotations
@@ -19,141 +19,145 @@ _LOG = logging.getLogger("shoal")
 
 
 class Status(NamedTuple):
-    """What one process says of a batch."""
+    """One process's report on a batch."""
 
-    kind: str = "rows"  # or "closed": it wants no more; or "failed"
-    rows: int = 0  # that it brings; 0: its reader has ended
-    size: int = 0  # of the batch of all, as these rows imply it; where it ended: 0
+    kind: str = "rows"  # or "closed" early, or "failed"
+    rows: int = 0  # number of rows; 0: its reader has ended
+    size: int = 0  # global batch size implied by these rows; at the end: 0
     is_exact: bool = True  # do its shards divide its rows evenly?
-    leaves: str = ""  # a line for each; "=": as at the batch before
-    digests: Mapping[str, list[str]] = {}  # of rows that others bring, too: see `Batch.digests`
+    leaves: str = ""  # a line for each; "=": as in the previous batch
+    digests: Mapping[str, list[str]] = {}  # of rows held by several: see `Batch.digests`
     held: tuple[int, ...] = ()  # its shards; sent with the first batch
     own: str = ""  # the digest of all its rows; sent with the first batch
-    words: str = ""  # why it failed; how many batches it took before it closed
+    words: str = ""  # reason of a failure; number of batches before closing
 
     def pack(self) -> bytes:
-        """Return it as it travels."""
+        """Serialise it."""
         return json.dumps(self._asdict()).encode(errors="surrogatepass")
 
     @classmethod
     def unpack(cls, data: bytes) -> Status:
-        """Return what `pack` wrote."""
+        """Deserialise the result of `pack`."""
         return cls(**json.loads(data))
 
 
 class BatchVerdict(NamedTuple):
-    """What all do."""
+    """What all processes do."""
 
     size: int  # rows of the batch; 0: all have ended
-    leaves: str = ""  # what they are
+    leaves: str = ""  # their description
 
 
 class BatchId(NamedTuple):
-    """Which batch it is, of which feed."""
+    """Identifies a batch of a feed."""
 
     me: ThisProcess
     words: str  # "batch 3 of feed (train.py:12 (main))"
     last: str
-    size: int  # of all batches; 0: this is the first, which says
-    leaves: str  # of the batch before
+    size: int  # of all batches; 0: this is the first, which decides
+    leaves: str  # of the previous batch
 
 
-def judge(asked: BatchId, said: Mapping[int, Status]) -> BatchVerdict:
-    """Return what becomes of the batch. Whose own reader failed does not ask.
+def judge(batch: BatchId, statuses: Mapping[int, Status]) -> BatchVerdict:
+    """Return the verdict on a batch. A process whose own reader failed does not call this.
 
     Raises:
       PeerFailedError: the reader of another process failed.
       DivergenceError: another process wants no more batches; leaves, or the values of rows that
-        several bring, differ.
+        several read, differ.
       UsageError: the rows do not make a batch.
     """
-    failed = {p: one.words for p, one in said.items() if one.kind == "failed"}
+    failed = {p: one.words for p, one in statuses.items() if one.kind == "failed"}
     if failed:
-        raise gone_error("failed", failed, asked.me, f"{asked.me}: {asked.words} cannot be given")
-    closed = {p: one.words for p, one in said.items() if one.kind == "closed"}
-    if asked.me.process in closed:
+        raise gone_error("failed", failed, batch.me, f"{batch.me}: {batch.words} cannot be given")
+    closed = {p: one.words for p, one in statuses.items() if one.kind == "closed"}
+    if batch.me.process in closed:
         return BatchVerdict(0)
     if closed:
-        raise _closed(asked, closed)
-    having = {p: one for p, one in said.items() if one.rows}
+        raise _closed(batch, closed)
+    having = {p: one for p, one in statuses.items() if one.rows}
     if not having:
         return BatchVerdict(0)
-    size = asked.size or _first_size(asked, said, having)
-    short = {p: one for p, one in said.items() if one.size != size or not one.is_exact}
-    _check_rows(asked, size, said, short)
-    if short and asked.last == "drop":
-        _tell_dropped(asked, said, having)
+    size = batch.size or _first_size(batch, statuses, having)
+    short = {p: one for p, one in statuses.items() if one.size != size or not one.is_exact}
+    _check_rows(batch, size, statuses, short)
+    if short and batch.last == "drop":
+        _tell_dropped(batch, statuses, having)
         return BatchVerdict(0)
-    leaves = _same_leaves(asked, said if short else having)
-    _check_values(asked, said, leaves)
-    if not asked.size:
-        _suspect_same_rows(asked, said)
+    leaves = _same_leaves(batch, statuses if short else having)
+    _check_values(batch, statuses, leaves)
+    if not batch.size:
+        _suspect_same_rows(batch, statuses)
     return BatchVerdict(size, leaves)
 
 
-def _closed(asked: BatchId, closed: Mapping[int, str]) -> DivergenceError:
-    sides: list[tuple[str, Any]] = [(f"asks for {asked.words}", [asked.me.process])]
+def _closed(batch: BatchId, closed: Mapping[int, str]) -> DivergenceError:
+    sides: list[tuple[str, Any]] = [(f"asks for {batch.words}", [batch.me.process])]
     by_count: dict[str, list[int]] = {}
     for process, count in closed.items():
         by_count.setdefault(count, []).append(process)
     sides += [(f"closed its feed after {n} batches", who) for n, who in by_count.items()]
-    text = f"{asked.me}: processes disagree on how many batches there are"
+    text = f"{batch.me}: processes disagree on how many batches there are"
     return disagreement(text, sides, "all must leave the loop over a feed at the same batch")
 
 
-def _first_size(asked: BatchId, said: Mapping[int, Status], having: Mapping[int, Status]) -> int:
-    """Return the size of all batches, as the first one says."""
-    if empty := [p for p in said if p not in having]:
+def _first_size(
+    batch: BatchId, statuses: Mapping[int, Status], having: Mapping[int, Status]
+) -> int:
+    """Return the size of all batches, which the first one decides."""
+    if empty := [p for p in statuses if p not in having]:
         raise UsageError(
-            f"{asked.me}: {asked.words}: the reader of {listed(empty)} is empty, that of "
+            f"{batch.me}: {batch.words}: the reader of {listed(empty)} is empty, that of "
             f"{listed(having)} is not; give each process rows, or read by number (batch=)"
         )
     sizes = {one.size for one in having.values()}
     is_whole = len(sizes) == 1 and all(one.is_exact for one in having.values())
-    if asked.last != "pad" and not is_whole:
+    if batch.last != "pad" and not is_whole:
         raise UsageError(
-            f"{asked.me}: {asked.words}: the first batch must be whole: {_rows(having)}, which "
+            f"{batch.me}: {batch.words}: the first batch must be whole: {_rows(having)}, which "
             "their devices do not share evenly; give equal rows, a multiple of the shards"
         )
     return max(sizes)
 
 
 def _check_rows(
-    asked: BatchId, size: int, said: Mapping[int, Status], short: Mapping[int, Status]
+    batch: BatchId, size: int, statuses: Mapping[int, Status], short: Mapping[int, Status]
 ) -> None:
-    if long := {p: one for p, one in said.items() if one.size > size}:
+    if long := {p: one for p, one in statuses.items() if one.size > size}:
         raise UsageError(
-            f"{asked.me}: {asked.words}: {_rows(long)}, more than in the first batch (of {size})"
+            f"{batch.me}: {batch.words}: {_rows(long)}, more than in the first batch (of {size})"
         )
-    if short and asked.last == "error":
+    if short and batch.last == "error":
         raise UsageError(
-            f"{asked.me}: {asked.words} is no whole one of {size} rows: {_rows(said)}\n"
+            f"{batch.me}: {batch.words} is not a whole one of {size} rows: {_rows(statuses)}\n"
             "last='drop' leaves it out, last='pad' fills it up and gives a mask"
         )
 
 
-def _rows(said: Mapping[int, Status]) -> str:
+def _rows(statuses: Mapping[int, Status]) -> str:
     by_count: dict[int, list[int]] = {}
-    for process, one in said.items():
+    for process, one in statuses.items():
         by_count.setdefault(one.rows, []).append(process)
     return ", ".join(f"{n} rows of {listed(who)}" for n, who in sorted(by_count.items()))
 
 
-def _tell_dropped(asked: BatchId, said: Mapping[int, Status], having: Mapping[int, Status]) -> None:
-    """Log, in one process, that some had more batches than others; one short batch is no news."""
-    if len(having) < len(said) and asked.me.process == min(said):
-        ended = [p for p in said if p not in having]
+def _tell_dropped(
+    batch: BatchId, statuses: Mapping[int, Status], having: Mapping[int, Status]
+) -> None:
+    """Log, on one process, that some readers had more batches; one short batch is expected."""
+    if len(having) < len(statuses) and batch.me.process == min(statuses):
+        ended = [p for p in statuses if p not in having]
         _LOG.warning(
             "%s: %s: the reader of %s has ended, that of %s has more: it is dropped (last='drop')",
-            asked.me, asked.words, listed(ended), listed(having),
+            batch.me, batch.words, listed(ended), listed(having),
         )  # fmt: skip
 
 
-def _same_leaves(asked: BatchId, said: Mapping[int, Status]) -> str:
+def _same_leaves(batch: BatchId, statuses: Mapping[int, Status]) -> str:
     """Return the leaves of all, a line each."""
     sides: dict[str, list[int]] = {}
-    for process, one in said.items():
-        sides.setdefault(asked.leaves if one.leaves == "=" else one.leaves, []).append(process)
+    for process, one in statuses.items():
+        sides.setdefault(batch.leaves if one.leaves == "=" else one.leaves, []).append(process)
     if len(sides) == 1:
         return next(iter(sides))
     lines = [text.split("\n") for text in sides]
@@ -162,14 +166,16 @@ def _same_leaves(asked: BatchId, said: Mapping[int, Status]) -> str:
         (row[at] if at >= 0 else f"{len(row)} leaves", who)
         for row, who in zip(lines, sides.values(), strict=True)
     ]
-    raise disagreement(f"{asked.me}: processes disagree on {asked.words}", shown)
+    raise disagreement(f"{batch.me}: processes disagree on {batch.words}", shown)
 
 
-def _check_values(asked: BatchId, said: Mapping[int, Status], leaves: str) -> None:
-    """Compare the rows that several processes bring."""
-    groups = {holders: None for one in said.values() for holders in one.digests}
+def _check_values(batch: BatchId, statuses: Mapping[int, Status], leaves: str) -> None:
+    """Compare the rows that several processes read."""
+    groups = {holders: None for one in statuses.values() for holders in one.digests}
     for holders in groups:
-        digests_of = {p: one.digests[holders] for p, one in said.items() if holders in one.digests}
+        digests_of = {
+            p: one.digests[holders] for p, one in statuses.items() if holders in one.digests
+        }
         leaves_count = len(next(iter(digests_of.values())))
         for number, line in enumerate(leaves.split("\n")[:leaves_count]):  # then comes the tree
             sides: dict[str, list[int]] = {}
@@ -178,26 +184,27 @@ def _check_values(asked: BatchId, said: Mapping[int, Status], leaves: str) -> No
             if len(sides) > 1:
                 what = "values without dims" if "[] as " in line else "the same rows"
                 raise disagreement(
-                    f"{asked.me}: {asked.words}: processes that hold {what} (processes "
+                    f"{batch.me}: {batch.words}: processes that hold {what} (processes "
                     f"{holders}) have read different ones",
                     [(f"{line}: values {text}", who) for text, who in sides.items()],
                     "local_rows says which rows each process must read; same=False compares none",
                 )
 
 
-def _suspect_same_rows(asked: BatchId, said: Mapping[int, Status]) -> None:
-    """Log, in one process, that others bring the same values for other rows: most likely every
-    process reads the whole data set from its beginning."""
+def _suspect_same_rows(batch: BatchId, statuses: Mapping[int, Status]) -> None:
+    """Warn, on one process, if others read equal values for different rows: probably every process
+    reads the whole data set from its beginning.
+    """
     seen: dict[str, list[int]] = {}
-    for process, one in said.items():
+    for process, one in statuses.items():
         if one.own:
             seen.setdefault(one.own, []).append(process)
     for who in seen.values():
         first = who[0]
-        twins = [p for p in who[1:] if not {*said[p].held} & {*said[first].held}]
-        if twins and asked.me.process == first:
+        twins = [p for p in who[1:] if not {*statuses[p].held} & {*statuses[first].held}]
+        if twins and batch.me.process == first:
             _LOG.warning(
                 "%s: %s: %s brought the same values as this process, for other rows: does each "
                 "process read its own part of the data? (local_rows says which)",
-                asked.me, asked.words, listed(twins),
+                batch.me, batch.words, listed(twins),
             )  # fmt: skip

@@ -1,19 +1,19 @@
-"""Host batches → global arrays, read and placed ahead of the program.
+"""Feed host batches to devices as global arrays, prefetched by a thread.
 
-Each process reads its own rows in a thread beside the program. For each batch the threads of all
-processes meet once, in a lane of their own, before anything of it is placed: each says how many
-rows it brings, or that its reader has ended or failed, and a digest of the rows that others bring,
-too. All judge the same words (`batch_verdict`), so each batch is given on all processes or on none,
-and the program gets whatever ends the feed, an error too, in the place of that batch. The meeting
-is one round trip of the control plane for each batch; it is hidden behind the prefetch, and the
-program itself waits for nothing but the batch. That is how readers of different lengths agree: the
-first process that has no more rows says so in the meeting for the batch that it cannot bring.
+Each process reads its own rows in a thread. For each batch, before any of it is placed, the threads
+of all processes meet once in a lane of their own: each reports how many rows it has, or that its
+reader has ended or failed, and a digest of the rows that other processes also have. All judge the
+same statuses (`batch_verdict`), so a batch is delivered on all processes or on none, and whatever
+ends the feed, errors included, takes the place of that batch. The meeting is one round trip of the
+control plane per batch, hidden behind the prefetch: the program waits for nothing but the batch.
+Readers of different lengths agree in the same way: the first process to run out of rows says so in
+the meeting for the batch that it cannot supply.
 
-That others are late counts only while the program waits for the batch (`timeout_s`): a feed that is
-full waits as long as its program is busy with something else.
+Lateness of other processes counts only while the program waits for the batch (`timeout_s`): a full
+feed waits as long as its program is busy elsewhere.
 
-A feed that is closed early says so in its next meeting, which ends the threads of all. Where a
-reader hangs its thread cannot be ended; it is a daemon, and does not keep Python alive.
+A feed that is closed early announces that in its next meeting, which ends the threads of all. If
+a reader hangs, its thread cannot be ended; it is a daemon, and does not keep Python alive.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from shoal.arrays.bridge.leaf_layouts import Layouts
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.feeding.batch_sources import ByNumber, ReaderState
 from shoal.arrays.feeding.feed_arguments import (
+    feed_spec,
     must_be_whole,
     must_go_on,
     offences_of,
     order_text,
     rows_layout,
     source_of,
-    spec_of,
 )
-from shoal.arrays.feeding.feed_state import mark_of, rows_of_state, state_of
+from shoal.arrays.feeding.feed_state import mark_of, position_of, rows_before
 from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting, FeedOptions, Steps
 from shoal.arrays.feeding.feed_wait import BatchWait
 from shoal.arrays.feeding.own_rows import Split
@@ -57,7 +57,7 @@ from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
 
 _LOG = logging.getLogger("shoal")
-_FORGET_S = 1.0  # how long one that is forgotten, or Python's end, waits for a reader
+_FORGET_S = 1.0  # limit on waiting for a reader at garbage collection or interpreter exit
 
 
 @logically_collective("layouts, options and the order of rows")
@@ -79,40 +79,40 @@ def feed(
 
     Logically collective: layouts, options and the order of rows must be equal.
 
-    Two kinds of sources. Without `batch`, an iterable of this process's own rows: each of its
-    items is a tree of arrays whose rows (dim 0) are those that `local_rows` names, one after the
-    other; of a DataLoader of torch, grain or tf.data as well. With `batch`, rows that are read by
-    number: the feed says which rows this process needs. One process and many work alike.
+    There are two kinds of sources. Without `batch`, an iterable of this process's own rows, such as
+    a DataLoader of torch, grain or tf.data: each item is a tree of arrays whose rows (dim 0) are
+    those that `local_rows` names, concatenated. With `batch`, rows indexed by number: the feed
+    knows which rows this process needs. One process and many work alike.
 
-    It is impossible that a process gets a batch that another one does not get, or that it gets one
-    of other rows. Whatever goes wrong is raised in the place of the first batch that cannot be
-    given, on all processes.
+    It is impossible that a process gets a batch that another one does not get, or one of other
+    rows. Any error is raised in place of the first batch that cannot be delivered, on all
+    processes.
 
     Args:
-      source: an iterable of batches of own rows; or with `batch` arrays (one, or a tuple or dict
-        of them, memory-mapped ones too), samples (what has a length and gives one by its number),
-        or a function of row numbers [n] that returns a tree of arrays of n rows.
+      source: an iterable of batches of own rows; or with `batch` arrays (one, or a tuple or dict of
+        them, also memory-mapped), samples (an indexable object with a length), or a function of row
+        numbers [n] that returns a tree of arrays of n rows.
       layouts: one layout, or a prefix tree of them, as for `put`, but no function. All that have
         dims split the rows alike.
-      batch: rows of a batch over all processes, which are then read by number.
-      order: with `batch`, the row numbers in the order in which they are fed, equal on all
-        processes: a permutation, or a range. None: all, in order.
-      last: what becomes of a batch that has fewer rows, on any process, than the first one: "drop"
-        it and end; "pad" it with zeros, and give with every batch a mask [rows] of the rows that
+      batch: global batch size, for sources indexed by number.
+      order: with `batch`, the row numbers in feeding order, equal on all processes: a permutation,
+        or a range. None: all, in order.
+      last: how to handle a batch that has fewer rows, on any process, than the first one: "drop"
+        it and end; "pad" it with zeros, and yield with every batch a mask [rows] of the rows that
         are real, as (batch, mask); or raise an "error".
-      start: where another feed stood: its `state()`, saved on any number of processes; or how many
-        rows of all processes were given before. Rows by number begin there; of an iterable so many
-        rows are read and passed over.
-      skip: False: pass over nothing, for the iterable stands there already. An iterable that can
-        be set to where it was (grain's, torchdata's) does not go on without this word.
-      prefetch: how many batches may be on devices before they are asked for.
-      same: False: rows that several processes read, and values without dims, are not compared.
+      start: the position of another feed: its `state()`, saved on any number of processes; or how
+        many rows (of all processes) were delivered before. Rows by number begin there; an iterable
+        is read that far first.
+      skip: False: the iterable is already at `start`: skip nothing. Required for iterables that can
+        restore their own position (grain, torchdata).
+      prefetch: how many batches to place on devices ahead of the program.
+      same: False: do not compare rows that several processes read, and scalars.
       timeout_s: how long the program waits for a batch; None: SHOAL_TIMEOUT_S (600).
       lane: the line of execution, see `barrier`. None: that of this thread.
 
     Returns:
-      a `Feed`. Its thread starts at once, and ends with the last batch, with `close`, or when the
-      feed is forgotten.
+      A `Feed`. Its thread starts at once, and ends with the last batch, with `close`, or when the
+      feed is garbage-collected.
 
     Raises:
       UsageError: on this process: an argument is wrong; `start` is the state of a feed that had
@@ -135,12 +135,12 @@ def feed(
     split = Split(rows_layout(layouts), jax.process_index())
     reads = source_of(source, batch, order, split)
     mark = mark_of(order_text(reads)) if isinstance(reads, ByNumber) else 0
-    rows = rows_of_state(start, mark)
+    rows = rows_before(start, mark)
     must_go_on(source, reads, rows, skip)
     x64, passes = jax.config.jax_enable_x64, skip is not False
     options = FeedOptions(layouts, last, rows, batch or 0, same, x64, passes)
     must_be_whole(reads, options)
-    spec = spec_of(reads, split, options, prefetch)
+    spec = feed_spec(reads, split, options, prefetch)
     meeting = _meeting(coordinator(), split, spec, lane, limit_s)._replace(start=rows)
     line = Prefetch(Steps(reads, split, options, meeting), prefetch, meets=not meeting.is_alone)
     made = Feed(line, meeting, mark)
@@ -156,27 +156,27 @@ class Feed:
         self._meeting = meeting
         self._mark = mark
         self._rows = meeting.start
-        self._reader: ReaderState | None = None  # as of the last batch that was given
+        self._reader: ReaderState | None = None  # as of the last delivered batch
         self._batches = 0
-        self._turn = threading.Lock()  # of several threads of the program
+        self._turn = threading.Lock()  # serialises threads of the program
         self._has_ended = False
         self._pid = os.getpid()
         self._forgotten = weakref.finalize(self, line.close, wait_s=_FORGET_S, tells=False)
 
     @property
     def rows(self) -> int:
-        """How many rows of all processes were given, those before `start` included. Local.
+        """Number of rows (of all processes) delivered, including those before `start`. Local.
 
-        A batch counts once the program has it: what is only prefetched does not.
+        A batch counts once the program has it, not when it is prefetched.
         """
         return self._rows
 
     def state(self) -> dict[str, int]:
-        """Return where the feed stands, for `start=` of one that goes on. Local.
+        """Return the position of the feed, for `start=` of a later one. Local.
 
-        Two ints, equal on all processes, of the batches that the program has; before the first one,
-        and for `restore`, `{"order": 0, "rows": 0}` will do. "order" stands for the order of rows
-        by number, which must be the same when the feed goes on; for iterables it is 0.
+        Two ints, equal on all processes, counting delivered batches; before the first one,
+        and for `restore`, `{"order": 0, "rows": 0}` is valid. "order" identifies the order of rows
+        by number, which must be the same in the later feed; for iterables it is 0.
 
         Example:
           >>> import numpy as np, shoal
@@ -189,22 +189,22 @@ class Feed:
           ...     print([batch.tolist() for batch in batches])
           [[2, 3], [4, 5]]
         """
-        return state_of(self._rows, self._mark)
+        return position_of(self._rows, self._mark)
 
     def reader_state(self) -> Any:
-        """Return the own state of this process's iterable, as of the last batch given. Local.
+        """Return the state of this process's iterable, as of the last delivered batch. Local.
 
-        Not as of the last one that was read ahead, as the iterable itself would say. It is what
-        `get_state` (grain) or `state_dict` (torchdata) returned right after that batch was read, a
-        value of each process for itself: save it as `shoal.PerProcess`. On as many processes, set
-        an iterable to it, and feed that with `start=` and `skip=False`; on another number of them
-        begin the iterable anew, with `skip=True`.
+        The iterable itself would report the last batch that was prefetched. This is what
+        `get_state` (grain) or `state_dict` (torchdata) returned right after the delivered batch was
+        read. It differs between processes: save it as `shoal.PerProcess`. On the same number of
+        processes, restore an iterable to it, and feed that with `start=` and `skip=False`; on
+        another number, begin the iterable anew, with `skip=True`.
 
         Raises:
-          UsageError: there was no batch yet; the iterable has no state of its own.
+          UsageError: there was no batch yet, or the iterable has no state.
         """
         if self._reader is None:
-            raise UsageError("feed: no batch was given yet, so there is no state of the reader")
+            raise UsageError("feed: no batch was delivered yet, so the reader has no state")
         if not self._reader.is_known:
             raise UsageError(
                 "feed: this reader has no state of its own (neither get_state nor state_dict); "
@@ -216,9 +216,7 @@ class Feed:
 
     def __iter__(self) -> Iterator[Any]:
         if self._has_ended:
-            raise UsageError(
-                "feed: this feed has given all its batches: make one for each epoch, in its loop"
-            )
+            raise UsageError("feed: this feed is exhausted: make one for each epoch, in its loop")
         return self
 
     def __next__(self) -> Any:
@@ -227,7 +225,7 @@ class Feed:
         Raises:
           PeerFailedError: on all others: the reader of a process raised; on that one its error.
           DivergenceError: on all: options, leaves, or values of rows that several read differ;
-            on the others: a process has closed its feed before.
+            on the others: a process has closed its feed early.
           DeadlineError: no batch came within `timeout_s`.
           UsageError: the feed was closed, or rows do not make a batch.
         """
@@ -256,7 +254,7 @@ class Feed:
         return given.value
 
     def close(self) -> None:
-        """End the thread. Local. Others that ask for a further batch get DivergenceError."""
+        """End the thread. Local. Processes that request a further batch get DivergenceError."""
         self._close("")
 
     def _close(self, why: str) -> None:
@@ -265,7 +263,7 @@ class Feed:
         self._forgotten.detach()
         if not self._line.close(why):
             _LOG.warning(
-                "%s: feed (%s) was closed, but its reader goes on; its thread ends with it",
+                "%s: feed (%s) was closed, but its reader still runs; its thread ends with it",
                 self._meeting.me, self._meeting.site,
             )  # fmt: skip
 
@@ -287,7 +285,7 @@ class Feed:
 def _meeting(
     here: Coordinator, split: Split, spec: tuple[str, ...], lane: str | None, limit_s: float
 ) -> FeedMeeting:
-    """Return where the threads meet: a lane that no other feed has."""
+    """Return how the threads meet: in a lane that no other feed uses."""
     devices = sharding(split.layout).mesh.devices.ravel().tolist()
     owners = owners_of(here, devices, limit_s)
     if here.process not in owners:

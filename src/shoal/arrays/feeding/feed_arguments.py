@@ -1,4 +1,4 @@
-"""What a feed is made of: arguments that are checked, and what must be equal of them."""
+"""Check the arguments of a feed, and list what must be equal on all processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shoal.plan.rows import must_split_evenly
 def offences_of(
     batch: object, order: object, last: object, prefetch: object, same: object, skip: object
 ) -> list[str]:
-    """Return what is wrong with arguments that stand for themselves."""
+    """Return what is wrong with each argument by itself."""
     offences: list[str] = []
     for name, value in {"batch": batch, "prefetch": prefetch}.items():
         if value is None and name == "batch":
@@ -42,26 +42,26 @@ def offences_of(
     if skip is not None and not isinstance(skip, bool):
         offences.append(WrongType(f"skip={skip!r} must be True, False or None"))
     if skip is not None and batch is not None:
-        offences.append("skip= is of iterables; rows by number (batch=) are never passed over")
+        offences.append("skip= is for iterables; rows by number (batch=) are never skipped")
     return offences
 
 
 def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTurn | ByNumber:
-    """Return what reads: an iterable in turn, or rows by number.
+    """Return the batch source: an iterable, or rows by number.
 
     Raises:
-      UsageError: it is neither, or no batch is split evenly.
+      UsageError: it is neither, or a batch cannot be split evenly.
     """
     if batch is None:
         if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
             what = "a function of row numbers" if callable(source) else f"{source!r}"
             raise UsageTypeError(
-                f"feed: {what} is no iterable of batches; rows by number need batch="
+                f"feed: {what} is not an iterable of batches; rows by number need batch="
             )
         if isinstance(source, dict | np.ndarray | jax.Array):
             raise UsageTypeError(
-                f"feed: a {type(source).__name__} is no iterable of batches: give batch=, the rows "
-                "of a batch over all processes, to read it by number"
+                f"feed: a {type(source).__name__} is not an iterable of batches: give batch=, the "
+                "rows of a batch over all processes, to read it by number"
             )
         return InTurn(source)
     must_split_evenly("feed: batch", split.layout, batch, 0)
@@ -69,7 +69,7 @@ def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTur
 
 
 def must_be_whole(reads: InTurn | ByNumber, options: FeedOptions) -> None:
-    """Refuse rows by number whose last batch is not what `last` says."""
+    """Raise if the last batch by number is incomplete and `last` does not allow it."""
     if isinstance(reads, InTurn):
         return
     batch, left = options.batch, max(0, reads.total - options.start)
@@ -80,24 +80,24 @@ def must_be_whole(reads: InTurn | ByNumber, options: FeedOptions) -> None:
 
 
 def must_go_on(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | None) -> None:
-    """Refuse an iterable that may stand behind the rows that it would pass over."""
+    """Reject an iterable that may already be past the rows to skip."""
     can_be_set = any(hasattr(source, name) for name in ("set_state", "load_state_dict"))
     if rows and skip is None and can_be_set and isinstance(reads, InTurn):
         raise UsageError(
             f"feed: start= is after {rows} rows, and a {type(source).__name__} can be set to where "
             "it was\n"
             "skip=False if it was (to reader_state()); skip=True if it begins anew, and "
-            "so many rows are to be passed over"
+            "that many rows are to be skipped"
         )
 
 
 def rows_layout(layouts: Layouts) -> Layout:
-    """Return how rows are spread: the layout of the first dim."""
+    """Return the layout of the rows: that of the first dim."""
     found: dict[Layout, None] = {}
     for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
         if callable(one) or not is_one_layout(one):
             raise UsageTypeError(
-                f"feed: {one!r} is no layout that is known before there are leaves: give layouts"
+                f"feed: {one!r} cannot be resolved before there are leaves: give layouts"
             )
         layout = split_layout("feed", one)
         if layout.rank:
@@ -108,14 +108,14 @@ def rows_layout(layouts: Layouts) -> Layout:
             + (" and ".join(map(repr, found)) or "none")
         )
     (layout,) = found
-    sharding(layout)  # its devices exist
+    sharding(layout)  # checks that its devices exist
     return layout
 
 
-def spec_of(
+def feed_spec(
     reads: InTurn | ByNumber, split: Split, options: FeedOptions, prefetch: int
 ) -> tuple[str, ...]:
-    """Return what must be equal on all processes, a line each."""
+    """Return the lines that must be equal on all processes."""
     lines = [
         f"rows as {split.layout.text}",
         f"last={options.last!r} start={options.start} prefetch={prefetch} same={options.same}"
@@ -127,7 +127,7 @@ def spec_of(
 
 
 def order_text(reads: ByNumber) -> str:
-    """Return what stands for an order of rows."""
+    """Return a text that identifies an order of rows."""
     order = str(reads.order)
     if not isinstance(reads.order, range):
         order = f"numbers with the digest {digest(np.asarray(reads.order), whole=True)}"

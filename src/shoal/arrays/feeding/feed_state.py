@@ -1,4 +1,4 @@
-"""Where a feed stands, as it is saved; and whether another feed goes on from there."""
+"""The saved position of a feed, and whether another feed can go on from it."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import numpy as np
 from shoal.errors import UsageError, UsageTypeError
 
 _NAMES = ("order", "rows")
-_MOST_MARK = 0x7FFF_FFFF  # a mark is an int32: it may lie on devices
+_MOST_MARK = 0x7FFF_FFFF  # an int32: it may be placed on devices
 
 
 def mark_of(order: str) -> int:
-    """Return a positive number that stands for an order of rows."""
+    """Return a positive number that identifies an order of rows."""
     return (zlib.crc32(order.encode()) & _MOST_MARK) or 1
 
 
-def state_of(rows: int, mark: int) -> dict[str, int]:
-    """Return what is saved.
+def position_of(rows: int, mark: int) -> dict[str, int]:
+    """Return the state to save.
 
     Args:
-      rows: how many rows of all processes were given.
-      mark: of the order of rows that are read by number; else 0.
+      rows: number of rows delivered, of all processes.
+      mark: of the order of rows read by number; else 0.
     """
     return {"order": mark, "rows": rows}
 
 
-def rows_of_state(start: Any, mark: int) -> int:
-    """Return how many rows were given before, by what `start=` says.
+def rows_before(start: Any, mark: int) -> int:
+    """Return how many rows were delivered before, from `start=`.
 
     Args:
-      start: a number of rows, or what `state_of` returned, perhaps from a checkpoint.
-      mark: of the order of the feed that shall go on.
+      start: a number of rows, or the result of `position_of`, perhaps restored from a checkpoint.
+      mark: of the order of the feed that is to go on.
 
     Raises:
       UsageError: it is neither, or was saved by a feed of another order.

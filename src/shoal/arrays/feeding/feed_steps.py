@@ -1,4 +1,4 @@
-"""What the thread of a feed does for each batch: read, meet the threads of the others, place."""
+"""The steps of a feed's thread for each batch: read, meet the other processes' threads, place."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ T = TypeVar("T")
 
 
 class FeedOptions(NamedTuple):
-    """How a feed gives."""
+    """The options of a feed."""
 
     layouts: Layouts
     last: str
-    start: int  # rows of all processes that were given before
-    batch: int  # rows of all processes; 0: the first batch says
+    start: int  # rows (of all processes) delivered before
+    batch: int  # rows of all processes; 0: decided by the first batch
     same: bool
     x64: bool
-    skip: bool = True  # must an iterable pass over the rows before `start`?
+    skip: bool = True  # must an iterable skip the rows before `start`?
 
 
 class FeedMeeting(NamedTuple):
@@ -57,12 +57,12 @@ class FeedMeeting(NamedTuple):
         return len(self.group or self.coordinator.hosts) == 1
 
     def batch(self, number: int) -> str:
-        """Return what the batch of a number, counted from 0 in this feed, is called."""
+        """Return the name of a batch, counted from 0 in this feed, for messages."""
         return f"batch {number} of feed" + (f" from row {self.start}" if self.start else "")
 
 
 class FedBatch(NamedTuple):
-    """One batch for the program."""
+    """One delivered batch."""
 
     value: Any
     rows: int  # of the batch, of all processes
@@ -70,7 +70,7 @@ class FedBatch(NamedTuple):
 
 
 class Steps:
-    """The batches of one feed, one after the other."""
+    """The batches of one feed."""
 
     def __init__(
         self, source: InTurn | ByNumber, split: Split, options: FeedOptions, meeting: FeedMeeting
@@ -79,9 +79,9 @@ class Steps:
         self._split = split
         self._options = options
         self._meeting = meeting
-        self._number = 0  # of the batch, counted from the first one of this feed
+        self._number = 0  # of the batch, counted from the first of this feed
         self._size = options.batch
-        self._leaves = ""  # as all agreed, at the batch before
+        self._leaves = ""  # as agreed for the previous batch
         self._like: Batch | None = None
         self._next_row = options.start
         self._must_skip = options.start > 0 and options.skip and isinstance(source, InTurn)
@@ -90,7 +90,7 @@ class Steps:
         """Make one batch; None at the end.
 
         Raises:
-          What the reader raised, in this process; else as `judge` and `agree`.
+          The reader's error, on this process; otherwise as `judge` and `agree`.
         """
         with jax.enable_x64(self._options.x64):
             return self._step(line)
@@ -99,8 +99,8 @@ class Steps:
         batch = self._own(line, READING, self._read)
         source = self._source
         if batch is not None and not self._size and (self._must_skip or self._is_padded):
-            # Where the first batch may be short, only its size says which rows are whose; and how
-            # many batches were given before.
+            # If the first batch may be short, only its size decides which rows belong to which
+            # process, and how many batches were delivered before.
             self._size, self._leaves = self._meet(line, self._status(batch))
             if self._must_skip and isinstance(source, InTurn):
                 batch = self._own(line, READING, lambda: self._after_skipped(source))
@@ -121,7 +121,7 @@ class Steps:
         return FedBatch(value[0], self._size, reader)
 
     def _own(self, line: Prefetch[FedBatch], phase: str, act: Callable[[], T]) -> T | None:
-        """Do what concerns this process alone; let the others know if it fails, or is closed."""
+        """Run local work; let the other processes know if it fails or is closed."""
         try:
             result = act() if line.enter(phase) else None
         except BaseException as error:
@@ -152,7 +152,7 @@ class Steps:
             pass
 
     def _read(self) -> Batch:
-        """Return what this process brings; without rows at the end."""
+        """Return this process's batch; without rows at the end."""
         if isinstance(self._source, ByNumber):
             return self._read_by_number(self._source)
         read = self._source.read()
@@ -171,7 +171,7 @@ class Steps:
         return batch
 
     def _read_by_number(self, source: ByNumber) -> Batch:
-        """Read by number: what comes after the end counts as no rows, unless it is filled up."""
+        """Read by number: rows past the end are dropped, unless the batch is padded."""
         left = self._rows_left
         if left <= 0 or (left < self._size and self._options.last == "drop"):
             return Batch([], jax.tree.structure(()), 0)
@@ -184,15 +184,15 @@ class Steps:
         return batch
 
     def _after_skipped(self, source: InTurn) -> Batch:
-        """Pass over the batches that were given before, of which one is read; return the next.
+        """Skip the batches delivered before, of which one is already read; return the next.
 
-        Where batches are filled up, the reader of a process may have ended before the others'.
+        If batches are padded, one process's reader may end before the others'.
         """
         self._must_skip = False
         start, size, passed = self._options.start, self._size, self._size
         if size and start % size:
             raise UsageError(
-                f"feed: start={start} is no number of whole batches: these have {size} rows in all"
+                f"feed: start={start} is not a number of whole batches, which have {size} rows"
             )
         while passed < start:
             if not size or source.read() is None:
@@ -203,7 +203,7 @@ class Steps:
         return self._read()
 
     def _status(self, batch: Batch) -> Status:
-        """Return what this process says of a batch."""
+        """Return this process's report on a batch."""
         text = batch.text
         status = Status(
             rows=batch.rows,
@@ -212,7 +212,7 @@ class Steps:
             leaves="=" if text and text == self._leaves else text,
         )
         is_by_number = isinstance(self._source, ByNumber)
-        if is_by_number and batch.rows:  # all know how many rows there are
+        if is_by_number and batch.rows:  # the number of rows is known to all
             status = status._replace(is_exact=self._rows_left >= self._size)
         size = self._size or status.size
         if self._options.same and size and (self._size or status.is_exact):
@@ -223,34 +223,34 @@ class Steps:
 
     @property
     def _is_padded(self) -> bool:
-        """Are batches filled up?"""
+        """Are batches padded?"""
         return self._options.last == "pad"
 
     @property
     def _rows_left(self) -> int:
-        """How many rows there are from the beginning of this batch, if they are read by number."""
+        """Number of rows from the beginning of this batch, if read by number."""
         return self._source.total - self._next_row if isinstance(self._source, ByNumber) else 0
 
     def _meet(self, line: Prefetch[FedBatch], status: Status) -> BatchVerdict:
         line.enter(MEETING)
         meeting = self._meeting
-        asked = BatchId(
+        batch_id = BatchId(
             meeting.me,
             f"{meeting.batch(self._number)} ({meeting.site})",
             self._options.last,
             self._size,
             self._leaves,
         )
-        return judge(asked, self._exchange(status, line))
+        return judge(batch_id, self._exchange(status, line))
 
     def _exchange(
         self, status: Status, line: Prefetch[FedBatch] | None = None
     ) -> Mapping[int, Status]:
-        """Meet; return what all say.
+        """Meet, and return the reports of all processes.
 
-        That others are late is an error only where the program has waited for them so long: they
-        may be busy with something else, as it may be itself. Who does not mind meets again; and who
-        comes late finds as many meetings over as the others have given up.
+        Lateness of others is an error only if the program has waited for them for the whole
+        time-out: they may be busy elsewhere, as it may be itself. Otherwise the process meets
+        again; a late process finds as many expired meetings as the others have given up.
         """
         meeting = self._meeting
         size = f"rows of a batch: {self._size or 'as the first one has'}"
@@ -272,20 +272,20 @@ class Steps:
                 return {process: Status.unpack(data) for process, data in answers.items()}
 
     def _tell_failed(self, line: Prefetch[FedBatch], error: BaseException) -> None:
-        """Let the others raise at this batch, too."""
+        """Make the other processes raise at this batch, too."""
         line.enter(MEETING)
         words = failure_of(error, self._meeting.site).words
         with contextlib.suppress(ShoalError):
             self._exchange(Status("failed", words=words), line)
 
     def _placed(self, batch: Batch) -> tuple[Any]:
-        """Return the batch on devices, in a tuple for itself."""
+        """Return the batch on devices, in a 1-tuple."""
         split, size = self._split, self._size
         own = split.own_rows(size)
         if not self._is_padded:
             return (batch.arrays(split, size),)
         rows = batch.rows
-        if isinstance(self._source, ByNumber):  # past the end it read the last row again
+        if isinstance(self._source, ByNumber):  # past the end it repeated the last row
             ends = [(piece.start, min(piece.stop, self._rows_left)) for piece in split.slices(size)]
             rows = sum(max(0, stop - start) for start, stop in ends)
         value = batch.first(rows).padded(own).arrays(split, size)

@@ -1,4 +1,4 @@
-"""The program waits for a batch: who is it that is late, and until when is that no error?"""
+"""Wait for a batch: which process is late, and until when that is no error."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ _LOG = logging.getLogger("shoal")
 
 
 class BatchWait:
-    """One wait for a batch. Others that are late are the meeting's to name; here it is the reader
-    of this very process."""
+    """One wait for a batch. The meeting names other processes that are late; this concerns the
+    reader of this process.
+    """
 
     def __init__(self, meeting: FeedMeeting, line: Prefetch[FedBatch], number: int) -> None:
         self._meeting = meeting
         self._line = line
-        self._asked = f"{meeting.batch(number)} ({meeting.site})"
+        self._batch = f"{meeting.batch(number)} ({meeting.site})"
         self._has_logged = False
 
     def look(self, since: float) -> None:
-        """Called now and then while the program waits, with the time since when.
+        """Called periodically while the program waits, with the time since it began.
 
         Raises:
-          DeadlineError: the reader of this process gave nothing for too long.
-          ProcessLostError, PeerFailedError: meanwhile a process is gone.
+          DeadlineError: the reader of this process took too long.
+          ProcessLostError, PeerFailedError: a process was lost or failed meanwhile.
         """
         here = self._meeting.coordinator
         if here.troubles.any():
-            here.check(self._asked)
+            here.check(self._batch)
         phase, began = self._line.phase
         if phase == MEETING:
             return
         waited_s = time.monotonic() - max(since, began)
-        text = f"{self._meeting.me}: {self._asked}: its own reader has given nothing"
+        text = f"{self._meeting.me}: {self._batch}: its own reader has given nothing"
         if waited_s >= self._meeting.timeout_s:
             raise DeadlineError(
                 f"{text} within {self._meeting.timeout_s:g} s\n"
                 "if it is only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S",
-                name=self._asked,
+                name=self._batch,
                 waited_s=waited_s,
                 missing=[here.process],
             )

@@ -29,21 +29,21 @@ def local_rows(
 
     Local.
 
-    They are what its devices hold, for any mesh and any order of its devices. Processes that hold
-    replicas of a shard all read its rows; of a batch that no axis splits, each reads all. It is
+    They are the rows its devices hold, for any mesh and device order. Processes that hold
+    replicas of a shard all read its rows; if no axis splits the batch, each reads all of it. It is
     impossible that a row is read by no process.
 
     Args:
       layout: of an array of the batch: a Layout or NamedSharding; inside `use_mesh` also a
         PartitionSpec, a tuple of axis names and None, or a name.
-      global_batch: how many rows the batch has over all processes: the size of `dim`.
-      dim: another dim than that of the rows, such as the positions of long sequences; negative
+      global_batch: global batch size: the size of `dim`.
+      dim: the split dim, if not that of the rows, such as positions of long sequences; negative
         counts from the end.
-      process: whose rows; None: those of this process.
+      process: the process; None: this one.
 
     Returns:
-      slices of 0..global_batch, ascending and disjoint, with start and stop always set; rows side
-      by side are one slice. None for a process without devices of the mesh.
+      Slices of 0..global_batch, ascending and disjoint, with start and stop always set; adjacent
+      rows are one slice. None for a process without devices in the mesh.
 
     Raises:
       UsageError: shards that do not divide the batch evenly, a layout without this dim.
@@ -69,11 +69,11 @@ def local_rows(
     return row_holders(found, place).slices(size, number)
 
 
-def split_layout(asked: str, given: Any, dim: int = 0) -> Layout:
-    """Return one layout as such, with as many dims as it says, and at least those up to `dim`.
+def split_layout(operation: str, given: Any, dim: int = 0) -> Layout:
+    """Return a layout with as many dims as it says, and at least those up to `dim`.
 
     Raises:
-      UsageError: it is none, or there is no mesh for it.
+      UsageError: it is not a layout, or there is no mesh for it.
     """
     if isinstance(given, Layout):
         return given
@@ -81,19 +81,19 @@ def split_layout(asked: str, given: Any, dim: int = 0) -> Layout:
     if isinstance(given, NamedSharding):
         return layout_of_sharding(given, max(len(given.spec), least))
     if callable(given) or not is_one_layout(given):
-        raise UsageTypeError(f"{asked}: {given!r} is not one layout: give that of one array")
+        raise UsageTypeError(f"{operation}: {given!r} is not one layout: give that of one array")
     dims = given if isinstance(given, tuple | PartitionSpec) else (given,)
     rank = max(len(dims), least)
     try:
         return layout_for(given, jax.ShapeDtypeStruct((1,) * rank, np.int8), ())
     except UsageError as error:
-        raise UsageError(f"{asked}: {error}") from None
+        raise UsageError(f"{operation}: {error}") from None
 
 
 def _index(name: str, value: object) -> int:
     try:
         number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:  # an array has the method, too
+    except TypeError:  # arrays have the method, too
         number = None
     if number is None or isinstance(value, bool | np.bool_):
         raise UsageTypeError(f"local_rows: {name}={value!r} must be a whole number")

@@ -1,7 +1,7 @@
-"""The rows of a batch that one process read → arrays over all of them.
+"""Assemble the rows read by one process into global arrays.
 
-The rows of a process are those of its shards in their order (see `local_rows`), one after the
-other: of 12 rows in 4 shards, of which it holds 0, 1 and 3, it brings 9: 0..6, then 9..12.
+A process's rows are those of its shards in order (see `local_rows`), concatenated: of 12 rows in 4
+shards, of which it holds 0, 1 and 3, it supplies 9: 0..6, then 9..12.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shoal.arrays.bridge.leaf_layouts import (
     cannot_be_pending,
     leaf_layouts,
     must_divide,
-    shown,
+    path_text,
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import as_numpy, cannot_hold, is_key, narrowed, native
 from shoal.arrays.host.tree_words import nodes_text
-from shoal.arrays.host.upload import spread
+from shoal.arrays.host.upload import upload_shards
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.rows import row_holders
@@ -36,11 +36,11 @@ Path = tuple[Any, ...]
 
 
 class Split:
-    """How the rows of all batches are spread, and which of them this process brings.
+    """How the rows of all batches are sharded, and which of them this process supplies.
 
     Args:
       layout: of one dim, that of the rows.
-      process: this one, as the mesh counts processes.
+      process: this one, by the mesh's numbering.
     """
 
     def __init__(self, layout: Layout, process: int) -> None:
@@ -51,30 +51,31 @@ class Split:
         self.num_shards = self._holders.num_shards
 
     def own_rows(self, size: int) -> int:
-        """Return how many rows of a batch this process brings."""
+        """Return how many rows of a batch this process supplies."""
         return size // self.num_shards * len(self.held)
 
     def slices(self, size: int) -> tuple[slice, ...]:
-        """Return which rows of a batch it brings."""
+        """Return which rows of a batch it supplies."""
         return self._holders.slices(size, self.process)
 
     def size_of(self, rows: int) -> int:
-        """Return the size of the batch of which this process brings so many rows, rounded up."""
+        """Return the global batch size of which this process supplies `rows` rows, rounded up."""
         return -(-rows // len(self.held)) * self.num_shards
 
     def is_exact(self, rows: int) -> bool:
-        """Do its shards divide so many rows evenly?"""
+        """Do its shards divide this many rows evenly?"""
         return rows % len(self.held) == 0
 
     @cached_property
     def everyone(self) -> str:
-        """All processes that hold a shard, in words."""
+        """All processes that hold a shard, as text."""
         return _words({process for one in self._holders.holders for process in one})
 
     @cached_property
     def shared(self) -> dict[str, tuple[int, ...]]:
-        """The processes that hold a shard, in words → which of its own shards they share, by their
-        place among these; those that it holds alone are left out."""
+        """Sets of processes that hold a common shard, as text → indices of this process's shards
+        shared by exactly these; shards that it holds alone are left out.
+        """
         found: dict[str, list[int]] = {}
         for place, shard in enumerate(self.held):
             holders = self._holders.holders[shard]
@@ -88,7 +89,7 @@ def _words(processes: Iterable[int]) -> str:
 
 
 class Batch(NamedTuple):
-    """What a process read: every leaf a host array, its layout that of the whole batch."""
+    """What a process read: host arrays, with the layouts of the whole batch."""
 
     leaves: list[Leaf]
     treedef: PyTreeDef
@@ -96,7 +97,7 @@ class Batch(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is equal on all processes: a line for each leaf, and one for the tree."""
+        """Lines that are equal on all processes: one for each leaf, and one for the tree."""
         if not self.leaves:
             return ""
         lines = [
@@ -105,15 +106,15 @@ class Batch(NamedTuple):
         return "\n".join([*lines, f"tree: {nodes_text(self.treedef)}"])
 
     def padded(self, rows: int) -> Batch:
-        """Return it with zeros behind, or as it is."""
+        """Return it padded with zeros at the end, or unchanged."""
         return self if rows == self.rows else self._filled(self.rows, rows)
 
     def first(self, rows: int) -> Batch:
-        """Return it with zeros in the place of all but so many rows."""
+        """Return it with all but the first rows replaced by zeros."""
         return self if rows >= self.rows else self._filled(rows, self.rows)
 
     def empty(self) -> Batch:
-        """Return one like it without rows, that keeps no memory of it."""
+        """Return one of the same structure without rows, which keeps none of its memory."""
         return self._filled(0, 0)
 
     def _filled(self, rows: int, wanted: int) -> Batch:
@@ -121,9 +122,9 @@ class Batch(NamedTuple):
         return Batch(leaves, self.treedef, wanted)
 
     def digests(self, split: Split, size: int) -> dict[str, list[str]]:
-        """Return, for each set of processes that hold the same, a digest of that for each leaf.
+        """Return a digest of each leaf for each set of processes that hold the same data.
 
-        These are processes that share rows; and all of them for what has no dims.
+        That is: sets of processes that share rows; and all processes, for scalars.
         """
         each = size // split.num_shards
         found = {
@@ -137,11 +138,11 @@ class Batch(NamedTuple):
         return found
 
     def digest(self) -> str:
-        """Return a digest of all that has rows."""
+        """Return a digest of all leaves that have rows."""
         return " ".join(digest(leaf.value) for leaf in self.leaves if leaf.value.ndim)
 
     def arrays(self, split: Split, size: int) -> Any:
-        """Return the tree, with arrays over all rows. Afterwards host values may be changed.
+        """Return the tree as global arrays. Afterwards host values may be changed.
 
         Raises:
           UsageError: their shards do not divide other dims evenly.
@@ -152,20 +153,20 @@ class Batch(NamedTuple):
             must_divide(leaf._replace(value=jax.ShapeDtypeStruct(shape, np.int8)), offences)
         raise_all("feed", offences)
         placed = [place_rows(leaf.value, leaf.layout, split, size) for leaf in self.leaves]
-        jax.block_until_ready(placed)  # a transfer under way still reads the host array
+        jax.block_until_ready(placed)  # a pending transfer still reads the host array
         return jax.tree.unflatten(self.treedef, placed)
 
 
 def place_rows(value: HostArray, layout: Layout, split: Split, size: int) -> jax.Array:
-    """Return one leaf as an array over all rows. Wait for it before the host array is changed."""
+    """Return one leaf as a global array. Wait for it before changing the host array."""
     if not value.ndim:
-        return spread(value, sharding(layout), native)
+        return upload_shards(value, sharding(layout), native)
     rows: Any = _Rows(value, split.slices(size), size)
-    return spread(rows, sharding(layout), native)
+    return upload_shards(rows, sharding(layout), native)
 
 
 class _Rows:
-    """A process's own rows, with the indices of the whole batch."""
+    """A process's own rows, indexed by global row numbers."""
 
     def __init__(self, value: HostArray, slices: Sequence[slice], size: int) -> None:
         self._value = value
@@ -185,18 +186,18 @@ class _Rows:
 
 
 def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
-    """Return what a reader gave as host arrays, with their layouts.
+    """Return a reader's batch as host arrays, with their layouts.
 
     Raises:
-      UsageError: values that are no arrays or would be narrowed, layouts that do not fit, leaves
-        with other rows, or none at all; all of it, by path.
+      UsageError: values that are not arrays or would be narrowed, layouts that do not fit, leaves
+        of unequal rows, or no leaves; all of them, by path.
     """
     offences: list[str] = []
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree)
     values = [_host(value, path, offences) for path, value in pairs]
     for (path, _), value in zip(pairs, values, strict=True):
         if why := cannot_hold(value):
-            offences.append(f"{shown(path)}: {why}")
+            offences.append(f"{path_text(path)}: {why}")
     raise_all("feed", offences)
     tree = jax.tree.unflatten(treedef, values)
     leaves, treedef = leaf_layouts(tree, layouts, offences)
@@ -216,15 +217,15 @@ def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
 
 
 def _host(value: Any, path: Path, offences: list[str]) -> Any:
-    """Return what another library made (a tensor) as a NumPy array; else the value itself."""
+    """Convert another library's tensor to a NumPy array; return other values unchanged."""
     if isinstance(value, jax.Array | np.ndarray | np.generic) or not hasattr(value, "__array__"):
         return value
     try:
         return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # on a device, of a dtype NumPy lacks
+    except (TypeError, ValueError, RuntimeError) as error:  # on a device, or dtype NumPy lacks
         what = f"is a {type(value).__name__} of {getattr(value, 'dtype', 'no dtype')}"
         offences.append(
-            f"{shown(path)}: {what} that NumPy cannot read ({error}); convert it in the reader"
+            f"{path_text(path)}: {what} that NumPy cannot read ({error}); convert it in the reader"
         )
         return np.zeros(())
 
@@ -241,13 +242,13 @@ def _unfit(leaf: Leaf, split: Split) -> str:
     if leaf.layout.rank and Layout(leaf.layout.mesh, leaf.layout.dims[0]) != split.layout:
         return (
             f"{leaf.layout!r} spreads rows otherwise than {split.layout!r}; all leaves of a batch "
-            "have theirs on the same axes: relayout what must lie elsewhere"
+            "have theirs on the same axes: relayout leaves that need another layout"
         )
     return ""
 
 
 def _filled(value: HostArray, rows: int, wanted: int) -> HostArray:
-    """Return so many rows of which the first `rows` are the value's, the others zeros."""
+    """Return an array of this many rows: the first `rows` from the value, the rest zeros."""
     if not value.ndim:
         return value
     whole = np.zeros((wanted, *value.shape[1:]), value.dtype)
@@ -256,8 +257,7 @@ def _filled(value: HostArray, rows: int, wanted: int) -> HostArray:
 
 
 def _digest(value: HostArray, places: Sequence[int], each: int) -> str:
-    """Return the digest of the rows of some of a process's shards, all of them: they are about to
-    be copied anyway."""
+    """Return an unsampled digest of some shards' rows: they are about to be copied anyway."""
     if not value.ndim:
         return ""
     pieces = [value[place * each : (place + 1) * each] for place in places]

@@ -1,9 +1,10 @@
-"""Results of one thread, made a few ahead of who takes them, in order.
+"""Prefetch: a thread that computes results a few ahead of their consumer, in order.
 
-The thread is a daemon that holds nothing of who takes: when that is forgotten, it is closed. What
-the thread raises is raised at its place in the order, again and again. Once the thread is over it
-is joined: one that still frees arrays of JAX while Python ends would abort the process (Python
-ends a daemon where it takes the lock of the interpreter, inside C++ that must not be left so).
+The thread is a daemon that holds no reference to its consumer: when that is garbage-collected, the
+thread is closed. An error is raised in its place in the order, on every further call. When the
+thread ends it is joined: a thread that still frees JAX arrays during interpreter shutdown would
+abort the process (Python terminates daemons where they take the GIL, inside C++ frames that must
+not be unwound).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from shoal.errors import UsageError
 T = TypeVar("T")
 
 READING, MEETING, PLACING = "reading", "meeting", "placing"
-_LOOK_S = 1.0  # how often who waits looks whether it still makes sense
-_CLOSE_S = 10.0  # how long closing waits for a reader that is under way
+_LOOK_S = 1.0  # interval at which a waiting caller calls `look`
+_CLOSE_S = 10.0  # how long `close` waits for a running step
 
 
 class Work(Protocol[T]):
@@ -31,10 +32,10 @@ class Work(Protocol[T]):
         """Make one result; None at the end."""
 
     def leave(self, line: Prefetch[T]) -> None:
-        """It was closed before its end: tell others, who may wait for it."""
+        """Closed before its end: notify peers that may wait for it."""
 
     def finish(self) -> None:
-        """Let go of everything; the last call."""
+        """Release everything; the last call."""
 
 
 class Prefetch(Generic[T]):
@@ -42,24 +43,24 @@ class Prefetch(Generic[T]):
 
     Args:
       work: what it does.
-      depth: how many results may be ready before they are taken.
-      meets: may it wait for other processes? Closing does not wait for these.
+      depth: how many results may be buffered.
+      meets: may it wait for other processes? Closing does not wait for them.
     """
 
     def __init__(self, work: Work[T], depth: int, *, meets: bool) -> None:
         self.is_closed = False
-        self.why = ""  # it was closed; empty: nothing is wrong
-        self.taken = 0  # how many results were taken
+        self.why = ""  # reason of an early close; empty: no error
+        self.taken = 0  # number of results taken
         self._work: Work[T] | None = work
         self._changed = threading.Condition()
         self._ready: deque[T] = deque()
         self._room = depth
         self._meets = meets
         self._phase = (READING, time.monotonic())
-        self._waiting_since: float | None = None  # since when a result is waited for
+        self._waiting_since: float | None = None  # when the caller began to wait
         self._is_over = False
         self._error: BaseException | None = None
-        # A default mesh of the block that this is made in holds in the thread, too.
+        # The thread inherits the default mesh of the enclosing block.
         run = contextvars.copy_context().run
         self._thread = threading.Thread(
             target=run, args=(self._run,), name="shoal feed", daemon=True
@@ -67,18 +68,18 @@ class Prefetch(Generic[T]):
 
     @property
     def phase(self) -> tuple[str, float]:
-        """What the thread does, and since when."""
+        """What the thread is doing, and since when."""
         return self._phase
 
     @property
     def waited_s(self) -> float:
-        """How long the caller of `next` has waited for its result by now, in seconds."""
+        """How long the caller of `next` has been waiting, in seconds."""
         since = self._waiting_since
         return 0.0 if since is None else time.monotonic() - since
 
     @property
     def has_started(self) -> bool:
-        """Does the thread run, or has it run?"""
+        """Is or was the thread running?"""
         return self._thread.ident is not None
 
     def start(self) -> None:
@@ -87,7 +88,7 @@ class Prefetch(Generic[T]):
             self._thread.start()
 
     def enter(self, phase: str) -> bool:
-        """The thread begins something else; but meet others, nothing once it is closed: False."""
+        """Record the thread's next phase. False once closed, except for meeting other processes."""
         with self._changed:
             if self.is_closed and phase != MEETING:
                 return False
@@ -99,7 +100,7 @@ class Prefetch(Generic[T]):
         """Return the next result; None at the end.
 
         Args:
-          look: called again and again with the time since when it waits; may raise.
+          look: called periodically with the time at which the wait began; may raise.
         """
         with self._changed:
             if not self._ready and not self._is_over:
@@ -109,7 +110,7 @@ class Prefetch(Generic[T]):
                 self.taken += 1
                 self._changed.notify_all()
                 return self._ready.popleft()
-        self._thread.join()  # else it would free arrays while the program, and Python, ends
+        self._thread.join()  # otherwise it may free arrays during interpreter shutdown
         if isinstance(self._error, StopIteration):  # which would end the caller's loop in silence
             raise UsageError("feed: the reader raised StopIteration") from self._error
         if self._error is not None:
@@ -125,14 +126,14 @@ class Prefetch(Generic[T]):
             self._waiting_since = None
 
     def close(self, why: str = "", *, wait_s: float = _CLOSE_S, tells: bool = True) -> bool:
-        """Make no more results. Return whether the thread has let go; wait so long for that.
+        """Make no more results. Wait up to `wait_s`; return whether the thread has let go.
 
-        It may still wait for other processes, and hold nothing but that.
+        It may then still be waiting for other processes, holding nothing else.
 
         Args:
-          why: what went wrong, for the others.
-          wait_s: for what is under way.
-          tells: should others know, even if nothing was asked for here?
+          why: the reason, for the other processes.
+          wait_s: limit for a running step.
+          tells: notify other processes even if no result was requested here?
         """
         with self._changed:
             if not self.is_closed:
@@ -144,7 +145,7 @@ class Prefetch(Generic[T]):
                 self._thread.start()
             else:
                 self._end()
-        if threading.current_thread() is self._thread:  # where garbage happened to be collected
+        if threading.current_thread() is self._thread:  # if garbage collection ran there
             return True
         with self._changed:
             has_let_go = self._changed.wait_for(
@@ -174,7 +175,7 @@ class Prefetch(Generic[T]):
             self._end()
 
     def _may_go_on(self) -> bool:
-        """Wait for room; False once it is closed."""
+        """Wait for room in the buffer; False once closed."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_closed or self._room)
             self._room -= 1

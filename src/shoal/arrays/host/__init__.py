@@ -1,4 +1,4 @@
-"""Values on the host: what they are, their digests, and the trail that they leave.
+"""Host values: what they are, their digests, and the trail that they leave.
 
 Knows layouts. Does not know how arrays move between devices.
 """

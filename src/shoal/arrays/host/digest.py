@@ -1,4 +1,4 @@
-"""A digest of a host value, cheap beside moving it: of all of it, or of an even sample.
+"""Digest of a host value, cheap compared to moving it: of all of it, or of an even sample.
 
 It depends on the values alone: not on memory order, strides or byte order. xxh3-64 (XXH3,
 https://xxhash.com): fast, not cryptographic.
@@ -18,9 +18,9 @@ from shoal.hashing import quick_digest
 
 HostArray = np.ndarray[Any, Any]
 
-WHOLE_BYTES = 1 << 20  # arrays up to this size are read as a whole
-PLACES, PLACE_BYTES = 128, 64  # of larger ones so many places, evenly spaced, ends included
-# Of a mapped file, whatever is not in memory yet must be read from disk: a few pages.
+WHOLE_BYTES = 1 << 20  # arrays up to this size are hashed whole
+PLACES, PLACE_BYTES = 128, 64  # samples of larger arrays, evenly spaced, ends included
+# A mapped file may have to be read from disk: sample a few pages only.
 MAPPED_PLACES, MAPPED_PLACE_BYTES = 8, 512
 MAPPED_WHOLE_BYTES = MAPPED_PLACES * MAPPED_PLACE_BYTES
 
@@ -39,7 +39,7 @@ def digest(value: HostArray, *, whole: bool = False) -> str:
     if whole:
         return _hash(np.ascontiguousarray(array))
     if array.nbytes > MAPPED_WHOLE_BYTES and _is_mapped(array):
-        # Each item of a strided array may lie in a page of its own.
+        # Each item of a strided array may be in another page.
         items = MAPPED_PLACE_BYTES // array.itemsize if array.flags.c_contiguous else 1
         sample = _sample(array, MAPPED_PLACES, max(1, items))
         return f"{_hash(sample)} (a sample of a mapped file)"
@@ -49,12 +49,12 @@ def digest(value: HostArray, *, whole: bool = False) -> str:
 
 
 def _sample(array: HostArray, places: int, items: int) -> HostArray:
-    """Return `items` items, in C order, at each of so many places, the first and last included.
+    """Return `items` items, in C order, at each of `places` places, the first and last included.
 
     Of 10 items, 2 at each of 3 places: items 0, 1, 4, 5, 8, 9.
     """
-    step, more = divmod(array.size - items, places - 1)  # so many gaps are longer by one
-    if array.flags.c_contiguous and step >= items:  # the same items, without their numbers
+    step, more = divmod(array.size - items, places - 1)  # this many gaps are longer by one
+    if array.flags.c_contiguous and step >= items:  # the same items, without an index array
         flat, turn = array.reshape(-1), more * (step + 1)
         wide = flat[:turn].reshape(more, step + 1)[:, :items]
         rest = flat[turn : array.size - items].reshape(-1, step)[:, :items]
@@ -68,7 +68,7 @@ def _sample(array: HostArray, places: int, items: int) -> HostArray:
 def _hash(array: HostArray) -> str:
     data = native(array).reshape(-1).view(np.uint8)
     bits = _bits(array.dtype)
-    if bits < 8:  # in memory a byte each; the rest of it is no part of the value
+    if bits < 8:  # a byte each in memory, of which the upper bits are undefined
         data = data & np.uint8((1 << bits) - 1)
     return quick_digest(data.data).hex()
 
@@ -79,7 +79,7 @@ def _bits(dtype: np.dtype[Any]) -> int:
 
 
 def _is_mapped(array: HostArray) -> bool:
-    """True for an array whose memory is that of a mapped file."""
+    """True for an array backed by a mapped file."""
     owner: Any = array
     while isinstance(owner, np.ndarray):
         if isinstance(owner, np.memmap):

@@ -1,4 +1,4 @@
-"""Which values can become arrays, and as what dtype: nothing is narrowed in silence."""
+"""Which values can become arrays, and of which dtype: nothing is narrowed silently."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def cannot_hold(value: Any) -> str:
 
 
 def deleted(array: jax.Array) -> str:
-    """Return that an array is gone, or an empty string."""
+    """Return why an array is no longer usable, or an empty string."""
     if isinstance(array, jax.core.Tracer) or not array.is_deleted():
         return ""
-    return "was deleted (donated or given up); use what came out instead"
+    return "was deleted (donated or released); use the result instead"
 
 
 def narrowed(value: Any) -> str:
-    """Return the dtype that JAX would quietly give a value instead of its own, or ""."""
+    """Return the change if JAX would silently narrow a value's dtype, or ""."""
     if isinstance(value, jax.Array) or not isinstance(value, np.ndarray | np.generic):
         return ""
-    own = value.dtype.newbyteorder("=")  # JAX calls no other byte order too wide
+    own = value.dtype.newbyteorder("=")  # byte order is not a narrowing
     kept = jax.dtypes.canonicalize_dtype(own)
     return "" if kept == own else f"{own} would become {kept}"
 
@@ -61,9 +61,9 @@ def unfit(value: Any) -> str:
 
 
 def fitted(value: Any) -> Any:
-    """Return a value in the dtype that JAX keeps, if that changes no element of it; else as it is.
+    """Return a value in the dtype that JAX would use, if no element changes; else unchanged.
 
-    What has no bits, the tangents of whole numbers, becomes zeros of bool.
+    float0 arrays, the tangents of integers, become zeros of bool.
 
     >>> fitted(np.array([1.5, np.nan])).dtype, fitted(np.array(0.1)).dtype
     (dtype('float32'), dtype('float64'))
@@ -78,14 +78,14 @@ def fitted(value: Any) -> Any:
 
 
 def as_numpy(value: Any) -> np.ndarray[Any, Any]:
-    """Return a value as an array, without a copy; Python's numbers get JAX's default dtypes."""
+    """Return a value as an array, without a copy; Python numbers get JAX's default dtypes."""
     if type(value) in SCALARS:
         return np.asarray(value, dtype=_default_dtype(value))
     return np.asarray(value)
 
 
 def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an array in this machine's byte order; cut first, for this may copy."""
+    """Return an array in this machine's byte order; slice first, since this may copy."""
     if array.dtype.isnative:
         return array
     return array.astype(array.dtype.newbyteorder("="))

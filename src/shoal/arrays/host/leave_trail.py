@@ -1,5 +1,4 @@
-"""What `put`, `pack` and `from_host_local` leave in the trail: what must be equal on all processes
-that call them."""
+"""Record in the trail what must be equal on all callers of `put`, `pack` and `from_host_local`."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from shoal.runtime.system.callsite import callsite
 
 Group = frozenset[int]
 
-_MOST_LANE = 200  # characters of the name of a lane
+_MOST_LANE = 200  # characters of a lane's name
 
 
 def leave_trail(
@@ -36,21 +35,20 @@ def leave_trail(
     options: tuple[str, ...] = (),
     values: bool = False,
 ) -> None:
-    """Record a call that all processes make which own devices of the leaves' meshes.
+    """Record a call made by all processes that own devices of the leaves' meshes.
 
-    Nothing is sent, and nothing is done where one process owns them all. Where it cannot be known
-    which processes these are (part of a TPU slice, a program that has not called `initialize`),
-    nothing is recorded.
+    Nothing is sent, and nothing is recorded where one process owns all of them, or where the owners
+    are unknown (part of a TPU slice, a program that has not called `initialize`).
 
     Args:
-      lane: the line of execution; None: the one in which this thread meets others.
-      options: what else must be equal, a line each.
-      values: must the leaves' values be equal, too?
+      lane: the line of execution; None: that of this thread.
+      options: further lines that must be equal.
+      values: must the leaves' values also be equal?
     """
     if (taking := _taking_part(leaves)) is not None:
         coordinator, group = taking
         digests = "\n".join(map(_digest, leaves)) if values else ""
-        entry = TrailEntry(operation, callsite(), (*options, *lines_of(leaves)), digests)
+        entry = TrailEntry(operation, callsite(), (*options, *trail_lines(leaves)), digests)
         coordinator.trails.record(entry, group=group, lane=lane)
 
 
@@ -63,14 +61,14 @@ def leave_trail_of_parts(
     values: bool = False,
     site: str = "",
 ) -> None:
-    """Record a call to which each process brings its own part of each leaf.
+    """Record a call to which each process contributes its own part of each leaf.
 
-    The leaves' values are the parts, their layouts those of the whole. Parts of one box are
+    The leaves' values are the parts, their layouts those of the whole. Parts of the same box are
     replicas, and must be equal if `values`. What all processes hold is compared with the call
-    itself; what only some hold, in a lane that these have beside that of the call.
+    itself; what only some hold, in an extra lane of theirs.
 
     Args:
-      site: where the call stands; "": the caller's place.
+      site: the call site; "": the caller's.
     """
     taking = _taking_part(leaves)
     if taking is None:
@@ -83,18 +81,18 @@ def leave_trail_of_parts(
         _digest(leaf) if one == everyone else "" for leaf, one in zip(leaves, held, strict=True)
     ]
     values_text = "\n".join(digests) if any(digests) else ""
-    entry = TrailEntry(operation, site, (*options, *lines_of(leaves)), values_text)
+    entry = TrailEntry(operation, site, (*options, *trail_lines(leaves)), values_text)
     coordinator.trails.record(entry, group=group, lane=lane)
     lane = lane or coordinator.trails.lane
     for some in sorted({one for one in held if 1 < len(one) < len(everyone)}, key=sorted):
         shared = [leaf for leaf, one in zip(leaves, held, strict=True) if one == some]
-        entry = TrailEntry(operation, site, lines_of(shared), "\n".join(map(_digest, shared)))
-        if lane is not None:  # else `record` has warned
+        entry = TrailEntry(operation, site, trail_lines(shared), "\n".join(map(_digest, shared)))
+        if lane is not None:  # otherwise `record` has warned
             coordinator.trails.record(entry, group=group, lane=_beside(lane, some))
 
 
 def _beside(lane: str, some: Group) -> str:
-    """Return the lane in which some of the processes compare what only they hold."""
+    """Return the lane in which a subset of the processes compares what only it holds."""
     name = f"replicas on {listed(some)}"
     if len(name) > _MOST_LANE:
         name = f"{name[:_MOST_LANE]}… ({short_digest(name.encode()).hex()})"
@@ -107,7 +105,7 @@ def _holders(leaf: Leaf) -> Group:
 
 
 def _taking_part(leaves: Sequence[Leaf]) -> tuple[Coordinator, Group | None] | None:
-    """Return with whom this process compares a call: the group, None for all; or None."""
+    """Return the group to compare a call with, None for all; None if there is none."""
     owners = _owners_of_any(leaves)
     coordinator = None if len(owners) < 2 else coordinator_here()
     if coordinator is None or coordinator.num_processes == 1:
@@ -115,7 +113,7 @@ def _taking_part(leaves: Sequence[Leaf]) -> tuple[Coordinator, Group | None] | N
     if len(owners) == coordinator.num_processes:
         return coordinator, None
     if any(leaf.layout.mesh.kind == "tpu" for leaf in leaves):
-        return None  # JAX may count them in an order of its own
+        return None  # JAX may number them differently
     return (coordinator, owners) if coordinator.process in owners else None
 
 
@@ -123,7 +121,7 @@ def _owners_of_any(leaves: Sequence[Leaf]) -> Group:
     return Group().union(*(_owners(leaf.layout.mesh) for leaf in leaves))
 
 
-def lines_of(leaves: Sequence[Leaf]) -> tuple[str, ...]:
+def trail_lines(leaves: Sequence[Leaf]) -> tuple[str, ...]:
     """Return a line for each mesh, then one for each leaf."""
     meshes = tuple(dict.fromkeys(leaf.layout.mesh for leaf in leaves))
     several = len(meshes) > 1
@@ -133,7 +131,7 @@ def lines_of(leaves: Sequence[Leaf]) -> tuple[str, ...]:
 
 
 def lane_offences(lane: object) -> list[str]:
-    """Return what is wrong with a lane that was given."""
+    """Return what is wrong with a given lane."""
     if lane is None or (isinstance(lane, str) and lane):
         return []
     if isinstance(lane, str):
@@ -142,12 +140,12 @@ def lane_offences(lane: object) -> list[str]:
 
 
 def coordinator_here() -> Coordinator | None:
-    """Return what this process meets others by; None where it meets none."""
+    """Return this process's coordinator; None where it meets no other process."""
     from shoal.runtime.process import coordinator
 
     try:
         return coordinator()
-    except InitializeError:  # this process meets no others: not yet, or it is a fork
+    except InitializeError:  # not initialized, or a fork
         return None
 
 
@@ -165,12 +163,12 @@ def _mesh_line(mesh: Mesh) -> str:
 def _line(
     path: str, shape: tuple[int, ...], dtype: Any, layout: Layout, mesh: int, several: bool
 ) -> str:
-    """Say what a leaf is and where it lies; of the mesh, which has a line of its own, the number.
+    """Describe a leaf and its layout; its mesh, which has a line of its own, by number.
 
     `['w']: float32[8,4] as (x, -)`, and with several meshes `... on mesh 1`.
     """
     dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
-    split = dims if dims.startswith("(") else f"({dims})"  # of no dims it is "()"
+    split = dims if dims.startswith("(") else f"({dims})"  # without dims it is "()"
     sizes = ",".join(map(str, shape))
     return f"{path}: {dtype}[{sizes}] as {split}" + (f" on mesh {mesh}" if several else "")
 
@@ -182,8 +180,9 @@ def _facts(leaf: Leaf) -> tuple[str, tuple[int, ...], Any, Layout]:
 
 
 def _digest(leaf: Leaf) -> str:
-    """Return the digest of a leaf's values; empty if it lies where it shall, or if one process
-    owns all devices that it is put on, so that nothing of other processes can get in."""
+    """Return the digest of a leaf's values; empty if it is already placed, or if one process owns
+    all target devices, so that no other process's values are involved.
+    """
     value = leaf.value
     if len(_owners(leaf.layout.mesh)) < 2:
         return ""

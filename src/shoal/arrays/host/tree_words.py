@@ -1,4 +1,4 @@
-"""The nodes of a tree as text that is the same in every process."""
+"""The node structure of a tree as text, equal on all processes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Host arrays → buffers of devices that nothing else can change.
+"""Upload host arrays to device buffers that are never aliased.
 
-On CPU, JAX takes the memory of a host array that begins at a multiple of 64 bytes for its own,
-whatever `may_alias` says (jax 0.10 to 0.12): a later change of the host array changes the result,
-and donation frees nothing. Such memory is never left shared. A small array is first moved to an
-odd address, from which JAX copies. A large one is shared for a moment and then copied on the
-device, so that nothing is held twice: the buffer that shared memory had none of its own.
+On CPU, JAX adopts the memory of a host array aligned to 64 bytes, whatever `may_alias` says (jax
+0.10 to 0.12): a later change of the host array changes the result, and donation frees nothing. Such
+memory is never left shared. A small array is first moved to an unaligned address, from which JAX
+copies. A large one is shared for a moment and then copied on the device, so that nothing is held
+twice: the buffer that shared memory had none of its own.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ def refuse_inside_jit() -> None:
         )
 
 
-def spread(value: HostArray, target: NamedSharding, native: Callable[[Any], Any]) -> jax.Array:
-    """Return a host array as a sharded one. Wait for it before the host array is changed.
+def upload_shards(
+    value: HostArray, target: NamedSharding, native: Callable[[Any], Any]
+) -> jax.Array:
+    """Return a host array as a sharded one. Wait for it before changing the host array.
 
-    Each distinct box is cut once, and put by `native` into the machine's byte order.
+    Each distinct box is cut once, and converted by `native` to the machine's byte order.
     """
     boxes = target.addressable_devices_indices_map(value.shape)
     views: dict[tuple[Any, ...], HostArray] = {}
     for index in boxes.values():
         if _box(index) not in views:
-            views[_box(index)] = native(value[(*index, ...)])  # the dots keep a scalar an array
+            views[_box(index)] = native(value[(*index, ...)])  # the ellipsis keeps scalars arrays
     dtype = value.dtype.newbyteorder("=")
     on_cpu = any(device.platform == "cpu" for device in boxes)
     if on_cpu:
@@ -62,7 +64,7 @@ def spread(value: HostArray, target: NamedSharding, native: Callable[[Any], Any]
 
 
 def upload(views: Sequence[HostArray], devices: Sequence[jax.Device]) -> list[jax.Array]:
-    """Return each host array on its device. Wait for them before the host arrays are changed."""
+    """Return each host array on its device. Wait for them before changing the host arrays."""
     buffers: list[jax.Array] = jax.device_put(list(views), list(devices))
     shared = [
         place
@@ -80,7 +82,7 @@ def upload(views: Sequence[HostArray], devices: Sequence[jax.Device]) -> list[ja
 
 
 def _box(index: tuple[slice, ...]) -> tuple[Any, ...]:
-    """A slice can be no key of a dict before Python 3.12."""
+    """Return a hashable key: slices are unhashable before Python 3.12."""
     return tuple((piece.start, piece.stop) for piece in index)
 
 
@@ -89,12 +91,12 @@ def _would_be_shared(view: HostArray) -> bool:
 
 
 def _is_large_and_shared(view: HostArray) -> bool:
-    """After `_unshared` only large ones can be; the size is the cheaper question."""
+    """After `_unshared` only large arrays can be shared; the size is cheaper to check."""
     return view.nbytes > _SMALL_BYTES and _would_be_shared(view)
 
 
 def _unshared(view: HostArray) -> HostArray:
-    """Return a small array that JAX must copy: itself, or a copy at an odd address."""
+    """Return a small array that JAX must copy: itself, or a copy at an unaligned address."""
     if view.nbytes > _SMALL_BYTES or not _would_be_shared(view):
         return view
     memory = np.empty(view.nbytes + 1, np.uint8)

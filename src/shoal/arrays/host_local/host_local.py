@@ -23,9 +23,9 @@ from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
 from shoal.arrays.host_local.parts import (
     PartsCall,
-    cut,
+    cut_own_part,
     is_local,
-    join,
+    join_own_parts,
     lies_elsewhere,
     local_shape,
     own_box,
@@ -45,36 +45,36 @@ Tree = Any
 def from_host_local(
     tree: Tree, layouts: Layouts, *, same: bool = True, lane: str | None = None
 ) -> Tree:
-    """Return global arrays of which each process gives its own part.
+    """Assemble global arrays from each process's part.
 
     Logically collective: shapes, dtypes, layouts and what processes hold in common must be equal.
 
-    Nothing is sent, and a jax.Array that lies on this process's devices as its part does is not
-    copied: to donate one gives up both. What an axis within a process splits is cut among its
-    devices. What no axis splits between processes is one value, which all of them give; that they
-    gave the same, and made the same call, is found out where they meet next, as for `put`.
+    Nothing is sent, and a jax.Array that is already placed as this process's part is not copied:
+    donating one gives up both. An axis within a process splits the part among its devices. Data
+    that no axis splits between processes are one value, given by all of them; that they gave the
+    same, and made the same call, is checked at their next meeting, as for `put`.
 
     Differentiable (`grad`, `vjp`, `jvp`) and batched (`vmap`), outside `jit`. The transpose is
-    `to_host_local`: a process gets the cotangent of its own part, and that of a value which
-    several hold is whole on each, not their share of a sum.
+    `to_host_local`: a process gets the cotangent of its own part, and that of a value which several
+    hold is whole on each, not their share of a sum.
 
     Args:
       tree: this process's parts: numpy arrays, numpy and Python scalars, PRNG keys, jax.Arrays on
-        devices of this process; [as the part of a shape]. Arrays that are global already and lie
-        as asked pass through. A process without devices in the mesh gives what the others give,
-        of which the values do not count, or `jax.ShapeDtypeStruct`s.
+        devices of this process; [as the part of a shape]. Global arrays already placed as requested
+        pass through. A process without devices in the mesh gives what the others give, with any
+        values, or `jax.ShapeDtypeStruct`s.
       layouts: the layout of the global array, or a prefix tree of them, as for `put`. Dim d of the
         result is as many times as long as processes split it.
-      same: False: parts that processes hold in common are not compared.
+      same: False: do not compare parts that processes hold in common.
       lane: the line of execution, as for `put`.
 
     Returns:
-      the tree, with global jax.Arrays.
+      The tree, with global jax.Arrays.
 
     Raises:
       UsageError: the devices of a process hold no block of the array, or processes hold blocks of
         several shapes (on every process); a part that its devices do not divide evenly, dtypes
-        that JAX would narrow, values that are no arrays, a call inside `jit`. All leaves at fault
+        that JAX would narrow, values that are not arrays, a call inside `jit`. All offending leaves
         are named by path.
 
     Example:
@@ -94,7 +94,7 @@ def from_host_local(
         offences += _part_offences(leaf)
     raise_all("from_host_local", offences)
     call = PartsCall("from_host_local", callsite(), same, lane)
-    joined = _converted(leaves, _is_global, lambda some: join(some, call),
+    joined = _converted(leaves, _is_global, lambda some: join_own_parts(some, call),
                         lambda some: join_traced(some, call))  # fmt: skip
     return jax.tree.unflatten(treedef, joined)
 
@@ -109,23 +109,24 @@ def to_host_local(tree: Tree, layouts: Layouts) -> Tree:
     or deleting one gives up both. The inverse of `from_host_local`.
 
     Differentiable and batched, outside `jit`. The transpose is `from_host_local`, which all
-    processes must then call: cotangents of parts make up that of the array, and of what several
-    processes hold they must be equal on them, or processes get DivergenceError where they meet
-    next. (A loss that each process computes alone is a value of its own: convert it back first.)
+    processes must then call: cotangents of parts make up that of the array, and for data that
+    several processes hold they must be equal, or processes get DivergenceError at their next
+    meeting. (A loss that each process computes alone is a per-process value: convert it back
+    first.)
 
     Args:
-      tree: global jax.Arrays that lie as the layouts say. What is local already passes through:
-        jax.Arrays on this process's own devices, host values.
+      tree: global jax.Arrays in the given layouts. Local values pass through: jax.Arrays on this
+        process's own devices, host values.
       layouts: one layout, or a prefix tree of them, as for `put`.
 
     Returns:
-      the tree, with jax.Arrays on this process's devices, split over them as before; of an array
+      The tree, with jax.Arrays on this process's devices, split over them as before; for an array
       of which this process holds nothing, the `jax.ShapeDtypeStruct` of a part.
 
     Raises:
-      UsageError: arrays that lie otherwise, for which `relayout` would have to send; the devices
+      UsageError: arrays in other layouts, which `relayout` would have to move; the devices
         of a process hold no block of the array, or processes hold blocks of several shapes; a call
-        inside `jit`. All leaves at fault are named by path.
+        inside `jit`. All offending leaves are named by path.
 
     Example:
       >>> import numpy as np, shoal
@@ -159,7 +160,7 @@ def _converted(
     convert: Callable[[list[Leaf]], Sequence[Any]],
     convert_traced: Callable[[list[Leaf]], Sequence[Any]],
 ) -> list[Any]:
-    """Convert values, and what JAX differentiates or batches; let the others pass."""
+    """Convert values, including those that JAX differentiates or batches; pass others through."""
     results: list[Any] = [None] * len(leaves)
     plain: list[int] = []
     traced: list[int] = []
@@ -176,7 +177,7 @@ def _converted(
 
 
 def _as_asked(leaf: Leaf) -> Any:
-    """Return what passes through: a global array with the sharding that was asked for."""
+    """Return a global array that passes through, with the requested sharding."""
     array = leaf.value
     if isinstance(array, jax.core.Tracer) or is_local(array):
         return array
@@ -188,7 +189,7 @@ def _is_global(leaf: Leaf) -> bool:
 
 
 def _is_part(leaf: Leaf) -> bool:
-    """True for what this process holds alone, unless it is on just the devices of its layout."""
+    """True for data that this process holds alone, unless on exactly the devices of its layout."""
     value = seen(leaf.value)
     if value is None or not is_local(value):
         return False
@@ -199,11 +200,11 @@ def _is_part(leaf: Leaf) -> bool:
 def _own_part(leaf: Leaf, call: PartsCall) -> Any:
     if own_box(leaf.layout).layout is None:
         return jax.ShapeDtypeStruct(local_shape(leaf.layout, leaf.value.shape), leaf.value.dtype)
-    return cut(leaf, call)
+    return cut_own_part(leaf, call)
 
 
 def _part_offences(leaf: Leaf) -> list[str]:
-    """Return what keeps a value from being this process's part of an array."""
+    """Return why a value cannot be this process's part of an array."""
     offences = _dtype_offences(leaf)
     cannot_be_pending(leaf, offences)
     if offences:
@@ -225,14 +226,14 @@ def _dtype_offences(leaf: Leaf) -> list[str]:
     if isinstance(value, jax.ShapeDtypeStruct):
         if not isinstance(value.dtype, np.dtype):
             return []  # of keys
-        value = np.empty(0, value.dtype)  # would its values be kept?
+        value = np.empty(0, value.dtype)  # would its dtype be kept?
     elif value is not leaf.value and not isinstance(value, np.ndarray | np.generic):
-        return []  # under `grad` or `vmap`, JAX has looked at it
+        return []  # under `grad` or `vmap`, JAX has checked it
     return dtype_offences([(leaf.path, value)])
 
 
 def _whole_offences(leaf: Leaf) -> list[str]:
-    """Return what keeps a value from being an array of which this process has its part."""
+    """Return why a value cannot be an array of which this process has its part."""
     is_traced = isinstance(leaf.value, jax.core.Tracer)
     is_nothing = isinstance(leaf.value, jax.ShapeDtypeStruct)
     offences = [] if is_traced or is_nothing else _named(leaf, cannot_hold(leaf.value))

@@ -1,9 +1,10 @@
-"""What `grad`, `vmap` and `jit` do with `from_host_local` and `to_host_local`.
+"""Differentiation, batching and tracing rules of `from_host_local` and `to_host_local`.
 
 Both are linear, and each is the inverse of the other, so each is the other's transpose: a cotangent
 of the whole array goes back to each process's part, and cotangents of the parts make up that of the
-whole. What several processes hold is one value, not a term of a sum on each: its cotangent is one
-value, too, which these processes must compute alike. Under `vmap` a layout gets one more dim.
+whole. Data that several processes hold are one value, not a term of a sum on each: their cotangent
+is one value, too, which these processes must compute alike. Under `vmap` a layout gets one more
+dim.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
-from shoal.arrays.bridge.sharding import layout_of_sharding, padded, sharding
+from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding
 from shoal.arrays.host_local.parts import (
     PartsCall,
-    cut,
+    cut_own_part,
     global_shape,
-    join,
+    join_own_parts,
     local_shape,
     own_box,
     seen,
@@ -43,7 +44,7 @@ IN_JIT = {
     ),
     "to_host_local": (
         "to_host_local: inside jit (or scan, cond, checkpoint, eval_shape) every array is global: "
-        "return the array, and call it on what comes out"
+        "return the array, and call it on the result"
     ),
 }
 
@@ -54,12 +55,12 @@ class Where(NamedTuple):
     path: str
     layout: Layout
     given: Layout | None = None
-    """How what is converted lies, where it can be seen."""
+    """The layout of the operand, if it is visible."""
     result: Layout | None = None
-    """How the result shall lie; None: as the layout says. Of another type, never of other parts."""
+    """The layout of the result, if its type differs; the parts are the same. None: `layout`."""
 
     def lay_out(self, array: jax.Array) -> jax.Array:
-        """Return a result as it shall lie."""
+        """Place a result in its layout."""
         if self.result is None:
             return array
         target = sharding(self.result)
@@ -68,12 +69,12 @@ class Where(NamedTuple):
 
 
 def join_traced(leaves: Sequence[Leaf], call: PartsCall) -> list[Any]:
-    """Return global arrays for parts that JAX differentiates or batches."""
+    """Return global arrays for parts that JAX is differentiating or batching."""
     return _bind(_JOIN, leaves, call)
 
 
 def cut_traced(leaves: Sequence[Leaf], call: PartsCall) -> list[Any]:
-    """Return parts of global arrays that JAX differentiates or batches."""
+    """Return parts of global arrays that JAX is differentiating or batching."""
     return _bind(_CUT, leaves, call)
 
 
@@ -94,7 +95,7 @@ def _layout_seen(value: Any) -> Layout | None:
 
 
 def _leaves(values: Sequence[Any], places: Sequence[Where], call: PartsCall) -> list[Leaf]:
-    """Return what JAX evaluates at last: arrays, and what it made of Python's numbers."""
+    """Return the concrete leaves: arrays, and what JAX made of Python numbers."""
     leaves = []
     for value, place in zip(values, places, strict=True):
         value = (
@@ -106,12 +107,12 @@ def _leaves(values: Sequence[Any], places: Sequence[Where], call: PartsCall) -> 
 
 
 def _join(*parts: Any, places: tuple[Where, ...], call: PartsCall) -> list[jax.Array]:
-    joined = join(_leaves(parts, places, call), call)
+    joined = join_own_parts(_leaves(parts, places, call), call)
     return [place.lay_out(array) for place, array in zip(places, joined, strict=True)]
 
 
 def _cut(*arrays: Any, places: tuple[Where, ...], call: PartsCall) -> list[jax.Array]:
-    parts = [cut(leaf, call) for leaf in _leaves(arrays, places, call)]
+    parts = [cut_own_part(leaf, call) for leaf in _leaves(arrays, places, call)]
     return [place.lay_out(part) for place, part in zip(places, parts, strict=True)]
 
 
@@ -146,7 +147,7 @@ def _push_forward(
     places: tuple[Where, ...],
     call: PartsCall,
 ) -> tuple[list[Any], list[Any]]:
-    """The tangent of a result is what becomes of the tangent."""
+    """JVP: the map is linear, so the tangent is mapped like the value."""
     results = primitive.bind(*primals, places=places, call=call)
     pushed = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
     return results, _apply(primitive, tangents, places, call.of_derivative(), pushed)
@@ -159,7 +160,7 @@ def _pull_back(
     places: tuple[Where, ...],
     call: PartsCall,
 ) -> list[Any]:
-    """The cotangent of what was given is what the inverse makes of that of the result."""
+    """Transpose: the cotangent is mapped by the inverse."""
     zeros = [ad.Zero(one.aval.to_ct_aval()) for one in given]
     usual = (lambda layout: layout) if inverse is _JOIN else _own
     back = tuple(
@@ -170,11 +171,11 @@ def _pull_back(
 
 
 def _as_type(layout: Layout | None, given: Layout | None, wanted: Any) -> Layout | None:
-    """Return how a cotangent shall lie, so that it has the type of what it is the cotangent of.
+    """Return the layout of a cotangent, so that it has the type of its primal value.
 
     Explicit axes are part of types: an ordinary array that became part of an array over Explicit
-    axes has a cotangent over Auto ones. It lies as the layout says, if that has the type; else as
-    what was converted did; where that is not known, on a mesh of the same sizes.
+    axes has a cotangent over Auto ones. It takes the nominal layout, if that has the type; else
+    that of the operand; if that is unknown, one on a mesh of the same sizes.
     """
     if layout is None:
         return None
@@ -185,10 +186,10 @@ def _as_type(layout: Layout | None, given: Layout | None, wanted: Any) -> Layout
     pairs = zip(there.axis_names, there.axis_types, strict=True)
     explicit = [name for name, kind in pairs if kind == AxisType.Explicit]
     if explicit and dict(there.shape) != dict(mesh.axes):
-        return layout  # which JAX refuses
+        return layout  # which JAX rejects
     types = {name: "explicit" if name in explicit else "auto" for name in mesh.axis_names}
     mesh = Mesh(mesh.axes, mesh.device_ids, mesh.processes, mesh.kind, mesh.name, axis_types=types)
-    dims = padded(wanted.sharding.spec, len(wanted.shape)) if explicit else layout.dims
+    dims = padded_dims(wanted.sharding.spec, len(wanted.shape)) if explicit else layout.dims
     return Layout(mesh, *dims)
 
 
@@ -199,7 +200,7 @@ def _apply(
     call: PartsCall,
     zeros: list[Any],
 ) -> list[Any]:
-    """Return what the primitive makes of the values; zero for those that are zero."""
+    """Apply the primitive to the values; symbolic zeros stay zero."""
     live = [number for number, value in enumerate(values) if type(value) is not ad.Zero]
     made = list(zeros)
     if live:
@@ -258,7 +259,7 @@ def _cannot_split(layout: Layout, dim: int, size: int) -> str:
 
 
 def _inserted(layout: Layout, dim: int, names: Any, *, must: bool = False) -> Layout:
-    """Return a layout with one more dim, which these axes split; or none, if they cannot."""
+    """Return a layout with one more dim, split by these axes; None if they cannot split it."""
     dims = list(layout.dims)
     given = names if isinstance(names, tuple) or names is None else (names,)
     try:

@@ -1,5 +1,6 @@
-"""One global array ⇄ the part of it that this process's devices hold. Nothing is sent between
-processes, and no byte is copied where the devices hold what they shall."""
+"""One global array ⇄ the part that this process's devices hold. Nothing is sent between processes,
+and no byte is copied where the devices already hold the result.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
 from shoal.arrays.host.host_values import as_numpy
 from shoal.arrays.host.leave_trail import leave_trail_of_parts
 from shoal.arrays.moving.move import Move, move, relabelled
-from shoal.arrays.placing.put import place
+from shoal.arrays.placing.put import place_leaves
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.process_boxes import ProcessBox, process_box
@@ -27,13 +28,13 @@ _CANNOT_PASS = "under vmap it cannot pass unchanged: convert it before, or leave
 
 
 class PartsCall(NamedTuple):
-    """What a call of `from_host_local` or `to_host_local` is called, and with which options."""
+    """The name and options of a call of `from_host_local` or `to_host_local`."""
 
     operation: str
-    site: str  # where the caller stands; "": wherever it is carried out
+    site: str  # the call site; "": where it is executed
     same: bool = True
     lane: str | None = None
-    is_derivative: bool = False  # of tangents or cotangents: they lie wherever autodiff made them
+    is_derivative: bool = False  # of tangents or cotangents, which autodiff may place anywhere
 
     def of_derivative(self) -> PartsCall:
         """Return the call that JAX makes for tangents or cotangents."""
@@ -46,13 +47,13 @@ def own_box(layout: Layout) -> ProcessBox:
     """Return the box of this process.
 
     Raises:
-      UsageError: processes hold no boxes of one shape.
+      UsageError: processes do not hold boxes of one shape.
     """
     return process_box(layout, jax.process_index())
 
 
 def global_shape(layout: Layout, shape: Sequence[int]) -> Shape:
-    """Return the shape of the array of which each process has a part of `shape`."""
+    """Return the global shape for parts of `shape`."""
     return tuple(s * n for s, n in zip(shape, own_box(layout).boxes, strict=True))
 
 
@@ -62,17 +63,17 @@ def local_shape(layout: Layout, shape: Sequence[int]) -> Shape:
 
 
 def _own_slices(layout: Layout, shape: Sequence[int]) -> tuple[slice, ...]:
-    """Return the indices of this process's part in the array of which it is one."""
+    """Return the indices of this process's part in the global array."""
     part = local_shape(layout, shape)
     places = own_box(layout).place
     return tuple(slice(n * size, (n + 1) * size) for n, size in zip(places, part, strict=True))
 
 
-def join(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
-    """Return the arrays of which each process gives its part, and leave the trail.
+def join_own_parts(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
+    """Return the global arrays assembled from the processes' parts, and leave the trail.
 
     Raises:
-      UsageError: a part lies on devices of other processes.
+      UsageError: a part is on devices of other processes.
     """
     for leaf in leaves:
         if not is_local(leaf.value):
@@ -92,7 +93,7 @@ def _whole_of_own(leaf: Leaf) -> jax.Array:
     box = own_box(leaf.layout)
     if box.layout is None:
         return _nothing_here(leaf)
-    (part,) = place([leaf._replace(layout=box.layout)])
+    (part,) = place_leaves([leaf._replace(layout=box.layout)])
     return jax.make_array_from_single_device_arrays(
         global_shape(leaf.layout, part.shape),
         sharding(leaf.layout),
@@ -101,12 +102,12 @@ def _whole_of_own(leaf: Leaf) -> jax.Array:
     )
 
 
-def cut(leaf: Leaf, call: PartsCall) -> jax.Array:
+def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
     """Return this process's part of an array.
 
     Raises:
-      UsageError: the array lies elsewhere than its layout says (cotangents are moved), or this
-        process has no part of it.
+      UsageError: the array is not in its layout (cotangents are moved), or this process has no part
+        of it.
     """
     path, value, layout = leaf
     box, target = own_box(layout), sharding(layout)
@@ -118,7 +119,7 @@ def cut(leaf: Leaf, call: PartsCall) -> jax.Array:
     lies = _laid_out(leaf, target, call)
     if lies is None:
         part = value[(*_own_slices(layout, value.shape), ...)]  # the dots keep a scalar an array
-        return place([Leaf(path, part, box.layout)])[0]
+        return place_leaves([Leaf(path, part, box.layout)])[0]
     return jax.make_array_from_single_device_arrays(
         local_shape(layout, lies.shape),
         sharding(box.layout),
@@ -128,21 +129,21 @@ def cut(leaf: Leaf, call: PartsCall) -> jax.Array:
 
 
 def lies_elsewhere(array: jax.Array, layout: Layout) -> str:
-    """Return why an array does not lie as a layout says, or an empty string."""
+    """Return why an array is not in a layout, or an empty string."""
     target = sharding(layout)
     if array.sharding.is_equivalent_to(target, array.ndim):
         return ""
     if array.sharding.device_set != target.device_set:
-        return "lies on other devices than those of the layout's mesh"
+        return "is on other devices than those of the layout's mesh"
     try:
         lies = layout_of_sharding(array.sharding, array.ndim)
     except UsageError:
-        return f"lies otherwise than {layout!r}; relayout moves it there"
-    return f"lies as {lies!r}; relayout moves it to {layout!r}"
+        return f"is not in {layout!r}; relayout moves it there"
+    return f"is in {lies!r}; relayout moves it to {layout!r}"
 
 
 def _laid_out(leaf: Leaf, target: NamedSharding, call: PartsCall) -> jax.Array | None:
-    """Return an array in the layout; None: it is no global array, but whole in this process."""
+    """Return an array in the layout; None if it is not global, but whole in this process."""
     path, value, layout = leaf
     is_array = isinstance(value, jax.Array)
     if is_array and (array := relabelled(value, target)) is not None:
@@ -161,7 +162,7 @@ def _laid_out(leaf: Leaf, target: NamedSharding, call: PartsCall) -> jax.Array |
 
 
 def seen(value: Any) -> Any:
-    """Return a value, or under `grad` the one behind it; None where it cannot be seen."""
+    """Return a value, or under `grad` the primal behind it; None if it is not visible."""
     if not isinstance(value, jax.core.Tracer):
         return value
     try:
@@ -171,7 +172,7 @@ def seen(value: Any) -> Any:
 
 
 def is_local(value: Any) -> bool:
-    """True for what this process holds alone: host values, and arrays on its own devices."""
+    """True for data that this process holds alone: host values, and arrays on its own devices."""
     return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 

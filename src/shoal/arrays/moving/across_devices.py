@@ -1,9 +1,9 @@
-"""One array → a layout on other devices, by permutes among the devices of both layouts.
+"""Move an array to a layout on other devices, by permutes among the devices of both layouts.
 
-One program sends, on a row of all these devices: every device brings a shard of the source and
-gets one of the target, and where it has none in one of the layouts, memory that is not looked at.
-A large array goes in parts, one after the other, so that this memory is small, whatever the size
-of the array: two more programs cut a part out of the source, and put it into the target.
+One program runs on a row of all these devices: every device supplies a shard of the source and
+receives one of the target; if it has none in one of the layouts, a dummy buffer. A large array goes
+in parts, one after the other, so that dummies stay small: two more programs cut a part out of the
+source, and write it into the target.
 
     source row     cut:   shard → part of it
     both           send:  part of the source → part of the target
@@ -40,20 +40,20 @@ from shoal.plan.transfer.move_steps import Step
 from shoal.plan.transfer.permutes import Permute, Permutes, permutes_of
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 
-_DEVICE = "device"  # the axis of a row
+_DEVICE = "device"  # axis name of a row
 
 Held = Mapping[jax.Device, jax.Array]
 OnShard = Callable[..., jax.Array]
 
 
 def is_across(source: Sharding, target: Sharding) -> bool:
-    """Say whether devices differ and belong to several processes: JAX moves nothing then."""
+    """Do the devices differ, and belong to several processes? JAX cannot move such arrays."""
     here, there = source.device_set, target.device_set
     return here != there and _are_of_several_processes(here | there)
 
 
 def is_apart(source: Sharding, target: Sharding, *, programs: bool) -> bool:
-    """Say whether `move_across` moves arrays: between processes, or wherever programs shall run."""
+    """Does `move_across` apply: between processes, or wherever programs are requested?"""
     return source.device_set != target.device_set if programs else is_across(source, target)
 
 
@@ -62,24 +62,24 @@ def _are_of_several_processes(devices: Iterable[jax.Device]) -> bool:
 
 
 class Programs(NamedTuple):
-    """What moves an array. Each takes and gives rows: arrays whose first dim joins the shards."""
+    """The programs of a move. Each maps rows to rows: arrays whose first dim joins the shards."""
 
     send: Any
     row: NamedSharding  # of the devices of both layouts
-    parts: int  # how often all this runs
+    parts: int  # number of repetitions
     cut: Any  # (row of the source, number of the part)
     place: Any  # (row of the target, row of its part, number of the part)
-    takes: tuple[int, ...]  # the shape of what a device brings to `send`
-    gives: tuple[int, ...]  # of what it gets
+    takes: tuple[int, ...]  # shape of a device's input to `send`
+    gives: tuple[int, ...]  # shape of its output
     source: NamedSharding  # the devices of the source alone
     target: NamedSharding
 
 
 def move_across(array: jax.Array, target: NamedSharding) -> jax.Array:
-    """Return the array in its new layout. All processes that own devices of either call it.
+    """Return the array in its new layout. Collective over the owners of both layouts' devices.
 
     Args:
-      array: of which nothing is pending.
+      array: without pending reductions.
       target: on devices of the same kind.
     """
     if is_key(array):
@@ -102,7 +102,7 @@ def move_across(array: jax.Array, target: NamedSharding) -> jax.Array:
 
 
 def travels_as(dtype: Any, source: Sharding) -> np.dtype[Any]:
-    """Return the dtype that the programs see; they take narrow floats of whole bytes as they are.
+    """Return the dtype that the programs see; they convert narrow floats of whole bytes.
 
     >>> travels_as(np.float32, SingleDeviceSharding(jax.devices()[0]))
     dtype('float32')
@@ -113,7 +113,7 @@ def travels_as(dtype: Any, source: Sharding) -> np.dtype[Any]:
 
 
 def as_rows(plan: Transfer) -> Transfer:
-    """Return a plan of arrays of rank 1 or more: an item by itself is an array of one."""
+    """Return a plan of arrays of rank 1 or more: a scalar becomes an array of one item."""
     if plan.shape:
         return plan
     source, target = (Layout(layout.mesh, None) for layout in (plan.source, plan.target))
@@ -121,7 +121,7 @@ def as_rows(plan: Transfer) -> Transfer:
 
 
 def _moved(plan: Transfer, held: Held, dtype: Any) -> Held:
-    """Return what this process's devices hold in the end."""
+    """Return the final shards of this process's devices."""
     run = programs_across(plan, dtype)
     if run.parts == 1:
         return _sent(run, held, dtype)
@@ -129,18 +129,18 @@ def _moved(plan: Transfer, held: Held, dtype: Any) -> Held:
     old = _as_row(held, run.source, ends[0], dtype)
     new = _as_row(_blanks(ends[1], dtype, _own(run.target)), run.target, ends[1], dtype)
     for number in range(run.parts):
-        with jax.transfer_guard("allow"):  # of the number
+        with jax.transfer_guard("allow"):  # for the part's number
             part = _held(run.cut(old, np.int32(number))) if held else {}
             sent = _sent(run, part, dtype)
             if _own(run.target):
                 found = _as_row(sent, run.target, run.gives, dtype)
                 new = run.place(new, found, np.int32(number))
-        jax.block_until_ready([*sent.values(), new])  # or parts would pile up
+        jax.block_until_ready([*sent.values(), new])  # otherwise parts would pile up
     return _held(new)
 
 
 def _sent(run: Programs, held: Held, dtype: Any) -> Held:
-    """Let the program send what the devices hold; a device that holds nothing brings a blank."""
+    """Run `send` on what the devices hold; a device that holds nothing supplies a dummy."""
     blanks = _blanks(run.takes, dtype, [one for one in _own(run.row) if one not in held])
     return _held(run.send(_as_row({**held, **blanks}, run.row, run.takes, dtype)))
 
@@ -149,12 +149,12 @@ def _sent(run: Programs, held: Held, dtype: Any) -> Held:
 def programs_across(
     plan: Transfer, dtype: Any, devices: tuple[jax.Device, ...] | None = None
 ) -> Programs:
-    """Return the programs of a move; compiled when they first run.
+    """Return the programs of a move, compiled on first use.
 
     Args:
       plan: between layouts that cut every dim evenly; of rank 1 or more.
-      dtype: narrow floats are moved as integers of the same bits: XLA changes those of NaNs.
-      devices: among which the meshes' are found; None: those of this job.
+      dtype: narrow floats are moved as integers of the same bits: XLA changes NaN payloads.
+      devices: the devices to search for the meshes'; None: those of this job.
     """
     source, target = plan.source, plan.target
     chunks = _chunks(plan)
@@ -182,7 +182,7 @@ def programs_across(
 
 
 def _chunks(plan: Transfer) -> ChunkCut | None:
-    """Return the parts in which a large array goes."""
+    """Return the parts of a large array."""
     whole = Step("exchange", (), None, None, plan.source, plan.target)
     return chunks_of([whole], plan.shape, plan.item_bytes)
 
@@ -196,7 +196,7 @@ def _program(
     numbers: int = 0,
     donated: tuple[int, ...] = (),
 ) -> Any:
-    """Return what every device of a row does, as a program of rows and of equal numbers."""
+    """Return the program of every device of a row, as a function of rows and of equal numbers."""
     everywhere = NamedSharding(row.mesh, PartitionSpec())
     takes = (*[row] * arrays, *[everywhere] * numbers)
     mapped = jax.shard_map(
@@ -248,7 +248,7 @@ def _block(
 
 
 def _at(places: np.ndarray[Any, Any], here: jax.Array) -> list[jax.Array]:
-    """Return a device's place of each dim."""
+    """Return a device's index along each dim."""
     if (places == places[0]).all():
         return [jnp.int32(first) for first in places[0]]
     return list(jnp.asarray(places.astype(np.int32))[here])
@@ -257,7 +257,7 @@ def _at(places: np.ndarray[Any, Any], here: jax.Array) -> list[jax.Array]:
 def _cut(
     x: jax.Array, number: jax.Array, *, dim: int, tiles: int, shape: tuple[int, ...]
 ) -> jax.Array:
-    """Return a part of a shard: of each tile along a dim a run of items (see `chunks`)."""
+    """Return a part of a shard: a run of items of each tile along a dim (see `chunks`)."""
     rows = _rows(x, dim, tiles)
     width = shape[dim] // tiles
     return jax.lax.dynamic_slice_in_dim(rows, number * width, width, dim + 1).reshape(shape)
@@ -266,7 +266,7 @@ def _cut(
 def _place(
     shard: jax.Array, part: jax.Array, number: jax.Array, *, dim: int, tiles: int
 ) -> jax.Array:
-    """Return a shard into which a part is put: what `_cut` cuts."""
+    """Return a shard with a part written into it: the inverse of `_cut`."""
     own = _rows(part, dim, tiles)
     first = number * own.shape[dim + 1]
     rows = jax.lax.dynamic_update_slice_in_dim(_rows(shard, dim, tiles), own, first, dim + 1)
@@ -274,7 +274,7 @@ def _place(
 
 
 def _rows(x: jax.Array, dim: int, tiles: int) -> jax.Array:
-    """Return an array with a dim of its own for the tiles that every part has items of."""
+    """Return an array with an extra dim for the tiles that every part has items of."""
     return x.reshape(*x.shape[:dim], tiles, x.shape[dim] // tiles, *x.shape[dim + 1 :])
 
 
@@ -302,14 +302,14 @@ def _held(array: jax.Array) -> Held:
 
 
 def _as_row(held: Held, row: NamedSharding, shard: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Return what the devices of a row hold as one array."""
+    """Return the buffers of a row's devices as one array."""
     shape = (shard[0] * row.mesh.size, *shard[1:])
     own = [held[device] for device in _own(row)]
     return jax.make_array_from_single_device_arrays(shape, row, own, dtype=dtype)
 
 
 def _blanks(shape: tuple[int, ...], dtype: Any, devices: Sequence[jax.Device]) -> Held:
-    """Return memory that is not looked at."""
+    """Return dummy buffers."""
     return {device: _blank(shape, np.dtype(dtype), device)() for device in devices}
 
 

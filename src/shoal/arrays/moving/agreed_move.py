@@ -1,9 +1,9 @@
-"""Arrays that move between devices of several processes: can they, and do all move the same?
+"""Moves between devices of several processes: are they possible, and do all processes agree?
 
 Among the same devices `relayout` sends nothing to agree: it leaves a trail. Where devices differ,
-which processes run a program together follows from the arguments, so processes that disagree would
-wait for each other in XLA, which has no deadline that names them. There they meet first, in one
-round trip: nothing moves before all have said the same.
+the arguments decide which processes run a program together, so processes that disagree would wait
+for each other inside XLA, which has no deadline that names them. So these processes first meet, in
+one round trip: nothing moves before all have agreed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from shoal import settings
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
-from shoal.arrays.host.leave_trail import coordinator_here, leave_trail, lines_of
+from shoal.arrays.host.leave_trail import coordinator_here, leave_trail, trail_lines
 from shoal.arrays.moving.across_devices import is_across, is_apart
 from shoal.errors import DeadlineError, UsageError
 from shoal.plan.layout import Layout
@@ -40,8 +40,8 @@ def obstacle(
     """Return why an array cannot move, or an empty string; the same on every process.
 
     Args:
-      programs: programs move it within one process, too.
-      devices: among which the layout's are found; None: those of this job.
+      programs: use programs within one process, too.
+      devices: the devices to search for the layout's; None: those of this job.
     """
     target = sharding(leaf.layout, devices=devices)
     is_traced = leaf.value is not array
@@ -52,22 +52,22 @@ def obstacle(
     kinds = [next(iter(devices)).platform for devices in (here, there)]
     if kinds[0] != kinds[1]:
         return (
-            f"lies on {kinds[0]} devices and shall lie on {kinds[1]} devices, of processes "
+            f"is on {kinds[0]} devices and is to move to {kinds[1]} devices, of processes "
             f"{owners}; no program runs on both: allgather brings it to hosts, put places it there"
         )
     if is_traced:
         return (
-            f"is being differentiated, and shall lie on other devices, of processes {owners}: "
+            f"is being differentiated, and is to move to other devices, of processes {owners}: "
             "cotangents do not travel back there; take the gradient on one side, and relayout it"
         )
     return _too_much(array, target)
 
 
 def _too_much(array: jax.Array | jax.ShapeDtypeStruct, wanted: NamedSharding) -> str:
-    """Return why no plan brings an array to other devices, or an empty string."""
+    """Return why no plan moves an array to other devices, or an empty string."""
     try:
         source = layout_of_sharding(array.sharding, array.ndim)
-        source = Layout(source.mesh, *source.dims)  # sums that are pending are carried out first
+        source = Layout(source.mesh, *source.dims)  # pending sums are reduced first
         target = layout_of_sharding(wanted, array.ndim)
         if not array.size or not array.ndim:
             return ""
@@ -80,7 +80,7 @@ def _too_much(array: jax.Array | jax.ShapeDtypeStruct, wanted: NamedSharding) ->
     if count <= MOST_PERMUTES:
         return ""
     return (
-        f"would take {count:,} permutes to come to {target!r}, and a move may take "
+        f"would take {count:,} permutes to reach {target!r}, and a move may take "
         f"{MOST_PERMUTES:,}; go by way of a layout there that splits dims as the source does"
     )
 
@@ -88,15 +88,15 @@ def _too_much(array: jax.Array | jax.ShapeDtypeStruct, wanted: NamedSharding) ->
 def agree_on_move(
     leaves: Sequence[Leaf], arrays: Sequence[jax.Array | None], *, options: tuple[str, ...] = ()
 ) -> None:
-    """Leave a trail; or, where arrays go to other devices, return once all processes have come.
+    """Leave a trail; or, if arrays go to other devices, return once all processes have arrived.
 
     Args:
       leaves: with their layouts.
-      arrays: what moves.
-      options: what else must be equal, a line each.
+      arrays: the arrays to move.
+      options: further lines that must be equal.
 
     Raises:
-      DivergenceError: on all that came: another call, or other layouts.
+      DivergenceError: on all that arrived: another call, or other layouts.
       DeadlineError, ProcessLostError, PeerFailedError: as `Coordinator.arrive`.
     """
     sources = {
@@ -126,7 +126,7 @@ def agree_on_move(
             f"relayout among {listed(owners)}",
             None,
             callsite(),
-            (*options, *lies, *lines_of(leaves)),
+            (*options, *lies, *trail_lines(leaves)),
         ),
         timeout_s=timeout_s,
         group=None if len(owners) == coordinator.num_processes else tuple(sorted(owners)),
@@ -138,7 +138,7 @@ def agree_on_move(
 def _as_the_job_counts(
     coordinator: Coordinator, owners: Iterable[int], timeout_s: float
 ) -> set[int]:
-    """Return processes by their numbers in the job: on TPUs JAX may count in an order of its own.
+    """Return processes by their job numbers: on TPUs JAX may number them differently.
 
     Raises:
       DeadlineError: one of them has not called `relayout`, so it has not said its number.

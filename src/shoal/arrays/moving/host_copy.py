@@ -1,9 +1,8 @@
-"""Arrays on CPU devices of one process → other layouts, by copies within its memory.
+"""Move arrays among the CPU devices of one process by copies within its memory.
 
-These devices share one memory: nothing must be sent, and each byte is written once at most. A tile
-that lies in one piece within an old one is not written at all: both share it, as replicas do.
-That is safe, since nothing changes an array on a device, and XLA copies a donated buffer that
-others share.
+These devices share one memory: nothing needs to be sent, and each byte is written at most once. A
+tile that is contiguous inside an old one is not written at all: both share it, as replicas do. That
+is safe, since arrays on devices are immutable, and XLA copies a donated buffer that is shared.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ HostArray = np.ndarray[Any, Any]
 Box = tuple[tuple[int, int], ...]  # begin and end along each dim
 Copy = tuple[HostArray, HostArray]  # to, from
 
-_ALIGNED_AT = 64  # bytes: JAX takes over host memory that begins at a multiple, and copies other
-_LARGE_BYTES = 4 << 20  # more than that is copied by several threads
+_ALIGNED_AT = 64  # bytes: JAX adopts host memory of this alignment, and copies any other
+_LARGE_BYTES = 4 << 20  # larger copies use several threads
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 def must_be_a_way(function: str, way: Any) -> None:
-    """Refuse what `relayout` has no way of that name for."""
+    """Reject unknown values of `way`."""
     if way is not None and not (isinstance(way, str) and way == "collectives"):
         raise UsageError(
             f"{function}: way={way!r}: give 'collectives', or nothing for whatever is fastest"
@@ -42,14 +41,14 @@ def must_be_a_way(function: str, way: Any) -> None:
 
 
 def in_one_memory(source: Layout, target: Layout) -> bool:
-    """Say whether the devices of two layouts are CPU devices of one process."""
+    """Are the devices of both layouts CPU devices of one process?"""
     ends = (source.mesh, target.mesh)
     processes = {process for mesh in ends for process in mesh.process_indices}
     return len(processes) == 1 and all(mesh.kind == "cpu" for mesh in ends)
 
 
 def can_copy(array: jax.Array, target: NamedSharding) -> bool:
-    """Say whether `copied` can move an array, whose values are not being traced."""
+    """Can `copied` move this array? False while its values are traced."""
     if is_key(array) or not array.size or array.weak_type or not has_words(array.dtype):
         return False
     ends: tuple[Sharding, ...] = (array.sharding, target)
@@ -63,7 +62,7 @@ def can_copy(array: jax.Array, target: NamedSharding) -> bool:
 
 
 def has_words(dtype: Any) -> bool:
-    """Say whether elements fill their bytes and `jax.device_put` keeps their dtype."""
+    """Do elements fill their bytes, and does `jax.device_put` keep their dtype?"""
     if jax.dtypes.canonicalize_dtype(dtype) != dtype or dtype.itemsize not in _WORDS:
         return False
     if dtype.kind in "bc":
@@ -77,10 +76,10 @@ def _plain_kind(target: NamedSharding) -> str:
 
 
 def copied(array: jax.Array, target: NamedSharding) -> jax.Array:
-    """Return an array of which `can_copy` is true in another layout."""
+    """Return an array for which `can_copy` is true in another layout."""
     places = target.addressable_devices_indices_map(array.shape)
     boxes = [_box(index, array.shape) for index in places.values()]
-    with jax.transfer_guard("allow"):  # all of it is the memory of the devices
+    with jax.transfer_guard("allow"):  # no real transfer takes place
         held = {
             _box(shard.index, array.shape): np.asarray(shard.data)
             for shard in array.addressable_shards
@@ -95,7 +94,7 @@ def _box(index: tuple[slice, ...], shape: Sequence[int]) -> Box:
 
 
 def _tiles(boxes: Sequence[Box], held: Mapping[Box, HostArray], dtype: Any) -> dict[Box, HostArray]:
-    """Return each of the boxes, made of those that are held."""
+    """Return each of the boxes, assembled from those held."""
     cuts = [sorted(set(ends)) for ends in zip(*held, strict=True)]
     tiles: dict[Box, HostArray] = {}
     copies: list[Copy] = []
@@ -114,7 +113,7 @@ def _tiles(boxes: Sequence[Box], held: Mapping[Box, HostArray], dtype: Any) -> d
 
 
 def _pieces(box: Box, cuts: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[Box, Box]]:
-    """Yield the boxes of a grid that another one meets, and what they have in common.
+    """Yield the boxes of a grid that intersect a box, each with the intersection.
 
     >>> [*_pieces(((2, 6),), [[(0, 4), (4, 8)]])]
     [(((0, 4),), ((2, 4),)), (((4, 8),), ((4, 6),))]
@@ -132,7 +131,7 @@ def _pieces(box: Box, cuts: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tup
 
 
 def _within(box: Box, around: Box) -> tuple[Any, ...]:
-    """Return the indices of a box in an array that holds another one; always an array."""
+    """Return the indices of a box relative to an enclosing one."""
     return (*(slice(a - c, b - c) for (a, b), (c, _) in zip(box, around, strict=True)), ...)
 
 
@@ -141,7 +140,7 @@ def _can_be_taken_over(memory: HostArray) -> bool:
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> HostArray:
-    """Return new memory that can be taken over."""
+    """Return new memory that JAX can adopt."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNED_AT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNED_AT

@@ -1,4 +1,4 @@
-"""Arrays on devices → other shardings, without a way over the host where there is one."""
+"""Move device arrays to other shardings, without a detour through the host where possible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.plan.transfer.plan import Transfer
 
 
 class Move(NamedTuple):
-    """An array and where it shall lie."""
+    """An array and its target sharding."""
 
     value: jax.Array  # under `grad` a tracer
     array: jax.Array  # the concrete array behind it
@@ -36,7 +36,7 @@ def relabelled(array: jax.Array, target: NamedSharding) -> jax.Array | None:
         return array
     if not array.sharding.is_equivalent_to(target, array.ndim):
         return None
-    if is_weak(array):  # JAX makes nothing but strongly typed arrays of shards
+    if is_weak(array):  # JAX assembles only strongly typed arrays from shards
         same: jax.Array = jax.device_put(array, target)
         return same
     own = [shard.data for shard in array.addressable_shards]
@@ -58,19 +58,19 @@ def _elsewhere(array: jax.Array, target: NamedSharding) -> jax.Array:
 def move(
     moves: Sequence[Move], *, donate: bool = False, between_devices: bool = False
 ) -> list[jax.Array]:
-    """Move arrays that can be moved; those that lie right already are not copied.
+    """Move arrays that can be moved; those already in place are not copied.
 
-    What stays on a row of devices moves in one program. `jax.device_put` would gather an array
-    that one process owns whole on the host instead (`shard_sharded_device_array_slow_path`).
+    Arrays that stay on one row of devices move in one program. `jax.device_put` would gather an
+    array that one process owns whole on the host instead (`shard_sharded_device_array_slow_path`).
 
     Args:
-      moves: what moves.
-      donate: give up the arrays that move.
-      between_devices: by programs also between devices of one process, which may share its memory.
+      moves: the arrays and their targets.
+      donate: donate the arrays that move.
+      between_devices: use programs even between devices that share one process's memory.
     """
     by_copy = [not between_devices and _can_copy(each) for each in moves]
     plans = [None if is_copy else _plan(each) for each, is_copy in zip(moves, by_copy, strict=True)]
-    asked = moves
+    requested = moves
     moves = [
         each if plan is not None else _without_pending_sum(each)
         for each, plan in zip(moves, plans, strict=True)
@@ -100,7 +100,7 @@ def move(
     for number, array in zip(others, _put([moves[n] for n in others]), strict=True):
         moved[number] = _unshared(array, moves[number].array)
     if donate:
-        give_up(asked, {id(array) for array in kept})
+        give_up(requested, {id(array) for array in kept})
     return moved
 
 
@@ -114,14 +114,14 @@ def _is_apart(each: Move, *, programs: bool) -> bool:
 
 
 def _by_programs(each: Move, plan: Transfer | None) -> jax.Array:
-    """Move an array by a plan; by permutes to other devices, if there is none."""
+    """Move an array by its plan, or if there is none, by permutes to other devices."""
     array, target = each.array, each.target
     moved = move_across(array, target) if plan is None else move_as_planned(array, plan, target)
     return as_weak_as(moved, array)
 
 
 def _plan(each: Move) -> Transfer | None:
-    """Return the plan by which an array is to move; None where XLA, or JAX's copy, does it."""
+    """Return the plan of a move; None if XLA, or JAX's copy, does it."""
     if each.value is not each.array or each.array.sharding == each.target:
         return None
     plan = plan_of(each.array, each.target)
@@ -135,7 +135,7 @@ def unmoved(each: Move) -> jax.Array | None:
         return value
     if value is not array:
         return None
-    if array.size == 0 and not is_key(array):  # jax 0.10's own programs give shards of other shapes
+    if array.size == 0 and not is_key(array):  # jax 0.10's programs give shards of wrong shapes
         return _empty(array.shape, array.dtype, target)
     if not target.addressable_devices and not array.addressable_shards:
         return _elsewhere(array, target)
@@ -144,7 +144,7 @@ def unmoved(each: Move) -> jax.Array | None:
 
 def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
     """Move arrays within one row of devices; those used once, and so named, are donated."""
-    as_they_were, moves = moves, [_in_words(each) for each in moves]
+    originals, moves = moves, [_in_words(each) for each in moves]
     sources = tuple(each.array.sharding for each in moves)
     targets = tuple(each.target for each in moves)
     fits = tuple(
@@ -155,32 +155,32 @@ def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
     )
     with on_row(row_of(targets[0])):
         results = xla_program(sources, targets, fits)(*[each.value for each in moves])
-    return tuple(_as_they_were(results, moves, as_they_were))
+    return tuple(_in_own_dtypes(results, moves, originals))
 
 
 def _in_words(each: Move) -> Move:
-    """Return what moves instead, where XLA would change bits. Under `grad` nothing can be done."""
+    """Bit-cast the arrays that XLA would corrupt. Impossible under `grad`."""
     if each.value is not each.array or not must_be_words(each.array):
         return each
     words = as_words(each.array)
     return Move(words, words, each.target)
 
 
-def _as_they_were(
-    results: Sequence[jax.Array], moves: Sequence[Move], as_they_were: Sequence[Move]
+def _in_own_dtypes(
+    results: Sequence[jax.Array], moves: Sequence[Move], originals: Sequence[Move]
 ) -> list[jax.Array]:
-    """Return results in their own dtypes, those that moved in words, too."""
+    """Bit-cast results back to their own dtypes."""
     return [
         result if moved is was else bits_as(result, was.array.dtype)
-        for result, moved, was in zip(results, moves, as_they_were, strict=True)
+        for result, moved, was in zip(results, moves, originals, strict=True)
     ]
 
 
 def _put(moves: Sequence[Move]) -> list[jax.Array]:
     """Move arrays between rows of devices."""
-    as_they_were, moves = moves, [_in_words(each) for each in moves]
+    originals, moves = moves, [_in_words(each) for each in moves]
     spread = [is_key(m.array) and not m.target.is_fully_addressable for m in moves]
-    # Between processes `jax.device_put` knows no keys. Their data has one dim more, and is whole.
+    # Between processes `jax.device_put` cannot move keys. Their data has one more, unsplit dim.
     values = [
         jax.random.key_data(m.array) if bits else m.value
         for m, bits in zip(moves, spread, strict=True)
@@ -190,11 +190,11 @@ def _put(moves: Sequence[Move]) -> list[jax.Array]:
         jax.random.wrap_key_data(a, impl=jax.random.key_impl(m.array)) if bits else a
         for a, m, bits in zip(arrays, moves, spread, strict=True)
     ]
-    return _as_they_were(results, moves, as_they_were)
+    return _in_own_dtypes(results, moves, originals)
 
 
 def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
-    """Copy the buffers that an array shares with its source: to donate one would delete both.
+    """Copy the buffers that an array shares with its source: donating one would delete both.
 
     JAX shares the buffer of a device that holds the same shard before and after, whatever
     `may_alias` says (jax 0.10 to 0.12).
@@ -215,14 +215,14 @@ def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
 
 
 def give_up(moves: Sequence[Move], kept: set[int]) -> None:
-    """Delete what moved. To donate what fits no result would only warn; tied arrays may stay."""
+    """Delete arrays that have moved. XLA would only warn about donation; tied arrays may stay."""
     for value, array, _ in moves:
         if value is array and id(array) not in kept and not array.is_deleted():
             array.delete()
 
 
 def on_row(row: tuple[jax.Device, ...]) -> AbstractContextManager[Any]:
-    """Leave a `jax.set_mesh` of other devices: programs under it may run on its devices only.
+    """Leave a `jax.set_mesh` of other devices, whose programs may run on its devices only.
 
     While JAX traces (under `grad`) no context can be left.
     """
@@ -244,21 +244,21 @@ def row_of(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
 def xla_program(
     sources: tuple[NamedSharding, ...], targets: tuple[NamedSharding, ...], donated: tuple[int, ...]
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """Return the program that moves; naming its inputs lets cotangents travel the way back."""
+    """Return the program that moves; pinning its inputs lets cotangents move back."""
     return jax.jit(
-        _as_they_are,
+        _identity,
         in_shardings=sources,
         out_shardings=targets,
         donate_argnums=donated,
     )
 
 
-def _as_they_are(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+def _identity(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     return arrays
 
 
 def _without_pending_sum(each: Move) -> Move:
-    """Carry out a pending sum where the array lies: only `jax.reshard` can."""
+    """Reduce a pending sum in place: only `jax.reshard` can."""
     lies = each.array.sharding
     if not isinstance(lies, NamedSharding) or not lies.spec.unreduced:
         return each

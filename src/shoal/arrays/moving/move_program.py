@@ -1,8 +1,8 @@
-"""The steps of a planned move → functions that `jit` compiles.
+"""Compile the steps of a planned move.
 
-Consecutive steps over one mesh of digits are one `shard_map`. Where one mesh follows another that
-says the same placement in other digits, the array goes between them as *blocks*: an array whose
-first dim joins what the devices hold, in their order. Nothing moves for that.
+Consecutive steps over one mesh of digits form one `shard_map`. Where one mesh follows another that
+expresses the same placement in other digits, the array is passed as *blocks*: an array whose first
+dim joins the devices' shards, in order. Nothing moves for that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shoal.plan.transfer.move_steps import Step, pairs
 from shoal.plan.transfer.same_devices import in_one_order
 
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
-OnShard = Callable[[jax.Array], jax.Array]  # of what one device holds
+OnShard = Callable[[jax.Array], jax.Array]  # maps one device's shard
 
 
 class DigitStage(NamedTuple):
@@ -48,13 +48,13 @@ def stages(
 ) -> list[DigitStage]:
     """Return the stages of a move.
 
-    The first takes the array as it lies, or as blocks if the devices are in another order there or
-    it has pending sums; likewise the last one gives it. Between stages there are blocks.
+    The first takes the array as is, or as blocks if its devices are in another order or it has
+    pending sums; likewise the last returns it. Between stages there are blocks.
 
     Args:
-      steps: as `transfer.collective.shortest` returns them for the layouts and the shape.
-      item_bytes: of an element: larger arrays than a chunk go chunk by chunk.
-      devices: among which the meshes' are found; None: those of this job.
+      steps: as returned by `transfer.collective.shortest` for the layouts and the shape.
+      item_bytes: size of an element: arrays larger than a chunk are moved in chunks.
+      devices: the devices to search for the meshes'; None: those of this job.
     """
     runs = [list(own) for _, own in groupby(steps, key=lambda step: step.before.mesh)]
     found = []
@@ -80,20 +80,20 @@ def stages(
 def inside_jit(
     found: Sequence[DigitStage], source: NamedSharding, target: NamedSharding
 ) -> Callable[[jax.Array], jax.Array]:
-    """Return stages as part of a program that `jit` traces: the devices have one order."""
+    """Return stages as part of a program traced by `jit`: the devices have one order."""
 
     def run(x: jax.Array) -> jax.Array:
         lies = source
         for stage in found:
-            x = stage.run(_said_as(x, lies, stage.takes))
+            x = stage.run(_under_axes_of(x, lies, stage.takes))
             lies = stage.gives
-        return _said_as(x, lies, target)
+        return _under_axes_of(x, lies, target)
 
     return run
 
 
-def _said_as(x: jax.Array, lies: NamedSharding, wanted: NamedSharding) -> jax.Array:
-    """Return the same shards under the axes of another mesh, by way of blocks."""
+def _under_axes_of(x: jax.Array, lies: NamedSharding, wanted: NamedSharding) -> jax.Array:
+    """Return the same shards under the axes of another mesh, via blocks."""
     if lies == wanted:
         return x
     x = _in_terms_of(lies.mesh, x, lies.spec, _blocks(lies.mesh))
@@ -107,7 +107,7 @@ def _blocks(mesh: AnyMesh) -> PartitionSpec:
 def _in_terms_of(
     mesh: AnyMesh, x: jax.Array, given: PartitionSpec, wanted: PartitionSpec
 ) -> jax.Array:
-    """Return the array of the same shards in which they lie as another spec says."""
+    """Return the array of the same shards under another spec."""
     same = jax.shard_map(
         lambda shard: shard, mesh=mesh, in_specs=given, out_specs=wanted, check_vma=False
     )
@@ -125,9 +125,9 @@ def _sharding(
 
 
 def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> OnShard:
-    """Return what a device does, chunk by chunk if its shard is large.
+    """Return a device's function, applied in chunks if its shard is large.
 
-    What a program holds beside both shards is then a few pieces, whatever the size of the array.
+    Temporary memory of a program is then a few pieces, whatever the size of the array.
     """
     chunks = chunks_of(run, shape, item_bytes)
     if chunks is None:
@@ -138,7 +138,7 @@ def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> On
     tiles_before, tiles_after = (chunks.tiles // end.num_shards(dim) for end in (before, after))
 
     def move_chunk(x: jax.Array, found: jax.Array, first: Any, width: int) -> jax.Array:
-        """Return the new shard with a chunk of the old one in it."""
+        """Return the new shard with a chunk of the old one written into it."""
         part = (*shape[:dim], chunks.tiles * width, *shape[dim + 1 :])
         rows = jax.lax.dynamic_slice_in_dim(x, first, width, dim + (tiles_before > 1))
         steps = _in_order([_on_shard(step, part) for step in run])
@@ -150,7 +150,7 @@ def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> On
         x = _rows(x, dim, tiles_before)
         found = _rows(jax.lax.empty(tile, x.dtype), dim, tiles_after)
         width, parts = chunks.width, chunks.parts
-        if chunks.rest:  # before the loop, whose result XLA would copy to change it
+        if chunks.rest:  # before the loop: XLA would copy its result to update it
             found = move_chunk(x, found, parts * width, chunks.rest)
         found = jax.lax.fori_loop(
             0, parts, lambda n, found: move_chunk(x, found, n * width, width), found
@@ -161,19 +161,19 @@ def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> On
 
 
 def _row_major(x: jax.Array) -> jax.Array:
-    """Return an array, laid out in memory as arrays are by default.
+    """Constrain an array to the default memory layout.
 
-    Where shards are cut or joined along the last dim, XLA's compiler for TPUs makes that one the
-    slowest, and so in all that a chunk is cut from and written to: it turns the whole first, or
-    afterwards.
+    Where shards are cut or joined along the last dim, XLA's TPU compiler makes that dim the
+    slowest, also in what the chunk is cut from and written to, and transposes the whole array
+    before or after.
     """
     return with_layout_constraint(x, MemoryLayout(tuple(range(x.ndim))))
 
 
 def _rows(x: jax.Array, dim: int, tiles: int) -> jax.Array:
-    """Return an array with a dim of its own for the tiles that every chunk has a part of.
+    """Return an array with an extra dim for the tiles that every chunk has a part of.
 
-    Of one tile as it is: to a dim of size 1 XLA may give a stride for which it copies everything.
+    A single tile stays as is: XLA may give a dim of size 1 a stride for which it copies everything.
     """
     if tiles == 1:
         return x
@@ -190,7 +190,7 @@ def _in_order(functions: Sequence[OnShard]) -> OnShard:
 
 
 def _on_shard(step: Step, shape: Sequence[int]) -> OnShard:
-    """Return what a device does with its shard."""
+    """Return the function of a device's shard."""
     names = step.before.mesh.axis_names
     if step.kind == "permute":
         return lambda x: jax.lax.ppermute(x, names, _with_keepers(step))
@@ -211,11 +211,11 @@ def _on_shard(step: Step, shape: Sequence[int]) -> OnShard:
 
 
 def _gathered(x: jax.Array, step: Step) -> jax.Array:
-    """Return the shards of a group, joined along a dim.
+    """Gather the shards of a group and join them along a dim.
 
-    The shards get a dim of their own first. Told to join them in place, XLA's compilers for CPU
-    and GPU make that dim the slowest, element by element, and turn the whole back afterwards; for
-    TPU they do not, and there a dim of its own would have to be filled up.
+    They are gathered into a new leading dim first. When joining in place, XLA's compilers for
+    CPU and GPU make that dim the slowest, element by element, and transpose the whole back; for TPU
+    they do not, and there the extra dim would need padding.
     """
     dim: Any = step.dim
     if step.before.mesh.kind == "tpu":
@@ -224,7 +224,7 @@ def _gathered(x: jax.Array, step: Step) -> jax.Array:
 
 
 def _cut_and_joined(x: jax.Array, step: Step, size: int) -> jax.Array:
-    """Return a shard cut along one dim and joined along another, as for `_gathered`."""
+    """All-to-all: a shard cut along one dim and joined along another, as in `_gathered`."""
     dim: Any = step.dim
     cut: Any = step.to_dim
     if step.before.mesh.kind == "tpu":
@@ -234,7 +234,7 @@ def _cut_and_joined(x: jax.Array, step: Step, size: int) -> jax.Array:
 
 
 def _merged(x: jax.Array, dim: int) -> jax.Array:
-    """Return an array with a dim and the next one as one."""
+    """Merge a dim with the next one."""
     return x.reshape(*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :])
 
 
@@ -244,7 +244,7 @@ def _own_slice(x: jax.Array, axes: tuple[str, ...], size: int, dim: int) -> jax.
 
 
 def _with_keepers(step: Step) -> list[tuple[int, int]]:
-    """Return who sends to whom; who keeps its shard sends to itself."""
+    """Return the permutation; devices that keep their shard send to themselves."""
     moved = pairs(step.before, step.after)
     receivers = {receiver for _, receiver in moved}
     kept = [(d, d) for d in range(step.before.mesh.size) if d not in receivers]
@@ -282,14 +282,14 @@ def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
 
 
 def _halves(blocks: Sequence[jax.Array], places: np.ndarray[Any, Any], at: jax.Array) -> jax.Array:
-    """Return a tile of two blocks, which each device has in an order of its own.
+    """Return a tile of two blocks, in a different order on each device.
 
-    Written once; an empty tile would be filled with zeros first. Both blocks were received: others
-    XLA's compiler for CPU would cut out of the old tile anew, and slowly, for each item.
+    Written once; an empty tile would first be zeroed. Both blocks were received: any other block
+    would be cut out of the old tile again by XLA's CPU compiler, slowly, for each item.
 
     Args:
-      places: where blocks go: 0 or 1, along the dim that has two [block, devices, rank].
-      at: the place of this device in its mesh.
+      places: index of each block, 0 or 1, along the dim that has two [block, devices, rank].
+      at: the position of this device in its mesh.
     """
     dim = int(np.argmax(places.any(axis=(0, 1))))
     swapped = places[0, :, dim] == 1
@@ -305,7 +305,7 @@ def _block(
 ) -> jax.Array:
     """Return the block that a device writes in a round.
 
-    A device that keeps one sends it to itself, if it sends nothing else.
+    A device that keeps one sends it to itself, unless it sends another.
     """
 
     def cut(blocks: np.ndarray[Any, Any]) -> jax.Array:
@@ -322,13 +322,13 @@ def _block(
 
 
 def _all_receive(each: Copies) -> bool:
-    """Say whether each device receives a block in a round, be it from itself."""
+    """Does each device receive a block in this round, perhaps from itself?"""
     senders = [sender for sender, _ in each.sends]
     return bool(senders) and bool(each.receives[senders].all())
 
 
 def _at(blocks: np.ndarray[Any, Any], place: jax.Array, side: tuple[int, ...]) -> list[jax.Array]:
-    """Return the first index of a device's block, of each dim."""
+    """Return the start index of a device's block in each dim."""
     if (blocks == blocks[0]).all():
         return [jnp.int32(first) for first in blocks[0] * np.array(side)]
     table = jnp.asarray((blocks * np.array(side)).astype(np.int32))

@@ -1,4 +1,4 @@
-"""What a relayout would move, before it moves anything."""
+"""Plan a relayout: what it would move, before anything moves."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ from shoal.plan.transfer.traffic import Traffic, traffic_of
 
 @dataclass(frozen=True, repr=False)
 class RelayoutPlan:
-    """What `relayout` does with one array. A plain value: equal by content; `print` shows it."""
+    """The plan of one array's `relayout`. A plain value: equal by content; `print` shows it."""
 
     transfer: Transfer
-    """The plan itself, which knows nothing of JAX."""
+    """The underlying plan, independent of JAX."""
     dtype: np.dtype[Any]
     in_one_memory: bool = False
-    """The devices are CPU devices of one process, and tiles are copied in its memory."""
+    """Whether the devices are CPU devices of one process, so that tiles are copied in memory."""
     by_permutes: bool = False
-    """The devices are not the same ones, and permutes bring the array to them."""
+    """Whether the devices differ, so that permutes move the array to them."""
     devices: tuple[jax.Device, ...] | None = field(default=None, compare=False)
-    """Those that a topology describes, for which programs are compiled. None: this job's own."""
+    """Described devices, for which programs are compiled. None: this job's devices."""
 
     @property
     def way(self) -> str:
-        """How the bytes go.
+        """The transport.
 
-        "none": no byte moves. "collectives": the steps, as one compiled program of its own.
-        "xla": a single step, for which XLA's program is the same. "copy": within the memory of
-        one process, or by `jax.device_put` between devices of one process that are not the same
-        ones; then `received_bytes` says what each device would have to receive from others.
-        "permutes": between such devices of several processes, the sends of `transfer.sends` as one
-        program on all of them, run once or for each of several `parts`.
+        "none": no byte moves. "collectives": the steps, as one compiled program. "xla": a single
+        step, for which XLA's own program is the same. "copy": within the memory of one process, or
+        by `jax.device_put` between different devices of one process; `received_bytes` then says
+        what each device would have to receive from others. "permutes": between different devices of
+        several processes, the sends of `transfer.sends` as one program on all of them, run once or
+        for each of several `parts`.
         """
         if self.transfer.way == "none":
             return "none"
@@ -77,7 +77,7 @@ class RelayoutPlan:
 
     @property
     def _program_way(self) -> str:
-        """How the bytes would go if devices shared no memory."""
+        """The transport if devices shared no memory."""
         if self.by_permutes and self.transfer.way != "none":
             return "permutes"
         if self.transfer.way != "collectives":
@@ -91,36 +91,36 @@ class RelayoutPlan:
 
     @property
     def parts(self) -> int:
-        """How often the program runs: a large array goes to other devices part by part."""
+        """How often the program runs: a large array moves to other devices in parts."""
         return self._across.parts if self.way == "permutes" else 1
 
     @property
     def received_bytes(self) -> int:
-        """What the device receives that receives most."""
+        """Maximum number of bytes received by a device."""
         return self.transfer.received_bytes
 
     @property
     def bound_bytes(self) -> int:
-        """The least that any plan can bring that down to."""
+        """Lower bound of `received_bytes` over all plans."""
         return self.transfer.bound_bytes
 
     @cached_property
     def peak_bytes(self) -> int:
-        """What a device holds at most: both shards and what the program needs beside them.
+        """Peak memory of a device: both shards and the program's temporaries.
 
-        Compiles the program, if one runs.
+        Compiles the program, if any.
         """
         programs = [] if self.way == "copy" else self._compiled()
         both, held = self.transfer.bounds.peak_bytes, [_peak(each) for each in programs]
         return both + held[0] if self.parts > 1 else max([both, *held])
 
     def staged_peak_bytes(self, *, donate: bool) -> int:
-        """Return what a device holds at most in `relayout(staged=True)`, where arrays move at all.
+        """Return a device's peak memory in `relayout(staged=True)`, for the arrays moved.
 
-        Compiles the program that moves a chunk between processes, if one runs.
+        Compiles the program that moves a chunk between processes, if any.
 
         Args:
-          donate: as in `relayout`: the source is freed first, or else stays.
+          donate: as in `relayout`: free the source first, or keep it.
 
         Raises:
           UsageError: there are no collectives between the layouts, and several processes.
@@ -144,11 +144,11 @@ class RelayoutPlan:
     def program(self) -> Any:
         """Return the compiled program of the steps (`jax.stages.Compiled`).
 
-        It is what runs, `parts` times, unless the way is "copy": then it is what would run if the
+        It runs `parts` times, unless the way is "copy": then it is what would run if the
         devices shared no memory, and what `constrain(via=)` runs.
 
         Raises:
-          UsageError: none runs, or two do: where devices change their order on the way.
+          UsageError: no program runs, or two do, because the device order changes.
         """
         compiled = self._compiled()
         if len(compiled) != 1:
@@ -160,16 +160,16 @@ class RelayoutPlan:
 
     @cached_property
     def default_received_bytes(self) -> int:
-        """What the device would receive that receives most, if XLA chose the way. Compiles that.
+        """Maximum number of bytes received by a device if XLA chose the transport. Compiles it.
 
         Raises:
-          UsageError: XLA moves nothing between devices that differ, or whose order differs.
+          UsageError: XLA cannot move arrays between different devices or device orders.
         """
         return received_bytes_of(self._default.as_text(), self.transfer.source.mesh.size)
 
     @cached_property
     def default_peak_bytes(self) -> int:
-        """What a device would hold at most if XLA chose the way. Compiles that.
+        """Peak memory of a device if XLA chose the transport. Compiles it.
 
         Raises:
           UsageError: as for `default_received_bytes`.
@@ -177,10 +177,10 @@ class RelayoutPlan:
         return _peak(self._default)
 
     def seconds(self, topology: Topology, links: Links | None = None) -> float:
-        """Return how long the steps take on a topology, by the model of `plan.cost`.
+        """Return the estimated duration of the steps on a topology, by the model of `plan.cost`.
 
         Raises:
-          UsageError: the way is "copy", of which the model knows nothing.
+          UsageError: the way is "copy", which is not modelled.
         """
         if self._program_way == "copy":
             raise UsageError(
@@ -190,7 +190,7 @@ class RelayoutPlan:
         return self.transfer.seconds(topology, links)
 
     def traffic(self, topology: Topology | None = None) -> Traffic:
-        """Return what goes over the links within hosts, between hosts, and between slices.
+        """Return the traffic over links within hosts, between hosts, and between slices.
 
         A plain value: `print` lists it, `describe` draws a table, a notebook shows ribbons.
 
@@ -265,17 +265,18 @@ def plan_relayout(
 
     Args:
       x: an array, or a `jax.ShapeDtypeStruct` with a sharding; its devices may be those of a
-        topology that `jax.experimental.topologies` describes, for hardware that is not here.
-      layout: where it is to lie, as `relayout` takes it.
+        topology described by `jax.experimental.topologies`, for absent hardware.
+      layout: the target layout, as for `relayout`.
       way: as for `relayout`.
 
     Returns:
-      a `RelayoutPlan`.
+      A `RelayoutPlan`.
 
     Raises:
-      UsageError: `x` has no layout, is a tree, a PRNG key (XLA moves those as it will), a deleted
-        array, or a value inside `jit`, `grad` or `vmap`; ranks that do not match, dims that do not
-        divide evenly, on either side; what `relayout` refuses between devices of several processes.
+      UsageError: `x` has no layout, is a tree, a PRNG key (XLA chooses how to move these), a
+        deleted array, or a value inside `jit`, `grad` or `vmap`; ranks that do not match, dims that
+        do not divide evenly, on either side; what `relayout` refuses between devices of several
+        processes.
 
     Example:
       >>> import numpy as np, shoal
@@ -307,12 +308,12 @@ def plan_relayout(
 
 
 def _described(*ends: object) -> tuple[jax.Device, ...] | None:
-    """Return the devices of shardings if some are described ones; None if all are here."""
+    """Return the devices of shardings if some are described ones; None if all are present."""
     rows = [row_of(end) for end in ends if isinstance(end, NamedSharding)]
     devices = tuple(dict.fromkeys(device for row in rows for device in row))
     here: set[jax.Device] = set()
     for platform in {device.platform for device in devices}:
-        with suppress(RuntimeError):  # there are none of this platform
+        with suppress(RuntimeError):  # no devices of this platform
             here |= {*jax.devices(platform)}
     return None if here.issuperset(devices) else devices
 
@@ -321,8 +322,8 @@ def _why_not(x: Any) -> str:
     """Return why there is no plan for a value, or an empty string."""
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         if len(jax.tree.leaves(x)) > 1 or not hasattr(x, "dtype"):
-            return f"a {type(x).__name__} is no array: plan the leaves of a tree one by one"
-        return f"a {type(x).__name__} lies nowhere yet: put places host values"
+            return f"a {type(x).__name__} is not an array: plan the leaves of a tree one by one"
+        return f"a {type(x).__name__} is not on devices yet: put places host values"
     if isinstance(x, jax.core.Tracer):
         return (
             f"{jax.typeof(x)} is a value inside jit, grad or vmap: plan the array outside, or a "
@@ -337,7 +338,7 @@ def _why_not(x: Any) -> str:
 def compiled_programs(
     plan: Transfer, dtype: np.dtype[Any], devices: tuple[jax.Device, ...] | None = None
 ) -> list[Any]:
-    """Return the programs of a plan's steps, compiled."""
+    """Return the compiled programs of a plan's steps."""
     found: list[Any] = []
     shard = plan.source.shard_shape(plan.shape)
     for run, takes, gives in programs_of(plan, dtype, devices):
@@ -351,7 +352,7 @@ def _compiled(run: Any, shape: tuple[int, ...], dtype: Any, takes: NamedSharding
 
 
 def _peak(compiled: Any) -> int:
-    """Return what a program holds on a device, its arguments and results included."""
+    """Return a program's memory on a device, arguments and results included."""
     stats = compiled.memory_analysis()
     held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     return int(held + stats.temp_size_in_bytes)

@@ -1,4 +1,4 @@
-"""One array → another layout of the same devices, by the collectives of a plan."""
+"""Move one array to another layout of the same devices by the collectives of a plan."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from shoal.plan.transfer.same_devices import in_one_order
 
 
 def plan_of(array: jax.Array, target: NamedSharding) -> Transfer | None:
-    """Return the plan of a move within the same devices; None where an end is no layout."""
+    """Return the plan of a move within the same devices; None if an end is not a layout."""
     if is_key(array) or array.sharding.device_set != target.device_set:
-        return None  # single sends are many to plan, and nothing runs them
+        return None  # single sends are slow to plan, and never run
     rank = len(array.shape)
     try:
         ends = layout_of_sharding(array.sharding, rank), layout_of_sharding(target, rank)
@@ -39,11 +39,11 @@ def plan_of(array: jax.Array, target: NamedSharding) -> Transfer | None:
 
 
 def is_better(plan: Transfer, dtype: Any = None) -> bool:
-    """Say whether a plan receives less, needs less memory or is faster than XLA's own program.
+    """Does a plan receive less, need less memory or run faster than XLA's own program?
 
-    Slices, and a single step of another kind, are what XLA does too. But it does it with the whole
-    array at once, and not with narrow floats, the bits of which only a program of ours keeps; and
-    shards that are to be joined along a later dim it joins element by element, except for TPU.
+    Slices, and a single step of another kind, are what XLA does too. But XLA does it with the whole
+    array at once, corrupts the bits of narrow floats, and joins shards along a later dim element by
+    element, except on TPU.
     """
     if plan.way != "collectives":
         return False
@@ -57,7 +57,7 @@ def is_better(plan: Transfer, dtype: Any = None) -> bool:
 
 
 def _is_as_good(step: Step) -> bool:
-    """Say whether XLA's program for a step is as good as any."""
+    """Is XLA's program for a step as good as ours?"""
     if step.kind == "all_gather":
         return step.dim == 0 or step.before.mesh.kind == "tpu"
     return step.kind != "exchange"
@@ -75,21 +75,21 @@ def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> 
         array = as_words(array)
     shape = plan.source.shard_shape(whole)
     for program in programs_of(plan, dtype):
-        array = program.run(as_it_lies(array, program.takes, shape))
+        array = program.run(same_shards_under(array, program.takes, shape))
         shape = array.sharding.shard_shape(array.shape)
-    array = as_it_lies(array, target, shape)
+    array = same_shards_under(array, target, shape)
     return bits_as(array, dtype) if by_host else array
 
 
 def programs_of(
     plan: Transfer, dtype: Any, devices: tuple[jax.Device, ...] | None = None
 ) -> tuple[DigitStage, ...]:
-    """Return the programs of a move, one after the other; compiled when they first run.
+    """Return the programs of a move, in order, compiled on first use.
 
     Args:
-      devices: among which those of the meshes are found; None: those of this job.
+      devices: the devices to search for the meshes'; None: those of this job.
     """
-    in_words = is_narrow_float(dtype) and not plan.source.partial  # else integers would be added
+    in_words = is_narrow_float(dtype) and not plan.source.partial  # integers cannot be summed
     return _programs(plan, in_words, devices)
 
 
@@ -97,7 +97,7 @@ def programs_of(
 def _programs(
     plan: Transfer, is_narrow: bool, devices: tuple[jax.Device, ...] | None
 ) -> tuple[DigitStage, ...]:
-    """Narrow floats are moved as integers of the same bits: XLA changes those of NaNs."""
+    """Narrow floats are moved as integers of the same bits: XLA changes NaN payloads."""
     found = stages(plan.steps, plan.source, plan.target, plan.shape, plan.item_bytes, devices)
     return tuple(
         DigitStage(
@@ -109,7 +109,7 @@ def _programs(
     )
 
 
-def as_it_lies(array: jax.Array, target: NamedSharding, shard: tuple[int, ...]) -> jax.Array:
+def same_shards_under(array: jax.Array, target: NamedSharding, shard: tuple[int, ...]) -> jax.Array:
     """Return the same shards under another sharding of the same devices."""
     if array.sharding == target:
         return array
@@ -120,12 +120,12 @@ def as_it_lies(array: jax.Array, target: NamedSharding, shard: tuple[int, ...]) 
 
 
 def whole_shape(shard: tuple[int, ...], target: NamedSharding) -> tuple[int, ...]:
-    """Return the shape of the array of which each device holds so large a shard."""
+    """Return the global shape for a shard shape."""
     counts = [_count(axes, target) for axes in (*target.spec, *[None] * len(shard))]
     return tuple(size * count for size, count in zip(shard, counts, strict=False))
 
 
 def _count(axes: object, target: NamedSharding) -> int:
-    """Return into how many shards a sharding cuts a dim."""
+    """Return the number of shards of a dim."""
     names = (axes,) if isinstance(axes, str) else axes or ()
     return math.prod(target.mesh.shape[name] for name in names)  # type: ignore[attr-defined]

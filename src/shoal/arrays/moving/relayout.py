@@ -1,4 +1,4 @@
-"""Arrays → the same values in another layout."""
+"""Move a tree of arrays to other layouts."""
 
 from __future__ import annotations
 
@@ -38,46 +38,46 @@ def relayout(
 
     Collective over the processes of both meshes.
 
-    Any layout to any layout of the same devices, in any order and under any axes, or of other
-    devices of the same kind. Arrays that lie right already are not copied. The way is planned so
-    that devices receive close to the least bytes, and a large array goes in chunks: `plan_relayout`
-    says beforehand what moves. CPU devices of one process share its memory: there tiles are copied
-    once, or not at all where they lie in one piece already. Among the same devices, PRNG keys, and
-    arrays that are being differentiated, go the way that XLA chooses, which may gather them on each
-    device first. Differentiable there, and within one process: cotangents travel the way back.
-    Inside `jit` use `constrain`.
+    From any layout to any layout of the same devices, in any order and under any axes, or of other
+    devices of the same kind. Arrays already in place are not copied. The move is planned so that
+    devices receive close to the minimum of bytes, and a large array moves in chunks:
+    `plan_relayout` tells in advance what moves. CPU devices of one process share its memory: there
+    tiles are copied once, or not at all if they are contiguous already. Among the same devices,
+    PRNG keys, and arrays under differentiation, move by XLA's own program, which may gather them on
+    each device first. Differentiable there, and within one process: cotangents move back. Inside
+    `jit` use `constrain`.
 
     Between different devices of several processes, those processes first agree on the call: it is
-    impossible that a byte moves before all have come with equal layouts. Processes that own devices
-    of neither mesh need not call.
+    impossible that a byte moves before all have arrived with equal layouts. Processes that own
+    devices of neither mesh need not call.
 
     Args:
-      tree: jax.Arrays. A pending sum is carried out.
+      tree: jax.Arrays. Pending sums are reduced.
       layouts: one layout, or a prefix tree of them, as for `put`.
-      donate: give up the arrays that move, so that their memory can be used again; do not use
+      donate: donate the arrays that move, so that their memory can be reused; do not use
         them afterwards.
-      staged: by way of host memory, an array after the other, for devices that lack room for both
-        shards. With `donate` none holds more than the larger of the two and a chunk of 64 MiB;
-        without, the source stays, and the target comes beside it. It costs the way over the host
-        and back, on the host both shards of all devices of the process, and between processes a
-        program for each chunk. PRNG keys go the usual way. All processes must say the same.
-      way: "collectives" runs the planned program, or permutes to other devices, within one
-        process, too: what a cluster would run can be tried on a laptop. Default: whatever is
+      staged: via host memory, one array at a time, for devices that lack room for both shards. With
+        `donate` none holds more than the larger of the two and a chunk of 64 MiB; without, source
+        and target coexist. It costs the transfer to the host and back, host memory for both shards
+        of all devices of the process, and between processes a program for each chunk. PRNG keys
+        move as usual. Must be equal on all processes.
+      way: "collectives" runs the planned program, or permutes to other devices, even within one
+        process, so that a laptop can try what a cluster would run. Default: whatever is
         fastest.
 
     Returns:
-      the tree, with the arrays in their new layouts.
+      The tree, with the arrays in their new layouts.
 
     Raises:
       UsageError: ranks that do not match, dims that do not divide evenly, values that are not on
         devices or are inside `jit`; between several processes, devices of other kinds, and arrays
-        under differentiation that go to other devices; with `staged` all arrays under
-        differentiation, and other devices of several processes. All leaves at fault are named by
+        under differentiation that move to other devices; with `staged` all arrays under
+        differentiation, and other devices of several processes. All offending leaves are named by
         path. On every process, before anything moves.
       DivergenceError: on all processes: calls or layouts differ. To other devices, before anything
-        moves; else where the processes meet next.
+        moves; otherwise at the processes' next meeting.
       DeadlineError, ProcessLostError, PeerFailedError: to other devices, before anything moves, on
-        all that came: a process did not come in time (SHOAL_TIMEOUT_S), is lost, or has failed.
+        all that arrived: a process did not arrive in time (SHOAL_TIMEOUT_S), is lost, or failed.
 
     Example:
       >>> import numpy as np, shoal

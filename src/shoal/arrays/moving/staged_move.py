@@ -1,7 +1,7 @@
-"""Arrays → other layouts by way of host memory: a device holds its old shard or its new one.
+"""Move arrays via host memory: a device holds its old shard or its new one, never both.
 
-One process that owns all devices puts the new shards together on its host. Several processes send
-each other chunks of the array by small programs of collectives, from host memory and back to it.
+One process that owns all devices assembles the new shards on its host. Several processes exchange
+chunks of the array by small collective programs, from and to host memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Shards = dict[jax.Device, HostArray]
 
 
 def why_not_staged(value: jax.Array, array: jax.Array, target: NamedSharding) -> str:
-    """Return why an array cannot go by way of the host, or ""; the same on every process."""
+    """Return why an array cannot move via the host, or ""; the same on every process."""
     if value is not array:
         return "is being differentiated, and staged=True moves nothing but values; leave it out"
     if is_key(array) or by_host_alone(array.sharding, target):
@@ -44,17 +44,17 @@ def why_not_staged(value: jax.Array, array: jax.Array, target: NamedSharding) ->
 
 
 def by_host_alone(source: jax.sharding.Sharding, target: NamedSharding) -> bool:
-    """Say whether this process holds all that it takes; sums are for the devices."""
+    """Does this process hold all the data it needs? Pending sums need the devices."""
     pending = isinstance(source, NamedSharding) and source.spec.unreduced
     return source.is_fully_addressable and target.is_fully_addressable and not pending
 
 
 def move_staged(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
-    """Move arrays one after the other by way of the host; PRNG keys go as they always do.
+    """Move arrays one at a time via the host; PRNG keys move as usual.
 
     Args:
-      moves: of which `why_not_staged` knows nothing.
-      donate: free what moves before its new shards are made; what stands twice, in the end.
+      moves: accepted by `why_not_staged`.
+      donate: free each source before its new shards are made; repeated ones at the end.
     """
     moved = [unmoved(each) for each in moves]
     kept = {id(each.array) for each, done in zip(moves, moved, strict=True) if done is not None}
@@ -88,12 +88,12 @@ def _staged(array: jax.Array, target: NamedSharding, *, frees: bool) -> jax.Arra
 
 
 def _fetched(array: jax.Array, *, each_by_itself: bool) -> Shards:
-    """Return what each device of this process holds; replicas share one host array."""
+    """Copy the shards of this process's devices to the host; replicas share one host array."""
     found: dict[Any, HostArray] = {}
     held: Shards = {}
     for shard in array.addressable_shards:
         key = shard.device if each_by_itself else _index(shard.index, array.shape)
-        if key not in found:  # on CPU a view would keep the device's memory
+        if key not in found:  # on CPU a view would keep the device's memory alive
             found[key] = np.array(shard.data, order="C", copy=True)
         held[shard.device] = found[key]
     return held
@@ -105,7 +105,7 @@ def _index(index: tuple[slice, ...], shape: tuple[int, ...]) -> Index:
 
 
 def _put_together(array: jax.Array, held: Shards, target: NamedSharding) -> list[jax.Array]:
-    """Return the new shards, made of the old ones on the host, one distinct box at a time."""
+    """Assemble the new shards from the old ones on the host, one distinct box at a time."""
     lies = array.sharding.addressable_devices_indices_map(array.shape)
     pieces = {_index(lies[device], array.shape): shard for device, shard in held.items()}
     owners: dict[Index, list[jax.Device]] = {}
@@ -122,7 +122,7 @@ def _put_together(array: jax.Array, held: Shards, target: NamedSharding) -> list
 
 
 def _copy_common(piece: HostArray, index: Index, whole: HostArray, box: Index) -> None:
-    """Copy what two boxes have in common."""
+    """Copy the intersection of two boxes."""
     common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(index, box, strict=True)]
     if all(begin < end for begin, end in common):
         there, here = (
@@ -135,7 +135,7 @@ def _copy_common(piece: HostArray, index: Index, whole: HostArray, box: Index) -
 
 
 def _exchanged(array: jax.Array, held: Shards, plan: Transfer, target: NamedSharding) -> Shards:
-    """Return the new shards of this process's devices on its host, moved chunk by chunk."""
+    """Return the new shards of this process's devices on its host, exchanged chunk by chunk."""
     dtype = array.dtype
     if must_be_words(array) and not plan.source.partial:
         dtype = np.dtype(f"u{dtype.itemsize}")
@@ -175,7 +175,7 @@ def _moved_part(
     part: Transfer,
     target: NamedSharding,
 ) -> jax.Array:
-    """Return a chunk in its new layout; nothing of the old one is left on the devices."""
+    """Return a chunk in its new layout; none of the old one is left on the devices."""
     own = upload(chunk, devices)
     array = jax.make_array_from_single_device_arrays(part.shape, lies, own)
     with on_row(()):

@@ -1,8 +1,8 @@
-"""Arrays made of shards are *strongly* typed; what was weakly typed before it moved, is again.
+"""Restore the weak type of arrays that were moved: arrays assembled from shards are strongly typed.
 
-A weakly typed array (`jnp.full((8, 8), 3.0)`) takes on the dtype of what it is combined with, and
-XLA's own way keeps it so: with `bfloat16` it gives `bfloat16`, where a strong one gives `float32`.
-Arrays of no items become strong: programs of jax 0.10 give them shards of wrong shapes.
+A weakly typed array (`jnp.full((8, 8), 3.0)`) takes on the dtype of its other operand, and XLA's
+own move preserves that: with `bfloat16` it gives `bfloat16`, where a strong one gives `float32`.
+Empty arrays become strong: programs of jax 0.10 give them shards of wrong shapes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-_SCALARS = {"i": 0, "f": 0.0, "c": 0j}  # of their dtypes all weakly typed arrays are
+_SCALARS = {"i": 0, "f": 0.0, "c": 0j}  # all weakly typed arrays have their dtypes
 
 
 def as_weak_as(array: jax.Array, source: jax.Array) -> jax.Array:
-    """Return an array that has moved, weakly typed if its source is. Its memory stays its own.
+    """Return a moved array, weakly typed if its source is. Donates its memory.
 
     Args:
-      array: shares no memory with another one, for it is given up; under a NamedSharding.
-      source: what it was.
+      array: shares no memory with another, since it is donated; under a NamedSharding.
+      source: the array before the move.
     """
     if not is_weak(source) or is_weak(array) or not array.addressable_shards:
         return array
@@ -32,7 +32,7 @@ def as_weak_as(array: jax.Array, source: jax.Array) -> jax.Array:
 
 
 def weakened(x: jax.Array, lies: NamedSharding) -> jax.Array:
-    """Return a value inside `jit` weakly typed. On each device by itself: Explicit axes agree."""
+    """Return a value inside `jit` weakly typed, per device, since Explicit axes forbid more."""
     on_shard = jax.shard_map(
         _weakened, mesh=lies.mesh, in_specs=lies.spec, out_specs=lies.spec, check_vma=False
     )
@@ -42,20 +42,20 @@ def weakened(x: jax.Array, lies: NamedSharding) -> jax.Array:
 
 def is_weak(array: jax.Array) -> bool:
     """True for a weakly typed array."""
-    return bool(getattr(array, "weak_type", False))  # arrays of PRNG keys have none
+    return bool(getattr(array, "weak_type", False))  # arrays of PRNG keys have no such attribute
 
 
 def _weakened(shard: jax.Array) -> jax.Array:
-    """Return a shard weakly typed; only `at[].set` takes the type of what it writes to."""
+    """Return a shard weakly typed; only `at[].set` takes the type of its destination."""
     weak = jnp.asarray(_SCALARS[shard.dtype.kind])
     if weak.dtype != shard.dtype:
-        return shard  # of a process that had 64-bit values switched the other way
+        return shard  # of a process with another x64 setting
     return jnp.broadcast_to(weak, shard.shape).at[...].set(shard)
 
 
 @lru_cache(maxsize=256)
 def _program(lies: NamedSharding) -> Callable[[Any], Any]:
-    """Return the program that computes nothing: XLA gives back the memory that it was given."""
+    """Return a program that computes nothing: XLA returns the donated memory."""
     return jax.jit(
         lambda x: weakened(x, lies), in_shardings=lies, out_shardings=lies, donate_argnums=0
     )

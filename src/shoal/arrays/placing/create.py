@@ -1,4 +1,4 @@
-"""Arrays that are born sharded."""
+"""Initialise arrays in sharded form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.moving.move import on_row, row_of
-from shoal.arrays.placing.put import dtype_offences, place, strong
+from shoal.arrays.placing.put import dtype_offences, place_leaves, strong
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
@@ -27,26 +27,26 @@ from shoal.plan.mesh import Mesh
 
 @collective("the mesh's processes")
 def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
-    """Run an initialiser so that its results are born sharded.
+    """Run an initialiser so that its results are sharded from the start.
 
     Collective over the mesh's processes.
 
     The initialiser is compiled for the whole mesh (`jax.jit` with `out_shardings`), so that each
-    device computes what it holds: it is impossible that a result is first whole on one device.
-    The random bits do not depend on the layout or the number of processes; floats computed from
-    them may differ in the last bit, as the compiler orders operations.
+    device computes what it holds: it is impossible that a result is first materialised whole on one
+    device. The random bits do not depend on the layout or the number of processes; floats computed
+    from them may differ in the last bit, as the compiler orders operations.
 
     Args:
       init: a function of arrays that returns a tree of arrays. Pass the same function object
         again and nothing is compiled twice.
-      args: its arguments: trees of arrays, PRNG keys, scalars; equal on all processes. Those that
-        a process holds alone are placed on the mesh, replicated; their dtype is their own (not
-        weak), but Python's numbers stay weak.
+      args: its arguments: trees of arrays, PRNG keys, scalars; equal on all processes. Values that
+        a process holds alone are replicated over the mesh; they keep their dtype (not
+        weak), but Python numbers stay weak.
       layouts: one layout, or a prefix tree of them, for the result, as for `put`; a function gets
         the path (such as "params/w") and the `jax.ShapeDtypeStruct` of a leaf.
 
     Returns:
-      what `init` returns, as sharded arrays.
+      The result of `init`, as sharded arrays.
 
     Raises:
       UsageError: before anything runs, on every process: layouts that do not fit the result (all
@@ -68,7 +68,7 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
     )
     raise_all("create", offences)
-    args = jax.tree.map(strong, args)  # what is traced here must be what runs
+    args = jax.tree.map(strong, args)  # trace exactly what will run
     leaves, treedef = leaf_layouts(jax.eval_shape(init, *args), layouts, offences)
     for leaf in leaves:
         must_divide(leaf, offences)
@@ -85,7 +85,7 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
 
 
 def _one_mesh(leaves: list[Leaf]) -> Mesh:
-    """Return the mesh on whose devices one program makes all leaves."""
+    """Return the mesh on which one program creates all leaves."""
     first = leaves[0]
     ids = first.layout.mesh.device_ids.ravel()
     kind = first.layout.mesh.kind
@@ -108,10 +108,10 @@ def _one_mesh(leaves: list[Leaf]) -> Mesh:
 
 
 def _apart(args: tuple[Any, ...], target: NamedSharding) -> list[str]:
-    """Name the arguments on several devices that one program with the results cannot take."""
+    """Name the arguments on several devices that cannot be in one program with the results."""
     row = tuple(target.mesh.devices.flat)
     return [
-        f"args{jax.tree_util.keystr(path)}: lies on other devices than the layouts, or on them in "
+        f"args{jax.tree_util.keystr(path)}: is on other devices than the layouts, or on them in "
         "another order; relayout it first"
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
         if isinstance(value, jax.Array)
@@ -121,7 +121,7 @@ def _apart(args: tuple[Any, ...], target: NamedSharding) -> list[str]:
 
 
 def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
-    """Replicate over the mesh what this process holds alone; leave Python's numbers weak."""
+    """Replicate over the mesh what this process holds alone; Python numbers stay weak."""
     values, treedef = jax.tree.flatten(args)
     devices = sharding(Layout(mesh)).device_set
     stray = [
@@ -138,6 +138,6 @@ def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
         Leaf(f"args[{number}]", values[number], Layout.replicated(mesh, np.ndim(values[number])))
         for number in stray
     ]
-    for number, array in zip(stray, place(leaves), strict=True):
+    for number, array in zip(stray, place_leaves(leaves), strict=True):
         values[number] = array
     return jax.tree.unflatten(treedef, values)

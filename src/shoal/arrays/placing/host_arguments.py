@@ -1,7 +1,7 @@
-"""Host values given outside `jit` to a function of arrays, where several processes own the mesh.
+"""Host values passed outside `jit` to a function of arrays, on a mesh of several processes.
 
-`jit` takes the value of each process for that of all. So these are laid out as by `put`, which
-compares them where the processes meet next.
+`jit` assumes that the values of all processes are equal. So they are placed as by `put`, which
+compares them at the processes' next meeting.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from jax.sharding import NamedSharding
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.host.leave_trail import leave_trail
 from shoal.arrays.host.upload import is_tracing
-from shoal.arrays.placing.put import place
+from shoal.arrays.placing.put import place_leaves
 
 
 def is_elsewhere(value: Any, mesh: jax.sharding.Mesh) -> bool:
-    """True for an array that is bound to other devices than those of a mesh, or in another order.
+    """True for an array committed to other devices than a mesh's, or in another order.
 
     A program of JAX has one order of devices.
     """
@@ -31,21 +31,21 @@ def is_elsewhere(value: Any, mesh: jax.sharding.Mesh) -> bool:
     return isinstance(lies, NamedSharding) and [*lies.mesh.devices.flat] != [*mesh.devices.flat]
 
 
-def placed(operation: str, leaves: Sequence[Leaf]) -> list[Leaf]:
-    """Return the leaves, with arrays for the host values among them; the others as they are."""
+def place_arguments(operation: str, leaves: Sequence[Leaf]) -> list[Leaf]:
+    """Return the leaves, with host values among them placed; the others unchanged."""
     numbers = [number for number, leaf in enumerate(leaves) if _is_from_host(leaf)]
     if not numbers or is_tracing():
         return [*leaves]
     from_host = [leaves[number] for number in numbers]
     leave_trail(operation, from_host, lane=None, values=True)
-    arrays = dict(zip(numbers, place(from_host), strict=True))
+    arrays = dict(zip(numbers, place_leaves(from_host), strict=True))
     return [
         leaf._replace(value=arrays.get(number, leaf.value)) for number, leaf in enumerate(leaves)
     ]
 
 
 def _is_from_host(leaf: Leaf) -> bool:
-    """True for what this process alone holds, and several shall."""
+    """True for a value held by this process alone and needed on several."""
     if leaf.layout is None or len(leaf.layout.mesh.process_indices) < 2:
         return False
     value = leaf.value

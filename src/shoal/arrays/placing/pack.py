@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.leaf_layouts import Layouts, Leaf, leaf_layouts, shown
+from shoal.arrays.bridge.leaf_layouts import Layouts, Leaf, leaf_layouts, path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
 from shoal.arrays.host.host_values import as_numpy, deleted, native
 from shoal.arrays.host.leave_trail import lane_offences, leave_trail
@@ -25,18 +25,17 @@ from shoal.plan.mesh import coords_of
 def pack(
     pieces: Sequence[Any], layouts: Layouts, *, like: Any = None, lane: str | None = None
 ) -> Any:
-    """Return one array of which each device holds one piece.
+    """Assemble one array from one piece per device.
 
     Logically collective: shapes and dtypes of pieces, and layouts, must be equal.
 
-    Nothing is sent. A piece that lies on its device already is not copied. It is impossible that
-    replicas in this process differ if they were given as host values: their bits are compared
-    (so that NaN equals NaN). Pieces on devices, and those of other processes, are not compared.
-    Whether shapes, dtypes and layouts were the same on all is found out where the processes of
-    the mesh meet next, as for `put`.
+    Nothing is sent. A piece already on its device is not copied. It is impossible that replicas in
+    this process differ if they were given as host values: their bits are compared (so that NaN
+    equals NaN). Pieces on devices, and those of other processes, are not compared. Equality of
+    shapes, dtypes and layouts on all processes is checked at their next meeting, as for `put`.
 
     Args:
-      pieces: for each device of the mesh that this process owns, in mesh order, one piece: a host
+      pieces: one piece for each device of the mesh that this process owns, in mesh order: a host
         value, a jax.Array on one device, or a tree of these. All have the shape of a shard.
       layouts: the layout of the result, or a prefix tree of them, as for `put`. Along an axis with
         a pending sum the pieces are the terms.
@@ -44,11 +43,11 @@ def pack(
       lane: the line of execution, as for `put`.
 
     Returns:
-      the array, or the tree of arrays, whose shards are the pieces.
+      The array, or the tree of arrays, whose shards are the pieces.
 
     Raises:
       UsageError: too few or too many pieces, shapes, dtypes or trees that differ, replicas that
-        differ; all pieces at fault are named.
+        differ; all offending pieces are named.
 
     Example:
       >>> import numpy as np, shoal
@@ -79,22 +78,22 @@ def pack(
 
 @local
 def unpack(tree: Any) -> list[Any]:
-    """Return the pieces of an array that this process's devices hold, in mesh order.
+    """Return the pieces of an array held by this process's devices, in mesh order.
 
     Local.
 
     Nothing is copied: a piece is the buffer that its device holds, so that donating or deleting
-    the array gives up its pieces too.
+    the array gives up its pieces, too.
 
     Args:
       tree: an array, or a tree of arrays on the same number of this process's devices.
 
     Returns:
-      for each device of the mesh that this process owns, a jax.Array on that device, or a tree of
+      For each device of the mesh that this process owns, a jax.Array on that device, or a tree of
       them; an empty list where it owns none.
 
     Raises:
-      UsageError: leaves that are no arrays, or lie on different numbers of devices.
+      UsageError: leaves that are not arrays, or are on different numbers of devices.
 
     Example:
       >>> import numpy as np, shoal
@@ -107,21 +106,21 @@ def unpack(tree: Any) -> list[Any]:
     raise_all(
         "unpack",
         [
-            f"{shown(path)}: a {type(value).__name__} has no pieces; give arrays on devices"
+            f"{path_text(path)}: a {type(value).__name__} has no pieces; give arrays on devices"
             for path, value in paths
             if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer)
         ],
         wrong_type=True,
     )
-    raise_all("unpack", [f"{shown(path)}: {why}" for path, v in paths if (why := deleted(v))])
+    raise_all("unpack", [f"{path_text(path)}: {why}" for path, v in paths if (why := deleted(v))])
     columns = [_unpack(value) for _, value in paths]
     counts = {len(column) for column in columns}
     if len(counts) > 1:
         listed = ", ".join(
-            f"{shown(path)} on {len(column)}"
+            f"{path_text(path)} on {len(column)}"
             for (path, _), column in zip(paths, columns, strict=True)
         )
-        raise UsageError(f"unpack: the arrays lie on different numbers of devices: {listed}")
+        raise UsageError(f"unpack: the arrays are on different numbers of devices: {listed}")
     return [jax.tree.unflatten(treedef, row) for row in zip(*columns, strict=True)]
 
 
@@ -139,7 +138,7 @@ def _nothing(layouts: Layouts) -> str:
 
 
 def _structure_offences(pieces: Sequence[Any]) -> list[str]:
-    """Name the pieces that are other trees than the first, and values that are no arrays."""
+    """Name pieces whose tree differs from the first, and values that are not arrays."""
     structures = [jax.tree.structure(piece) for piece in pieces]
     offences = [
         f"piece {number} is the tree {structure}, piece 0 is {structures[0]}"
@@ -184,20 +183,20 @@ def _offences(leaf: Leaf, column: Sequence[Any]) -> list[str]:
 
 
 def _cannot_be_piece(array: jax.Array) -> str:
-    """Return why an array cannot be the buffer of one device of this process, or ""."""
+    """Return why an array cannot be the buffer of one of this process's devices, or ""."""
     device, *others = array.sharding.device_set
     if others:
         return "is spread over several devices"
     if not array.is_fully_addressable:
-        return f"lies on a device of process {device.process_index}; give one of your own"
+        return f"is on a device of process {device.process_index}; give one of your own"
     kind, usual = array.sharding.memory_kind, device.default_memory().kind
     if kind in (None, usual):
         return ""
-    return f"lies in {kind} memory; arrays of shoal live in their devices' memory"
+    return f"is in {kind} memory; arrays of shoal live in their devices' memory"
 
 
 def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int]) -> list[str]:
-    """Name the host pieces that should be replicas and are not, bit by bit."""
+    """Name the host pieces that should be replicas but differ, bit by bit."""
     layout = leaf.layout
     mesh = layout.mesh
     splitting = {axis for dim in layout.axes_of_dims for axis in dim} | set(layout.partial)

@@ -19,7 +19,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.host_values import X64, as_numpy, cannot_hold, is_key, narrowed, native
 from shoal.arrays.host.leave_trail import lane_offences, leave_trail
-from shoal.arrays.host.upload import refuse_inside_jit, spread
+from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import Move, move, relabelled
 from shoal.colour import logically_collective
 from shoal.errors import WrongType, raise_all
@@ -32,36 +32,36 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
 
     Logically collective: values, shapes, dtypes and layouts must be equal.
 
-    Nothing is sent: each process cuts what its own devices hold and moves that, each distinct
-    piece cut once. It is impossible that a value changes its dtype, or that the result changes
-    when the host value is changed afterwards.
+    Nothing is sent: each process cuts out what its own devices hold, each distinct piece once. It
+    is impossible that a value changes its dtype, or that the result changes when the host value is
+    modified afterwards.
 
-    Whether the call was the same on all processes that own devices of the mesh is found out where
-    these meet next (`barrier`, `broadcast`, `save`, `shutdown`, …): its place in the program and
-    all that must be equal travel there as a digest, and a difference is a DivergenceError on all,
-    which names the first call that differed. Of values over 1 MiB the digest is that of 128
-    places of 64 bytes, of a memory-mapped file that of eight, evenly spaced.
+    Equality of the call on all processes that own devices of the mesh is checked at their next
+    meeting (`barrier`, `broadcast`, `save`, `shutdown`, …): a digest of its call site and of all
+    that must be equal is sent along, and a difference is a DivergenceError on all, which names the
+    first call that differed. The digest of values over 1 MiB samples 128 places of 64 bytes; that
+    of a memory-mapped file eight; evenly spaced.
 
     Args:
       tree: numpy arrays (memory-mapped ones are read only where needed), numpy and Python scalars,
-        jax.Arrays. Python's numbers get JAX's default dtypes. A jax.Array that already lies as
-        asked is not copied, so that donating one gives up both; any other that this process holds
-        alone counts as a host value, and the result shares no memory with it.
+        jax.Arrays. Python numbers get JAX's default dtypes. A jax.Array already placed as requested
+        is not copied, so that donating one gives up both; any other that this process holds alone
+        counts as a host value, and the result shares no memory with it.
       layouts: one layout, or a prefix tree of them: Layouts, NamedShardings, PartitionSpecs;
         inside `use_mesh` also tuples of axis names and None, a name, or None (split nothing); or a
         function of (path such as "params/w", leaf) that returns one.
-      same: False: values may differ between processes, and count only where a process's own
+      same: False: values may differ between processes, and matter only where a process's own
         devices hold them; shapes, dtypes and layouts must be equal all the same.
-      lane: the line of execution whose calls this one is compared with, see `barrier`. None: the
-        one in which this thread last met others; what a thread does that never met others is not
-        compared.
+      lane: the line of execution to compare this call in, see `barrier`. None: the one in which
+        this thread last met others; calls of a thread that never met others are not compared.
 
     Returns:
-      the tree, with jax.Arrays.
+      The tree, with jax.Arrays.
 
     Raises:
       UsageError: ranks that do not match, dims that do not divide evenly, dtypes that JAX would
-        narrow, values that are no arrays; all leaves at fault are named by path. On every process.
+        narrow, values that are not arrays; all offending leaves are named by path. On every
+        process.
 
     Example:
       >>> import numpy as np, shoal
@@ -87,11 +87,11 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
         offences.append(WrongType(f"same={same!r} must be True or False"))
     raise_all("put", offences)
     leave_trail("put", leaves, lane=lane, options=(f"same={same}",), values=same)
-    return jax.tree.unflatten(treedef, place(leaves))
+    return jax.tree.unflatten(treedef, place_leaves(leaves))
 
 
 def dtype_offences(named: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return what is wrong with values that shall become arrays: (name, value) each."""
+    """Return what keeps values from becoming arrays: (name, value) each."""
     offences, narrow = [], []
     for name, value in named:
         if isinstance(value, jax.core.Tracer):
@@ -105,15 +105,15 @@ def dtype_offences(named: Iterable[tuple[str, Any]]) -> list[str]:
     return offences + narrow
 
 
-def place(leaves: list[Leaf]) -> list[jax.Array]:
-    """Put leaves that are known to be right. When it returns, host values may be changed."""
+def place_leaves(leaves: list[Leaf]) -> list[jax.Array]:
+    """Place validated leaves. When it returns, host values may be changed."""
     placed = [_already(leaf.value, sharding(leaf.layout)) for leaf in leaves]
     from_host = [number for number, array in enumerate(placed) if array is None]
     if from_host:
         refuse_inside_jit()
     for number in from_host:
         placed[number] = _from_host(leaves[number])
-    # a transfer under way still reads the host array
+    # a pending transfer still reads the host array
     jax.block_until_ready([placed[number] for number in from_host])
     return placed
 
@@ -121,20 +121,20 @@ def place(leaves: list[Leaf]) -> list[jax.Array]:
 def _from_host(leaf: Leaf) -> jax.Array:
     value, layout = leaf.value, leaf.layout
     if not is_key(value):
-        return spread(as_numpy(value), sharding(layout), native)
+        return upload_shards(as_numpy(value), sharding(layout), native)
     words = np.asarray(jax.random.key_data(value))
     whole = [None] * (words.ndim - layout.rank)
-    array = spread(words, sharding(Layout(layout.mesh, *layout.dims, *whole)), native)
+    array = upload_shards(words, sharding(Layout(layout.mesh, *layout.dims, *whole)), native)
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(value))
 
 
 def strong(value: Any) -> Any:
-    """Return an array without JAX's weak type, which a way over the host would lose as well."""
+    """Return an array without JAX's weak type, which passing through the host would also lose."""
     return value.astype(value.dtype) if getattr(value, "weak_type", False) else value
 
 
 def _is_elsewhere(value: Any) -> bool:
-    """True for an array of which other processes hold devices."""
+    """True for an array with shards on devices of other processes."""
     return (
         isinstance(value, jax.Array)
         and not isinstance(value, jax.core.Tracer)
@@ -147,7 +147,7 @@ def _where(array: jax.Array) -> str:
     owners = sorted({device.process_index for device in array.sharding.device_set})
     if len(owners) > 1:
         return "is spread over processes in another layout; relayout moves it"
-    return f"lies on devices of process {owners[0]} alone; put needs it as a host value here too"
+    return f"is only on devices of process {owners[0]}; put needs it as a host value here too"
 
 
 def _already(value: Any, target: NamedSharding) -> jax.Array | None:

@@ -1,4 +1,4 @@
-"""What stands inside `jit`: constraints, ties, manual regions, fences.
+"""Used inside `jit`: constraints, ties, manual regions, fences.
 
 Does not know where data comes from.
 """

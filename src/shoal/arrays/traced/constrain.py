@@ -1,4 +1,4 @@
-"""Layouts of values inside `jit`."""
+"""Pin layouts of values inside `jit`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.host_values import as_numpy, is_key, native, unfit
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.plan_relayout import RelayoutPlan
-from shoal.arrays.placing.host_arguments import is_elsewhere, placed
+from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
 from shoal.arrays.traced.constrain_via import moved_inside, why_not_via
 from shoal.colour import traced
 from shoal.errors import raise_all
@@ -39,39 +39,39 @@ AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 def constrain(
     tree: Any, layouts: Layouts, *, gradient: bool = False, via: RelayoutPlan | None = None
 ) -> Any:
-    """Pin the layouts of values inside `jit`; the values stay as they are.
+    """Pin the layouts of values inside `jit`; the values are unchanged.
 
     Traced.
 
     On Auto axes this tells the compiler (`jax.lax.with_sharding_constraint`), and dims need not
     divide evenly. On Explicit axes, where layouts are part of the type, it changes the type
-    (`jax.reshard`), and cotangents follow the types, whatever `gradient` says. One dim may be
-    split by both, the Explicit axes first. A function that `jit` has traced keeps the default mesh
-    that it was traced with: Layouts say it themselves. Outside `jit` an array is moved at once, and
-    a host value placed as by `put`: equal on all processes, which is found out where they meet.
+    (`jax.reshard`), and cotangents follow the types, whatever `gradient` is. One dim may be split
+    by both, the Explicit axes first. A function traced by `jit` keeps the default mesh that it was
+    traced with: Layouts name theirs. Outside `jit` an array is moved at once, and a host value
+    placed as by `put`: equal on all processes, which is checked at their next meeting.
 
     Args:
       tree: arrays.
       layouts: one layout, or a prefix tree of them, as for `put`. `None` clears: the compiler
-        chooses every dim of this value anew, whatever was pinned before it. Outside `jit`, where
+        chooses every dim of this value anew, whatever was pinned before. Outside `jit`, where
         an array on a mesh ties what is computed from it to that mesh, `None` gives an ordinary
-        array of the same value: whole, on the default device, and free to go wherever the next
-        computation is (JAX calls it uncommitted).
+        array of the same value: whole, on the default device, and free to move wherever the next
+        computation runs (*uncommitted* in JAX).
       gradient: also pin derivatives: the tangent in forward mode, the cotangent in reverse. By
-        default they are the compiler's to place. (JAX's own constraint always pins them.)
-      via: for one array inside `jit`: how to come to the layout from another, as
-        `plan_relayout` has planned it: by its steps, where the compiler might gather the whole
-        array. The array is pinned to the plan's source first; a cotangent goes the planned way
-        back, and tangents go the same way. All axes must be Auto.
+        default the compiler places them. (JAX's own constraint always pins them.)
+      via: for one array inside `jit`: the plan that leads to the layout, as returned by
+        `plan_relayout`: its steps are used where the compiler might gather the whole array. The
+        array is pinned to the plan's source first; a cotangent takes the planned way back, and
+        tangents the same way. All axes must be Auto.
 
     Returns:
-      the tree.
+      The tree.
 
     Raises:
       UsageError: layouts that do not fit, or do not fit `via`; outside `jit`, arrays on other
-        devices and layouts with pending sums; a dim split by an Auto axis
-        before an Explicit one; `None` on Explicit axes inside `jit`, or for an array of several
-        processes outside; axes that are Manual here. All leaves at fault by path, while tracing.
+        devices and layouts with pending sums; a dim split by an Auto axis before an Explicit one;
+        `None` on Explicit axes inside `jit`, or for an array of several processes outside; axes
+        that are Manual here. All offending leaves by path, while tracing.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
@@ -93,7 +93,7 @@ def constrain(
     raise_all("constrain", offences)
     if via is not None:
         return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via)])
-    leaves = placed("constrain", leaves)
+    leaves = place_arguments("constrain", leaves)
     return jax.tree.unflatten(treedef, [_constrain(leaf, gradient) for leaf in leaves])
 
 
@@ -126,10 +126,10 @@ def _check(leaf: Leaf, offences: list[str]) -> None:
         cannot_be_pending(leaf, offences)
         if is_elsewhere(leaf.value, jax_mesh(leaf.layout.mesh)):
             offences.append(
-                f"{leaf.path}: lies on other devices than {leaf.layout.mesh!r}, or in another "
+                f"{leaf.path}: is on other devices than {leaf.layout.mesh!r}, or in another "
                 "order; relayout moves it"
             )
-    else:  # there the compiler pads what Auto axes split unevenly
+    else:  # the compiler pads uneven splits by Auto axes
         typed = [[a for a in dim if types[a] == "explicit"] for dim in leaf.layout.axes_of_dims]
         leaf = leaf._replace(layout=Layout(leaf.layout.mesh, *map(tuple, typed)))
     must_divide(leaf, offences)
@@ -163,7 +163,7 @@ def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
     types = leaf.layout.mesh.axis_types
     if "explicit" in types.values():
         if leaf.layout.partial and jax.typeof(value).sharding.mesh.empty:
-            whole = Layout(leaf.layout.mesh, *leaf.layout.dims)  # JAX takes no other way (0.12)
+            whole = Layout(leaf.layout.mesh, *leaf.layout.dims)  # JAX requires this (0.12)
             value = jax.reshard(value, _only("explicit", leaf._replace(layout=whole), mesh))
         value = jax.reshard(value, _only("explicit", leaf, mesh))
     if AxisType.Auto not in mesh.axis_types:
@@ -182,7 +182,7 @@ def _cleared(value: jax.Array, gradient: bool) -> jax.Array:
 
 
 def _ordinary(array: jax.Array) -> jax.Array:
-    """Return an array as JAX makes it of host values; under `vmap` its value is not at hand."""
+    """Return an array as JAX makes it from host values; under `vmap` its value is not available."""
     if isinstance(array, jax.core.Tracer) or not array.committed:
         return array
     with jax.transfer_guard("allow"):
@@ -193,11 +193,11 @@ def _ordinary(array: jax.Array) -> jax.Array:
 
 
 def _mesh_to_clear(value: jax.Array) -> AnyMesh | None:
-    """Return the mesh on which the compiler is free again, or None if there is none to name.
+    """Return the mesh on which to clear a layout, or None if there is none to name.
 
-    That is the mesh that the value lies on: a program runs on the devices of one mesh, which need
-    not be those of the default mesh. Of a value that lies on none, only a default mesh of all
-    devices is sure to be of the program's.
+    That is the mesh of the value: a program runs on the devices of one mesh, which need not be
+    those of the default mesh. If the value has none, only a default mesh of all devices is sure to
+    be the program's.
     """
     here = jax.sharding.get_abstract_mesh()
     if manual_axes(here):
@@ -211,27 +211,27 @@ def _mesh_to_clear(value: jax.Array) -> AnyMesh | None:
 
 
 def _mesh_here(leaf: Leaf) -> AnyMesh:
-    """Return the mesh to name: inside `shard_map` the one in force there, with its Manual axes."""
+    """Return the mesh to name: inside `shard_map` the current one, with its Manual axes."""
     around = _mesh_around(leaf)
     return sharding(leaf.layout).mesh if around is None else around
 
 
 def _mesh_around(leaf: Leaf) -> AnyMesh | None:
-    """Return the mesh of the `shard_map` around, if it is of the layout's axes."""
+    """Return the mesh of the enclosing `shard_map`, if it has the layout's axes."""
     here = jax.sharding.get_abstract_mesh()
     is_alike = not here.empty and dict(here.shape) == dict(leaf.layout.mesh.axes)
     return here if is_alike and manual_axes(here) else None
 
 
 def explicit_part(leaf: Leaf) -> NamedSharding | None:
-    """Return what of a layout is part of the type, or None on a mesh without Explicit axes."""
+    """Return the part of a layout that belongs to the type; None without Explicit axes."""
     mesh = _mesh_here(leaf)
     return _only("explicit", leaf, mesh) if AxisType.Explicit in mesh.axis_types else None
 
 
 def _only(kind: str, leaf: Leaf, mesh: AnyMesh) -> NamedSharding:
-    """Return the part of a layout that its axes of one type make: JAX adds the Auto axes of a dim
-    to the Explicit ones that its type has.
+    """Return the part of a layout with axes of one type: JAX adds the Auto axes of a dim to the
+    Explicit ones in its type.
     """
     types = leaf.layout.mesh.axis_types
     dims = [tuple(a for a in dim if types[a] == kind) for dim in leaf.layout.axes_of_dims]
@@ -245,14 +245,14 @@ def _pinned(value: jax.Array, target: NamedSharding, gradient: bool) -> jax.Arra
         return jax.lax.with_sharding_constraint(x, target)
 
     if AxisType.Explicit in target.mesh.axis_types and not is_tracing():
-        pin = jax.jit(pin)  # as a call of its own it forgets the Explicit axes (jax 0.10 to 0.12)
+        pin = jax.jit(pin)  # as a separate call it would lose the Explicit axes (jax 0.10 to 0.12)
     if gradient or not jnp.issubdtype(value.dtype, jnp.inexact):
-        return pin(value)  # its own derivative is pinned alike
+        return pin(value)  # its derivative is pinned alike
     return _without_derivative(pin)(value)
 
 
 def _without_derivative(pin: Pin) -> Pin:
-    """Return `pin` for values, with the identity for a derivative."""
+    """Apply `pin` to values, with the identity as derivative."""
 
     @jax.custom_jvp
     def values_only(x: jax.Array) -> jax.Array:

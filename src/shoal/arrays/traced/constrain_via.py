@@ -17,7 +17,7 @@ from shoal.plan.transfer.same_devices import in_one_order
 
 
 def why_not_via(plan: RelayoutPlan, leaves: Sequence[Leaf]) -> list[str]:
-    """Return all that is wrong with `constrain(x, layout, via=plan)`."""
+    """Return all problems with `constrain(x, layout, via=plan)`."""
     if not isinstance(plan, RelayoutPlan):
         return [WrongType(f"via={plan!r} must be what plan_relayout returns")]
     if len(leaves) != 1:
@@ -41,10 +41,10 @@ def why_not_via(plan: RelayoutPlan, leaves: Sequence[Leaf]) -> list[str]:
 
 
 def moved_inside(x: jax.Array, plan: RelayoutPlan) -> jax.Array:
-    """Return the value in its new layout, by the steps of a plan; its cotangent goes back by one.
+    """Return the value in its new layout, by the steps of a plan; its cotangent by one back.
 
     Raises:
-      UsageError: under `vmap`, where the steps know no dim of the batch.
+      UsageError: under `vmap`, since the steps do not handle a batch dim.
     """
     move = plan.transfer
     back = plan_transfer(move.target, move.source, move.shape, move.item_bytes)

@@ -1,4 +1,4 @@
-"""Whole arrays → the shards of this process's devices → whole arrays, as a pair of calls."""
+"""Whole arrays → shards of this process's devices → whole arrays, as a pair of calls."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from shoal.plan.mesh import Mesh
 
 @collective("the processes of both meshes")
 def enter_manual(tree: Any, layouts: Layouts) -> list[Any]:
-    """Return what each device of this process holds of arrays in a layout, to compute on by hand.
+    """Return the shards of arrays on each of this process's devices, to compute on by hand.
 
     Collective over the processes of both meshes.
 
-    Arrays that lie otherwise are laid out first (`relayout`); then this is `unpack`, so that
+    Arrays in other layouts are moved first (`relayout`); then this is `unpack`, so that
     nothing is copied. Code that works on one shard runs once for each: on that shard's device, and
-    beside the others, since JAX does not wait for results. Shards know nothing of each other: for
-    collectives, derivatives, or inside `jit` write `manual(fn, in_layouts, out_layouts)`.
+    concurrently, since JAX dispatches asynchronously. Shards are independent: for
+    collectives, derivatives, or inside `jit` use `manual(fn, in_layouts, out_layouts)`.
 
     Args:
       tree: jax.Arrays.
       layouts: one layout, or a prefix tree of them, as for `put`.
 
     Returns:
-      for each device of the mesh that this process owns, in mesh order, its shard: a jax.Array on
+      For each device of the mesh that this process owns, in mesh order, its shard: a jax.Array on
       that device, or a tree of them. With one device for each process, a list of one.
 
     Raises:
@@ -59,12 +59,12 @@ def enter_manual(tree: Any, layouts: Layouts) -> list[Any]:
 def leave_manual(
     shards: Sequence[Any], layouts: Layouts, full_shape: Any, *, like: Any = None
 ) -> Any:
-    """Return the whole arrays of which each device holds one shard; undoes `enter_manual`.
+    """Assemble whole arrays from one shard per device; undoes `enter_manual`.
 
     Logically collective: shapes and dtypes of shards, and layouts, must be equal.
 
-    This is `pack`, with the shape of the result checked: it is impossible that a shard of another
-    size makes an array of another size unseen. Nothing is copied or sent.
+    This is `pack`, with a check of the result's shape: it is impossible that a shard of another
+    size silently makes an array of another size. Nothing is copied or sent.
 
     Args:
       shards: for each device of the mesh that this process owns, in mesh order, its shard, or a
@@ -74,7 +74,7 @@ def leave_manual(
       like: one shard, as `jax.ShapeDtypeStruct`s; needed only where this process owns no device.
 
     Returns:
-      the array, or the tree of arrays.
+      The array, or the tree of arrays.
 
     Raises:
       UsageError: shards that do not make up `full_shape` or lie on a device that another one
@@ -90,12 +90,12 @@ def leave_manual(
     return pack(shards, layouts, like=like)
 
 
-def _refuse(asked: str, tree: Any) -> None:
-    """A shard of its own is no value of a program that runs on all devices."""
+def _refuse(operation: str, tree: Any) -> None:
+    """Raise inside a trace: a single shard is not a value of a program on all devices."""
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
     if traced or is_tracing():
         raise UsageError(
-            f"{asked}: inside jit, grad and vmap code becomes one device as a function: write "
+            f"{operation}: inside jit, grad and vmap code runs per device as a function: write "
             "manual(fn, in_layouts, out_layouts)"
         )
 
@@ -108,7 +108,7 @@ def _check(shards: Sequence[Any], shard: Any, layouts: Layouts, full_shape: Any)
         wanted = treedef.flatten_up_to(full_shape)
     except ValueError as error:
         raise UsageError(
-            f"leave_manual: full_shape={full_shape!r} has not one shape for each leaf: "
+            f"leave_manual: full_shape={full_shape!r} does not have one shape for each leaf: "
             f"{str(error).splitlines()[0]}"
         ) from None
     for leaf, shape in zip(leaves, wanted, strict=True):
@@ -124,7 +124,7 @@ def _check(shards: Sequence[Any], shard: Any, layouts: Layouts, full_shape: Any)
 
 
 def _elsewhere(shards: Sequence[Any], mesh: Mesh) -> list[str]:
-    """Name the shards that lie on a device which others stand for: they are in another order."""
+    """Name the shards on a device that belongs to another shard: they are out of order."""
     owner = jax.process_index()
     own = [device for device in jax_mesh(mesh).devices.flat if device.process_index == owner]
     offences = []
@@ -132,8 +132,8 @@ def _elsewhere(shards: Sequence[Any], mesh: Mesh) -> list[str]:
         lies = {d for leaf in jax.tree.leaves(shard) if _is_placed(leaf) for d in leaf.devices()}
         if away := sorted(d.id for d in lies & {*own} if d != device):
             offences.append(
-                f"shard {number} lies on device {away[0]}, and stands for what device {device.id} "
-                "holds; keep the order of enter_manual"
+                f"shard {number} is on device {away[0]}, in the place of the shard of "
+                f"device {device.id}; keep the order of enter_manual"
             )
     return offences
 

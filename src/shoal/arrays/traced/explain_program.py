@@ -1,4 +1,4 @@
-"""What a compiled program moves without being asked to, and what to write instead."""
+"""Explain what a compiled program moves implicitly, and what to write instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.errors import UsageTypeError
 from shoal.plan.compiled.hlo_flow import SourceLine, flow_of, frames_of
 from shoal.plan.compiled.hlo_traffic import Collective, collectives_of
 
-# What programs write themselves: the names of JAX's own collectives.
+# Collectives written by the user: JAX's names for them.
 _WRITTEN = (
     "psum", "pmax", "pmin", "pmean", "all_gather", "all_to_all", "ppermute", "psum_scatter",
     "reduce_scatter", "pbroadcast", "psum_invariant", "all_gather_invariant", "all_gather_reduced",
@@ -25,7 +25,7 @@ _OWN_FOLDER = str(Path(__file__).parents[2])
 _ADVICE = {
     "gathered": "the compiler gathers the whole array and cuts it again; at this line "
     "constrain(x, layout, via=plan_relayout(x, layout)) moves no more than it must",
-    "moved": "an operand lies otherwise than the operation needs it; constrain it where it is made",
+    "moved": "an operand is in another layout than needed; constrain it where it is made",
     "summed": "the operation sums over a split dim, which needs this",
     "written": "written so in the program",
 }
@@ -38,15 +38,15 @@ class Movement(NamedTuple):
     """"gathered" whole and cut again, "moved" between layouts, "summed", or "written" by hand."""
     opcode: str
     received_bytes: int
-    """By the device that receives most, as often as it runs."""
+    """Bytes received by the device that receives most, over all executions."""
     operation: str
-    """What JAX calls the operation for which it is done; empty where XLA does not say."""
+    """JAX's name of the operation that needs it; empty if XLA does not say."""
     source: str
-    """The line of the program that led to it, as "file:line (function)"; empty if not known."""
+    """The source line that caused it, as "file:line (function)"; empty if not known."""
 
     @property
     def is_hidden(self) -> bool:
-        """True if nothing in the program asks for it, and a constraint may avoid it."""
+        """True if the program does not ask for it, so that a constraint may avoid it."""
         return self.kind in ("gathered", "moved")
 
     @property
@@ -57,15 +57,15 @@ class Movement(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class ProgramReport:
-    """The collectives of a compiled program. `print` shows them, those that hide first."""
+    """The collectives of a compiled program. `print` shows them, hidden ones first."""
 
     movements: tuple[Movement, ...]
     received_bytes: int
-    """By the device that receives most, of all of them."""
+    """Bytes received by the device that receives most, over all collectives."""
 
     @property
     def hidden(self) -> tuple[Movement, ...]:
-        """Those that nothing in the program asks for, the largest first."""
+        """The collectives that the program does not ask for, the largest first."""
         found = [one for one in self.movements if one.is_hidden]
         return tuple(sorted(found, key=lambda one: -one.received_bytes))
 
@@ -92,21 +92,20 @@ def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
 
     Local.
 
-    Found is what costs a program its speed without a word: arrays that the compiler gathers whole
-    to cut them again ("involuntary full rematerialization"), and operands that it moves since they
-    lie otherwise than an operation needs them. Each with the line of the program, and what to
-    write there. Communication that the arithmetic itself needs, and that the program writes, is
-    listed, too.
+    It finds what silently slows a program down: arrays that the compiler gathers whole and cuts
+    again ("involuntary full rematerialization"), and operands that it moves because an operation
+    needs them in another layout. Each with the source line, and what to write there. Communication
+    that the arithmetic itself needs, or that the program writes, is listed, too.
 
     Args:
       jitted: what `jax.jit` returned.
       args, kwargs: its arguments, or `jax.ShapeDtypeStruct`s with shardings.
 
     Returns:
-      a `ProgramReport`.
+      A `ProgramReport`.
 
     Raises:
-      UsageError: `jitted` is no jitted function.
+      UsageError: `jitted` is not a jitted function.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
@@ -118,7 +117,7 @@ def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
     """
     if not hasattr(jitted, "lower") or isinstance(jitted, str | bytes):
         raise UsageTypeError(
-            f"explain_program: {jitted!r} is no jitted function: give jax.jit(function), "
+            f"explain_program: {jitted!r} is not a jitted function: give jax.jit(function), "
             "and its arguments after it"
         )
     compiled = jitted.lower(*args, **kwargs).compile()
@@ -152,5 +151,5 @@ def _kind(one: Collective, is_cut_again: bool) -> str:
 
 
 def _source(frames: Sequence[SourceLine]) -> str:
-    """Return the innermost line that is not shoal's own."""
+    """Return the innermost source line outside shoal."""
     return next((str(frame) for frame in frames if not frame.file.startswith(_OWN_FOLDER)), "")

@@ -1,4 +1,4 @@
-"""Barriers for the compiler: what comes before is done before what comes after begins."""
+"""Optimisation barriers: everything before completes before anything after begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from shoal.arguments import check_flags
-from shoal.arrays.bridge.leaf_layouts import shown
+from shoal.arrays.bridge.leaf_layouts import path_text
 from shoal.arrays.host.host_values import as_numpy, native, unfit
 from shoal.arrays.host.upload import is_tracing
 from shoal.colour import traced
@@ -26,24 +26,24 @@ def fence(target: Any, *, backward: bool = False) -> Any:
 
     Traced.
 
-    `fence(tree)` gives back a tree of values: nothing that uses one of them begins before all of
-    them are there. `fence(fn, backward=True)` gives back a function that computes what `fn` does;
-    where it is differentiated, the cotangents of all its arguments, parameters and inputs, stand
-    behind one barrier, so that the backward pass of the layers before waits until the gradients of
-    this layer's parameters are there, and their memory and collectives are not held up to the end.
-    Values and derivatives stay as they are, and outside `jit` nothing happens.
+    `fence(tree)` returns a tree of values: nothing that uses one of them begins before all of
+    them are available. `fence(fn, backward=True)` returns a function that computes what `fn` does;
+    where it is differentiated, the cotangents of all its arguments, parameters and inputs, pass
+    one barrier, so that the backward pass of the layers before waits until the gradients of
+    this layer's parameters are done, and their memory and collectives are not deferred to the end.
+    Values and derivatives are unchanged, and outside `jit` it has no effect.
 
     Args:
       target: a tree: arrays, keys, numbers, None; or a function whose parameters are arguments
-        (of what it closes over nothing is known). A callable tree, such as a module, is a tree.
-      backward: the barrier is for the derivative alone: nothing holds up the values. Of a tree
-        too: `fence(tree, backward=True)`.
+        (closures are not seen). A callable tree, such as a module, is a tree.
+      backward: fence only the derivative, not the values. Also for trees: `fence(tree,
+        backward=True)`.
 
     Returns:
-      the tree, or the function.
+      The tree, or the function.
 
     Raises:
-      UsageError: a function without `backward=True`, leaves that are no values; all by path.
+      UsageError: a function without `backward=True`, leaves that are not values; all by path.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
@@ -61,7 +61,7 @@ def fence(target: Any, *, backward: bool = False) -> Any:
     raise_all(
         "fence",
         [
-            f"{shown(path)}: {why}"
+            f"{path_text(path)}: {why}"
             for path, value in leaves
             if not _is_float0(value) and (why := unfit(value))
         ],
@@ -73,7 +73,7 @@ def _function(fn: Callable[..., Any], backward: bool) -> Callable[..., Any]:
     if not backward:
         raise UsageError(
             "fence: of a function only the derivative can be fenced: backward=True; for its "
-            "values, fence what goes in or comes out"
+            "values, fence its inputs or outputs"
         )
 
     @wraps(fn)
@@ -86,7 +86,7 @@ def _function(fn: Callable[..., Any], backward: bool) -> Callable[..., Any]:
 
 
 def _fenced(leaves: list[Any], backward: bool) -> list[Any]:
-    """Return leaves behind one barrier; those that no barrier can hold as they are."""
+    """Return leaves behind one barrier; leaves that cannot be fenced are unchanged."""
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) and not is_tracing():
         return leaves
     held = [n for n, leaf in enumerate(leaves) if _is_held(leaf, backward)]
@@ -98,13 +98,13 @@ def _fenced(leaves: list[Any], backward: bool) -> list[Any]:
 
 
 def _is_held(leaf: Any, backward: bool) -> bool:
-    if backward:  # what has a derivative; to a function anything may be given
+    if backward:  # has a derivative; functions may be given anything
         return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
     return not _is_float0(leaf)
 
 
 def _barrier(values: Values, backward: bool) -> Values:
-    """Fence values that have derivatives.
+    """Fence differentiable values.
 
     The derivative of JAX's own barrier makes zeros for values without one, and differentiates all
     that is computed from them for nothing (jax 0.10).
@@ -117,7 +117,7 @@ def _barrier(values: Values, backward: bool) -> Values:
     def derivative(primals: tuple[Values], tangents: tuple[list[Any]]) -> tuple[Values, list[Any]]:
         moving = [n for n, dot in enumerate(tangents[0]) if not isinstance(dot, SymbolicZero)]
         results = passed(*primals)
-        # the zeros that JAX gives do not say along which Manual axes they differ (jax 0.10)
+        # JAX's zeros lack the Manual axes along which they vary (jax 0.10)
         dots: list[Any] = [SymbolicZero(jax.typeof(one).to_tangent_aval()) for one in results]
         given = tangents[0]
         for n, dot in zip(

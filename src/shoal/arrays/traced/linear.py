@@ -1,4 +1,4 @@
-"""A linear map that leaves the leading dims as they are."""
+"""A linear map that does not merge leading dims."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def linear(
     layout: Layouts = None,
     preferred_element_type: Any = None,
 ) -> jax.Array:
-    """Return `x @ weight.T + bias` over the last dim, however many dims lead.
+    """Return `x @ weight.T + bias` over the last dim, for any number of leading dims.
 
     Traced.
 
@@ -38,13 +38,13 @@ def linear(
 
     Args:
       x: [..., in].
-      weight: [out, in], as torch and its checkpoints have it, so that both contract their last
-        dims. Of a kernel [in, out] give `kernel.T`, which costs nothing.
+      weight: [out, in], as in torch and its checkpoints, so that both contract their last
+        dims. For a kernel [in, out] pass `kernel.T`, which costs nothing.
       bias: [out]; None: none. All have one dtype.
       layout: the layout of the result, as for `constrain`; None: the compiler's choice. On
-        Explicit axes JAX asks for it where axes split the dim that is summed over.
-      preferred_element_type: the dtype in which products are summed, between devices too, and that
-        the result has. None: the dtype of `x`. For 16 bits `jnp.float32` keeps the sums exact to
+        Explicit axes JAX requires it if axes split the contracted dim.
+      preferred_element_type: the dtype in which products are summed, also between devices, and that
+        of the result. None: the dtype of `x`. For 16 bits `jnp.float32` keeps the sums exact to
         that; derivatives are summed in it as well, and come back in the arguments' own dtype.
 
     Returns:
@@ -80,10 +80,10 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
     offences = [f"{name}: {why}" for name, v in given.items() if (why := unfit(v))]
     raise_all("linear", offences)
     shapes = {name: np.shape(value) for name, value in given.items()}
-    asked = {"weight": (2, "[out, in]"), "bias": (1, "[out]")}
+    expected = {"weight": (2, "[out, in]"), "bias": (1, "[out]")}
     if not shapes["x"]:
         offences.append("x: a scalar has no last dim; give [..., in]")
-    for name, (rank, dims) in asked.items():
+    for name, (rank, dims) in expected.items():
         if name in shapes and len(shapes[name]) != rank:
             offences.append(
                 f"{name}: shape {shapes[name]} has rank {len(shapes[name])}; give {dims}"
@@ -109,7 +109,7 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
 
 
 def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) -> None:
-    """Refuse sums of a dtype that JAX would narrow, or of which types do not say where they lie."""
+    """Reject sums in a dtype that JAX would narrow, or whose layout the types do not determine."""
     offences = []
     wanted = _dtype(dtype, x.dtype)
     if (kept := jax.dtypes.canonicalize_dtype(wanted)) != wanted:
@@ -119,20 +119,20 @@ def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) ->
         offences += _used_twice(x, weight)
     if layout is None and len(split) == 2 and all(split):
         offences.append(
-            f"{split[0]} and {split[1]} split the dim that is summed over, and on Explicit axes "
-            "the result's type must be said: layout="
+            f"{split[0]} and {split[1]} split the contracted dim, and on Explicit axes "
+            "the result's type must be given: layout="
         )
     raise_all("linear", offences)
 
 
 def _dtype(given: Any, default: Any) -> Any:
-    is_record = isinstance(given, list | tuple | dict)  # to NumPy
+    is_record = isinstance(given, list | tuple | dict)  # for NumPy
     try:
         wanted = None if is_record else jnp.dtype(default if given is None else given)
     except TypeError:
         wanted = None
     if wanted is None:
-        raise UsageTypeError(f"linear: preferred_element_type={given!r} is no dtype")
+        raise UsageTypeError(f"linear: preferred_element_type={given!r} is not a dtype")
     return wanted
 
 
@@ -145,12 +145,12 @@ def _used_twice(x: jax.Array, weight: jax.Array) -> list[str]:
         return []
     return [
         f"{', '.join(twice)} would split two dims of the result, one as in x and one as in weight; "
-        "on Explicit axes say which it shall be: layout="
+        "on Explicit axes choose one: layout="
     ]
 
 
 def _explicit(layout: Layouts, shape: tuple[int, ...]) -> NamedSharding | None:
-    """Return where JAX's types shall say that the result lies, if the mesh has such axes."""
+    """Return the layout of the result in JAX's types, if the mesh has Explicit axes."""
     offences: list[str] = []
     leaves, _ = leaf_layouts(jax.ShapeDtypeStruct(shape, np.float32), layout, offences)
     if leaves and not is_tracing():

@@ -1,4 +1,4 @@
-"""A region of a program in which the code is one device."""
+"""Manual regions: parts of a program written from the view of one device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.arrays.host.host_values import as_numpy, native, unfit
-from shoal.arrays.placing.host_arguments import is_elsewhere, placed
+from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
 from shoal.arrays.traced.constrain import AnyMesh, constrain, manual_axes
 from shoal.arrays.traced.varying import Hidden, Hunt
 from shoal.colour import traced
@@ -33,12 +33,12 @@ from shoal.plan.mesh import Mesh
 
 
 class _Region(NamedTuple):
-    """Where the code is one device."""
+    """A manual region."""
 
     name: str  # of the function, for messages
     mesh: Mesh
-    axes: frozenset[str]  # the Manual ones
-    here: AnyMesh  # the mesh in JAX's terms: inside another region, the one in force there
+    axes: frozenset[str]  # the Manual axes
+    here: AnyMesh  # the JAX mesh: inside another region, the current one
 
 
 @traced
@@ -49,36 +49,36 @@ def manual(
     *,
     axes: Collection[str] | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that runs `fn` on each device, on the shards that lie there.
+    """Return a function that runs `fn` on each device, on its shards.
 
     Traced.
 
-    Inside, values have the shapes of shards, and devices speak by the collectives of `jax.lax`
-    with the names of axes (`psum(x, "data")`, `axis_index("data")`). Outside, the function takes
-    and gives whole values: arguments are laid out as `in_layouts` say, results are put together
-    as `out_layouts` say. It is impossible that a result is said to be equal along an axis and is
-    not (but for what a callback makes up): that is checked while tracing, also what a `cond`, a
-    `while` or a sort decides by, of which JAX's types know nothing. Under `jit`, `grad`, `vmap` and
-    `scan` it is a function as any other; outside `jit` it is compiled on its own, once for each
-    kind of arguments, and host values are compared between processes as those of `put`.
+    Inside, values have the shapes of shards, and devices communicate by the collectives of
+    `jax.lax` with axis names (`psum(x, "data")`, `axis_index("data")`). Outside, the function takes
+    and returns whole values: arguments are laid out by `in_layouts`, results are assembled by
+    `out_layouts`. It is impossible that a result is declared equal along an axis and is not (except
+    for what a callback returns): that is checked while tracing, including the predicates of `cond`,
+    `while` and sorts, which JAX's types do not track. Under `jit`, `grad`, `vmap` and `scan` it is
+    an ordinary function; outside `jit` it is compiled on its own, once for each signature, and host
+    values are compared between processes as those of `put`.
 
     Args:
-      fn: a function of arrays, or trees of them, by position.
+      fn: a function of positional arrays, or trees of them.
       in_layouts: one layout for all arguments, or a tuple with one for each, or a prefix tree of
         them, as for `put`. All layouts are on one mesh, which specs and tuples need not name.
-      out_layouts: one layout, or a prefix tree of them, for what `fn` returns. Here functions of
-        paths cannot stand.
-      axes: the axes over which the code is one device; default: all of the mesh (inside another
-        region, those that are left). Along the others values stay whole inside, and the
-        compiler's: axes of theirs in a layout are pinned before and after, as by `constrain`.
+      out_layouts: one layout, or a prefix tree of them, for the results of `fn`. Functions of
+        paths are not allowed here.
+      axes: the Manual axes; default: all of the mesh (inside another region, the remaining ones).
+        Along the others values stay whole inside, and are left to the compiler: such axes in a
+        layout are pinned before and after, as by `constrain`.
 
     Returns:
-      the function.
+      The function.
 
     Raises:
       UsageError: layouts that do not fit, are on several meshes, or leave a sum pending; dims that
         the Manual axes do not divide evenly; results that may differ where their layout says that
-        they are equal; collectives to which only some devices would come; all leaves at fault by
+        they are equal; collectives that only some devices would reach; all offending leaves by
         path, while tracing.
 
     Example:
@@ -90,16 +90,16 @@ def manual(
       >>> float(mean(jnp.arange(float(4 * mesh.size)))) == (4 * mesh.size - 1) / 2
       True
 
-    Source: `jax.shard_map`, whose types tell what differs between devices (`check_vma`).
+    Source: `jax.shard_map`, whose types track what differs between devices (`check_vma`).
     """
     if not callable(fn):
         raise UsageTypeError(f"manual: the first argument must be a function, not {fn!r}")
     name = getattr(fn, "__name__", type(fn).__name__)
-    for asked, layouts in (("in_layouts", in_layouts), ("out_layouts", out_layouts)):
+    for argument, layouts in (("in_layouts", in_layouts), ("out_layouts", out_layouts)):
         for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
             if not is_one_layout(given):
                 raise UsageTypeError(
-                    f"manual: {asked}: {given!r} is no layout; give a Layout or a spec"
+                    f"manual: {argument}: {given!r} is not a layout; give a Layout or a spec"
                 )
     program = _program(fn, name, out_layouts)
 
@@ -107,11 +107,11 @@ def manual(
     def region_of(*args: Any, **options: Any) -> Any:
         if options:
             raise UsageTypeError(
-                f"manual: {name}: layouts stand for arguments by position: {', '.join(options)}"
+                f"manual: {name}: layouts apply to positional arguments: {', '.join(options)}"
             )
         region = _region(name, in_layouts, out_layouts, axes)
         leaves, treedef = _arguments(args, in_layouts, region)
-        leaves = placed("manual", leaves)
+        leaves = place_arguments("manual", leaves)
         values = [_array(leaf.value) for leaf in leaves]
         return program(region, tuple(leaf.layout for leaf in leaves), treedef, *values)
 
@@ -119,7 +119,7 @@ def manual(
 
 
 def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callable[..., Any]:
-    """Return a function of a region, and of the layouts, tree and leaves of arguments."""
+    """Return a function of a region, and of the layouts, tree and leaves of its arguments."""
     specs = _specs(out_layouts)
 
     def whole(
@@ -140,9 +140,9 @@ def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callabl
             _refuse_differing(leaves, hidden, region)
             return result
 
-        # What a region saves for its derivative, JAX says to differ along all axes that are Manual,
-        # those of a region around it too, which may not be named again (jax 0.10 to 0.12). So
-        # inside another region nothing is saved but the arguments, of which the layouts are known.
+        # JAX types residuals saved for the derivative as varying along all Manual axes,
+        # including those of an enclosing region, which may not be named again (jax 0.10 to 0.12).
+        # So inside another region only the arguments are saved, whose layouts are known.
         mapped = jax.shard_map(
             jax.checkpoint(checked) if manual_axes(region.here) else checked,
             mesh=region.here,
@@ -153,14 +153,14 @@ def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callabl
         entered = [_entered(v, layout, region) for v, layout in zip(values, layouts, strict=True)]
         return _left(mapped(*entered), out_layouts, region)
 
-    whole.__name__ = name  # what profiles and programs show
+    whole.__name__ = name  # shown in profiles and programs
     return jax.jit(whole, static_argnums=(0, 1, 2))
 
 
 def _region(
     name: str, in_layouts: Layouts, out_layouts: Layouts, axes: Collection[str] | None
 ) -> _Region:
-    """Return the mesh and the axes of a call, as far as they make one."""
+    """Return the region of a call: its mesh and axes."""
     named = dict.fromkeys(_meshes((in_layouts, out_layouts)))
     if len(named) > 1:
         raise UsageError(
@@ -186,7 +186,7 @@ def _region(
 
 
 def _is_one_of(mesh: Mesh, here: AnyMesh) -> bool:
-    """True if JAX's mesh has a mesh's axes, of the same types as far as they are not Manual."""
+    """True if JAX's mesh has a mesh's axes, of the same types except for Manual ones."""
     types = zip(jax_mesh(mesh).axis_types, here.axis_types, strict=False)
     return dict(here.shape) == dict(mesh.axes) and all(
         kind in (own, AxisType.Manual) for own, kind in types
@@ -194,7 +194,7 @@ def _is_one_of(mesh: Mesh, here: AnyMesh) -> bool:
 
 
 def _wanted(name: str, axes: Collection[str], mesh: Mesh, taken: Collection[str]) -> frozenset[str]:
-    """Return the axes that shall be Manual, if they can be."""
+    """Return the axes to make Manual, if that is possible."""
     if not isinstance(axes, Collection):
         raise UsageTypeError(f"manual: {name}: axes={axes!r} must be names of axes")
     wanted = [axes] if isinstance(axes, str) else [*axes]
@@ -234,7 +234,7 @@ def _arguments(
         must_divide(leaf._replace(layout=own), offences)
         if is_elsewhere(leaf.value, jax_mesh(region.mesh)):
             offences.append(
-                f"{leaf.path}: lies on other devices than {region.mesh!r}, or in another order; "
+                f"{leaf.path}: is on other devices than {region.mesh!r}, or in another order; "
                 "relayout moves it"
             )
     raise_all(f"manual: arguments of {region.name}", offences)
@@ -242,7 +242,7 @@ def _arguments(
 
 
 def _check(leaf: Leaf, region: _Region, offences: list[str]) -> None:
-    """Add what keeps a layout from being one of this region."""
+    """Report what keeps a layout from being used in this region."""
     layout, taken = leaf.layout, manual_axes(region.here)
     cannot_be_pending(leaf, offences)
     if layout.mesh != region.mesh:
@@ -272,9 +272,9 @@ def _spec(layout: Layout, axes: frozenset[str]) -> PartitionSpec:
 
 
 def _specs(out_layouts: Layouts) -> Callable[[_Region], Any]:
-    """Return what makes of the layouts of results, in a region, the specs that JAX asks for.
+    """Return a function from the layouts of results to the specs for JAX.
 
-    How many dims and leaves there are is not known yet; `_checked` compares them later.
+    The number of dims and leaves is not known yet; `_checked` compares them later.
     """
 
     def spec(given: Any, axes: frozenset[str]) -> PartitionSpec:
@@ -310,7 +310,7 @@ def _results(result: Any, layouts: Layouts, region: _Region) -> tuple[list[Leaf]
 
 
 def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
-    """Return what a region gives, if it is what its layouts say."""
+    """Return the results of a region, if they match their layouts."""
     leaves, treedef = _results(result, layouts, region)
     try:
         jax.tree.map(lambda *_: None, layouts, result, is_leaf=is_one_layout)
@@ -318,7 +318,7 @@ def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
         said = str(jax.tree.structure(layouts, is_leaf=is_one_layout)).removeprefix("PyTreeDef")
         found = str(treedef).removeprefix("PyTreeDef")
         raise UsageError(
-            f"manual: results of {region.name}: the layouts stand in other containers: "
+            f"manual: results of {region.name}: the layouts are in other containers: "
             f"{said[:200]} for {found[:200]}"
         ) from None
     values = [_array(leaf.value) for leaf in leaves]
@@ -328,10 +328,10 @@ def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
 
 
 def _refuse_differing(leaves: Sequence[Leaf], found: Sequence[Hidden], region: _Region) -> None:
-    """Raise an error for results that may differ along axes of which their layouts have one value.
+    """Raise for results that may differ along axes where their layouts say they are equal.
 
     Args:
-      found: these axes for each result → the operation that is why, "" where the types say so.
+      found: these axes for each result → the operation that causes it, "" if the types say so.
     """
     offences = []
     for leaf, varying in zip(leaves, found, strict=True):
@@ -353,7 +353,7 @@ def _refuse_differing(leaves: Sequence[Leaf], found: Sequence[Hidden], region: _
 
 
 def _entered(value: jax.Array, layout: Layout, region: _Region) -> jax.Array:
-    """Return an argument as the region takes it: JAX itself splits only by Manual, Auto axes."""
+    """Return an argument as passed to the region: JAX splits only by Manual and Auto axes."""
     is_explicit = AxisType.Explicit in region.here.axis_types
     return constrain(value, layout) if is_explicit or _others(layout, region) else value
 

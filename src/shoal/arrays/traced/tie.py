@@ -1,4 +1,4 @@
-"""Two values in one layout, whichever it turns out to be."""
+"""Tie two values to one layout, whichever the compiler chooses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding
 
 from shoal.arguments import check_flags
-from shoal.arrays.bridge.leaf_layouts import shown
+from shoal.arrays.bridge.leaf_layouts import path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding
 from shoal.arrays.host.host_values import as_numpy, is_key, native, unfit
 from shoal.arrays.host.upload import is_tracing
@@ -28,27 +28,27 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
 
     Traced.
 
-    Whatever the compiler knows about the layout of either value, from before or after, holds for
-    the other too: a pinned value (`constrain`) pins the value that is tied to it, and of two free
-    ones the compiler lays out both alike. Values stay as they are, and neither waits for the
-    other. A function that is itself under `jit` and called several times is compiled once: there
-    one tie ties the values of all its calls (`jit(…, inline=True)` keeps them apart). So a region
-    that is manual over some axes cannot hold one if the program has the region twice (two calls,
-    both branches of a `cond`, a derivative beside the value): XLA refuses that, with an error.
+    Whatever the compiler knows about the layout of either value, from uses before or after, holds
+    for the other too: a pinned value (`constrain`) pins the value tied to it, and two free ones are
+    laid out alike. Values are unchanged, and neither waits for the other. A function that is itself
+    under `jit` and called several times is compiled once: there one tie ties the values of all its
+    calls (`jit(…, inline=True)` keeps them apart). So a region that is manual over some axes cannot
+    hold one if the program has the region twice (two calls, both branches of a `cond`, a derivative
+    beside the value): XLA refuses that, with an error.
 
     Args:
       a, b: trees of one structure, with leaves of the same shapes; dtypes may differ. None ties
         nothing.
       gradient: also tie derivatives: the two tangents to each other in forward mode, the two
-        cotangents in reverse. By default they are the compiler's to place.
+        cotangents in reverse. By default the compiler places them.
 
     Returns:
-      both trees. Go on with these: the values that were given are not tied.
+      Both trees. Use these: the given values are not tied.
 
     Raises:
       UsageError: structures or shapes that differ, keys beside numbers, types that differ on
-        Explicit axes, Shardy switched off, or, outside `jit`, where each array lies somewhere
-        already, arrays in different layouts; all leaves at fault by path, while tracing.
+        Explicit axes, Shardy switched off, or, outside `jit`, where each array is placed
+        already, arrays in different layouts; all offending leaves by path, while tracing.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
@@ -80,7 +80,7 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
-    return {shown(path): value for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {path_text(path): value for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def _structure_offences(
@@ -96,7 +96,7 @@ def _structure_offences(
 
 
 def _differences(first: Any, second: Any) -> list[str]:
-    """Say why two leaves cannot have one layout."""
+    """Say why two leaves cannot have the same layout."""
     shapes = [jnp.shape(value) for value in (first, second)]
     if shapes[0] != shapes[1]:
         return [f"shapes {shapes[0]} and {shapes[1]} differ; only equal shapes have one layout"]
@@ -119,7 +119,7 @@ def _differences(first: Any, second: Any) -> list[str]:
     if lies.is_equivalent_to(shall, first.ndim):
         return []
     return [
-        f"outside jit both lie somewhere already: {_layout(lies, first.ndim)} and "
+        f"outside jit both are placed already: {_layout(lies, first.ndim)} and "
         f"{_layout(shall, first.ndim)}; relayout(b, layout_of(a)) moves one"
     ]
 
@@ -135,7 +135,7 @@ def _array(value: Any) -> jax.Array:
 def _tied(a: jax.Array, b: jax.Array, gradient: bool) -> tuple[jax.Array, jax.Array]:
     here = jax.sharding.get_abstract_mesh()
     if AxisType.Manual in here.axis_types and AxisType.Auto not in here.axis_types:
-        return a, b  # what each device holds is for no compiler to lay out
+        return a, b  # per-device values have no layout to choose
     kinds = [jnp.issubdtype(value.dtype, jnp.inexact) for value in (a, b)]
     if not any(kinds):
         return tuple(_ALIKE.bind(a, b))
@@ -154,12 +154,12 @@ def _tied(a: jax.Array, b: jax.Array, gradient: bool) -> tuple[jax.Array, jax.Ar
 
 def _transpose(cotangents: Sequence[Any], *_: Any) -> Sequence[Any]:
     if any(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
-        return cotangents  # what is zero is no array
+        return cotangents  # symbolic zeros are not arrays
     return _ALIKE.bind(*cotangents)
 
 
 def _batch(values: Sequence[Any], dims: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """Tie batches to each other; one without a batch to the first element of the other."""
+    """Tie batches to each other; an unbatched value to the first element of a batch."""
     a, b = values
     if dims[0] is not None and dims[1] is not None:
         return _ALIKE.bind(a, jnp.moveaxis(b, dims[1], dims[0])), (dims[0], dims[0])
@@ -169,8 +169,8 @@ def _batch(values: Sequence[Any], dims: Sequence[Any]) -> tuple[Sequence[Any], A
 
 
 def _lower(ctx: mlir.LoweringRuleContext, a: ir.Value, b: ir.Value) -> Sequence[ir.Value]:
-    """Put both values into a group of their own: the n-th of the module has number n, so that
-    every process compiles the same program.
+    """Put both values into a group of their own, numbered within the module, so that every process
+    compiles the same program.
     """
     groups = 0
 
@@ -191,4 +191,4 @@ _ALIKE.def_impl(lambda a, b: [a, b])
 _ALIKE.def_abstract_eval(lambda a, b: [a, b])
 ad.deflinear(_ALIKE, _transpose)
 batching.primitive_batchers[_ALIKE] = _batch
-mlir.register_lowering(_ALIKE, _lower, cacheable=False)  # else equal ties would share a group
+mlir.register_lowering(_ALIKE, _lower, cacheable=False)  # otherwise equal ties would share a group

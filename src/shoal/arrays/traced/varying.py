@@ -1,11 +1,11 @@
-"""What may differ between the devices of a manual region, though JAX's types do not say so.
+"""Find values that vary between the devices of a manual region although JAX's types say otherwise.
 
-The types (`check_vma` of `jax.shard_map`) follow the operands of each operation, but not what an
-operation decides by (jax 0.10 to 0.12): which branch a `cond` takes, how often a `while` runs,
-where a `sort` puts the other operands, what a callback was given. Here this is added, operation by
-operation, and taken away again where a collective makes a value one for all. Where devices decide
-differently, a collective would wait for ever, and a gradient of what they have in common would be
-that of each device's own decision.
+The types (`check_vma` of `jax.shard_map`) follow the operands of each operation, but not its
+predicate (jax 0.10 to 0.12): which branch a `cond` takes, how often a `while` runs, how a `sort`
+permutes its other operands, what a callback received. Here these are added, operation by operation,
+and removed again where a collective makes a value equal on all devices. Where predicates differ, a
+collective would deadlock, and a gradient of a shared value would be wrong: each device would take
+its own branch.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 Hidden = dict[str, str]
-"""Axes along which a value may differ, beside those of its type → the operation that is why."""
+"""Axes along which a value may vary, beyond those of its type → the operation that causes it."""
 
 _ONE_BY_ONE = ("optimization_barrier", "tie", "device_put", "pvary")  # each result is one operand
-_SILENT = ("axis_index", "pvary", "pcast", "vary_unreduced_cast")  # name axes, and wait for nothing
+_SILENT = ("axis_index", "pvary", "pcast", "vary_unreduced_cast")  # name axes without communicating
 
 
 class Hunt:
-    """A walk through a program; what is wrong with it is collected in `offences`."""
+    """A walk through a program; problems are collected in `offences`."""
 
     def __init__(self) -> None:
         self.offences: dict[str, None] = {}
         self._constants: set[int] = set()  # variables that depend on no argument
 
     def results(self, jaxpr: Any, given: Sequence[Hidden] | None = None) -> list[Hidden]:
-        """Return of each result along which axes it may differ, beside those of its type.
+        """Return the axes along which each result may vary, beyond those of its type.
 
         Args:
-          jaxpr: the program, as `jit(f).trace(…).jaxpr` has it.
-          given: the same of its arguments; None: as their types say.
+          jaxpr: the program, such as `jit(f).trace(…).jaxpr`.
+          given: the same for its arguments; None: as their types say.
         """
         consts = getattr(jaxpr, "consts", ())
         jaxpr = _program(jaxpr)
@@ -56,7 +56,7 @@ class Hunt:
         return [found.get(id(var), {}) for var in jaxpr.outvars]
 
     def _of(self, eqn: Any, operands: list[Hidden]) -> list[Hidden]:
-        """Return the same of the results of one operation."""
+        """Return the same for the results of one operation."""
         name, results = eqn.primitive.name, len(eqn.outvars)
         inner = _programs(eqn)
         if name == "cond":
@@ -90,10 +90,12 @@ class Hunt:
     def _of_while(self, eqn: Any, operands: list[Hidden]) -> list[Hidden]:
         condition, body = (_program(eqn.params[key]) for key in ("cond_jaxpr", "body_jaxpr"))
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        asked, used = operands[:first], operands[first : first + second]
+        predicate, used = operands[:first], operands[first : first + second]
         carried = operands[first + second :]
         while True:
-            going_on = _all(condition.outvars, self.results(condition, [*asked, *carried]), "while")
+            going_on = _all(
+                condition.outvars, self.results(condition, [*predicate, *carried]), "while"
+            )
             rounds = self.results(body, [*used, *carried])
             after = [_union([*both, going_on]) for both in zip(carried, rounds, strict=True)]
             if [set(one) for one in after] == [set(one) for one in carried]:
@@ -103,7 +105,7 @@ class Hunt:
         return after
 
     def _must_not_wait(self, programs: Iterable[Any], chosen_by: Hidden, what: str) -> None:
-        """Refuse collectives to which only some of their devices come."""
+        """Reject collectives that only some of their devices reach."""
         for program in programs:
             for name, axes in _collectives(program):
                 if differ := ", ".join(sorted(axes & {*chosen_by})):
@@ -118,7 +120,7 @@ class Hunt:
         return isinstance(var, Literal) or id(var) in self._constants
 
     def _compare(self, operands: Sequence[Any], chosen_by: Hidden) -> None:
-        """Refuse what devices have in common, and of which each decides for itself."""
+        """Reject gradients of shared values under predicates that vary."""
         for var in operands:
             if self._is_constant(var) or not jnp.issubdtype(var.aval.dtype, jnp.inexact):
                 continue
@@ -131,7 +133,7 @@ class Hunt:
 
 
 def _all(variables: Iterable[Any], hidden: Iterable[Hidden], name: str) -> Hidden:
-    """Return along which axes any of some values may differ, by their types or otherwise."""
+    """Return the axes along which any of some values may vary, by type or otherwise."""
     typed = {axis: name for var in variables for axis in sorted(_typed(var))}
     return _union([*hidden, typed])
 
@@ -144,13 +146,13 @@ def _union(several: Iterable[Hidden]) -> Hidden:
 
 
 def _typed(var: Any) -> frozenset[str]:
-    """Return the axes along which a value differs by its type."""
+    """Return the axes along which a value varies by its type."""
     kind = getattr(var.aval, "manual_axis_type", None)
     return frozenset() if kind is None else kind.varying
 
 
 def _collectives(program: Any) -> Iterable[tuple[str, frozenset[str]]]:
-    """Yield the collectives of a program and of all in it: name and axes."""
+    """Yield the collectives of a program, nested ones included: name and axes."""
     for eqn in program.eqns:
         if (axes := _axes(eqn)) and eqn.primitive.name not in _SILENT:
             yield eqn.primitive.name.removesuffix("_invariant"), axes
@@ -169,7 +171,7 @@ def _axes(eqn: Any) -> frozenset[str]:
 
 
 def _programs(eqn: Any) -> list[Any]:
-    """Return the programs in an operation."""
+    """Return the programs nested in an operation."""
     found = []
     for value in eqn.params.values():
         parts = value if isinstance(value, tuple | list) else [value]

@@ -1,4 +1,4 @@
-"""The hashes of the blocks of a file, as they are written and read."""
+"""Hash the blocks of a file as they are written and read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.hashing import block_hash, block_hasher
 
 
 def digests(parts: Sequence[Bytes]) -> Iterator[int]:
-    """Yield the hash of each block of what lies in several parts of memory, one after another."""
+    """Yield the hash of each block of the concatenation of several buffers."""
     state, room = block_hasher(), BLOCK_BYTES
     for part in parts:
         at = 0

@@ -1,4 +1,4 @@
-"""Do the headers of data files say what manifest and index say? Other readers believe them."""
+"""Check that headers of data files agree with manifest and index: other readers trust them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shoal.errors import CorruptCheckpoint
 _SHOWN = 100  # characters of a name
 
 
-class _Said(NamedTuple):
-    """What is said of an entry; bytes count from the beginning of the file."""
+class _EntryRecord(NamedTuple):
+    """The dtype, shape and byte range of an entry; offsets count from the beginning of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -30,33 +30,33 @@ class _Said(NamedTuple):
 
 
 def check_header(checkpoint: Checkpoint, file: int) -> None:
-    """Refuse a data file whose header contradicts manifest and index, though its hashes are right.
+    """Reject a data file whose header contradicts manifest and index, whatever its hashes.
 
     Raises:
-      CorruptCheckpoint: names the file, and the first leaf that they do not agree on.
+      CorruptCheckpoint: names the file and the first leaf that differs.
     """
     record, path = checkpoint.index.files[file], checkpoint.folder.path
     try:
-        found = header.parse(_read(checkpoint, file), record.bytes, record.name)
+        found = header.parse_header(_read(checkpoint, file), record.bytes, record.name)
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"{path}: {error}", path=path, file=record.name) from None
-    leaf, told = "", ""
+    leaf, detail = "", ""
     entries = {
-        one.name: _Said(
+        one.name: _EntryRecord(
             one.dtype, one.shape, found.num_bytes + one.begin, found.num_bytes + one.end
         )
         for one in found.entries
     }
     if found.num_bytes % PAGE_BYTES:
-        told = f"has {found.num_bytes:,} bytes, no multiple of {PAGE_BYTES}"
+        detail = f"has {found.num_bytes:,} bytes, no multiple of {PAGE_BYTES}"
     elif found.metadata != data_metadata(checkpoint.commit.attempt):
-        told = f"is not of attempt {checkpoint.commit.attempt}"
+        detail = f"is not of attempt {checkpoint.commit.attempt}"
     else:
-        leaf, told = _difference(entries, _expected(checkpoint, file))
-    if told:
+        leaf, detail = _difference(entries, _expected(checkpoint, file))
+    if detail:
         raise CorruptCheckpoint(
-            f"{path}: {record.name}: its header {told}\n"
-            "its bytes are those that were written, but other readers would misread them; "
+            f"{path}: {record.name}: its header {detail}\n"
+            "its bytes are as written, but other readers would misread them; "
             "restore another step",
             path=path,
             file=record.name,
@@ -65,7 +65,7 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
 
 
 def _read(checkpoint: Checkpoint, file: int) -> memoryview:
-    """Return a file from its beginning, as far as its header may reach."""
+    """Read a file from its beginning, as far as its header may reach."""
     record = checkpoint.index.files[file]
     first = memoryview(bytearray(8))
     checkpoint.folder.read_at(record.name, 0, first)
@@ -74,8 +74,8 @@ def _read(checkpoint: Checkpoint, file: int) -> memoryview:
     return whole
 
 
-def _expected(checkpoint: Checkpoint, file: int) -> dict[str, tuple[str, _Said]]:
-    """Return by entry: the leaf, and what manifest and index say."""
+def _expected(checkpoint: Checkpoint, file: int) -> dict[str, tuple[str, _EntryRecord]]:
+    """Return, by entry name, the leaf and what manifest and index say of it."""
     chunks, found = checkpoint.index.chunks, {}
     for row in np.flatnonzero(chunks.file == file).tolist():
         leaf = checkpoint.manifest.leaves[int(chunks.leaf[row])]
@@ -87,21 +87,21 @@ def _expected(checkpoint: Checkpoint, file: int) -> dict[str, tuple[str, _Said]]
             box = tuple(extent[: len(shape)])
             name = names.entry(leaf.name, None if box == shape else origin[: len(shape)])
         places = int(chunks.begin[row]), int(chunks.end[row])
-        said = _Said(storage_of(dtype).entry, entry_shape(dtype, box), *places)
+        said = _EntryRecord(storage_of(dtype).entry, entry_shape(dtype, box), *places)
         found[name] = leaf.name, said
     return found
 
 
 def _difference(
-    entries: dict[str, _Said], expected: dict[str, tuple[str, _Said]]
+    entries: dict[str, _EntryRecord], expected: dict[str, tuple[str, _EntryRecord]]
 ) -> tuple[str, str]:
-    """Return the first leaf that differs, and how, in words; empty if none does."""
+    """Describe the first leaf that differs; empty if none does."""
     for name, (leaf, said) in expected.items():
         if name not in entries:
             return leaf, f"lacks the entry {name[:_SHOWN]!r}, which the index has there"
         if entries[name] != said:
-            told = f"says that {name[:_SHOWN]!r} is {entries[name]}"
-            return leaf, f"{told}; by manifest and index it is {said}"
+            detail = f"says that {name[:_SHOWN]!r} is {entries[name]}"
+            return leaf, f"{detail}; by manifest and index it is {said}"
     if more := entries.keys() - expected.keys():
-        return "", f"has an entry {min(more)[:_SHOWN]!r}, which the index has not"
+        return "", f"has an entry {min(more)[:_SHOWN]!r}, which the index lacks"
     return "", ""

@@ -1,4 +1,4 @@
-"""Compare the data of leaves of two checkpoints, bit by bit, in bounded memory."""
+"""Compare the data of two checkpoints' leaves bit by bit, in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.checkpoint.blocks.reader import Want, read
+from shoal.checkpoint.blocks.reader import Want, read_boxes
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.tree.dtypes import dtype_of
 
-_BAND_BYTES = 64 << 20  # in memory at a time, of each of the two
+_BAND_BYTES = 64 << 20  # in memory at a time, per checkpoint
 _BAND_COUNT = 4096
 
 Array = np.ndarray[Any, Any]
@@ -20,7 +20,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Pair(NamedTuple):
-    """One leaf: its number in each checkpoint, and what both say of it."""
+    """One leaf: its number in each checkpoint, and its shape and dtype."""
 
     numbers: tuple[int, int]
     shape: tuple[int, ...]  # as stored
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
 
 
 class _Difference:
-    """What is known of a leaf's differences so far."""
+    """The differences found in one leaf so far."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
@@ -37,7 +37,7 @@ class _Difference:
         self._shown = ("", "")
 
     def add(self, origin: Sequence[int], one: Array, other: Array) -> None:
-        """Compare a box of both."""
+        """Compare one box of the two."""
         differ = np.flatnonzero(_bits(one) != _bits(other))
         if not differ.size:
             return
@@ -49,7 +49,7 @@ class _Difference:
         self._largest = float(np.fmax(self._largest, _distance(one, other, differ)))
 
     def facts(self) -> dict[str, Any] | None:
-        """Return what is told of it; None: all is equal."""
+        """Describe the differences; None if the data are equal."""
         if not self._count:
             return None
         total, far = math.prod(self._pair.shape), self._largest
@@ -70,7 +70,7 @@ class _Difference:
 def compare(
     both: tuple[Checkpoint, Checkpoint], pairs: Sequence[Pair]
 ) -> list[dict[str, Any] | None]:
-    """Return how the data of each leaf differ, None where they do not."""
+    """Return how the data of each leaf differ; None where they are equal."""
     found = [_Difference(pair) for pair in pairs]
     for batch in _batches(pairs):
         read_of = []
@@ -79,7 +79,7 @@ def compare(
                 Want(pairs[n].numbers[side], origin, np.empty(extent, dtype_of(pairs[n].dtype)))
                 for n, (origin, extent) in batch
             ]
-            read(checkpoint, wants, most_bytes=_BAND_BYTES)
+            read_boxes(checkpoint, wants, most_bytes=_BAND_BYTES)
             read_of.append([want.out for want in wants])
         for (n, (origin, _)), one, other in zip(batch, *read_of, strict=True):
             found[n].add(origin, one, other)
@@ -87,7 +87,7 @@ def compare(
 
 
 def shape_of(checkpoint: Checkpoint, number: int) -> tuple[int, ...]:
-    """Return the shape of a leaf's data; processes' own values are a row of bytes."""
+    """Return the shape of a leaf's data; a per-process value is a row of bytes."""
     leaf = checkpoint.manifest.leaves[number]
     if leaf.kind != "per_process":
         return leaf.stored_shape
@@ -95,7 +95,7 @@ def shape_of(checkpoint: Checkpoint, number: int) -> tuple[int, ...]:
 
 
 def _batches(pairs: Sequence[Pair]) -> Iterator[list[tuple[int, Box]]]:
-    """Yield boxes to read together: (which pair, box)."""
+    """Yield boxes to read together, as (index of the pair, box)."""
     batch: list[tuple[int, Box]] = []
     num_bytes = 0
     for n, pair in enumerate(pairs):
@@ -124,14 +124,14 @@ def _bands(pair: Pair) -> Iterable[Box]:
 
 
 def _bits(array: Array) -> Array:
-    """Return the bits of each element, as one number or one piece of memory."""
+    """Return the bits of each element as one integer, or as bytes."""
     size = array.dtype.itemsize
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(f"u{size}" if size in (1, 2, 4, 8) else f"V{size}")
 
 
 def _distance(one: Array, other: Array, differ: Array) -> float:
-    """Return how far apart numbers are at most; nan where they are none."""
+    """Return the largest absolute difference; nan if the values are not numbers."""
     try:
         wide = np.complex128 if one.dtype.kind == "c" else np.float64
         left, right = (array.reshape(-1)[differ].astype(wide) for array in (one, other))

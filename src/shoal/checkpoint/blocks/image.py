@@ -1,4 +1,4 @@
-"""A data file as it will be, part by part, filled from the arrays that it holds."""
+"""Images: the contents of a data file, assembled window by window from the arrays it holds."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from shoal.plan.boxes import boxes
 Array = np.ndarray[Any, Any]
 Bytes = NDArray[np.uint8]
 
-# What is copied is bits: integers of the same size are copied fastest, and no NaN is touched.
+# Copy bits: integers of the same size copy fastest, and NaNs keep their payload.
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 class Piece(NamedTuple):
-    """Values that fill a box of a chunk in an image: one shard of what a process writes."""
+    """Values that fill a box of a chunk in an image: one shard of what this process writes."""
 
     begin: int  # of the chunk in the file, bytes
     extent: tuple[int, ...]  # of the chunk
-    dtype: np.dtype[Any]  # as it lies in memory, unpacked
+    dtype: np.dtype[Any]  # in memory, unpacked
     per_byte: int  # 1; 2, 4 or 8 where elements are packed
     where: tuple[slice, ...]  # the box in the chunk that `values` fills
-    values: Callable[[], Array]  # C order or not; called once, as late as possible
+    values: Callable[[], Array]  # in any memory order; called once, as late as possible
 
 
 class FileImage(NamedTuple):
-    """One data file before it is written."""
+    """The planned contents of one data file."""
 
     name: str
     header: bytes
@@ -41,16 +41,16 @@ class FileImage(NamedTuple):
     pieces: tuple[Piece, ...]  # by `begin`
 
 
-def padded(num_bytes: int) -> int:
-    """Return the bytes of whole pages."""
+def whole_pages(num_bytes: int) -> int:
+    """Round a size up to whole pages."""
     return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 class Filler:
-    """Fills windows of one image; several threads may fill different ones at once.
+    """Fill windows of one image; several threads may fill different windows at once.
 
-    Every byte of the image is filled by exactly one window, so that values which lie in several
-    windows are asked for once, and let go after the last.
+    Every byte is filled by exactly one window, so values that span several windows are read once
+    and released after the last of them.
     """
 
     def __init__(self, image: FileImage) -> None:
@@ -63,7 +63,7 @@ class Filler:
         self._held: dict[int, _Held] = {}
 
     def fill(self, out: Bytes, begin: int) -> None:
-        """Fill `out` with the bytes of the image from `begin` on; behind its end are zeros."""
+        """Fill `out` with the image's bytes from `begin` on, and with zeros past its end."""
         end = begin + len(out)
         header = self._header
         at = begin
@@ -85,7 +85,7 @@ class Filler:
         out[at - begin :] = 0
 
     def _fill_chunk(self, numbers: range, out: Bytes, low: int) -> None:
-        """Fill a run of bytes of one chunk from the pieces that make it up."""
+        """Fill a byte range of one chunk from its pieces."""
         piece = self._pieces[numbers[0]]
         skip = low - piece.begin
         if piece.per_byte == 1:
@@ -99,7 +99,7 @@ class Filler:
         _pack(loose, per_byte, out)
 
     def _fill_piece(self, number: int, out: Bytes, skip: int) -> None:
-        """Fill a run of a chunk that begins after `skip` bytes, unpacked, with one piece."""
+        """Fill part of a chunk's byte range (unpacked, from byte `skip` on) from one piece."""
         piece, span = self._pieces[number], self._spans[number]
         begin, end = max(span.begin, skip), min(span.end, skip + len(out))
         if begin >= end:
@@ -114,7 +114,7 @@ class Filler:
             _scatter(piece, values, run, begin)
 
     def _values(self, number: int, num_bytes: int) -> Array:
-        """Return the values of a piece of whose span `num_bytes` are filled now."""
+        """Return a piece's values and release them once all bytes of its span are filled."""
         with self._lock:
             held = self._held.get(number)
             if held is None:
@@ -123,14 +123,14 @@ class Filler:
             held.left_bytes -= num_bytes
             if not held.left_bytes:
                 del self._held[number]
-        with held.lock:  # the others wait for the one that asks
+        with held.lock:  # the first thread reads; the others wait
             if held.values is None:
                 held.values = self._pieces[number].values()
             return held.values
 
 
 class _Held:
-    """Values of a piece that lies in several windows."""
+    """Values shared by several windows."""
 
     def __init__(self, left_bytes: int) -> None:
         self.left_bytes = left_bytes
@@ -139,11 +139,11 @@ class _Held:
 
 
 class _Span(NamedTuple):
-    """From the first to behind the last byte of a piece in its chunk, unpacked."""
+    """The byte range of a piece in its chunk, unpacked."""
 
     begin: int
     end: int
-    is_solid: bool  # all bytes between are the piece's own
+    is_solid: bool  # contiguous: every byte of the range is the piece's
 
 
 def _span(piece: Piece) -> _Span:
@@ -165,9 +165,9 @@ def _num_bytes(piece: Piece) -> int:
 
 
 def _bits(values: Array, dtype: np.dtype[Any], as_bytes: bool = False) -> Array:
-    """Return values as words of the same size, little-endian; of odd sizes as bytes.
+    """Return values as little-endian words of the same size, or as bytes if the size is odd.
 
-    Those have one dim more.
+    In the second case the result has one more dim.
     """
     if values.dtype.byteorder == ">":
         values = values.astype(dtype.newbyteorder("<"))
@@ -178,8 +178,8 @@ def _bits(values: Array, dtype: np.dtype[Any], as_bytes: bool = False) -> Array:
 
 
 def _scatter(piece: Piece, values: Array, out: Bytes, skip: int) -> None:
-    """Copy values to where their box lies in a run of the chunk."""
-    # A window may begin within an element: pairs of words lie at multiples of a word.
+    """Copy the part of a box that falls into a byte range of the chunk."""
+    # A window may begin inside an element: pairs of words are aligned to a word.
     is_cut = bool(skip % piece.dtype.itemsize or len(out) % piece.dtype.itemsize)
     bits = _bits(values, piece.dtype, as_bytes=is_cut)
     extent = piece.extent + bits.shape[len(piece.extent) :]
@@ -200,7 +200,7 @@ def _scatter(piece: Piece, values: Array, out: Bytes, skip: int) -> None:
 
 
 def _pack(loose: Bytes, per_byte: int, out: Bytes) -> None:
-    """Put `per_byte` elements into each byte, the first into the lowest bits."""
+    """Pack `per_byte` elements into each byte, the first into the lowest bits."""
     bits = 8 // per_byte
     mask = (1 << bits) - 1
     np.bitwise_and(loose[::per_byte], mask, out=out)

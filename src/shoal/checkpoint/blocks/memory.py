@@ -1,7 +1,7 @@
-"""Fresh memory for what is restored: quickly touched, and placed so that devices can take it over.
+"""Allocate memory for restored arrays: cheap to fault in, and aligned so that devices can adopt it.
 
-Most of the time of a restore from a warm cache goes into touching memory for the first time;
-large pages make that a few times faster where the system has them.
+Page faults dominate a restore from a warm page cache; huge pages, where available, make them
+several times cheaper.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 _LARGE_BYTES = 4 << 20
-_ALIGNED_BYTES = 64  # JAX shares such memory with its CPU devices, and copies any other
-_SMALL_BYTES = 16 << 10  # a copy is cheaper than keeping them
+_ALIGNED_BYTES = 64  # JAX adopts memory of this alignment on CPU, and copies any other
+_SMALL_BYTES = 16 << 10  # below this a copy is cheaper
 _MOST_EXTRA_BYTES = 2 << 30
 
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """Return an array whose memory nobody else has; what it holds is anything."""
+    """Return an array in memory of its own; contents are uninitialised."""
     items = math.prod(shape)
     num_bytes = items * dtype.itemsize
-    if not dtype.itemsize:  # text of length 0, of which `numpy.empty` makes length 1
+    if not dtype.itemsize:  # zero-length strings: `numpy.empty` would make them length 1
         return np.ndarray(shape, dtype, bytearray())
     if num_bytes < _SMALL_BYTES:
         return np.empty(shape, dtype)
     if num_bytes >= _LARGE_BYTES:
         try:
-            # Private: what a forked process writes to it must not show here.
+            # Private: writes by a forked process must not be visible here.
             pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"no memory for an array of {num_bytes:,} bytes: {error}") from None
         if hasattr(pages, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
+            with contextlib.suppress(OSError):  # the kernel does not support it
                 pages.madvise(mmap.MADV_HUGEPAGE)
         memory = np.frombuffer(pages, np.uint8)
     else:
@@ -50,10 +50,10 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Look for no cyclic garbage inside.
+    """Disable cyclic garbage collection for the block.
 
-    Thousands of leaves make hundreds of thousands of objects that all live on. To look through
-    them again and again costs as much time as all else together.
+    Thousands of leaves make hundreds of thousands of live objects; rescanning them costs as much
+    time as everything else together.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -70,6 +70,6 @@ def extra_bytes(most_bytes: int | None) -> int:
         return most_bytes
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # not on this system
+    except (ValueError, OSError):  # not available on this system
         return _MOST_EXTRA_BYTES // 4
     return min(_MOST_EXTRA_BYTES, max(free // 4, 64 << 20))

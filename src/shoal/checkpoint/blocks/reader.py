@@ -1,4 +1,4 @@
-"""Reading what is committed: every block that is read is verified before a value is returned."""
+"""Read committed data: every block is verified before any value is returned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format.records import BLOCK_BYTES, Manifest
 from shoal.checkpoint.planning.read_plan import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
-from shoal.checkpoint.tree.dtypes import dtype_of, storage_of, unpack
+from shoal.checkpoint.tree.dtypes import dtype_of, storage_of, unpack_elements
 from shoal.errors import CorruptCheckpoint, UsageError
 from shoal.runtime.system.cores import num_cores
 
@@ -24,22 +24,22 @@ Bytes = NDArray[np.uint8]
 Progress = Callable[[int], None]
 
 _MOST_THREADS = 8
-_SHOWN = 3  # leaves of a file, and files, that an error names
-_LEAST_RUN_BYTES = 64 << 10  # that are worth a read of their own
+_SHOWN = 3  # leaves per file, and files, named in an error
+_LEAST_RUN_BYTES = 64 << 10  # below this, a read into a buffer and a copy are cheaper
 
 
 class Want(NamedTuple):
-    """A box of a leaf, and the memory that it goes to."""
+    """A box of a leaf, and the memory to read it into."""
 
     leaf: int
     origin: tuple[int, ...]
     out: Array  # its shape is the box's extent; dtype as stored, unpacked; need not be contiguous
 
 
-def plan_of(
+def plan_boxes(
     checkpoint: Checkpoint, boxes: Boxes, most_request_bytes: int = REQUEST_BYTES
 ) -> ReadPlan:
-    """Return how boxes of a checkpoint are read."""
+    """Plan the reads for boxes of a checkpoint."""
     sizes = np.array([one.bytes for one in checkpoint.index.files], dtype=np.int64)
     return plan_reads(
         checkpoint.chunks,
@@ -50,28 +50,28 @@ def plan_of(
     )
 
 
-def read(
+def read_boxes(
     checkpoint: Checkpoint,
     wants: Sequence[Want],
     *,
     most_bytes: int,
     progress: Progress = lambda _: None,
 ) -> int:
-    """Fill the memory of all wants; return the bytes read.
+    """Fill the memory of all wants; return the number of bytes read.
 
     A block is read once, even if several wants need it.
 
     Args:
-      most_bytes: of memory beside that of the wants; wants that are not contiguous need as much
-        as they have in addition.
+      most_bytes: limit of temporary memory; wants that are not contiguous need their own
+        size in addition.
 
     Raises:
-      CorruptCheckpoint: names file, leaf and offset.
+      CorruptCheckpoint: names the file, leaf and offset.
     """
     wants = [want for want in wants if want.out.nbytes]
     threads, request_bytes = _sizes(checkpoint.manifest, wants, most_bytes)
     boxes = _boxes(checkpoint, wants)
-    plan = plan_of(checkpoint, boxes, request_bytes)
+    plan = plan_boxes(checkpoint, boxes, request_bytes)
     _check_filled(checkpoint, boxes, plan)
     _check_sizes(checkpoint, plan.files)
     outs = [_contiguous(want.out) for want in wants]
@@ -83,10 +83,10 @@ def read(
     return plan.read_bytes
 
 
-def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[str]:
-    """Read every byte of every file; return what is wrong, in words. Raises nothing for it.
+def verify_files(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[str]:
+    """Read every byte of every file; return what is wrong, in words, instead of raising it.
 
-    Where the bytes are right, what the header of a file says is compared with manifest and index.
+    Where the hashes are right, the header of the file is also compared with manifest and index.
     """
     found: list[tuple[int, int, str]] = []
     parts: list[tuple[int, int, int]] = []
@@ -118,7 +118,7 @@ def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[
 
 
 class _ReadCall:
-    """One call of `read`: what every thread needs."""
+    """State of one call of `read_boxes`, shared by its threads."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _ReadCall:
         self._lay_out(boxes)
 
     def _lay_out(self, boxes: Boxes) -> None:
-        """Find how each piece lies in its chunk and in the memory of its want."""
+        """Find where each piece lies in its chunk and in the memory of its want."""
         plan, chunks, items = self.plan, self.checkpoint.chunks, self.checkpoint.items
         leaf = boxes.leaf[plan.box]
         item, per_byte = items.num_bytes[leaf], items.per_byte[leaf]
@@ -158,7 +158,7 @@ class _ReadCall:
         self.from_, self.to = from_, to
 
     def serve(self, requests: Iterable[int]) -> None:
-        """Read, verify and hand out some of the requests, through one buffer that stays warm."""
+        """Read, verify and distribute some of the requests, through one reused buffer."""
         memory = np.empty(int((self.plan.end - self.plan.begin).max(initial=0)), np.uint8)
         for number in requests:
             self._serve(number, memory)
@@ -180,16 +180,16 @@ class _ReadCall:
         self.progress(end - begin)
 
     def _run(self, piece: int, begin: int, end: int) -> tuple[int, int, Bytes]:
-        """Return which bytes of a file are a plain piece's between two places, and their memory."""
+        """Return a contiguous piece's bytes between two offsets of the file, and their memory."""
         first = self.first[piece]
         low, high = max(first, begin), min(self.last[piece], end)
         into = self.into[piece] - first
         return low, high, self.targets[self.want[piece]][into + low : into + high]
 
     def _parts_in_place(self, pieces: Iterable[int], begin: int, buffer: Bytes) -> list[Bytes]:
-        """Return the memory of the wants as a request lies in the file, gaps from `buffer`.
+        """Return destination buffers that cover a request, with gaps from `buffer`.
 
-        Empty if that is not to be had: what lies in rows, is small, or is wanted twice is copied.
+        Empty if it cannot be read in place: strided, small or duplicate destinations are copied.
         """
         at, end = begin, begin + len(buffer)
         parts = []
@@ -204,7 +204,7 @@ class _ReadCall:
         return [part for part in (*parts, buffer[at - begin :]) if len(part)]
 
     def _scatter(self, piece: int, begin: int, buffer: Bytes) -> None:
-        """Copy what lies in rows, or packed."""
+        """Copy out pieces that are strided or packed."""
         per_byte, chunk = self.per_byte[piece], self.chunk_begin[piece]
         target = self.targets[self.want[piece]]
         extent = self.plan.extent[piece].tolist()
@@ -216,13 +216,15 @@ class _ReadCall:
         low = max(self.first[piece], begin)
         high = min(self.last[piece], begin + len(buffer))
         dtype = self.dtypes[self.want[piece]]
-        elements = unpack(buffer[low - begin : high - begin], dtype, ((high - low) * per_byte,))
+        elements = unpack_elements(
+            buffer[low - begin : high - begin], dtype, ((high - low) * per_byte,)
+        )
         inner = self.inner[piece] - (low - chunk) * per_byte
         scatter(box, elements.view(np.uint8), inner, target, self.into[piece])
 
 
 def _contiguous(out: Array) -> Array:
-    """Return the array itself, or memory for what will be copied to it."""
+    """Return the array itself if contiguous, else temporary memory of its shape."""
     return out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
 
 
@@ -230,7 +232,7 @@ def _boxes(checkpoint: Checkpoint, wants: Sequence[Want]) -> Boxes:
     """Return the boxes of wants as arrays.
 
     Raises:
-      UsageError: a want is none of its leaf.
+      UsageError: a want is not a box of its leaf.
     """
     rank = checkpoint.chunks.origin.shape[1]
     leaf = np.array([want.leaf for want in wants], dtype=np.int64)
@@ -240,14 +242,14 @@ def _boxes(checkpoint: Checkpoint, wants: Sequence[Want]) -> Boxes:
         record = checkpoint.manifest.leaves[want.leaf]
         shape = want.out.shape
         if want.out.dtype != dtype_of(record.dtype) or len(shape) != len(want.origin):
-            raise UsageError(f"{record.name}: {want.out.dtype}{shape} is no box of it")
+            raise UsageError(f"{record.name}: {want.out.dtype}{shape}is not a box of it")
         origin[row, : len(shape)] = want.origin
         extent[row, : len(shape)] = shape
     return Boxes(leaf, origin, extent)
 
 
 def _check_filled(checkpoint: Checkpoint, boxes: Boxes, plan: ReadPlan) -> None:
-    """Raise if a box reaches out of its leaf: some of its memory would hold anything."""
+    """Raise if a box exceeds its leaf: some of its memory would stay uninitialised."""
     found = np.zeros(len(boxes.leaf), dtype=np.int64)
     np.add.at(found, plan.box, plan.extent.prod(axis=1))
     outside = np.flatnonzero(found != boxes.extent.prod(axis=1))
@@ -259,7 +261,7 @@ def _check_filled(checkpoint: Checkpoint, boxes: Boxes, plan: ReadPlan) -> None:
 def _wrong(
     checkpoint: Checkpoint, file: int, begin: int, parts: Sequence[Bytes]
 ) -> Iterator[CorruptCheckpoint]:
-    """Fill parts of memory with bytes of a file; tell each block that is not what was saved."""
+    """Read a byte range of a file into buffers; yield the blocks whose hash differs."""
     record = checkpoint.index.files[file]
     at = begin
     for part in parts:
@@ -277,14 +279,14 @@ def _wrong(
     for number, digest in enumerate(digests(parts)):
         if digest != int(hashes[first + number]):
             at = begin + number * BLOCK_BYTES
-            told = f"the block at byte {at:,} is not what was saved: its hash differs"
-            yield _damaged(checkpoint, file, at, told)
+            detail = f"the block at byte {at:,} has changed since it was saved: its hash differs"
+            yield _damaged(checkpoint, file, at, detail)
 
 
 def _damaged(
     checkpoint: Checkpoint, file: int, offset: int | None, what: str, *, to_end: bool = False
 ) -> CorruptCheckpoint:
-    """Return the error for a file, or a block of it, or all from there `to_end`."""
+    """Return the error for a file, for a block of it, or for everything from there `to_end`."""
     record, path = checkpoint.index.files[file], checkpoint.folder.path
     leaves = _leaves_at(checkpoint, file, offset, to_end)
     more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
@@ -300,7 +302,7 @@ def _damaged(
 
 
 def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None, to_end: bool) -> list[str]:
-    """Return the names of leaves with bytes in a block; without an offset, in the file."""
+    """Return the names of the leaves in a block, or without an offset, in the file."""
     chunks = checkpoint.chunks
     inside = chunks.file == file
     if offset is not None:
@@ -313,7 +315,7 @@ def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None, to_end: bo
 
 
 def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
-    """Raise if files are not as long as they were; one error names all of them."""
+    """Raise one error that names all files whose size has changed."""
     found: list[CorruptCheckpoint] = []
     for number in numbers:
         record = checkpoint.index.files[number]
@@ -323,9 +325,9 @@ def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
             found.append(_damaged(checkpoint, number, None, "is missing"))
             continue
         if size != record.bytes:
-            told = f"has {size:,} bytes, {record.bytes:,} were saved"
+            detail = f"has {size:,} bytes, {record.bytes:,} were saved"
             at = min(size, record.bytes)
-            found.append(_damaged(checkpoint, number, at, told, to_end=True))
+            found.append(_damaged(checkpoint, number, at, detail, to_end=True))
     if len(found) > 1:
         others = [f"{one.file}: {_said(one)}" for one in found[1 : _SHOWN + 1]]
         others += [f"and {len(found) - 1 - _SHOWN} more files"] if found[_SHOWN + 1 :] else []
@@ -335,15 +337,15 @@ def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
 
 
 def _said(error: CorruptCheckpoint) -> str:
-    """Return what an error says of its file."""
+    """Return the message of an error about a file."""
     return str(error).partition("\n")[0].partition(f"{error.file}: ")[2]
 
 
 def _sizes(manifest: Manifest, wants: Sequence[Want], most_bytes: int) -> tuple[int, int]:
-    """Return how many threads read at a time, and how much each."""
+    """Return the number of reader threads and the buffer size of each."""
     dtypes = {manifest.leaves[want.leaf].dtype for want in wants}
     packed = max((storage_of(dtype_of(dtype)).per_byte for dtype in dtypes), default=1)
-    cost = 1 if packed == 1 else 2 + 2 * packed  # unpacking takes a few arrays of elements
+    cost = 1 if packed == 1 else 2 + 2 * packed  # unpacking needs several temporary arrays
     threads = max(min(_threads(), most_bytes // (cost * BLOCK_BYTES)), 1)
     return threads, min(REQUEST_BYTES, most_bytes // (threads * cost))
 

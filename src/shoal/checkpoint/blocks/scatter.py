@@ -1,4 +1,4 @@
-"""Bytes of a box as they lie in a file → the same box in memory, some of the bytes at a time."""
+"""Scatter bytes of a file into a strided box in memory, some of the bytes at a time."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-_WIDE_BYTES = 64  # rows shorter than this are copied by elements wider than a byte
+_WIDE_BYTES = 64  # shorter rows are copied by elements wider than a byte
 
 
 class ByteBox(NamedTuple):
-    """A box of bytes that lies in two ways; the last dim is contiguous in both."""
+    """A box of bytes with source and target strides; the last dim is contiguous in both."""
 
     shape: tuple[int, ...]
-    source: tuple[int, ...]  # strides where it comes from
-    target: tuple[int, ...]  # strides where it goes
+    source: tuple[int, ...]  # source strides
+    target: tuple[int, ...]  # target strides
 
 
 def box_of(
     extent: Sequence[int], source: Sequence[int], target: Sequence[int], item_bytes: int
 ) -> ByteBox:
-    """Return the box of elements with these strides (bytes), in as few dims as can be.
+    """Return the box of elements with these strides (bytes), in as few dims as possible.
 
     A box of [4, 8] float32 that is contiguous in both is one row of 128 bytes.
     """
@@ -42,10 +42,10 @@ def box_of(
 
 
 def scatter(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -> None:
-    """Copy what `source` has of a box whose first byte lies at `begin` of it; ≥ 0 or before.
+    """Copy the bytes of `source` that belong to a box whose first byte is at offset `begin`.
 
-    A byte of the box that lies before or behind `source` is left alone. `into`: where the first
-    byte of the box goes.
+    `begin` may be negative. Bytes of the box outside `source` are left alone. `into`: offset of the
+    box's first byte in the target.
     """
     size, step = box.shape[0], box.source[0]
     if len(box.shape) == 1:
@@ -54,14 +54,14 @@ def scatter(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -
             target[into + low : into + high] = source[begin + low : begin + high]
         return
     inner = sum((n - 1) * stride for n, stride in zip(box.shape[1:], box.source[1:], strict=True))
-    inner += 1  # from its first byte to one past its last
-    whole = max(0, -(begin // step))  # the first row that begins in `source`
-    past = min(size, (len(source) - inner - begin) // step + 1)  # rows from here on end behind it
+    inner += 1  # one past its last byte, from its first
+    whole = max(0, -(begin // step))  # the first row that begins inside `source`
+    past = min(size, (len(source) - inner - begin) // step + 1)  # rows past it end outside
     if whole < past:
         part = ByteBox((past - whole, *box.shape[1:]), box.source, box.target)
         _copy(part, source, begin + whole * step, target, into + whole * box.target[0])
     else:
-        past = whole  # at most one row on each side, or one that is longer than `source`
+        past = whole  # at most one partial row on each side, or one longer than `source`
     first = max(0, (-begin - inner) // step + 1)
     last = min(size, -((begin - len(source)) // step))
     rest = ByteBox(box.shape[1:], box.source[1:], box.target[1:])
@@ -70,7 +70,7 @@ def scatter(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -
 
 
 def _copy(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -> None:
-    """Copy a box that lies wholly in both."""
+    """Copy a box that lies inside both buffers."""
     wide = _width(box, begin, into) if box.shape[-1] < _WIDE_BYTES else 1
     shape = (*box.shape[:-1], box.shape[-1] // wide)
     dtype = f"u{wide}"
@@ -80,6 +80,6 @@ def _copy(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -> 
 
 
 def _width(box: ByteBox, begin: int, into: int) -> int:
-    """Return how many bytes an element may have: all rows are whole elements at even places."""
+    """Return the widest element that divides all row lengths and offsets."""
     places = [box.shape[-1], begin, into, *box.source[:-1], *box.target[:-1]]
     return next(wide for wide in (8, 4, 2, 1) if all(place % wide == 0 for place in places))

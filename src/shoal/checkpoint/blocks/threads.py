@@ -1,7 +1,7 @@
-"""Work shared by a few threads, which end before it returns, whatever happens.
+"""Share work among a few threads, all of which have ended when the call returns.
 
-No pool of `concurrent.futures`: those take no work while the interpreter ends, and a save that
-was begun before is finished then.
+`concurrent.futures` cannot be used: its pools take no work during interpreter shutdown, which is
+when a save in the background may have to finish.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 def in_threads(work: Callable[[Iterator[T]], None], items: Iterable[T], most: int) -> None:
-    """Call `work` in up to `most` threads, one of them this one, each with a share of `items`.
+    """Call `work` in up to `most` threads, the caller's among them, each with a share of `items`.
 
-    A share is an iterator: a thread takes an item when it has done its last one. The first error
-    ends all shares, and is raised when all threads have come back; an interrupt is one.
+    A share is an iterator: a thread takes the next item when it has finished the last one. The
+    first error, or an interrupt, ends all shares and is raised once all threads have returned.
     """
     crew = _Crew(work, items)
     crew.note_errors_of(lambda: crew.call(most - 1))
@@ -32,9 +32,9 @@ def in_threads(work: Callable[[Iterator[T]], None], items: Iterable[T], most: in
 class _Crew(Generic[T]):
     """Threads that do the same work.
 
-    Of a thread that an interrupt kept this one from starting nobody knows whether it will come:
-    each signs up before it begins, until the list is closed. Only locks, which are not Python's
-    own code: an interrupt finds them taken or not.
+    If an interrupt hits while a thread is being started, it is unknown whether it will run: so each
+    thread registers before it begins, until registration is closed. Only locks are used, since an
+    interrupt leaves a lock either taken or free, whereas Python code may stop half-way.
     """
 
     def __init__(self, work: Callable[[Iterator[T]], None], items: Iterable[T]) -> None:
@@ -42,12 +42,12 @@ class _Crew(Generic[T]):
         self._waiting = iter(list(items))
         self._lock = threading.Lock()
         self._is_closed = False
-        self._called: list[threading.Lock] = []  # each is free again when that thread is done
+        self._called: list[threading.Lock] = []  # released when that thread has ended
         self._signed_up: list[threading.Lock] = []
         self.errors: list[BaseException] = []
 
     def note_errors_of(self, act: Callable[[], None]) -> bool:
-        """Do it; say whether it went well. The threads take no more items if not."""
+        """Run it and return whether it succeeded. On failure the threads take no more items."""
         try:
             act()
         except BaseException as error:  # noqa: BLE001 - raised when all have come back
@@ -56,8 +56,8 @@ class _Crew(Generic[T]):
         return True
 
     def call(self, count: int) -> None:
-        """Start so many threads."""
-        with contextlib.suppress(RuntimeError):  # no more threads: those that run do it
+        """Start this many threads."""
+        with contextlib.suppress(RuntimeError):  # thread limit: the others do the work
             for _ in range(count):
                 busy = threading.Lock()
                 busy.acquire()
@@ -77,11 +77,11 @@ class _Crew(Generic[T]):
             busy.release()
 
     def do_a_share(self) -> None:
-        """Do a share of the work in this thread."""
+        """Do a share of the work in the calling thread."""
         self._work(self._share())
 
     def wait(self) -> None:
-        """Wait for all that came or will come; nobody else begins."""
+        """Close registration and wait for all registered threads."""
         with self._lock:
             self._is_closed = True
         for busy in (*self._called, *self._signed_up):

@@ -1,6 +1,6 @@
-"""Files as images: header and chunks → memory → disk, hashed on the way.
+"""Write images to files: header and chunks → memory → disk, hashed on the way.
 
-An *image* is a data file as it will be, block by block, filled from the arrays that it holds.
+An *image* is the contents of a data file, block by block, assembled from the arrays it holds.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from numpy.typing import NDArray
 
 from shoal.checkpoint.blocks.arena import Arena, kept_pages
 from shoal.checkpoint.blocks.block_hashes import digests
-from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, padded
+from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, whole_pages
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.storage import Folder, OpenFile
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.errors import ShoalError
 from shoal.runtime.system.cores import num_cores
 
-# Buffers are few and small, for the first touch of one costs more than its write.
-_WINDOW_BYTES = 4 << 20  # of one write; a multiple of BLOCK_BYTES
-_WRITES = 4  # that the disk is given at once
+# Few, small buffers: faulting one in costs more than writing it.
+_WINDOW_BYTES = 4 << 20  # per write; a multiple of BLOCK_BYTES
+_WRITES = 4  # in flight at a time
 _MOST_FILLS = 4
 
 Hashes = NDArray[np.uint64]
 
 
 class _Window(NamedTuple):
-    """A part of a file that one thread writes at a time."""
+    """A byte range of a file that one thread writes at a time."""
 
     file: OpenFile
     hashes: Hashes  # of the whole file
     begin: int
     num_bytes: int  # up to the last page of the file
-    real_bytes: int  # without what is cut at the end
+    real_bytes: int  # without padding, which is truncated at the end
     filler: Filler | None  # None: `memory` holds it already
     memory: Bytes
-    turn: threading.Lock  # to fill and hash: who writes needs a core, too
+    turn: threading.Lock  # to fill and hash: the writing thread needs a core, too
 
 
 def write_files(
@@ -52,18 +52,18 @@ def write_files(
 ) -> list[Hashes]:
     """Write the files durably, and return the hash of every block of each.
 
-    Their names are durable with `folder.sync()`, which is left to who writes the part. If
-    anything fails, none of the files remains.
+    Their names become durable with `folder.sync()`, which the caller does when it writes the part.
+    If anything fails, none of the files remains.
 
     Args:
-      arena: holds the images already (`take`); None: the arrays are read while the files are
+      arena: already holds the images (`take`); None: the arrays are read while the files are
         written, through a few buffers.
-      progress: is told how many more bytes are written, from any thread.
+      progress: called with the number of further bytes written, from any thread.
     """
     opened: list[OpenFile] = []
     hashes = [np.zeros(-(-image.num_bytes // BLOCK_BYTES), np.uint64) for image in images]
     fills = max(1, min(_MOST_FILLS, num_cores() // 2))
-    # No semaphore: that is Python's own code, and an interrupt inside it loses a turn for ever.
+    # Not a semaphore: that is Python code, and an interrupt inside it would lose a slot for ever.
     turns = itertools.cycle([threading.Lock() for _ in range(fills)])
     try:
         work: list[_Window] = []
@@ -96,7 +96,7 @@ def _windows(
     arena: Arena | None,
     turns: Iterator[threading.Lock],
 ) -> Iterator[_Window]:
-    size = padded(image.num_bytes)
+    size = whole_pages(image.num_bytes)
     filler = None if arena else Filler(image)
     memory = arena.image(image.name) if arena else np.zeros(0, np.uint8)
     for begin in range(0, size, _WINDOW_BYTES):
@@ -114,5 +114,5 @@ def _write(window: _Window, buffer: Bytes | None) -> None:
         found = list(digests([memory[: window.real_bytes]]))
         first = window.begin // BLOCK_BYTES
         window.hashes[first : first + len(found)] = found
-    # The last page goes whole, and is cut when the file is finished.
+    # The last page is written whole, and truncated when the file is finished.
     window.file.write(memoryview(memory), window.begin)  # type: ignore[arg-type]

@@ -1,21 +1,21 @@
-"""Files: what is there at each moment of a save, and after a crash. Works without JAX.
+"""Crash-safe files: the state of a step's folder during a save, and after a crash. Needs no JAX.
 
 ::
 
     begin   PENDING-<attempt>, manifest        an attempt lives as long as its PENDING is there
     part    part-<attempt>-00003               process 3 has written all of its data
-    commit  index, PENDING → link → COMMIT     the one moment from which on the step is saved
-    tidy    PENDING and parts go
+    commit  index, PENDING → link → COMMIT     atomic: from here on the step is saved
+    tidy    PENDING and parts are removed
 
-Everything here is a pure function of a folder; nobody asks other processes. Any process may do
-any of it, at the same time as others, as often as it likes. What makes that safe:
+Everything here depends on the folder alone, not on other processes. Any process may do any of it,
+concurrently and repeatedly. This is safe because:
 
-* PENDING is linked, never copied: who removed it knows that this attempt is not committed, or
-  finds that it is. Whoever commits writes the same bytes.
-* PENDING is the first file of an attempt, and the id of an attempt is never used again: files of
-  an attempt without PENDING and without COMMIT are garbage for ever.
-* COMMIT is renamed to be deleted, so that what was renamed can be read afterwards: if in the
-  meantime it was another attempt's, it is given back, and counts as COMMIT until it is.
+* PENDING is linked, never copied: a process that removed it knows that the attempt is not
+  committed, or finds that it is. All processes that commit write the same bytes.
+* PENDING is the first file of an attempt, and attempt ids are never reused: files of an attempt
+  without PENDING and without COMMIT are garbage for ever.
+* COMMIT is deleted by renaming, so that what was renamed can be read afterwards: if it belonged
+  to another attempt by then, it is renamed back, and counts as COMMIT until it is.
 
-Knows the format, and who writes what; does not know what the processes of a job say to each other.
+Knows the format and which process writes what; does not know how processes communicate.
 """

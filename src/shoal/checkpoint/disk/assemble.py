@@ -1,4 +1,4 @@
-"""Parts of all processes → the index and the text of COMMIT. Whoever does it gets the same."""
+"""Assemble the parts of all processes into the index and the text of COMMIT, deterministically."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shoal.hashing import seal
 
 
 def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
-    """Read manifest and parts, and check that they tell of whole leaves and of files that exist.
+    """Read manifest and parts; check that they cover whole leaves and that their files exist.
 
     Raises:
       FileNotFoundError: manifest or a part is missing.
@@ -39,7 +39,7 @@ def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
             parts.append(decode_part(folder.read(own), own))
         index = join_parts(manifest, parts)
         _check_files(folder, index)
-    return manifest, blob_of(name, text), index
+    return manifest, blob_record(name, text), index
 
 
 def _check_files(folder: Folder, index: Index) -> None:
@@ -57,13 +57,13 @@ def _check_files(folder: Folder, index: Index) -> None:
         )
 
 
-def blob_of(name: str, data: bytes) -> Blob:
-    """Return what COMMIT says of a file."""
+def blob_record(name: str, data: bytes) -> Blob:
+    """Return COMMIT's record of a file."""
     return Blob(name, len(data), seal(data).hex())
 
 
 def commit_of(manifest: Manifest, manifest_blob: Blob, index: Index, index_blob: Blob) -> Commit:
-    """Return what COMMIT says: the same, whoever commits."""
+    """Return the contents of COMMIT, the same on every process that commits."""
     return Commit(
         attempt=manifest.attempt,
         step=manifest.step,

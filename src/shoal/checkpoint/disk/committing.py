@@ -1,4 +1,4 @@
-"""An attempt from its beginning to COMMIT, or to its end. See `disk`."""
+"""Begin, commit or abandon an attempt. See `disk`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.checkpoint.disk.assemble import assemble, blob_of, commit_of
+from shoal.checkpoint.disk.assemble import assemble, blob_record, commit_of
 from shoal.checkpoint.disk.step_folder import (
     COMMIT,
     listing,
@@ -16,7 +16,7 @@ from shoal.checkpoint.disk.step_folder import (
     pending_name,
     read_commit,
     see,
-    standing,
+    standing_commit,
     temporary_name,
     tombstone_name,
 )
@@ -42,24 +42,24 @@ from shoal.errors import (
 from shoal.runtime.system import fault_points
 
 _DOUBT = "\nit is committed, but a crash of this host may undo that"
-_TRIES = 100  # to begin in a folder that others remove at the same time
+_TRIES = 100  # to begin in a folder that other processes remove concurrently
 
 
-def begin(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
-    """Make the folder, PENDING and the manifest, durably.
+def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
+    """Create the folder, PENDING and the manifest, durably.
 
     Raises:
       StepAlreadyCommitted: there is a COMMIT.
-      SaveAborted: somebody ended the attempt at once.
+      SaveAborted: another process ended the attempt at once.
     """
     attempt = manifest.attempt
-    found = standing(folder)
+    found = standing_commit(folder)
     if found and found[1].attempt != attempt:
         raise taken(folder, found[1])
     try:
         _write_pending(folder, attempt, json.dumps(dict(owner), sort_keys=True).encode())
-        # From here on the folder is not empty and stays. It may not be the one made before, and
-        # who made this one may not have come to the fsync of its parent.
+        # From here on the folder is not empty and stays. It may not be the one made above, and
+        # the process that made this one may not have reached the fsync of its parent.
         folder.make()
         _write_whole(folder, manifest_name(attempt), attempt, encode_manifest(manifest))
         folder.sync()
@@ -72,16 +72,16 @@ def begin(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
 
 
 def _write_pending(folder: Folder, attempt: str, said: bytes) -> None:
-    """Write PENDING by a link: where there are none, that is found before all data is written."""
+    """Create PENDING by a link: a lack of hard links is then found before any data is written."""
     for left in reversed(range(_TRIES)):
         folder.make()
         temporary = temporary_name(new_attempt())  # PENDING is the first file of its own attempt
         try:
             folder.write_new(temporary, said)
-            with contextlib.suppress(FileExistsError):  # it was begun already
+            with contextlib.suppress(FileExistsError):  # already begun
                 folder.link(temporary, pending_name(attempt))
             return
-        except FileNotFoundError:  # others removed the folder, empty as it was, or this file
+        except FileNotFoundError:  # the empty folder, or this file, was removed by another process
             if not left:
                 raise
         finally:
@@ -89,9 +89,9 @@ def _write_pending(folder: Folder, attempt: str, said: bytes) -> None:
 
 
 def taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:
-    """Return the error that something is saved there."""
+    """Return the error for a step that is already saved."""
     return StepAlreadyCommitted(
-        f"{folder.path} is saved already, by attempt {commit.attempt}; nothing is overwritten\n"
+        f"{folder.path} is already saved, by attempt {commit.attempt}; nothing is overwritten\n"
         "save another step, or delete this one first",
         path=folder.path,
         attempt=commit.attempt,
@@ -99,9 +99,9 @@ def taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:
 
 
 def ended(folder: Folder, attempt: str, phase: str) -> SaveAborted:
-    """Return the error that somebody else ended the attempt: it was frozen, and collected."""
+    """Return the error for an attempt ended by another process, because it looked stale."""
     return SaveAborted(
-        f"{folder.path}: attempt {attempt} was ended by somebody: its PENDING is gone\n"
+        f"{folder.path}: attempt {attempt} was ended by another process: its PENDING is gone\n"
         "it was collected as stale or abandoned; save again",
         path=folder.path,
         phase=phase,
@@ -109,37 +109,37 @@ def ended(folder: Folder, attempt: str, phase: str) -> SaveAborted:
 
 
 def _write_whole(folder: Folder, name: str, attempt: str, data: bytes) -> None:
-    """Write a file that is whole whenever it bears its name."""
+    """Write a file atomically: it is complete whenever it has its name."""
     temporary = temporary_name(attempt)
     folder.write_new(temporary, data)
     folder.rename(temporary, name)
 
 
 def write_part(folder: Folder, part: Part) -> None:
-    """Write a part under another name, durably, then give it its own.
+    """Write a part under a temporary name, durably, then rename it.
 
     Raises:
-      SaveAborted: the attempt was ended by somebody, and the folder with it.
+      SaveAborted: another process ended the attempt and removed the folder.
     """
     try:
         name = part_name(part.attempt, part.process)
         _write_whole(folder, name, part.attempt, encode_part(part))
     except FileNotFoundError as error:
         raise ended(folder, part.attempt, "part") from error
-    folder.sync()  # the names of the data files, too
+    folder.sync()  # also makes the names of the data files durable
 
 
 def commit(folder: Folder, attempt: str) -> Commit:
     """Check that the parts tile every leaf, write the index, and commit; tidy afterwards.
 
-    If the attempt is committed already, that is made durable, tidied and returned.
+    If the attempt is committed already, it is made durable, tidied and returned.
 
     Raises:
       StepAlreadyCommitted: another attempt is committed.
-      SaveAborted: the attempt was ended by somebody (its PENDING is gone), or parts are missing.
+      SaveAborted: another process ended the attempt (its PENDING is gone), or parts are missing.
       CorruptCheckpoint: the parts contradict the manifest or the files.
-      StorageError: the file system refused. If COMMIT is there, it may not survive a crash: an
-        fsync that failed must not be tried again, and believed.
+      StorageError: the file system failed. If COMMIT is there, it may not survive a crash: after
+        a failed fsync, a second one that succeeds proves nothing.
     """
     fault_points.reach("save.assemble", None)
     give_back(folder)
@@ -148,9 +148,9 @@ def commit(folder: Folder, attempt: str) -> Commit:
     try:
         _link(folder, attempt)
     except (FileNotFoundError, FileExistsError, CorruptCheckpoint, StorageError) as error:
-        # Others commit, tidy or end this attempt at the same time; what stands now counts.
-        is_open = see(folder, attempt)  # asked before COMMIT, which is there before PENDING goes
-        if isinstance(error, StorageError):  # a second fsync would say nothing
+        # Other processes may commit, tidy or end it concurrently; the current state counts.
+        is_open = see(folder, attempt)  # read before COMMIT, which appears before PENDING goes
+        if isinstance(error, StorageError):  # a second fsync would prove nothing
             if is_standing(folder, attempt):
                 raise in_doubt(error) from error.__cause__
             if is_open:
@@ -158,27 +158,27 @@ def commit(folder: Folder, attempt: str) -> Commit:
         if done := _settled(folder, attempt):
             return done
         if not is_open:
-            remove_attempt(folder, attempt)  # also what was written after its end
+            remove_attempt(folder, attempt)  # including files written after its end
             raise ended(folder, attempt, "commit") from error
         if isinstance(error, CheckpointError):
             raise
         raise _incomplete(folder, attempt) from error
     done = _settled(folder, attempt)
-    if done is None:  # deleted as soon as it was there
+    if done is None:  # deleted as soon as it was committed
         raise ended(folder, attempt, "commit")
     return done
 
 
 def _link(folder: Folder, attempt: str) -> None:
-    """Write the index and what COMMIT says, and link it."""
+    """Write the index and COMMIT's contents, and link it."""
     manifest, manifest_blob, index = assemble(folder, attempt)
     name = index_name(attempt)
     data = encode_index(index)
     _write_index(folder, name, attempt, data)
-    # Whatever COMMIT vouches for is durable before COMMIT is: names, too.
+    # Everything COMMIT vouches for, names included, is durable before COMMIT is.
     folder.sync()
     fault_points.reach("save.indexed", None)
-    said = commit_of(manifest, manifest_blob, index, blob_of(name, data))
+    said = commit_of(manifest, manifest_blob, index, blob_record(name, data))
     folder.rewrite(pending_name(attempt), encode_commit(said))
     fault_points.reach("save.link", None)
     folder.link(pending_name(attempt), COMMIT)
@@ -189,7 +189,7 @@ def _write_index(folder: Folder, name: str, attempt: str, data: bytes) -> None:
     folder.write_new(temporary, data)
     try:
         folder.link(temporary, name)
-    except FileExistsError:  # another process commits the same, or came this far and died
+    except FileExistsError:  # another process commits the same, or died at this point
         if folder.read(name) != data:
             raise CorruptCheckpoint(
                 f"{folder.path}: {name} is not what the parts say",
@@ -200,17 +200,17 @@ def _write_index(folder: Folder, name: str, attempt: str, data: bytes) -> None:
 
 
 def _settled(folder: Folder, attempt: str) -> Commit | None:
-    """Return the commit of this attempt, durable and tidy; None if there is no COMMIT at all."""
-    found = standing(folder)
+    """Return this attempt's commit, durable and tidied; None if there is no COMMIT at all."""
+    found = standing_commit(folder)
     if found is None:
         return None
     if found[1].attempt != attempt:
         raise taken(folder, found[1])
     try:
-        folder.sync()  # who linked it may have died before this
+        folder.sync()  # the process that linked it may have died before this
     except StorageError as error:  # PENDING stays: if a crash loses COMMIT, it is committed again
         raise in_doubt(error) from error.__cause__
-    with contextlib.suppress(CheckpointError, OSError):  # it is saved; who looks next tidies
+    with contextlib.suppress(CheckpointError, OSError):  # it is saved; a later call tidies
         fault_points.reach("save.committed", None)
         tidy(folder, found[1])
         fault_points.reach("save.tidied", None)
@@ -220,26 +220,26 @@ def _settled(folder: Folder, attempt: str) -> Commit | None:
 def is_standing(folder: Folder, attempt: str) -> bool:
     """Is this attempt the committed one? False also where COMMIT cannot be read."""
     with contextlib.suppress(CheckpointError, OSError):
-        found = standing(folder)
+        found = standing_commit(folder)
         return found is not None and found[1].attempt == attempt
     return False
 
 
 def in_doubt(error: StorageError) -> StorageError:
-    """Say of a failed fsync that COMMIT is there all the same."""
+    """Add to a failed fsync's error that COMMIT is there all the same."""
     if _DOUBT not in str(error):
         error.args = (f"{error}{_DOUBT}",)
     return error
 
 
 def _incomplete(folder: Folder, attempt: str) -> SaveAborted:
-    """Say what is missing."""
+    """Return the error that names what is missing."""
     there = listing(folder).attempts.get(attempt, ())
     missing: list[int] = []
     words = "its manifest is missing"
     with contextlib.suppress(FileNotFoundError, CorruptCheckpoint):
         missing = missing_parts(folder, attempt, there)
-        words = f"process {', '.join(map(str, missing[:20]))} has not written all of its data"
+        words = f"process {', '.join(map(str, missing[:20]))} has not finished writing its data"
     return SaveAborted(
         f"{folder.path}: attempt {attempt} is not complete: {words}",
         path=folder.path,
@@ -249,20 +249,20 @@ def _incomplete(folder: Folder, attempt: str) -> SaveAborted:
 
 
 def give_back(folder: Folder) -> None:
-    """Give COMMIT its name back if it was renamed to delete an attempt that it does not name."""
+    """Rename COMMIT back if it was renamed to delete an attempt that it does not name."""
     for attempt in listing(folder).tombstones:
         name = tombstone_name(attempt)
         with contextlib.suppress(CorruptCheckpoint):
             said = read_commit(folder, name)
             if said and said.attempt != attempt:
-                with contextlib.suppress(FileExistsError, FileNotFoundError):  # others do it, too
+                with contextlib.suppress(FileExistsError, FileNotFoundError):  # others do the same
                     folder.link(name, COMMIT)
                 folder.sync()
                 folder.remove(name)
 
 
 def tidy(folder: Folder, commit: Commit) -> None:
-    """Remove what a committed attempt no longer needs; COMMIT is durable."""
+    """Remove the files that a committed attempt no longer needs; COMMIT is durable."""
     for name in left_over(folder, commit):
         folder.remove(name)
 
@@ -275,14 +275,15 @@ def left_over(folder: Folder, commit: Commit) -> list[str]:
 
 
 def abandon(folder: Folder, attempt: str) -> Commit | None:
-    """End an attempt: PENDING goes first, so that nobody can commit it any more; then its files.
+    """End an attempt: remove PENDING first, so that it can no longer be committed, then its files.
 
-    Returns what COMMIT says if that attempt was committed in the last moment: nothing is removed.
+    Returns the contents of COMMIT if the attempt was committed concurrently: nothing is removed
+    then.
     """
     folder.remove(pending_name(attempt))
-    # A process on another host must not find PENDING again when files of it are gone.
+    # A process on another host must not see PENDING again once files of the attempt are gone.
     folder.sync()
-    found = standing(folder)
+    found = standing_commit(folder)
     if found and found[1].attempt == attempt:
         return _settled(folder, attempt)
     remove_attempt(folder, attempt)
@@ -290,7 +291,7 @@ def abandon(folder: Folder, attempt: str) -> Commit | None:
 
 
 def remove_attempt(folder: Folder, attempt: str) -> None:
-    """Remove the files of an attempt that is dead, and the folder if it is empty then."""
+    """Remove the files of a dead attempt, and the folder if it is then empty."""
     for name in listing(folder).attempts.get(attempt, ()):
         folder.remove(name)
     folder.remove_folder()

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, without its data: for programs, and for `shoal ckpt show`. No JAX."""
+"""Describe a checkpoint without its data, for programs and `shoal ckpt show`. Needs no JAX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.step_folder import COMMIT, KEEP
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.where import layout_and_memory
-from shoal.checkpoint.tree.plain_values import to_json, value_of
+from shoal.checkpoint.tree.plain_values import decode_value, encode_value
 from shoal.colour import local
 from shoal.errors import NotCommitted, UsageError
 from shoal.paths import local_path
@@ -23,45 +23,45 @@ from shoal.paths import local_path
 
 @dataclass(frozen=True)
 class SavedLeaf:
-    """One leaf of what was saved."""
+    """One leaf of a checkpoint."""
 
     name: str  # "params/w"
     kind: str  # "array", "key" (PRNG keys), "scalar" (of NumPy), "int", "str", …, "per_process"
-    dtype: str  # "float32": of what lies in files; "" of values that lie in the description
+    dtype: str  # "float32": of data in files; "" for values stored in the manifest
     shape: tuple[int, ...]
-    bytes: int  # in files, each once
+    bytes: int  # in files, each counted once
     chunks: int  # boxes in files
-    layout: str  # how it lay, as `Layout.parse` reads it; "" if in no layout
-    memory: str  # of the devices, such as "pinned_host"; "" is their default
-    impl: str  # of a key: the generator
-    value: Any  # of what is no array, and not longer than 64 KiB; else None
+    layout: str  # the saved layout, as `Layout.parse` reads it; "" if none
+    memory: str  # memory kind, such as "pinned_host"; "" is the default
+    impl: str  # generator of a PRNG key
+    value: Any  # of a leaf that is not an array and at most 64 KiB; else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as `shoal ckpt show --json` says it."""
-        value = None if self.dtype else to_json(self.value)
+        """Return it as in `shoal ckpt show --json`."""
+        value = None if self.dtype else encode_value(self.value)
         return {**vars(self), "shape": list(self.shape), "value": value}
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds. `str` of it is a table."""
+    """What a checkpoint holds. Its `str` is a table."""
 
     path: str
     step: int | None
-    attempt: str  # which save it is
-    saved_ns: int  # when it began, since 1970, UTC
+    attempt: str  # id of the save
+    saved_ns: int  # when the save began, since 1970, UTC
     by: Mapping[str, str]  # versions: shoal, numpy, jax
-    processes: int  # that saved it
+    processes: int  # number of processes that saved it
     mesh: str  # as `Mesh.parse` reads it; "" if there was none
     bytes: int  # of all data files
     files: int  # with data
     pinned: bool
     metrics: Mapping[str, float]
-    user: Mapping[str, Any]  # what `save(user=…)` was given
+    user: Mapping[str, Any]  # as given to `save(user=…)`
     leaves: Mapping[str, SavedLeaf] = field(repr=False)  # by name, in the order of the tree
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as `shoal ckpt show --json` says it."""
+        """Return it as in `shoal ckpt show --json`."""
         leaves = [leaf.to_json() for leaf in self.leaves.values()]
         plain = {"by": dict(self.by), "metrics": dict(self.metrics), "user": dict(self.user)}
         return {**vars(self), **plain, "leaves": leaves}
@@ -81,17 +81,16 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
 
     Local.
 
-    Reads the description of the checkpoint, and no data. Needs no JAX. It is what
-    `shoal ckpt show --json` prints.
+    Reads metadata only. Needs no JAX. `shoal ckpt show --json` prints the same.
 
     Args:
-      path: of one checkpoint, or of a history: then of its newest step.
+      path: one checkpoint, or a history, of which the newest step is described.
       step: this step of the history.
 
     Raises:
       NotCommitted: nothing is saved there, or not that step.
       CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
-      UsageError: `step` of what is one checkpoint.
+      UsageError: `step` was given for a single checkpoint.
 
     Example:
       >>> import tempfile, numpy as np, shoal
@@ -106,9 +105,9 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
     folder = LocalFolder(local_path(path, f"contents: path={path!r}"))
     if COMMIT in folder.names() or not saved_steps.folders(folder):
         if step is not None:
-            raise UsageError(f"contents: {folder.path} is no history: leave step={step!r} out")
+            raise UsageError(f"contents: {folder.path} is not a history: omit step={step!r}")
         return contents_of(folder)
-    wanted = None if step is None else saved_steps.checked_step("contents", step)
+    wanted = None if step is None else saved_steps.step_number("contents", step)
     chosen = saved_steps.chosen(folder, wanted, skip_corrupt=False)
     if chosen is None:
         raise NotCommitted(f"{folder.path}: no step is saved", path=folder.path)
@@ -116,7 +115,7 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
 
 
 def contents_of(folder: Folder) -> Contents:
-    """Do what `contents` does, of one checkpoint."""
+    """Like `contents`, for one checkpoint."""
     checkpoint = open_folder(folder)
     commit, manifest = checkpoint.commit, checkpoint.manifest
     leaves = {leaf.name: _leaf(checkpoint, n) for n, leaf in enumerate(manifest.leaves)}
@@ -151,7 +150,7 @@ def _leaf(checkpoint: Checkpoint, number: int) -> SavedLeaf:
         layout=layout,
         memory=memory,
         impl=leaf.impl,
-        value=None if leaf.has_data else value_of(leaf.kind, leaf.value),
+        value=None if leaf.has_data else decode_value(leaf.kind, leaf.value),
     )
 
 

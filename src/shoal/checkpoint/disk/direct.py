@@ -1,8 +1,7 @@
-"""A large new file, written past the page cache where the file system can do that.
+"""Write large new files with O_DIRECT where the file system supports it.
 
-Fresh pages of the cache are slow to come by, and nobody reads a checkpoint soon after it is
-written. Where O_DIRECT is refused, when the file is opened or at the first write, it is an
-ordinary file.
+Fresh page-cache pages are slow to allocate, and a checkpoint is rarely read soon after it is
+written. Where O_DIRECT is refused, at open or at the first write, it falls back to buffered writes.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ class DirectFile:
         self._lock = threading.Lock()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o666)
-        # Not at open: tmpfs makes the file and refuses then.
+        # Not at open: tmpfs creates the file and then refuses.
         self._is_direct = num_bytes >= PAGE_BYTES and _set_direct(self._fd, True)
         if num_bytes >= _LARGE_BYTES:
             self._allocate()
 
     def _allocate(self) -> None:
-        """Have all blocks given to the file: a full disk is found before anything is written.
+        """Allocate all blocks up front: a full disk is found before anything is written.
 
-        Writes that make a file longer wait for one another, writes into what it has do not.
+        Writes that extend a file are serialised; writes into allocated space are not.
         """
         try:
             _allocate(self._fd, self._num_bytes)
@@ -66,8 +65,8 @@ class DirectFile:
             raise refused(error, self._path, "write", self._num_bytes) from error
 
     def _end_direct(self) -> None:
-        """Write through the page cache from now on."""
-        with self._lock:  # several threads may have been refused at once
+        """Fall back to the page cache from now on."""
+        with self._lock:  # several threads may fail at once
             if self._is_direct:
                 _set_direct(self._fd, False)
                 self._is_direct = False
@@ -97,7 +96,7 @@ class DirectFile:
 
 
 def _allocate(fd: int, num_bytes: int) -> None:
-    """Call fallocate(2). Python's own falls back on writing zeros where that is not known."""
+    """Call fallocate(2). Unlike `os.posix_fallocate`, it does not fall back on writing zeros."""
     fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if fallocate is None or ctypes.sizeof(ctypes.c_long) < 8:
         return
@@ -108,7 +107,7 @@ def _allocate(fd: int, num_bytes: int) -> None:
 
 
 def _set_direct(fd: int, on: bool) -> bool:
-    """Turn O_DIRECT on or off; say whether it is on."""
+    """Switch O_DIRECT on or off; return whether it is on."""
     direct = getattr(os, "O_DIRECT", 0)
     if not direct:
         return False

@@ -1,4 +1,4 @@
-"""A committed checkpoint, opened: COMMIT vouches for manifest and index, and these for all else."""
+"""Open a committed checkpoint: COMMIT vouches for manifest and index, these for all else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Checkpoint:
 
     @cached_property
     def chunks(self) -> Chunks:
-        """The index's chunks, values of processes one behind the other, as if they were a row."""
+        """The index's chunks, with per-process values concatenated into one row."""
         return replace(self.index.chunks, origin=self._origins)
 
     @cached_property
@@ -57,11 +57,11 @@ class Checkpoint:
 
     @cached_property
     def items(self) -> Items:
-        """What an element of each leaf is; 0 bytes of those without data in files."""
+        """Element sizes of each leaf; 0 bytes for leaves without data in files."""
         return _items(self.manifest.leaves)
 
     def values_of(self, leaf: int) -> dict[int, tuple[int, int]]:
-        """Return where the value of each process lies: its first byte in `chunks`, and how many."""
+        """Return the first byte in `chunks` and the length of each process's value."""
         rows = np.flatnonzero(self.chunks.leaf == leaf)
         processes = self.index.chunks.origin[rows, 0].tolist()
         first, sizes = self.chunks.origin[rows, 0], self.chunks.extent[rows, 0]
@@ -69,17 +69,17 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open what is committed at `path`.
+    """Open the checkpoint committed at `path`.
 
     Raises:
-      NotCommitted: nothing is.
-      CorruptCheckpoint, UnsupportedCheckpoint, StorageError.
+      NotCommitted: nothing is committed there.
+      CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
     """
     return open_folder(LocalFolder(path))
 
 
 def open_folder(folder: Folder) -> Checkpoint:
-    """Do what `open_checkpoint` does."""
+    """Like `open_checkpoint`, given a `Folder`."""
     commit = step_folder.committed(folder)
     if commit is None:
         raise NotCommitted(f"{folder.path}: {_what_is_there(folder)}", path=folder.path)
@@ -109,9 +109,9 @@ def _read_blob(folder: Folder, blob: Blob) -> bytes:
         data = folder.read(blob.name, blob.bytes + 1)
         if len(data) == blob.bytes and seal(data).hex() == blob.sha256:
             return data
-        what = "is not what was saved: its hash differs"
+        what = "has changed since it was saved: its hash differs"
         if len(data) != blob.bytes:
-            what = f"is not what was saved: it had {blob.bytes:,} bytes"
+            what = f"has changed since it was saved: it had {blob.bytes:,} bytes"
     except FileNotFoundError:
         pass
     raise CorruptCheckpoint(
@@ -123,11 +123,11 @@ def _read_blob(folder: Folder, blob: Blob) -> bytes:
 
 
 def _what_is_there(folder: Folder) -> str:
-    """Say why nothing can be read."""
+    """Say why there is nothing to read."""
     names = folder.names()
     steps = [name for name in names if name.startswith("step_")]
     if steps:
-        return f"is no checkpoint, but a history of {len(steps)} steps; give the path of one"
+        return f"is not a checkpoint but a history of {len(steps)} steps; give the path of one"
     if any(name.startswith("PENDING-") for name in names):
         return "nothing is committed; a save is under way, or ended before it was complete"
-    return "is no checkpoint: there is no file COMMIT" if names else "nothing is saved there"
+    return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"

@@ -1,4 +1,4 @@
-"""What the file system refused, in words: at which path, why, and what to do."""
+"""Turn an OSError into a `StorageError` that says at which path, why, and what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from shoal.errors import StorageError, StorageFull
 
-_MOST_BYTES = 1 << 30  # in one call: Linux writes at most 2 GiB - 4 KiB
+_MOST_BYTES = 1 << 30  # per call: Linux writes at most 2 GiB - 4 KiB
 
 _WHAT_TO_DO: Mapping[int, str] = {
     errno.EACCES: "the user that runs this has no permission there",
@@ -37,7 +37,7 @@ _FULL: Mapping[int, str] = {
 
 
 def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = None) -> StorageError:
-    """Return the error that says so; one that is a StorageError already stays as it is."""
+    """Return the `StorageError` for an error; a `StorageError` is returned unchanged."""
     if isinstance(error, StorageError):
         return error
     why = error.strerror or str(error)
@@ -67,7 +67,7 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
 
 
 def free_bytes_at(path: str) -> int:
-    """Return what may be written at a path, or where it would be made; quotas do not show."""
+    """Return the free space at a path, or where it would be created; quotas are not seen."""
     while True:
         try:
             there = os.statvfs(path)
@@ -79,7 +79,7 @@ def free_bytes_at(path: str) -> int:
 
 
 def write_all(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of `data`: the system may take less at a time."""
+    """Write all of `data`: the system may write less per call."""
     data = data.cast("B")
     done = 0
     while done < len(data):

@@ -1,6 +1,6 @@
 """The steps of a history on disk: `<root>/step_000000001000/`. Always listed from storage.
 
-No process asks another here; whoever calls, alone and without JAX, sees what is there.
+Local: any process may call these alone, without JAX.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shoal.arguments import check_flags, integer
 from shoal.checkpoint.disk import step_folder, sweep
-from shoal.checkpoint.disk.step_folder import COMMIT, KEEP, standing
+from shoal.checkpoint.disk.step_folder import COMMIT, KEEP, standing_commit
 from shoal.checkpoint.disk.step_names import check_place, step_name, step_of
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit
@@ -35,36 +35,36 @@ _CORRUPT = (CorruptCheckpoint,)
 
 
 class CommittedStep(NamedTuple):
-    """A step that is committed."""
+    """A committed step."""
 
     step: int
     folder: Folder
     commit: Commit
 
 
-def checked_step(asked: str, step: object) -> int:
-    """Return the number of a step.
+def step_number(operation: str, step: object) -> int:
+    """Return a step number.
 
     Raises:
-      UsageError: it is no whole number, or negative.
+      UsageError: it is negative or not an integer.
     """
-    number = integer(asked, "step", step)
+    number = integer(operation, "step", step)
     if not 0 <= number < MOST_STEPS:
-        raise UsageError(f"{asked}: step {number} must lie between 0 and {MOST_STEPS - 1}")
+        raise UsageError(f"{operation}: step {number} must be between 0 and {MOST_STEPS - 1}")
     return number
 
 
 def checked_path(path: object) -> str:
-    """Return the path of a history, from the root.
+    """Return the absolute path of a history.
 
     Raises:
-      UsageError: it is none.
+      UsageError: it is not a path.
     """
     return os.path.abspath(local_path(path, f"Checkpoints: path={path!r}"))
 
 
 def check_history(root: Folder) -> None:
-    """Refuse a folder that is a checkpoint itself: nothing of it would be found.
+    """Reject a folder that is itself a checkpoint: as a history it would look empty.
 
     Raises:
       UsageError: it is one.
@@ -77,10 +77,10 @@ def check_history(root: Folder) -> None:
 
 
 def check_single(folder: Folder) -> None:
-    """Refuse to save one checkpoint into a history, whose steps it would hide.
+    """Refuse to save a single checkpoint into a history: it would hide the steps.
 
     Raises:
-      UsageError: steps are there.
+      UsageError: the folder holds steps.
     """
     if count := len(folders(folder)):
         raise UsageError(
@@ -90,13 +90,13 @@ def check_single(folder: Folder) -> None:
 
 
 def folders(root: Folder) -> list[tuple[int, Folder]]:
-    """Return the folders of all steps, in order; what is in them was not looked at."""
+    """Return the folders of all steps, in order, without reading them."""
     steps = [(step, name) for name in root.names() if (step := step_of(name)) is not None]
     return [(step, root.folder(name)) for step, name in sorted(steps)]
 
 
 def commits(root: Folder, *, skip_corrupt: bool = False) -> list[CommittedStep]:
-    """Return the steps that are committed, in order.
+    """Return the committed steps, in order.
 
     Raises:
       CorruptCheckpoint: a COMMIT contradicts itself or its files, unless `skip_corrupt`.
@@ -112,28 +112,28 @@ def newest(
     passed: Collection[int] = (),
     faults: dict[int, str] | None = None,
 ) -> CommittedStep | None:
-    """Return the newest step that is committed, None if none is. Raises as `commits`.
+    """Return the newest committed step; None if there is none. Raises as `commits`.
 
     Args:
-      passed: steps that are not looked at.
-      faults: takes what is wrong with each that is left out; None: that is a warning.
+      passed: steps to ignore.
+      faults: receives the error of each step that is skipped; None: log a warning.
     """
     pairs = [one for one in reversed(folders(root)) if one[0] not in passed]
     return next(_committed(pairs, _CORRUPT if skip_corrupt else (), faults), None)
 
 
 def require(root: Folder, step: int) -> CommittedStep:
-    """Return a step that is committed.
+    """Return a committed step.
 
     Raises:
-      NotCommitted: it is not; says which are near.
+      NotCommitted: it is not; the error names the nearest steps.
     """
     folder = root.folder(step_name(step))
     commit = step_folder.committed(folder)
     if commit is None:
         there = [one.step for one in commits(root, skip_corrupt=True)]
-        told = f"saved are {_listed(there, step)}" if there else "no step is"
-        raise NotCommitted(f"{root.path}: step {step} is not saved; {told}", path=folder.path)
+        detail = f"saved are {_listed(there, step)}" if there else "no step is"
+        raise NotCommitted(f"{root.path}: step {step} is not saved; {detail}", path=folder.path)
     return CommittedStep(step, folder, commit)
 
 
@@ -143,10 +143,10 @@ def _listed(there: list[int], step: int) -> str:
 
 
 def chosen(root: Folder, step: int | None = None, *, skip_corrupt: bool) -> int | None:
-    """Return a step that is committed, or with None the newest; None: there is none.
+    """Return a committed step, or the newest for None; None if there is none.
 
     Raises:
-      NotCommitted: it is not. Else as `commits`.
+      NotCommitted: the step is not. Otherwise as `commits`.
     """
     check_flags("latest", skip_corrupt=skip_corrupt)
     if step is not None:
@@ -156,7 +156,7 @@ def chosen(root: Folder, step: int | None = None, *, skip_corrupt: bool) -> int 
 
 
 def pin(root: Folder, step: int) -> None:
-    """Keep a step from retention. Raises as `require`."""
+    """Protect a step from retention. Raises as `require`."""
     folder = require(root, step).folder
     with contextlib.suppress(FileExistsError):
         folder.write_new(KEEP, b"")
@@ -164,18 +164,18 @@ def pin(root: Folder, step: int) -> None:
 
 
 def unpin(root: Folder, step: int) -> None:
-    """Let retention have a step."""
+    """Return a step to retention."""
     folder = root.folder(step_name(step))
     folder.remove(KEEP)
     if folder.names():
         folder.sync()
 
 
-def delete(root: Folder, step: int) -> None:
+def delete_step(root: Folder, step: int) -> None:
     """Delete a step that is not pinned, damaged or not.
 
     Raises:
-      NotCommitted: it is not there; says which are near.
+      NotCommitted: it is not there; the error names the nearest steps.
     """
     with contextlib.suppress(CorruptCheckpoint):
         require(root, step)
@@ -186,20 +186,20 @@ def delete(root: Folder, step: int) -> None:
 
 
 def make_room(root: Folder, step: int) -> None:
-    """Delete a step that was found damaged, for it is saved anew.
+    """Delete a damaged step so that it can be saved anew.
 
     Raises:
-      CorruptCheckpoint: it is another step, in a folder of the wrong name: that may be whole.
-      UsageError: it is pinned.
+      CorruptCheckpoint: the folder holds another step, which may be intact.
+      UsageError: the step is pinned.
     """
     folder = root.folder(step_name(step))
     found = None
     with contextlib.suppress(CorruptCheckpoint):
-        found = standing(folder)
+        found = standing_commit(folder)
     if found and not folder.is_link():
         check_place(folder.path, found[1].step, found[0])
-    with contextlib.suppress(NotCommitted):  # others were faster
-        delete(root, step)
+    with contextlib.suppress(NotCommitted):  # another process was faster
+        delete_step(root, step)
 
 
 def _committed(
@@ -224,19 +224,19 @@ def _committed(
 
 
 def add_remedy(error: CorruptCheckpoint) -> None:
-    """Let the error about a damaged step of a history say what to do."""
-    told = "delete that step, or repair its folder, or pass over it with skip_corrupt=True"
-    error.args = (f"{error}\n{told}",)
+    """Add to the error about a damaged step what the user can do."""
+    detail = "delete that step, or repair its folder, or skip it with skip_corrupt=True"
+    error.args = (f"{error}\n{detail}",)
 
 
-def begin(root: Folder, *, idle_s: float | None) -> int | None:
-    """Look at a history before it goes on: `tend` it, and return its newest step.
+def open_history(root: Folder, *, idle_s: float | None) -> int | None:
+    """Prepare a history for a run: `tend` it, and return its newest step.
 
     Args:
-      idle_s: after which an attempt is stale; None: change nothing.
+      idle_s: seconds after which an attempt is stale; None: change nothing.
 
     Raises:
-      UsageError: it is one checkpoint.
+      UsageError: it is a single checkpoint.
     """
     check_history(root)
     if idle_s is not None:
@@ -245,17 +245,17 @@ def begin(root: Folder, *, idle_s: float | None) -> int | None:
 
 
 def tend(root: Folder, *, idle_s: float) -> None:
-    """Finish what crashes left: commit what is complete, end what is stale, spare who still writes.
+    """Finish what crashes left: commit complete attempts, end stale ones, spare live ones.
 
-    Whatever cannot be finished is a warning: it must not keep anybody from what is committed. What
-    was begun behind a link is not ended: it is not this history's.
+    Failures are logged as warnings: they must not make committed steps unreachable. Attempts behind
+    a symbolic link are not ended: they are not part of this history.
     """
     for step, folder in folders(root):
         with _warning(step):
-            sweep.recover(folder)
+            sweep.recover_step(folder)
         with _warning(step):
             if not folder.is_link():
-                sweep.collect(folder, idle_s=idle_s)
+                sweep.collect_garbage(folder, idle_s=idle_s)
 
 
 @contextlib.contextmanager
@@ -275,12 +275,11 @@ def retain(
     process: int,
     damaged: Collection[int] = (),
 ) -> list[int]:
-    """Delete the steps that `keep` does not keep; return them. End what crashes left elsewhere.
+    """Delete the steps that `keep` does not keep, and return them. End what crashes left elsewhere.
 
-    The step that was `saved` just now stays, also if later ones are there. A step whose COMMIT is
-    damaged, or of a newer shoal, or that is known to be `damaged`, is left alone, and none goes
-    because of it. If steps cannot be deleted, the others are, and the
-    first error is raised.
+    The step that was `saved` just now stays, even if later ones exist. A step whose COMMIT is
+    damaged or of a newer format, or that is in `damaged`, is left alone, and counts for no policy.
+    If some steps cannot be deleted, the others still are, and the first error is raised.
     """
     fault_points.reach("retain.before", process)
     skipped = (CorruptCheckpoint, UnsupportedCheckpoint)
@@ -297,13 +296,13 @@ def retain(
     errors = []
     for step in gone:
         try:
-            sweep.delete(steps[step].folder, steps[step].commit.attempt)
+            sweep.delete_committed(steps[step].folder, steps[step].commit.attempt)
         except CheckpointError as error:
             errors.append(error)
     for step, folder in folders(root):
         if step not in steps and not folder.is_link():
-            with _warning(step), contextlib.suppress(*skipped):  # of those that was told
-                sweep.collect(folder, idle_s=idle_s)
+            with _warning(step), contextlib.suppress(*skipped):  # already reported
+                sweep.collect_garbage(folder, idle_s=idle_s)
     if errors:
         raise errors[0]
     return gone

@@ -1,4 +1,4 @@
-"""What lies in the folder of one step: names of its files, whose they are, what is committed."""
+"""The folder of one step: file names, the attempts they belong to, and what is committed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shoal.checkpoint.format.records import COMMIT_BYTES, Commit, manifest_name,
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
 
 COMMIT, KEEP = "COMMIT", "KEEP"
-_SLACK_S = 1.0  # by which clocks that stamp files may differ
+_SLACK_S = 1.0  # tolerated skew between clocks that stamp files
 _ATTEMPT = "[0-9a-f]{12}"
 _OWNED = re.compile(
     rf"(?:PENDING-|manifest-|part-|index-|data-|tmp-)({_ATTEMPT})"
@@ -28,30 +28,30 @@ _TOMBSTONE = re.compile(f"DELETING-({_ATTEMPT})")
 
 
 def new_attempt() -> str:
-    """Return 12 hex digits that no other attempt has."""
+    """Return a unique attempt id of 12 hex digits."""
     return secrets.token_hex(6)
 
 
 def pending_name(attempt: str) -> str:
-    """Name the fence and lease of an attempt."""
+    """Return the name of an attempt's PENDING file, its fence and lease."""
     return f"PENDING-{attempt}"
 
 
 def tombstone_name(attempt: str) -> str:
-    """Name what COMMIT becomes when the step is deleted."""
+    """Return the name that COMMIT is renamed to when the step is deleted."""
     return f"DELETING-{attempt}"
 
 
 def temporary_name(attempt: str) -> str:
-    """Return a name that nobody else uses, for a file that gets its own name when it is whole."""
+    """Return a unique name for a file that is renamed once complete."""
     return f"tmp-{attempt}-{secrets.token_hex(4)}"
 
 
 class Listing(NamedTuple):
-    """The names in a folder, by whose they are."""
+    """The names in a folder, grouped by attempt."""
 
     attempts: Mapping[str, tuple[str, ...]]
-    tombstones: tuple[str, ...]  # attempts, not names
+    tombstones: tuple[str, ...]  # attempt ids, not names
     is_pinned: bool
     others: tuple[str, ...]
 
@@ -76,36 +76,36 @@ def listing(folder: Folder) -> Listing:
 
 @dataclass(frozen=True)
 class Attempt:
-    """Files of one attempt that is not committed."""
+    """The files of one uncommitted attempt."""
 
     id: str
-    is_live: bool  # its PENDING is there: it may still be committed
-    is_complete: bool  # manifest and all parts are there
-    idle_s: float  # since its PENDING was last touched; inf if there is none
-    owner: Mapping[str, Any]  # what its PENDING says: host, pid, when it began
+    is_live: bool  # PENDING exists: it may still be committed
+    is_complete: bool  # manifest and all parts exist
+    idle_s: float  # since PENDING was last touched; inf without PENDING
+    owner: Mapping[str, Any]  # contents of PENDING: host, pid, start time
     names: tuple[str, ...]  # its files
-    ahead_s: float = 0.0  # by which that time lies in the future: then `idle_s` is 0, and unknown
+    ahead_s: float = 0.0  # by which that time is in the future; then `idle_s` is 0 (unknown)
 
     @property
     def is_ahead(self) -> bool:
-        """Does its time lie so far in the future that it says nothing?"""
+        """Is its time so far in the future that it is meaningless?"""
         return self.ahead_s > _SLACK_S
 
 
 @dataclass(frozen=True)
 class FolderState:
-    """What is in the folder of one step."""
+    """The contents of one step's folder."""
 
     commit: Commit | None
     attempts: tuple[Attempt, ...]
-    tombstones: tuple[str, ...]  # attempts whose deletion began
-    is_pinned: bool  # the file KEEP is there
-    others: tuple[str, ...]  # names that are nobody's
+    tombstones: tuple[str, ...]  # attempts being deleted
+    is_pinned: bool  # the file KEEP exists
+    others: tuple[str, ...]  # files that are not of a checkpoint
 
 
 @contextlib.contextmanager
 def in_folder(folder: Folder) -> Iterator[None]:
-    """Let errors about what is in a file name its folder."""
+    """Name the folder in errors about the contents of its files."""
     try:
         yield
     except CheckpointError as error:
@@ -116,7 +116,7 @@ def in_folder(folder: Folder) -> Iterator[None]:
 
 
 def read_commit(folder: Folder, name: str) -> Commit | None:
-    """Return what COMMIT says, or a tombstone that it became; None if there is none.
+    """Return the contents of COMMIT, or of a tombstone; None if there is none.
 
     Raises:
       CorruptCheckpoint: it contradicts itself.
@@ -135,11 +135,11 @@ def read_commit(folder: Folder, name: str) -> Commit | None:
         return None
 
 
-def standing(folder: Folder) -> tuple[str, Commit] | None:
-    """Return what is committed and the name of the file that says so; what it names may be gone.
+def standing_commit(folder: Folder) -> tuple[str, Commit] | None:
+    """Return what is committed and the file that says so; the files it names may be gone.
 
-    The name is COMMIT, unless somebody renamed it to delete another attempt that is gone since,
-    and has not given it back yet.
+    That file is COMMIT, unless it was renamed to delete another attempt that is gone by now, and
+    has not been renamed back yet.
 
     Raises:
       CorruptCheckpoint: COMMIT contradicts itself.
@@ -153,28 +153,28 @@ def standing(folder: Folder) -> tuple[str, Commit] | None:
             commit = read_commit(folder, name)
             if commit and commit.attempt != attempt:
                 return name, commit
-    # It may have been given back since it was looked for.
+    # It may have been renamed back since it was looked for.
     if commit := read_commit(folder, COMMIT):
         return COMMIT, commit
     return None
 
 
 def committed(folder: Folder) -> Commit | None:
-    """Return what COMMIT says, None if there is none.
+    """Return the contents of COMMIT; None if there is none.
 
     Raises:
-      CorruptCheckpoint: it contradicts itself, the names and sizes that it vouches for, or the
-        name of the folder: the step that it says is not the one that the folder is named after.
+      CorruptCheckpoint: it contradicts itself, the names and sizes of files it vouches for, or
+        the name of the folder, which belongs to another step.
     """
-    found = standing(folder)
+    found = standing_commit(folder)
     while found:
         name, commit = found
         check_place(folder.path, commit.step, name)
         wrong = _missing_or_cut(folder, commit)
         if wrong is None:
             return commit
-        before, found = found, standing(folder)
-        if found and found[1] == before[1]:  # else it was deleted while we looked
+        before, found = found, standing_commit(folder)
+        if found and found[1] == before[1]:  # otherwise it was deleted concurrently
             raise wrong
     return None
 
@@ -201,14 +201,14 @@ def _missing_or_cut(folder: Folder, commit: Commit) -> CorruptCheckpoint | None:
 def see(folder: Folder, attempt: str) -> bool:
     """Is the attempt alive, as this host sees the storage?"""
     try:
-        folder.size(pending_name(attempt))  # which opens it: a host may remember what was listed
+        folder.size(pending_name(attempt))  # opens the file: listings may be cached by the host
     except FileNotFoundError:
         return False
     return True
 
 
 def is_complete(folder: Folder, attempt: str) -> bool:
-    """Are manifest and all parts there?"""
+    """Do manifest and all parts exist?"""
     return _is_complete(folder, attempt, folder.names())
 
 
@@ -233,10 +233,10 @@ def missing_parts(folder: Folder, attempt: str, names: Sequence[str]) -> list[in
     return [process for process in range(num_processes) if part_name(attempt, process) not in there]
 
 
-def state_of(folder: Folder) -> FolderState:
-    """Return what is there. Raises as `committed`."""
+def folder_state(folder: Folder) -> FolderState:
+    """Return the state of a folder. Raises as `committed`."""
     there = listing(folder)
-    commit = committed(folder)  # after the listing: an attempt may be committed in between
+    commit = committed(folder)  # after the listing: an attempt may be committed meanwhile
     own = commit.attempt if commit else ""
     attempts = [
         _look_at(folder, attempt, names)
@@ -250,7 +250,7 @@ def _look_at(folder: Folder, attempt: str, names: tuple[str, ...]) -> Attempt:
     owner: Mapping[str, Any] = {}
     try:
         age_s = folder.age_s(pending_name(attempt))
-        with contextlib.suppress(ValueError):  # half written, or COMMIT's text already
+        with contextlib.suppress(ValueError):  # half written, or already COMMIT's text
             said = json.loads(folder.read(pending_name(attempt)))
             owner = said if isinstance(said, dict) else {}
         is_live = True

@@ -1,4 +1,4 @@
-"""Names of the folders of steps, and whether what was saved in one belongs there."""
+"""Names of step folders, and whether a checkpoint belongs in one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def step_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a folder is named after, None if it is no step's.
+    """Return the step that a folder name stands for; None if it is not a step folder.
 
     >>> step_of("step_000000001000"), step_of("step_0000000001000"), step_of("step_7")
     (1000, None, None)
@@ -31,18 +31,18 @@ def step_of(name: str) -> int | None:
 
 
 def step_at(path: str) -> int | None:
-    """Return the step that the folder at a path is named after, None if it is no step's."""
+    """Return the step that the folder at a path is named after; None if it is not a step folder."""
     return step_of(os.path.basename(os.path.abspath(path)))
 
 
 def check_place(path: str, step: int | None, file: str) -> None:
-    """Refuse a folder that is named after another step than the one that was saved.
+    """Reject a folder named after another step than the one saved in it.
 
-    A checkpoint that was saved without a step belongs anywhere, and so does one in a folder that is
-    no step's.
+    A checkpoint saved without a step may lie anywhere, and any checkpoint may lie in a folder that
+    is not a step folder.
 
     Raises:
-      CorruptCheckpoint: `file` says `step`, and the folder's name another.
+      CorruptCheckpoint: `file` says `step`, and the folder is named after another.
     """
     named = step_at(path)
     if step is None or named is None or named == step:
@@ -50,7 +50,7 @@ def check_place(path: str, step: int | None, file: str) -> None:
     raise CorruptCheckpoint(
         f"{path}: {file} is of step {step}, and the folder is named after step {named}: it was "
         "copied, renamed or linked\n"
-        f"name it {step_name(step)}, or remove it: the step that was saved counts",
+        f"name it {step_name(step)}, or remove it: the saved step counts",
         path=path,
         file=file,
     )

@@ -1,7 +1,7 @@
-"""A folder of files: the few operations that a checkpoint needs, each with a meaning after a crash.
+"""Folders of files: the few operations a checkpoint needs, each with a meaning after a crash.
 
-Whatever the system refuses is a `StorageError` with path and errno (`StorageFull` if it is full).
-A test may put another `Folder` in its place that records, fails or forgets.
+Any failure of the system is a `StorageError` with path and errno (`StorageFull` if out of space).
+Tests may substitute a `Folder` that records, fails or loses writes.
 """
 
 from __future__ import annotations
@@ -19,95 +19,96 @@ from shoal.checkpoint.disk.direct import DirectFile
 from shoal.checkpoint.disk.refusal import free_bytes_at, refused, write_all
 from shoal.paths import local_path
 
-_TRIES = 100  # to make a folder that others remove at the same time
+_TRIES = 100  # to make a folder that other processes remove concurrently
 
 
 class OpenFile(Protocol):
-    """A new file that is being written."""
+    """A new file being written."""
 
     @property
     def is_direct(self) -> bool:
-        """Writes pass the page cache by: memory, offset and length are multiples of PAGE_BYTES."""
+        """Writes bypass the page cache: address, offset and length are multiples of PAGE_BYTES."""
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write all of `data` at `offset`. From several threads at once, if you like."""
+        """Write all of `data` at `offset`. Thread-safe."""
 
     def finish(self, num_bytes: int) -> None:
-        """Cut the file to its length, make it durable (fsync) and close it."""
+        """Truncate the file to its length, make it durable (fsync) and close it."""
 
     def discard(self) -> None:
-        """Close it, whatever is there."""
+        """Close it in any state."""
 
 
 class Folder(Protocol):
-    """One folder. Names are of its own files, never paths."""
+    """One folder. Names are those of its own files, never paths."""
 
     @property
     def path(self) -> str: ...
     def folder(self, name: str) -> Folder:
-        """A folder in it, which may not exist yet."""
+        """A subfolder, which may not exist yet."""
 
     def make(self) -> None:
-        """Make the folder and the parents that are missing, durably; one that is there is fine."""
+        """Create the folder and missing parents, durably; an existing folder is not an error."""
 
     def names(self) -> list[str]:
-        """What is in it, sorted. A folder that does not exist is empty."""
+        """The names in it, sorted. A folder that does not exist is empty."""
 
     def read(self, name: str, most_bytes: int = 1 << 31) -> bytes:
-        """Return a whole file; FileNotFoundError if there is none."""
+        """Return the contents of a file; FileNotFoundError if there is none."""
 
     def size(self, name: str) -> int:
-        """Return the bytes of a file; FileNotFoundError if there is none."""
+        """Return the size of a file in bytes; FileNotFoundError if there is none."""
 
     def read_at(self, name: str, offset: int, into: memoryview) -> int:
-        """Fill `into` from `offset`; return how many bytes there were. From several threads."""
+        """Fill `into` from `offset`; return the number of bytes read. Thread-safe."""
 
     def write_new(self, name: str, data: bytes) -> None:
         """Write a new file durably (fsync). FileExistsError; FileNotFoundError without folder."""
 
     def rewrite(self, name: str, data: bytes) -> None:
-        """Write the content of a file that exists, durably; FileNotFoundError if there is none.
+        """Replace the contents of an existing file, durably; FileNotFoundError if there is none.
 
-        Nothing is cut before the new bytes are there.
+        The file is truncated only after the new bytes are written.
         """
 
     def open_new(self, name: str, num_bytes: int) -> OpenFile:
-        """Begin a large new file. FileExistsError if there is one."""
+        """Create a large file for writing. FileExistsError if it exists."""
 
     def link(self, old: str, new: str) -> None:
-        """Give a file a second name. FileExistsError, FileNotFoundError; else it is there."""
+        """Hard-link a file under a second name. FileExistsError, FileNotFoundError."""
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name; what bore that is gone. FileNotFoundError."""
+        """Rename a file, replacing any file of that name. FileNotFoundError."""
 
     def remove(self, name: str) -> None:
-        """Remove a file; none is fine."""
+        """Remove a file; it need not exist."""
 
     def remove_folder(self) -> bool:
-        """Remove this folder if it is empty, and no link; say whether it is gone."""
+        """Remove this folder if it is empty and not a link; return whether it is gone."""
 
     def is_link(self) -> bool:
-        """Does this name lead to a folder that lies elsewhere?"""
+        """Is this a symbolic link to another folder?"""
 
     def remove_link(self) -> None:
-        """Remove the name, durably; what it leads to stays. None is fine."""
+        """Remove the link, durably, but not its target. It need not exist."""
 
     def touch(self, name: str) -> None:
-        """Set a file's time of change to now. FileNotFoundError."""
+        """Set a file's modification time to now. FileNotFoundError."""
 
     def age_s(self, name: str) -> float:
-        """Seconds since a file's time of change, by the clock of the storage; negative if that is
-        still to come. FileNotFoundError."""
+        """Seconds since a file was modified, by the storage's clock; negative if in the future.
+        FileNotFoundError.
+        """
 
     def sync(self) -> None:
         """Make the names in it durable (fsync of the folder). A folder that is gone has none."""
 
     def free_bytes(self) -> int:
-        """How much may still be written here (or where the folder would be made)."""
+        """Free space here, or where the folder would be created."""
 
 
 class LocalFolder:
-    """A folder of a file system that has link and fsync."""
+    """A folder on a file system with hard links and fsync."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.path.abspath(local_path(path))
@@ -117,7 +118,7 @@ class LocalFolder:
 
     @property
     def path(self) -> str:
-        """Where it is, from the root on."""
+        """Its absolute path."""
         return self._path
 
     def folder(self, name: str) -> LocalFolder:
@@ -132,7 +133,7 @@ class LocalFolder:
         for left in reversed(range(_TRIES)):
             try:
                 return self._make()
-            except FileNotFoundError as error:  # somebody removed a parent in between
+            except FileNotFoundError as error:  # a parent was removed concurrently
                 if not left:
                     raise refused(error, self._path, "make the folder") from error
         return None
@@ -151,15 +152,15 @@ class LocalFolder:
                     os.mkdir(path)
                 if not stat.S_ISDIR(os.stat(path).st_mode):
                     raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), path)
-        # Who finds a folder does not know whether its maker came to the fsync of the parent yet.
-        # A history and its step may both be that new.
+        # An existing folder may have been made by a process that has not reached the fsync of its
+        # parent yet. A history and its step may both be that new.
         made = {os.path.dirname(path) for path in missing}
         found = {os.path.dirname(self._path), os.path.dirname(os.path.dirname(self._path))}
-        for path in sorted(made | found, reverse=True):  # the longer ones are the inner ones
+        for path in sorted(made | found, reverse=True):  # longest first: inner before outer
             with _refusals(path, "fsync the folder", FileNotFoundError):
                 try:
                     _sync_folder(path)
-                except PermissionError:  # a parent that others made, long ago
+                except PermissionError:  # a parent made by another user long ago
                     if path in made:
                         raise
 
@@ -224,8 +225,8 @@ class LocalFolder:
         with _refusals(path, "write", FileNotFoundError, needed_bytes=len(data)):
             fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                # Equal bytes, too: who wrote them may not have come to the fsync, or it failed, and
-                # then another one would succeed over what was never written.
+                # Even equal bytes: their writer may not have reached the fsync, or it failed, and
+                # then another fsync would succeed over data that was never written.
                 write_all(fd, memoryview(data), 0)
                 os.ftruncate(fd, len(data))
                 os.fsync(fd)
@@ -296,13 +297,13 @@ class LocalFolder:
         return 0.0
 
     def _now(self) -> float:
-        """Return the time by the clock that stamps new files: on a network, a server's."""
+        """Return the time by the clock that stamps new files: on a network, the server's."""
         path = self._at(f"tmp-000000000000-{secrets.token_hex(4)}")
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
             raise
-        except OSError:  # this host may only read
+        except OSError:  # read-only on this host
             return time.time()
         try:
             return os.fstat(fd).st_mtime
@@ -327,7 +328,7 @@ class LocalFolder:
 def _refusals(
     path: str, doing: str, *known: type[OSError], needed_bytes: int | None = None
 ) -> Iterator[None]:
-    """Let what the system refuses be a StorageError, but for errors that have a meaning here."""
+    """Convert OSErrors to StorageError, except those with a meaning here."""
     try:
         yield
     except OSError as error:
@@ -338,7 +339,7 @@ def _refusals(
 
 @contextlib.contextmanager
 def _open_to_read(path: str) -> Iterator[int]:
-    """Open a regular file; anything else, such as a pipe that would have us wait, is refused."""
+    """Open a regular file; reject anything else, such as a pipe that would block."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         mode = os.fstat(fd).st_mode
@@ -356,7 +357,7 @@ def _sync_folder(path: str) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        # Some file systems on a network know no fsync of folders: there names are durable.
+        # Some network file systems do not support fsync of folders: there names are durable.
         if error.errno not in (EINVAL, ENOTSUP):
             raise
     finally:

@@ -1,4 +1,4 @@
-"""What is left to do in the folder of a step: recover, collect, delete. See `disk`."""
+"""Recover, collect and delete in the folder of a step. See `disk`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from shoal.checkpoint.disk.step_folder import (
     COMMIT,
     KEEP,
     committed,
+    folder_state,
     listing,
     new_attempt,
     pending_name,
     read_commit,
-    standing,
-    state_of,
+    standing_commit,
     tombstone_name,
 )
 from shoal.checkpoint.disk.storage import Folder
@@ -38,25 +38,25 @@ from shoal.runtime.system import fault_points
 _LOG = logging.getLogger("shoal")
 
 
-def recover(folder: Folder) -> Commit | None:
+def recover_step(folder: Folder) -> Commit | None:
     """Commit a complete attempt of a step that has no COMMIT; finish deletions and tidying.
 
-    Of several complete attempts the one that was touched last is committed.
+    Of several complete attempts the one touched last is committed.
 
-    Returns the commit that stands afterwards, None if there is none.
+    Returns the resulting commit, None if there is none.
 
     Raises:
       CorruptCheckpoint: as `committed`; nothing is changed then.
     """
     _finish_deletions(folder)
     if done := committed(folder):
-        if left_over(folder, done):  # who linked it may have died before it was durable
+        if left_over(folder, done):  # its linker may have died before it was durable
             folder.sync()
             tidy(folder, done)
         return done
-    attempts = [one for one in state_of(folder).attempts if one.is_live and one.is_complete]
+    attempts = [one for one in folder_state(folder).attempts if one.is_live and one.is_complete]
     for attempt in sorted(attempts, key=lambda one: (one.is_ahead, one.idle_s)):
-        # One that cannot be committed is left to `collect`; the next may do.
+        # One that cannot be committed is left to `collect_garbage`; the next may succeed.
         with contextlib.suppress(SaveAborted, CorruptCheckpoint, UnsupportedCheckpoint):
             try:
                 return commit(folder, attempt.id)
@@ -65,27 +65,27 @@ def recover(folder: Folder) -> Commit | None:
     return committed(folder)
 
 
-def collect(folder: Folder, *, idle_s: float) -> list[str]:
-    """End attempts that nobody has touched for `idle_s`, remove what nobody owns.
+def collect_garbage(folder: Folder, *, idle_s: float) -> list[str]:
+    """End attempts that were not touched for `idle_s`, and remove orphaned files.
 
-    Spares committed files, attempts that are alive, and names that are not of a checkpoint. A
-    complete attempt is recovered rather than ended. A folder that was empty before goes only if
-    `idle_s` is 0: somebody may be about to begin in it. Returns the names removed.
+    Spares committed files, live attempts, and names that are not of a checkpoint. A complete
+    attempt is recovered rather than ended. A folder that was already empty is removed only if
+    `idle_s` is 0: another process may be about to begin in it. Returns the names removed.
 
-    Of one whose time lies in the future nobody knows how long it has rested: from now on it counts.
+    An attempt with a time in the future has an unknown age: it is counted from now on.
     """
-    recover(folder)
+    recover_step(folder)
     removed: list[str] = []
-    for attempt in state_of(folder).attempts:
+    for attempt in folder_state(folder).attempts:
         if attempt.is_ahead and idle_s:
             _LOG.warning(
-                "%s: attempt %s: its time lies %.0f s in the future; it is set to now",
+                "%s: attempt %s: its time is %.0f s in the future; it is set to now",
                 folder.path, attempt.id, attempt.ahead_s,
             )  # fmt: skip
-            with contextlib.suppress(FileNotFoundError):  # others commit or end it
+            with contextlib.suppress(FileNotFoundError):  # committed or ended concurrently
                 folder.touch(pending_name(attempt.id))
             continue
-        # One without PENDING has been idle for ever.
+        # Without PENDING it has been idle for ever.
         if attempt.idle_s >= idle_s and abandon(folder, attempt.id) is None:
             removed += attempt.names
     if removed or not idle_s:
@@ -93,44 +93,44 @@ def collect(folder: Folder, *, idle_s: float) -> list[str]:
     return removed
 
 
-def delete(folder: Folder, attempt: str) -> None:
-    """Delete a committed step: COMMIT becomes DELETING-<attempt>, then its files go, then that.
+def delete_committed(folder: Folder, attempt: str) -> None:
+    """Delete a committed step: rename COMMIT to DELETING-<attempt>, remove its files, then that.
 
-    A crash in between leaves a step that is gone; `recover` and `collect` finish the deletion.
-    Deleting what is not there any more, or is another attempt's by now, does nothing. Of a link to
-    a step that lies elsewhere the link goes.
+    A crash in between leaves the step deleted; `recover_step` and `collect_garbage` finish the
+    job. Deleting a step that is gone, or that by now belongs to another attempt, does nothing. If
+    the step is a link, only the link is removed.
     """
     if folder.is_link():
         return folder.remove_link()
-    found = standing(folder)
+    found = standing_commit(folder)
     if found and found[0] == COMMIT and found[1].attempt == attempt:
-        # A PENDING that a crash left behind could be committed again without COMMIT.
+        # Without COMMIT, a PENDING left behind by a crash could be committed again.
         folder.remove(pending_name(attempt))
-        with contextlib.suppress(FileNotFoundError):  # others delete it, too
+        with contextlib.suppress(FileNotFoundError):  # deleted concurrently
             folder.rename(COMMIT, tombstone_name(attempt))
     return _finish_deletions(folder)
 
 
 def delete_damaged(folder: Folder) -> None:
-    """Delete a step of which COMMIT may say anything, or nothing; as safe as `delete`.
+    """Delete a step whose COMMIT may be missing or say anything; as safe as `delete_committed`.
 
-    An attempt that somebody else writes at the same time is spared.
+    Attempts that other processes are writing are spared.
     """
     if folder.is_link():
         return folder.remove_link()
     try:
-        found = standing(folder)
+        found = standing_commit(folder)
     except CorruptCheckpoint:
         _delete_unreadable(folder)
     else:
         if found:
-            delete(folder, found[1].attempt)
+            delete_committed(folder, found[1].attempt)
     return None
 
 
 def _delete_unreadable(folder: Folder) -> None:
     owned = listing(folder).attempts
-    # What was committed has an index; what has none, and a PENDING, may still be written.
+    # A committed attempt has an index; one with PENDING and no index may still be written.
     gone = [
         attempt
         for attempt, names in owned.items()
@@ -138,7 +138,7 @@ def _delete_unreadable(folder: Folder) -> None:
     ]
     for attempt in gone:
         folder.remove(pending_name(attempt))
-    with contextlib.suppress(FileNotFoundError):  # others delete it, too
+    with contextlib.suppress(FileNotFoundError):  # deleted concurrently
         folder.rename(COMMIT, tombstone_name(gone[0] if gone else new_attempt()))
     _finish_deletions(folder)
     for attempt in gone[1:]:
@@ -151,7 +151,7 @@ def _finish_deletions(folder: Folder) -> None:
     for attempt in tombstones:
         _finish_deletion(folder, attempt)
     if tombstones:
-        if folder.names() == [KEEP]:  # a pin of what is gone
+        if folder.names() == [KEEP]:  # the pin of a deleted step
             folder.remove(KEEP)
         folder.remove_folder()
 
@@ -159,14 +159,14 @@ def _finish_deletions(folder: Folder) -> None:
 def _finish_deletion(folder: Folder, attempt: str) -> None:
     name = tombstone_name(attempt)
     folder.remove(pending_name(attempt))
-    # COMMIT and PENDING are gone for good before anything else is.
+    # COMMIT and PENDING are durably gone before anything else is removed.
     folder.sync()
-    with contextlib.suppress(CorruptCheckpoint):  # damaged since; its name tells what it was
+    with contextlib.suppress(CorruptCheckpoint):  # damaged since; its name identifies the attempt
         said = read_commit(folder, name)
         if said is None or said.attempt != attempt:
-            return  # another process finished it, or it is to be given back
-    found = standing(folder)
-    if found is None or found[1].attempt != attempt:  # COMMIT wins over every tombstone
+            return  # finished by another process, or about to be renamed back
+    found = standing_commit(folder)
+    if found is None or found[1].attempt != attempt:  # COMMIT takes precedence over any tombstone
         fault_points.reach("delete.marked", None)
         _remove_files(folder, attempt)
     folder.remove(name)

@@ -1,11 +1,11 @@
-"""What the files of a checkpoint say: manifest, index, part, COMMIT. NumPy only, like `plan`.
+"""The checkpoint format: manifest, index, part, COMMIT. NumPy only, like `plan`.
 
-`docs/checkpoint-format.md` is the norm; these files read and write it. What is read may come from
-an enemy: nothing is believed before it was checked, and no code runs.
+`docs/checkpoint-format.md` is the specification; these files read and write it. Input is
+untrusted: every value is validated before use, and no code is executed.
 
-* `records`: what there is to say; names of files.
+* `records`: the records, and names of files.
 * `json_files`: manifest and COMMIT. `table_files`: part and index.
-* `tiling`: do the chunks fill every leaf?
+* `tiling`: check that chunks fill every leaf.
 
-Knows the tree of a state; does not know files on disk, nor who writes them.
+Knows the tree of a state; does not know files on disk, nor which process writes them.
 """

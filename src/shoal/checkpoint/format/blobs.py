@@ -1,4 +1,4 @@
-"""A process's own tree of plain values and arrays of NumPy ↔ bytes, without pickle.
+"""Serialise a per-process tree of plain values and NumPy arrays to bytes, without pickle.
 
 The bytes are a small safetensors file: an entry for each array; the tree and all other values are
 JSON in its metadata.
@@ -13,23 +13,23 @@ import numpy as np
 
 from shoal.checkpoint.format import header
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.flatten import flatten, unflatten
+from shoal.checkpoint.tree.flatten import flatten_tree, unflatten_tree
 from shoal.checkpoint.tree.names import name_of
-from shoal.checkpoint.tree.nodes import from_json, names_of, to_json
-from shoal.checkpoint.tree.plain_values import kind_of, value_of
-from shoal.checkpoint.tree.plain_values import to_json as value_json
+from shoal.checkpoint.tree.nodes import decode_structure, encode_structure, names_of
+from shoal.checkpoint.tree.plain_values import decode_value, kind_of
+from shoal.checkpoint.tree.plain_values import encode_value as value_json
 from shoal.errors import CorruptCheckpoint, UsageError, raise_all
 
 _FORMAT = "shoal-values"
 
 
-def blob_of(tree: Any, *, asked: str = "a process's own value") -> bytes:
-    """Return the bytes of a tree of plain values and arrays of NumPy.
+def encode_tree(tree: Any, *, operation: str = "a process's own value") -> bytes:
+    """Serialise a tree of plain values and NumPy arrays.
 
     Raises:
-      UsageError: something in it is neither; all offenders.
+      UsageError: a leaf is neither; names all offenders.
     """
-    leaves, structure = flatten(tree, asked=asked)
+    leaves, structure = flatten_tree(tree, operation=operation)
     offences: list[str] = []
     said: list[Any] = []
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -37,44 +37,44 @@ def blob_of(tree: Any, *, asked: str = "a process's own value") -> bytes:
         name = name_of(path)
         try:
             if type(value) is np.ndarray:
-                said.append(["array", dtypes.name_of(value.dtype), list(value.shape)])
+                said.append(["array", dtypes.dtype_name(value.dtype), list(value.shape)])
                 arrays[name] = value
             else:
                 said.append([kind_of(value), value_json(value)])
         except UsageError as why:
             offences += [type(one)(f"{name}: {one}") for one in why.offences]
-    raise_all(asked, offences)
+    raise_all(operation, offences)
     entries = header.arrange(
         (name, dtypes.storage_of(array.dtype).entry, dtypes.entry_shape(array.dtype, array.shape))
         for name, array in arrays.items()
     )
     metadata = {
         "format": _FORMAT,
-        "tree": json.dumps(to_json(structure), separators=(",", ":")),
+        "tree": json.dumps(encode_structure(structure), separators=(",", ":")),
         "leaves": json.dumps(said, separators=(",", ":")),
     }
-    first = header.build(entries, metadata, page_bytes=8)
-    return b"".join([first, *(dtypes.pack(arrays[entry.name]).data for entry in entries)])
+    first = header.build_header(entries, metadata, page_bytes=8)
+    return b"".join([first, *(dtypes.pack_elements(arrays[entry.name]).data for entry in entries)])
 
 
-def tree_of(blob: bytes | memoryview, *, file: str = "") -> Any:
-    """Return the tree of these bytes; its arrays are copies.
+def decode_tree(blob: bytes | memoryview, *, file: str = "") -> Any:
+    """Deserialise a tree; its arrays are copies.
 
     Args:
-      file: where they lie, for errors.
+      file: where the bytes come from, for errors.
 
     Raises:
-      CorruptCheckpoint: they are none's.
+      CorruptCheckpoint: the bytes do not encode a tree.
     """
     file = file or "a process's own value"
     view = memoryview(blob)
-    found = header.parse(view, len(view), file)
+    found = header.parse_header(view, len(view), file)
     if found.metadata.keys() != {"format", "tree", "leaves"}:
-        raise CorruptCheckpoint(f"{file} is no tree of values", file=file)
-    structure, count = from_json(header.strict_json(found.metadata["tree"], file), file)
+        raise CorruptCheckpoint(f"{file} does not hold a tree of values", file=file)
+    structure, count = decode_structure(header.strict_json(found.metadata["tree"], file), file)
     said = header.strict_json(found.metadata["leaves"], file)
     if found.metadata["format"] != _FORMAT or type(said) is not list or len(said) != count:
-        raise CorruptCheckpoint(f"{file} is no tree of values", file=file)
+        raise CorruptCheckpoint(f"{file} does not hold a tree of values", file=file)
     entries = {entry.name: entry for entry in found.entries}
     leaves = []
     for name, one in zip(names_of(structure), said, strict=True):
@@ -83,13 +83,15 @@ def tree_of(blob: bytes | memoryview, *, file: str = "") -> Any:
         except (UsageError, ValueError, TypeError) as why:
             raise CorruptCheckpoint(f"{file}: {name}: {why}", file=file, leaf=name) from None
     if entries:
-        raise CorruptCheckpoint(f"{file} has arrays that are nobody's: {list(entries)}", file=file)
-    return unflatten(structure, leaves)
+        raise CorruptCheckpoint(
+            f"{file} has arrays that are not in its tree: {list(entries)}", file=file
+        )
+    return unflatten_tree(structure, leaves)
 
 
 def _leaf(said: Any, entry: header.Entry | None, data: memoryview) -> Any:
     if type(said) is list and len(said) == 2 and type(said[0]) is str and entry is None:
-        return value_of(said[0], said[1])
+        return decode_value(said[0], said[1])
     if type(said) is not list or len(said) != 3 or said[0] != "array" or entry is None:
         raise UsageError("is neither an array nor a plain value")
     if type(said[1]) is not str or type(said[2]) is not list or {*map(type, said[2])} - {int}:
@@ -98,5 +100,5 @@ def _leaf(said: Any, entry: header.Entry | None, data: memoryview) -> Any:
     wanted = dtypes.entry_shape(dtype, shape)
     if entry.dtype != dtypes.storage_of(dtype).entry or entry.shape != wanted:
         raise UsageError("is not the array that its entry says")
-    found = dtypes.unpack(data[entry.begin : entry.end], dtype, shape)
-    return found.copy() if dtype.itemsize else found  # a copy would be of another dtype
+    found = dtypes.unpack_elements(data[entry.begin : entry.end], dtype, shape)
+    return found.copy() if dtype.itemsize else found  # a copy would change the dtype

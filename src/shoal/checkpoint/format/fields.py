@@ -1,4 +1,4 @@
-"""Fields of JSON that may come from an enemy: asked for by name and type, or refused in words."""
+"""Validate fields of untrusted JSON by name and type."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import re
 from typing import Any, NoReturn
 
 from shoal.checkpoint.format.records import FEATURES, LARGEST, VERSION
-from shoal.checkpoint.tree.plain_values import shown
+from shoal.checkpoint.tree.plain_values import json_excerpt
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
 
 FORMAT = "shoal-checkpoint"
 _ATTEMPT = re.compile("[0-9a-f]{12}", re.ASCII)
 _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
-_DEEPEST = 100  # lists and objects of the caller in one another
+_DEEPEST = 100  # nesting of the user's lists and objects
 
 
 class Fields:
-    """One object of a file."""
+    """One JSON object of a file."""
 
     def __init__(self, found: Any, file: str, where: str = "") -> None:
         self.file = file
         self.where = f", {where}" if where else ""
         if type(found) is not dict:
-            self.refuse("is no object")
+            self.refuse("is not an object")
         self.found: dict[str, Any] = found
 
     def refuse(self, what: str) -> NoReturn:
@@ -30,10 +30,10 @@ class Fields:
 
     def expect(self, key: str, is_right: bool, what: str) -> None:
         if not is_right:
-            self.refuse(f"has {key!r} that is {what}: {shown(self.found.get(key))}")
+            self.refuse(f"has {key!r} that is {what}: {json_excerpt(self.found.get(key))}")
 
     def only(self, known: frozenset[str]) -> None:
-        """Refuse keys that are not known."""
+        """Reject unknown keys."""
         extra = self.found.keys() - known
         if extra:
             self.refuse(f"has unknown keys: {sorted(extra)[:5]}")
@@ -51,13 +51,13 @@ class Fields:
     def sizes(self, key: str) -> tuple[int, ...]:
         value = self.found.get(key, [])
         right = type(value) is list and all(type(v) is int and 0 <= v < LARGEST for v in value)
-        self.expect(key, right, "no list of sizes")
+        self.expect(key, right, "not a list of sizes")
         return tuple(value)
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self.found.get(key, [])
         right = type(value) is list and all(map(is_text, value))
-        self.expect(key, right, "no list of texts")
+        self.expect(key, right, "not a list of texts")
         return tuple(value)
 
     def mapping(self, key: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Fields:
         return dict(value)
 
     def free(self, key: str) -> dict[str, Any]:
-        """Return an object of the caller's own."""
+        """Return a free-form object of the user's."""
         value = self.mapping(key)
         offences: list[str] = []
         _check_json(value, key, _DEEPEST, offences)
@@ -91,12 +91,12 @@ class Fields:
 
 
 def is_step(value: Any) -> bool:
-    """Is it the number of a step?"""
+    """Is it a valid step number?"""
     return type(value) is int and abs(value) < LARGEST
 
 
 def is_text(value: Any) -> bool:
-    """Is it a str that can be printed and sent? JSON may say lone surrogates."""
+    """Is it a str that can be encoded? JSON may contain lone surrogates."""
     if type(value) is not str:
         return False
     try:
@@ -106,12 +106,12 @@ def is_text(value: Any) -> bool:
 
 
 def head(kind: str) -> dict[str, Any]:
-    """Return the fields that each file begins with."""
+    """Return the fields that every file begins with."""
     return {"format": FORMAT, "file": kind, "version": list(VERSION)}
 
 
 def check_version(fields: Fields, kind: str) -> bool:
-    """Refuse another format, a later version, unknown features; say whether all keys are known.
+    """Reject other formats, later versions and unknown features; are all keys known?
 
     Raises:
       CorruptCheckpoint, UnsupportedCheckpoint.
@@ -132,15 +132,15 @@ def check_version(fields: Fields, kind: str) -> bool:
     return tuple(version) <= VERSION
 
 
-def check_json(value: Any, asked: str) -> None:
-    """Refuse what would not come back from JSON as it is.
+def check_json(value: Any, operation: str) -> None:
+    """Reject values that would not survive a round trip through JSON.
 
     Raises:
       UsageError: names every offender.
     """
     offences: list[str] = []
     _check_json(value, "", _DEEPEST, offences)
-    raise_all(asked, offences)
+    raise_all(operation, offences)
 
 
 def _check_json(value: Any, where: str, depth: int, offences: list[str]) -> None:
@@ -165,7 +165,7 @@ def _why_no_json(value: Any) -> str:
     kind = type(value)
     if kind is str:
         if not is_text(value):
-            return "holds a lone surrogate, which is no text"
+            return "holds a lone surrogate, which is not valid text"
     elif kind is float:
         if value - value != 0:
             return f"is {value}, which JSON does not have"

@@ -1,4 +1,7 @@
-"""The header of a safetensors file, strictly: what it promises is checked before it is believed."""
+"""Read and write safetensors headers strictly: everything is validated before it is used.
+
+Source: the format section of https://github.com/huggingface/safetensors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.errors import CorruptCheckpoint, UsageError
 
-MOST_BYTES = 100_000_000  # of a header: safetensors' own limit
+MOST_BYTES = 100_000_000  # of a header: the limit of safetensors
 _BITS: Mapping[str, int] = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,
     "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "I16": 16, "U16": 16, "F16": 16,
@@ -30,15 +33,15 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says about itself."""
+    """The parsed header of a file."""
 
     entries: tuple[Entry, ...]  # by `begin`
     metadata: Mapping[str, str]
-    num_bytes: int  # of the header with its length and padding: the data begin there
+    num_bytes: int  # of the header with length and padding: where the data begin
 
 
 def arrange(items: Iterable[tuple[str, str, Sequence[int]]]) -> list[Entry]:
-    """Place arrays (name, dtype, shape) without holes, so that each is aligned to its dtype."""
+    """Lay out arrays (name, dtype, shape) without holes, each aligned to its dtype."""
     entries, begin = [], 0
     for name, dtype, shape in sorted(items, key=lambda item: -_BITS[item[1]]):
         end = begin + _size(dtype, shape)
@@ -47,12 +50,12 @@ def arrange(items: Iterable[tuple[str, str, Sequence[int]]]) -> list[Entry]:
     return entries
 
 
-def build(
+def build_header(
     entries: Sequence[Entry], metadata: Mapping[str, str], *, page_bytes: int = PAGE_BYTES
 ) -> bytes:
     """Return length, JSON and padding, up to a multiple of `page_bytes`.
 
-    The entries are in the order of their data, without holes; names are distinct.
+    Entries are in the order of their data, without holes; names are distinct.
 
     Raises:
       UsageError: too large for safetensors.
@@ -75,10 +78,10 @@ def build(
 
 
 def header_bytes(data: bytes | memoryview, file_bytes: int, file: str) -> int:
-    """Return how long the header is, its length and padding included, from the first 8 bytes.
+    """Return the header's size, including its length field and padding, from the first 8 bytes.
 
     Raises:
-      CorruptCheckpoint: it cannot be.
+      CorruptCheckpoint: the length is impossible.
     """
     if len(data) < 8 or file_bytes < 8:
         _refuse(file, f"is {file_bytes} bytes long, too short for any header")
@@ -90,11 +93,11 @@ def header_bytes(data: bytes | memoryview, file_bytes: int, file: str) -> int:
     return 8 + length
 
 
-def parse(data: bytes | memoryview, file_bytes: int, file: str) -> Header:
-    """Return what the header says; `data` begins where the file does and holds all of it.
+def parse_header(data: bytes | memoryview, file_bytes: int, file: str) -> Header:
+    """Parse a header; `data` begins where the file does and holds all of the header.
 
     Raises:
-      CorruptCheckpoint: it is none, or it contradicts itself or the length of the file.
+      CorruptCheckpoint: it is malformed, or contradicts itself or the length of the file.
     """
     length = header_bytes(data, file_bytes, file)
     text = bytes(data[8:length])
@@ -112,19 +115,17 @@ def parse(data: bytes | memoryview, file_bytes: int, file: str) -> Header:
 
 
 def strict_json(text: bytes | str, file: str) -> Any:
-    """Return JSON without repeated keys, NaN, 1e400 or anything that only Python calls JSON.
+    """Parse JSON, rejecting repeated keys, NaN, 1e400 and other Python extensions.
 
     Raises:
-      CorruptCheckpoint: it is none.
+      CorruptCheckpoint: it is not strict JSON.
     """
     try:
         whole = text if isinstance(text, str) else text.decode("utf-8")
         return json.loads(whole, **_STRICT)
     except (ValueError, RecursionError, MemoryError) as why:
         words = "it is nested too deeply" if isinstance(why, RecursionError) else str(why)
-        raise CorruptCheckpoint(
-            f"{file} is not the JSON that it should be: {words}", file=file
-        ) from None
+        raise CorruptCheckpoint(f"{file} is not valid JSON: {words}", file=file) from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise UsageError(f"the key {key[:100]!r} is there twice")
+                raise UsageError(f"the key {key[:100]!r} occurs twice")
             seen.add(key)
     return found
 
@@ -144,7 +145,7 @@ def _no_constant(word: str) -> NoReturn:
 
 def _number(text: str) -> float:
     number = float(text)
-    if math.isinf(number):  # Python reads 1e400 as inf
+    if math.isinf(number):  # Python parses 1e400 as inf
         raise UsageError(f"{text[:100]} is larger than any number")
     return number
 
@@ -156,12 +157,12 @@ _STRICT: Mapping[str, Any] = {
 
 def _entry(name: str, said: Any, file: str) -> Entry:
     if type(said) is not dict or said.keys() != {"dtype", "shape", "data_offsets"}:
-        _refuse(file, f"has an entry {name[:100]!r} that is none")
+        _refuse(file, f"has an entry {name[:100]!r} that is invalid")
     dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
     if type(dtype) is not str or dtype not in _BITS:
         _refuse(file, f"has an entry {name[:100]!r} of no known dtype")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
-        _refuse(file, f"has an entry {name[:100]!r} whose shape or offsets are no sizes")
+        _refuse(file, f"has an entry {name[:100]!r} whose shape or offsets are not sizes")
     begin, end = offsets
     if end - begin != _size(dtype, shape):
         _refuse(
@@ -173,7 +174,7 @@ def _entry(name: str, said: Any, file: str) -> Entry:
 
 
 def _sizes(found: Any) -> bool:
-    """Is it a list of sizes? True and 1.0 are none."""
+    """Is it a list of sizes? True and 1.0 are not sizes."""
     return type(found) is list and all(type(one) is int and 0 <= one < _LARGEST for one in found)
 
 
@@ -183,11 +184,11 @@ def _size(dtype: str, shape: Sequence[int]) -> int:
 
 
 def _check_places(entries: Sequence[Entry], data_bytes: int, file: str) -> None:
-    """Refuse overlaps, holes, and offsets beyond the file."""
+    """Reject overlaps, holes, and offsets beyond the file."""
     begin = 0
     for entry in entries:
         if entry.begin != begin:
-            what = "overlaps another entry" if entry.begin < begin else "lies behind a hole"
+            what = "overlaps another entry" if entry.begin < begin else "follows a gap"
             _refuse(file, f"has an entry {entry.name[:100]!r} that {what}")
         begin = entry.end
     if begin != data_bytes:

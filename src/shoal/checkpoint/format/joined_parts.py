@@ -1,4 +1,4 @@
-"""The parts of all processes → the index of a checkpoint; what the header of a data file says."""
+"""Join the parts of all processes into the index of a checkpoint; metadata of data files."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from shoal.errors import CorruptCheckpoint
 
 
 def data_metadata(attempt: str) -> dict[str, str]:
-    """Return what the header of a data file says beside its entries."""
+    """Return the metadata in the header of a data file."""
     return {"format": "shoal-checkpoint", "attempt": attempt}
 
 
 def join_parts(manifest: Manifest, parts: Sequence[Part]) -> Index:
-    """Return the index of all parts, checked against the manifest; the same whoever joins them.
+    """Return the index of all parts, checked against the manifest; the same on every process.
 
     Raises:
-      CorruptCheckpoint: a part is missing, of another attempt, or they do not tile every leaf.
+      CorruptCheckpoint: a part is missing or of another attempt, or leaves are not tiled.
     """
     parts = sorted(parts, key=lambda part: part.process)
     there = [part.process for part in parts]

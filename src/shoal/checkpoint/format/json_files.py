@@ -1,4 +1,4 @@
-"""Manifest and COMMIT ↔ JSON: one leaf a line, the same bytes for the same content."""
+"""Manifest and COMMIT ↔ JSON: one leaf per line, deterministic."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from shoal.checkpoint.format.records import (
     manifest_name,
 )
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.nodes import from_json, names_of, to_json
-from shoal.checkpoint.tree.plain_values import shown, value_of
+from shoal.checkpoint.tree.nodes import decode_structure, encode_structure, names_of
+from shoal.checkpoint.tree.plain_values import decode_value, json_excerpt
 from shoal.errors import CorruptCheckpoint, UsageError
 from shoal.hashing import SEAL_BYTES, seal
 
@@ -45,7 +45,7 @@ def _line(value: Any) -> str:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the text of a manifest.
+    """Encode a manifest.
 
     Raises:
       UsageError: `user` is not JSON.
@@ -53,7 +53,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
     user = dict(manifest.user)
     check_json(user, "user")
     if manifest.step is not None and not is_step(manifest.step):
-        raise UsageError(f"step: is {shown(manifest.step)}; give an int of less than 62 bits")
+        raise UsageError(
+            f"step: is {json_excerpt(manifest.step)}; give an int of less than 62 bits"
+        )
     first = {
         **head("manifest"),
         "required": list(manifest.required),
@@ -66,12 +68,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "mesh": manifest.mesh,
         "user": user,
         "metrics": metrics_json(manifest.metrics),
-        "tree": to_json(manifest.tree),
+        "tree": encode_structure(manifest.tree),
     }
     lines = [f"{_line(key)}: {_line(value)}," for key, value in first.items()]
     leaves = ",\n".join([_line(_leaf_json(leaf)) for leaf in manifest.leaves])
     text = "{\n" + "\n".join(lines) + '\n"leaves": [\n' + leaves + "\n]\n}\n"
-    return text.encode("utf-8", "replace")  # of what is information only
+    return text.encode("utf-8", "replace")  # for information only
 
 
 def _leaf_json(leaf: LeafRecord) -> dict[str, Any]:
@@ -88,11 +90,11 @@ def _leaf_json(leaf: LeafRecord) -> dict[str, Any]:
 
 
 def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
-    """Return what a manifest says.
+    """Decode a manifest.
 
     Raises:
-      CorruptCheckpoint: it is none, or it contradicts itself.
-      UnsupportedCheckpoint: it needs features that are not known here.
+      CorruptCheckpoint: it is malformed or contradicts itself.
+      UnsupportedCheckpoint: it needs unknown features.
     """
     fields = Fields(strict_json(data, file), file)
     knows_all = check_version(fields, "manifest")
@@ -102,7 +104,7 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
     fields.expect("num_processes", 1 <= num_processes < 1 << 31, "no number of processes")
     writer = fields.mapping("writer")
     fields.expect("writer", all(map(is_text, [*writer, *writer.values()])), "not text")
-    structure, count = from_json(fields.found.get("tree"), file)
+    structure, count = decode_structure(fields.found.get("tree"), file)
     listed = fields.found.get("leaves")
     if type(listed) is not list or len(listed) != count:
         fields.refuse(f"has a tree of {count} leaves, and does not list as many")
@@ -138,7 +140,7 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
     if odd or not all(map(is_text, texts)) or type(shape) is not list:
         why = "has unknown fields, or a field of the wrong type"
     elif type(words) is not list or {*map(type, shape), *map(type, words)} - {int}:
-        why = "has a shape that is no list of sizes"
+        why = "has a shape that is not a list of sizes"
     else:
         kind, dtype, impl, layout = texts
         leaf = LeafRecord(name, kind, dtype, tuple(shape), tuple(words), impl, layout, get("value"))
@@ -149,7 +151,7 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
 
 
 def _why_no_leaf(leaf: LeafRecord) -> str:
-    """Return what is wrong with a leaf, in words."""
+    """Say what is wrong with a leaf; empty if nothing is."""
     try:
         if leaf.has_data:
             if leaf.value is not None:
@@ -159,7 +161,7 @@ def _why_no_leaf(leaf: LeafRecord) -> str:
             return f"is of kind {leaf.kind[:40]!r} and has no dtype"
         if leaf.shape or leaf.words or leaf.impl:
             return f"is of kind {leaf.kind} and has a shape"
-        value_of(leaf.kind, leaf.value)
+        decode_value(leaf.kind, leaf.value)
     except UsageError as why:
         return f"is none: {why}"
     return ""
@@ -169,32 +171,32 @@ def _why_no_leaf(leaf: LeafRecord) -> str:
 def _why_no_data(
     kind: str, dtype: str, shape: tuple[int, ...], words: tuple[int, ...], impl: str
 ) -> str:
-    """Return what is wrong with a leaf that has data in files, in words."""
+    """Say what is wrong with a leaf that has data in files; empty if nothing is."""
     stored = shape + words
     if min(stored, default=0) < 0:
-        return "has a shape that is no list of sizes"
+        return "has a shape that is not a list of sizes"
     item_bytes = max(1, dtypes.dtype_of(dtype).itemsize)
     if (
         len(stored) > MOST_DIMS
         or math.prod(max(1, size) for size in stored) * item_bytes >= LARGEST
     ):
-        return "is larger than anything"
+        return "is impossibly large"
     is_key = kind == "key"
     if is_key != bool(impl) or (words and not is_key):
-        return "is half a key"
+        return "is not a whole number of keys"
     if kind in ("array", "key"):
         return ""
     rank = {"str": 1, "bytes": 1, "per_process": 0}.get(kind)
     if dtype != "uint8" or rank != len(shape):
-        return f"is of kind {kind[:40]!r}, which has no {dtype}{list(shape)}"
+        return f"is of kind {kind[:40]!r}, which cannot be {dtype}{list(shape)}"
     return ""
 
 
 def encode_commit(commit: Commit) -> bytes:
-    """Return the text of COMMIT, the same for the same content.
+    """Encode COMMIT, deterministically.
 
     Raises:
-      UsageError: the metrics are too many, or no numbers.
+      UsageError: the metrics are too large, or not numbers.
     """
     fields = {
         **head("commit"),
@@ -217,10 +219,10 @@ def _last_line(text: bytes) -> bytes:
 
 
 def metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """Return metrics as JSON has them: what is not finite is text.
+    """Return metrics as JSON; non-finite values become text.
 
     Raises:
-      UsageError: one is no number, or they are too long.
+      UsageError: one is not a number, or they are too large.
     """
     found = {name: _metric(name, value) for name, value in metrics.items()}
     check_json(found, "metrics")
@@ -240,10 +242,10 @@ def _metric(name: str, value: Any) -> float | str:
 
 
 def decode_commit(data: bytes, file: str = "COMMIT") -> Commit:
-    """Return what COMMIT says.
+    """Decode COMMIT.
 
     Raises:
-      CorruptCheckpoint: it is none, or its bytes are not those that were written.
+      CorruptCheckpoint: it is malformed, or its bytes have changed.
       UnsupportedCheckpoint: it is of a later version.
     """
     text = data[: -2 * SEAL_BYTES - 1]

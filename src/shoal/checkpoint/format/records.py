@@ -1,4 +1,4 @@
-"""What the files of a checkpoint say: manifest, index, part, COMMIT; and how files are named."""
+"""The records of the format (manifest, index, part, COMMIT), and the names of files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from shoal.checkpoint.tree.nodes import Structure
 
 VERSION = (1, 0)
-FEATURES: frozenset[str] = frozenset()  # those that this reader knows, beyond version 1.0
-BLOCK_BYTES = 256 << 10  # each has its own hash (xxh3-64), counted from offset 0 of the file
+FEATURES: frozenset[str] = frozenset()  # known to this reader, beyond version 1.0
+BLOCK_BYTES = 256 << 10  # hashed separately (xxh3-64), counted from offset 0 of the file
 PAGE_BYTES = 4096  # headers of data files are padded to a multiple of it
 
 COMMIT_BYTES = 4096  # of COMMIT at most
 METRICS_BYTES = 1024  # of its metrics, as JSON
-MOST_DIMS = 64  # of what lies in files: NumPy's own limit
+MOST_DIMS = 64  # of data in files: the limit of NumPy
 LARGEST = 1 << 62  # sizes and offsets stay below: sums of two fit into 64 bits
 
 IntArray = NDArray[np.int64]
@@ -40,7 +40,7 @@ def part_name(attempt: str, process: int) -> str:
 
 
 def data_name(attempt: str, process: int, num_processes: int, number: int = 0) -> str:
-    """Return the name of a data file of one process: its first, or the one after `number` more."""
+    """Return the name of a process's data file number `number`, counted from 0."""
     more = f"-{number:03d}" if number else ""
     return f"data-{attempt}-{process:05d}-of-{num_processes:05d}{more}.safetensors"
 
@@ -52,28 +52,28 @@ class LeafRecord:
     name: str  # see `names`; the name of its entry in a data file if it is stored whole
     kind: str  # "array", "scalar" (of NumPy), "key"; "int", "float", "bool", "complex", "str",
     # "bytes", "none"; "per_process"
-    dtype: str = ""  # of its words, if it has data in files: "float32", "int4"; see `dtypes`.
-    # Long str and bytes have "uint8" and one dim; "per_process" has "uint8" and shape ()
+    dtype: str = ""  # of its data in files, if any: "float32", "int4"; see `dtypes`.
+    # Long str and bytes: "uint8" and one dim; "per_process": "uint8" and shape ()
     shape: tuple[int, ...] = ()  # of the leaf
-    words: tuple[int, ...] = ()  # a key's words have these dims behind the shape
+    words: tuple[int, ...] = ()  # trailing dims of a key's words
     impl: str = ""  # of a key: "threefry2x32"
-    layout: str = ""  # how it lay when it was saved, as text; information only
-    value: Any = None  # of a leaf without data in files, as JSON; see `values.to_json`
+    layout: str = ""  # text of the saved layout; information only
+    value: Any = None  # of a leaf without data in files, as JSON; see `plain_values.encode_value`
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of what lies in files; chunks are boxes of this."""
+        """The shape of its data in files; chunks are boxes of it."""
         return self.shape + self.words
 
     @property
     def has_data(self) -> bool:
-        """Are there bytes of it in data files?"""
+        """Does it have data in files?"""
         return bool(self.dtype)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was saved, for people and programs. Written when an attempt begins."""
+    """What was saved: the tree and its leaves. Written when an attempt begins."""
 
     attempt: str  # 12 hex digits
     step: int | None
@@ -82,11 +82,11 @@ class Manifest:
     tree: Structure  # see `tree`; its names are those of the leaves, in their order
     leaves: tuple[LeafRecord, ...]
     writer: Mapping[str, str] = field(default_factory=dict)  # versions: shoal, numpy, jax
-    mesh: str = ""  # text of the mesh, if there was one; information only
+    mesh: str = ""  # text of the mesh, if any; information only
     user: Mapping[str, Any] = field(default_factory=dict)  # JSON of the caller
-    # For retention. Here, so that whoever commits the attempt writes the same bytes into COMMIT.
+    # For retention. Here, so that every process that commits writes the same bytes.
     metrics: Mapping[str, float] = field(default_factory=dict)
-    required: tuple[str, ...] = ()  # features without which it cannot be read
+    required: tuple[str, ...] = ()  # features needed to read it
     optional: tuple[str, ...] = ()
 
 
@@ -96,17 +96,17 @@ class FileRecord:
 
     name: str
     bytes: int
-    process: int  # that wrote it
+    process: int  # the writer
 
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """Boxes of leaves in files, a row each: sorted by leaf, then origin.
+    """Boxes of leaves in files, one per row, sorted by leaf, then origin.
 
     A chunk's bytes are its elements in C order, packed as `dtypes` says. Ranks differ: rows are
-    padded behind with origin 0 and extent 1; `rank` is that of the widest leaf, and at least 1.
-    A leaf without elements has one chunk, the whole. A "per_process" leaf has one of each process:
-    origin [p, 0, …], extent [bytes, 1, …], in a file of process p.
+    padded at the end with origin 0 and extent 1; `rank` is that of the widest leaf, and at least 1.
+    A leaf without elements has one chunk, the whole. A "per_process" leaf has one chunk per
+    process: origin [p, 0, …], extent [bytes, 1, …], in a file of process p.
     """
 
     leaf: IntArray  # its number in the manifest [chunks]
@@ -119,7 +119,7 @@ class Chunks:
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Where everything is. Written when all parts are there."""
+    """The location and hashes of all data. Written when all parts exist."""
 
     attempt: str
     files: tuple[FileRecord, ...]
@@ -130,7 +130,7 @@ class Index:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one process wrote: the rows of the index that are its own.
+    """What one process wrote: its own rows of the index.
 
     `chunks.file` and `files` count this process's files from 0.
     """
@@ -139,7 +139,7 @@ class Part:
     process: int
     files: tuple[FileRecord, ...]
     chunks: Chunks
-    block_hash: NDArray[np.uint64]  # of its files, one behind the other [blocks]
+    block_hash: NDArray[np.uint64]  # of its files, concatenated [blocks]
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,11 @@ class Blob:
 
 @dataclass(frozen=True)
 class Commit:
-    """The file COMMIT: at most 4 KiB; present and consistent, it is the only meaning of saved."""
+    """The file COMMIT, at most 4 KiB: a step is saved if and only if it exists and is valid."""
 
     attempt: str
     step: int | None
-    created_ns: int  # the manifest's
+    created_ns: int  # as in the manifest
     manifest: Blob
     index: Blob
     data_bytes: int  # of all data files

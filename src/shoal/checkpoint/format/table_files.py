@@ -1,4 +1,4 @@
-"""Part and index ↔ bytes: tables of integers in a safetensors file of their own.
+"""Part and index ↔ bytes: a safetensors file of integer tables.
 
 The last 32 bytes are the SHA-256 of all bytes before them.
 """
@@ -41,13 +41,13 @@ _KEYS = frozenset(
 
 
 def first_blocks(files: Sequence[FileRecord]) -> IntArray:
-    """Return the number of each file's first block among all blocks, and one past the last."""
+    """Return each file's first block number, and the total number of blocks at the end."""
     counts = [-(-one.bytes // BLOCK_BYTES) for one in files]
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
 def encode_part(part: Part) -> bytes:
-    """Return the bytes of a part."""
+    """Encode a part."""
     return _encode(
         {**head("part"), "attempt": part.attempt, "process": part.process},
         part.files,
@@ -57,7 +57,7 @@ def encode_part(part: Part) -> bytes:
 
 
 def encode_index(index: Index) -> bytes:
-    """Return the bytes of an index, the same for the same content."""
+    """Encode an index, deterministically."""
     return _encode(
         {**head("index"), "attempt": index.attempt},
         index.files,
@@ -67,10 +67,10 @@ def encode_index(index: Index) -> bytes:
 
 
 def decode_part(data: bytes, file: str = "a part") -> Part:
-    """Return what a part says; everything in it agrees with everything else.
+    """Decode a part, and check its consistency.
 
     Raises:
-      CorruptCheckpoint: it is none, or its bytes are not those that were written.
+      CorruptCheckpoint: it is malformed, or its bytes have changed.
       UnsupportedCheckpoint: it is of a later version.
     """
     fields, tables = _decode(data, "part", file)
@@ -83,10 +83,10 @@ def decode_part(data: bytes, file: str = "a part") -> Part:
 
 
 def decode_index(data: bytes, file: str = "the index") -> Index:
-    """Return what an index says; everything in it agrees with everything else.
+    """Decode an index, and check its consistency.
 
     Raises:
-      CorruptCheckpoint: it is none, or its bytes are not those that were written.
+      CorruptCheckpoint: it is malformed, or its bytes have changed.
       UnsupportedCheckpoint: it is of a later version.
     """
     fields, tables = _decode(data, "index", file)
@@ -95,7 +95,7 @@ def decode_index(data: bytes, file: str = "the index") -> Index:
     wanted = first_blocks(files)
     first_block = tables.get("first_block")
     if first_block is None or not np.array_equal(first_block, wanted):
-        fields.refuse("says of some file that it begins with a block that it does not")
+        fields.refuse("gives a wrong first block for a file")
     return Index(fields.attempt(), files, chunks, wanted, block_hash)
 
 
@@ -115,7 +115,7 @@ def _encode(
         begin += table.nbytes
     entries.append(header.Entry(_SEAL, "U8", (SEAL_BYTES,), begin, begin + SEAL_BYTES))
     metadata = {key: one if type(one) is str else _text(one) for key, one in said.items()}
-    first = header.build(entries, metadata, page_bytes=64)
+    first = header.build_header(entries, metadata, page_bytes=64)
     body = b"".join([first, *(table.tobytes() for table in tables.values())])
     return body + seal(body)
 
@@ -130,7 +130,7 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
         raise CorruptCheckpoint(
             f"{file} is damaged: it does not end with the SHA-256 of the bytes before it", file=file
         )
-    found = header.parse(data, len(data), file)
+    found = header.parse_header(data, len(data), file)
     said = {
         key: strict_json(one, file) if key in _AS_JSON else one
         for key, one in found.metadata.items()
@@ -140,7 +140,7 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
     if check_version(fields, kind):
         fields.only(_KEYS)
         if set(names) != {entry.name for entry in found.entries}:
-            fields.refuse(f"has not the tables {', '.join(names)}")
+            fields.refuse(f"lacks one of the tables {', '.join(names)}")
     tables: dict[str, Array] = {}
     for entry in found.entries:
         if entry.dtype not in ("I64", "U64") or max(entry.shape, default=0) > len(data):
@@ -160,14 +160,14 @@ def _last(found: header.Header, data: bytes) -> tuple[int, int]:
 
 
 def _files(fields: Fields) -> tuple[FileRecord, ...]:
-    """Return the files, whose names can be no others than they are: no path leaves the folder."""
+    """Return the files; their names are derived, so no path can leave the folder."""
     listed = fields.found.get("files")
     attempt = fields.attempt()
     found: list[FileRecord] = []
     number = 0
     for one in listed if type(listed) is list else [None]:
         if type(one) is not list or [type(value) for value in one] != [str, int, int]:
-            fields.refuse("lists files that are none")
+            fields.refuse("lists invalid files")
         name, num_bytes, process = one
         if not (0 <= num_bytes < LARGEST and 0 <= process < 1 << 31):
             fields.refuse(f"lists a file of {num_bytes} bytes of process {process}")
@@ -200,7 +200,7 @@ def _checked(
     block_hash = tables.get("block_hash")
     wanted = int(first_blocks(files)[-1])
     if block_hash is None or block_hash.dtype.kind != "u" or block_hash.shape != (wanted,):
-        fields.refuse(f"has not one hash for each of the {wanted} blocks of its files")
+        fields.refuse(f"does not have one hash for each of the {wanted} blocks of its files")
     chunks = Chunks(*columns)
     check_places(chunks, files, fields.file)
     return chunks, block_hash

@@ -1,4 +1,4 @@
-"""Do chunks fill every leaf exactly, and lie where files have room? Checked in whole arrays."""
+"""Check that chunks tile every leaf and lie inside their files. Vectorised."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from shoal.checkpoint.format.records import (
 from shoal.checkpoint.tree import dtypes
 from shoal.errors import CorruptCheckpoint
 
-_PRIME = (1 << 31) - 1  # numbers below it multiply within 64 bits
+_PRIME = (1 << 31) - 1  # products of two smaller numbers fit into 64 bits
 Bools = NDArray[np.bool_]
 
 
 def check_places(chunks: Chunks, files: Sequence[FileRecord], file: str) -> None:
-    """Refuse chunks that lie outside their file or over one another, or are not sorted.
+    """Reject chunks that lie outside their file, overlap in it, or are not sorted.
 
     Raises:
       CorruptCheckpoint: names the first offender.
@@ -40,7 +40,7 @@ def check_places(chunks: Chunks, files: Sequence[FileRecord], file: str) -> None
     if int(chunks.file.min()) < 0 or int(chunks.file.max()) >= len(files):
         _refuse(file, "has a chunk in a file that it does not list")
     if int(chunks.leaf.min()) < 0:
-        _refuse(file, "has a chunk of no leaf")
+        _refuse(file, "has a chunk of an unknown leaf")
     begin, end = chunks.begin, chunks.end
     wrong = (begin < 0) | (begin > end) | (end > room[chunks.file])
     for table in (chunks.origin, chunks.extent):
@@ -59,7 +59,7 @@ def check_places(chunks: Chunks, files: Sequence[FileRecord], file: str) -> None
 
 
 def _is_sorted(chunks: Chunks) -> bool:
-    """Does each row come behind the one before, by leaf, then origin?"""
+    """Are the rows strictly sorted by leaf, then origin?"""
     columns = [chunks.leaf, *chunks.origin.T]
     undecided = np.ones(max(0, chunks.leaf.size - 1), bool)
     for column in columns:
@@ -70,7 +70,7 @@ def _is_sorted(chunks: Chunks) -> bool:
 
 
 class _Leaves(NamedTuple):
-    """What the manifest says of all leaves, as arrays."""
+    """The leaves of the manifest, as arrays."""
 
     dims: IntArray  # [leaves, rank]
     per_byte: IntArray
@@ -81,7 +81,7 @@ class _Leaves(NamedTuple):
 
 
 def check_tiling(manifest: Manifest, chunks: Chunks, file: str = "the index") -> None:
-    """Refuse chunks that do not fill every leaf exactly: holes, overlaps, wrong sizes.
+    """Reject chunks that do not tile every leaf: holes, overlaps, wrong sizes.
 
     The rows have passed `check_places`.
 
@@ -106,13 +106,13 @@ def check_tiling(manifest: Manifest, chunks: Chunks, file: str = "the index") ->
     refuse_if((count == 0) & leaves.has_data, "has no chunk")
     refuse_if(
         leaves.is_own & (count != manifest.num_processes),
-        f"has not one value of each of {manifest.num_processes} processes",
+        f"does not have one value of each of {manifest.num_processes} processes",
     )
     own = leaves.is_own[leaf]
     refuse_rows(~own & (origin + extent > leaves.dims[leaf]).any(axis=1), "has a chunk outside")
     if own.any():
         wrong = _not_own(chunks, manifest.num_processes)
-        refuse_rows(own & wrong, "has a value of no process")
+        refuse_rows(own & wrong, "has a value of an unknown process")
     elements = extent.prod(axis=1)
     packed = -(-elements // leaves.per_byte[leaf])
     wanted = np.where(leaves.per_byte[leaf] > 1, packed, elements * leaves.item_bytes[leaf])
@@ -156,7 +156,7 @@ def _leaves(manifest: Manifest, chunks: Chunks, file: str) -> _Leaves:
 
 
 def _not_own(chunks: Chunks, num_processes: int) -> Bools:
-    """Which rows are no process's own value? As many rows as processes are known to be there."""
+    """Return which rows are not per-process values, of which there is one per process."""
     first = np.searchsorted(chunks.leaf, chunks.leaf)
     process = np.arange(chunks.leaf.size) - first
     wrong = (chunks.origin[:, 0] != process) | (process >= num_processes)
@@ -165,12 +165,14 @@ def _not_own(chunks: Chunks, num_processes: int) -> Bools:
 
 
 def _untiled(leaf: IntArray, origin: IntArray, extent: IntArray, dims: IntArray) -> Bools:
-    """Which leaves do boxes not fill exactly once? The boxes are inside; rows sorted by leaf.
+    """Return the leaves that are not tiled. Boxes lie inside their leaf; rows are sorted by leaf.
 
-    Give every coordinate of every dim a random number, and a box the product over its dims of the
-    differences between its two ends. Sums of these products are equal for boxes that fill the
-    leaf exactly once, and for no others, but with a probability below (rank / 2^31)^2: where the
-    boxes do not fill it, the difference is a polynomial in the random numbers that is not zero.
+    A randomised identity test: assign every coordinate of every dim a random number, and each box
+    the product over its dims of the differences between its two ends. The products of boxes that
+    tile the leaf sum to that of the leaf; for any others the difference is a nonzero polynomial in
+    the random numbers, which vanishes with probability at most rank / 2^31 (Schwartz-Zippel lemma:
+    J. Schwartz, "Fast probabilistic algorithms for verification of polynomial identities", JACM 27,
+    1980). Two independent draws square that.
     """
     wrong = np.zeros(len(dims), bool)
     if not leaf.size:
@@ -183,7 +185,7 @@ def _untiled(leaf: IntArray, origin: IntArray, extent: IntArray, dims: IntArray)
     for dim in range(dims.shape[1]):
         begin, end, size = origin[:, dim], origin[:, dim] + extent[:, dim], dims[some, dim]
         if not begin.any() and np.array_equal(end, dims[leaf, dim]):
-            continue  # no leaf is cut here
+            continue  # no leaf is split along this dim
         known, where = np.unique(np.concatenate([begin, end, size, [0]]), return_inverse=True)
         drawn = random.integers(0, _PRIME, (2, known.size))[:, where]
         at_begin, at_end, at_size = np.split(drawn[:, :-1], [leaf.size, 2 * leaf.size], axis=1)
@@ -195,7 +197,7 @@ def _untiled(leaf: IntArray, origin: IntArray, extent: IntArray, dims: IntArray)
 
 
 def check_index(manifest: Manifest, index: Index, file: str = "the index") -> None:
-    """Refuse an index that is not the manifest's, or does not tile its leaves.
+    """Reject an index that does not belong to the manifest, or does not tile its leaves.
 
     Raises:
       CorruptCheckpoint: says why.
@@ -207,7 +209,7 @@ def check_index(manifest: Manifest, index: Index, file: str = "the index") -> No
         at = number[one.process] = number.get(one.process, -1) + 1
         wanted = data_name(manifest.attempt, one.process, manifest.num_processes, at)
         if one.process >= manifest.num_processes or one.name != wanted:
-            _refuse(file, f"lists a file {one.name!r} that is none of this checkpoint")
+            _refuse(file, f"lists a file {one.name!r} that is not of this checkpoint")
     check_tiling(manifest, index.chunks, file=file)
     is_own = np.array([one.kind == "per_process" for one in manifest.leaves], bool)
     rows = is_own[index.chunks.leaf] if index.chunks.leaf.size else np.zeros(0, bool)
@@ -217,7 +219,7 @@ def check_index(manifest: Manifest, index: Index, file: str = "the index") -> No
 
 
 def check_whole(commit: Commit, manifest: Manifest, index: Index) -> None:
-    """Refuse files of a checkpoint that contradict one another, or do not fill every leaf.
+    """Reject files of a checkpoint that contradict one another or do not fill every leaf.
 
     Raises:
       CorruptCheckpoint: says why.
@@ -231,7 +233,7 @@ def check_whole(commit: Commit, manifest: Manifest, index: Index) -> None:
 
 
 def join_chunks(parts: Sequence[Part]) -> Chunks:
-    """Return the chunks of parts, files counted through, sorted by leaf and origin."""
+    """Concatenate the chunks of parts, renumbering files, sorted by leaf and origin."""
     rank = max((part.chunks.origin.shape[1] for part in parts), default=1)
     before = np.cumsum([0, *(len(part.files) for part in parts)])
 

@@ -1,4 +1,4 @@
-"""How an array lay, as text: its layout, and the memory of the devices if that was not their own.
+"""Layout and memory kind of an array as one line of text.
 
 `"x, - @ x=4"` is in the devices' default memory, `"x, - @ x=4 in pinned_host"` in another.
 """
@@ -11,12 +11,12 @@ _MEMORY = re.compile(r"(.*) in ([a-z][a-z0-9_]*)", re.DOTALL)
 
 
 def in_memory(layout: str, memory: str) -> str:
-    """Return the text of a layout in a kind of memory; "" is the default memory."""
+    """Return the text of a layout in a memory kind; "" is the default memory."""
     return f"{layout} in {memory}" if layout and memory else layout
 
 
 def layout_and_memory(text: str) -> tuple[str, str]:
-    """Return the text of the layout, and the kind of memory.
+    """Split the text into the layout's and the memory kind.
 
     >>> layout_and_memory("x, - @ x=4 in pinned_host"), layout_and_memory("x @ x=4")
     (('x, - @ x=4', 'pinned_host'), ('x @ x=4', ''))

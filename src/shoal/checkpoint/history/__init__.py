@@ -1,4 +1,4 @@
-"""The steps of a run: saved while it trains, kept by a policy, resumed.
+"""The steps of a run: saved during training, kept by a policy, resumed.
 
 Knows the folders beside it, none of which knows it. Does not know how a step is saved or restored.
 """

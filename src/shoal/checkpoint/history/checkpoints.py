@@ -1,4 +1,4 @@
-"""The steps of a run: saved while it trains, kept by a policy, resumed after whatever happened."""
+"""The steps of a run: saved during training, kept by a policy, resumed after a failure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, Self
 from shoal import settings
 from shoal.arguments import check_flags
 from shoal.checkpoint.disk import saved_steps, step_names
-from shoal.checkpoint.disk.saved_steps import checked_path, checked_step
+from shoal.checkpoint.disk.saved_steps import checked_path, step_number
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.history.looking import Looking
+from shoal.checkpoint.history.looking import ReadOnlyHistory
 from shoal.checkpoint.history.newest_whole import none_left, restored
 from shoal.checkpoint.history.resumable import check_resumable
 from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.planning.cadence import Cadence, rule_text, rules_of
-from shoal.checkpoint.restoring.options import check_history, check_restore
+from shoal.checkpoint.restoring.options import check_history_options, check_restore
 from shoal.checkpoint.retention import Keep, policy_of
-from shoal.checkpoint.together.lead import lead_says
+from shoal.checkpoint.together.lead import run_on_lead
 from shoal.checkpoint.together.one_folder import in_one_folder
 from shoal.colour import collective, local
 from shoal.errors import UsageError
@@ -33,36 +33,35 @@ _LOG = logging.getLogger("shoal")
 
 
 @collective("processes")
-class Checkpoints(Looking):
+class Checkpoints(ReadOnlyHistory):
     """The saved steps of a run, in one folder: `<path>/step_000000001000/`.
 
     Collective over processes.
 
-    All processes make it, and leave its `with` block, together. It finishes what a crash left
-    behind: an attempt that is complete is committed, one that nobody has touched for `lease_s` is
-    ended, one that is still written is spared. Steps are always listed from storage. It is
-    impossible that a step which was committed is overwritten, or that the newest one is deleted
-    by `keep`.
+    All processes construct it, and leave its `with` block, together. It finishes what a crash left
+    behind: a complete attempt is committed, one not touched for `lease_s` is ended, one still being
+    written is spared. Steps are always listed from storage. It is impossible that a committed step
+    is overwritten, or that `keep` deletes the newest one.
 
     Args:
-      path: of the folder; all processes must see the same one.
-      keep: which steps stay: a number (the newest so many), or policies such as
-        `Last(2) | EverySteps(1000) | Best(1, "loss")`; None: all. Pinned ones stay in any case.
+      path: the folder; it must be the same one for all processes.
+      keep: which steps stay: a number (that many newest), or policies such as `Last(2) |
+        EverySteps(1000) | Best(1, "loss")`; None: all. Pinned steps always stay.
       every: which steps `save` saves: a number of steps, a `datetime.timedelta`, `EverySteps`,
-        `EverySeconds`, several joined by `|`, or a function of the step that answers alike on
-        all processes; None: each that it is given.
-      asynchronous: `save` returns when the state is copied, and the rest happens in a thread.
-      recover: finish what a crash left; False: change nothing, for who only reads.
-      lease_s: seconds after which an attempt that nobody touches is stale; a save that runs touches
-        its own every 4 s, or more often. None: SHOAL_LEASE_S (60).
-      timeout_s: deadline of each call in seconds; None: each wait for others in it has a deadline
-        of SHOAL_TIMEOUT_S (600).
-      processes: whose history it is from now on, this process among them; all that is collective
-        here is so over these. After a loss: `live()`. None: all of the job.
-      coordinator: of which job; None: this process's. For tests.
+        `EverySeconds`, several joined by `|`, or a function of the step that returns the same on
+        all processes; None: every step.
+      asynchronous: `save` returns once the state is copied, and a thread does the rest.
+      recover: finish what a crash left; False: change nothing, for readers.
+      lease_s: seconds after which an untouched attempt is stale; a running save touches its own at
+        least every 4 s. None: SHOAL_LEASE_S (60).
+      timeout_s: deadline of each call in seconds; None: each wait in it has a deadline of
+        SHOAL_TIMEOUT_S (600).
+      processes: the processes that share it, the caller among them; "collective" here means
+        over these. After a loss: `live()`. None: all of the job.
+      coordinator: the job's coordinator, for tests; None: this process's.
 
     Raises:
-      UsageError: an argument is wrong, on the caller alone; on all: the folder is one checkpoint.
+      UsageError: on the caller: an argument is wrong. On all: the folder is a single checkpoint.
       DivergenceError: on all: the arguments differ.
       StorageError: on all: the lead cannot list the folder.
 
@@ -96,9 +95,9 @@ class Checkpoints(Looking):
         with coordinator.call("Checkpoints", "main", processes):
             self._path = checked_path(path)
             self._root = LocalFolder(self._path)
-            self._timeout_s = timeout_s  # None: each wait for others has a deadline of its own
+            self._timeout_s = timeout_s  # None: each wait has its own deadline
             flags: dict[str, object] = {"asynchronous": asynchronous, "recover": recover}
-            check_history(flags, {"timeout_s": timeout_s, "lease_s": lease_s})
+            check_history_options(flags, {"timeout_s": timeout_s, "lease_s": lease_s})
             lease_s = settings.seconds("SHOAL_LEASE_S") if lease_s is None else lease_s
             policy = policy_of(keep)
             rules_of(every)
@@ -110,7 +109,9 @@ class Checkpoints(Looking):
             self._is_closed = False
 
             options: dict[str, object] = {"keep": policy, "every": rule_text(every), **flags}
-            begin = partial(saved_steps.begin, self._root, idle_s=lease_s if recover else None)
+            begin = partial(
+                saved_steps.open_history, self._root, idle_s=lease_s if recover else None
+            )
             last, self._saver.called = in_one_folder(
                 coordinator, "Checkpoints", options, begin, self._root,
                 group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
@@ -126,15 +127,15 @@ class Checkpoints(Looking):
 
     @local
     def path_of(self, step: int) -> str:
-        """Return the path of a step, whether it exists or not: for `shoal.restore`, and others.
+        """Return the path of a step, which need not exist, for `shoal.restore` and other tools.
 
         Local.
         """
-        return self._root.folder(step_names.step_name(checked_step("path_of", step))).path
+        return self._root.folder(step_names.step_name(step_number("path_of", step))).path
 
     @local
     def all_steps(self, *, skip_corrupt: bool = False) -> tuple[int, ...]:
-        """Return the steps that are committed, in order, as storage lists them now.
+        """Return the committed steps in order, as storage lists them now.
 
         Local.
 
@@ -145,7 +146,7 @@ class Checkpoints(Looking):
 
     @local
     def latest(self, *, skip_corrupt: bool = False) -> int | None:
-        """Return the newest step that is committed, as storage lists it now; None: there is none.
+        """Return the newest committed step, as storage lists it now; None if there is none.
 
         Local.
 
@@ -158,14 +159,14 @@ class Checkpoints(Looking):
 
     @collective("processes")
     def should_save(self, step: int) -> bool:
-        """Say whether `every` wants this step saved; the same answer on all processes.
+        """Return whether `every` wants this step saved; the same on all processes.
 
         Collective over processes.
 
-        A number of steps needs no message. The lead's clock decides on seconds: the processes meet
-        to hear it, at few of the steps.
+        A number of steps needs no communication. Seconds are measured by the lead's clock, which
+        the processes consult together at a few of the steps.
         """
-        return self._cadence.wants(checked_step("should_save", step))
+        return self._cadence.wants(step_number("should_save", step))
 
     @collective("processes")
     def save(
@@ -182,20 +183,20 @@ class Checkpoints(Looking):
 
         Collective over processes.
 
-        It waits for the save before it, agrees with all processes on what is saved, copies it, and
-        returns; the state may be changed or donated from then on. When it is committed, the steps
+        It waits for the previous save, agrees with all processes on what to save, copies the state,
+        and returns; from then on the state may be modified or donated. After the commit, the steps
         that `keep` does not keep are deleted. An error after the copy is raised once, by the next
-        call that saves (and then does not save) or waits, or at the end of the `with` block.
+        call that saves (which then does not save) or waits, or at the end of the `with` block.
 
-        With an open notice (`shoal.notice`) it returns when the step is committed, or not: the
-        deadline of the notice is its deadline, and if the rate of the last save says that it will
-        not be met, a warning says so before anything is written.
+        With an open notice (`shoal.notice`) it returns only when the step is committed or has
+        failed: the notice's deadline is its deadline. If at the rate of the last save it cannot be
+        met, a warning says so before anything is written.
 
         Args:
           step: its number, 0 or greater; no step is ever overwritten.
           state: any tree of arrays and values, as for `shoal.save`.
-          force: save whatever `every` says.
-          user: JSON that is stored with it.
+          force: save regardless of `every`.
+          user: JSON to store with it.
           metrics: numbers by name, for `Best`.
           timeout_s: deadline of the whole save in seconds; None: that of this history.
 
@@ -206,7 +207,7 @@ class Checkpoints(Looking):
           StepAlreadyCommitted: on all: the step is saved already.
           UsageError, DivergenceError, StorageError, SaveAborted, …: as `shoal.save`, on all.
         """
-        step = checked_step("save", step)
+        step = step_number("save", step)
         check_flags("save", force=force)
         self._refuse_if_closed("save")
         if not (force or self._cadence.wants(step)):
@@ -218,13 +219,13 @@ class Checkpoints(Looking):
 
     @collective("processes")
     def wait(self, *, timeout_s: float | None = None) -> None:
-        """Wait until the save that runs, if one does, is committed.
+        """Wait until the running save, if any, is committed.
 
         Collective over processes.
 
         Raises:
-          SaveAborted, StorageError, …: on all: it was not; each such error is raised once.
-          DeadlineError: it is not done after `timeout_s`; it goes on.
+          SaveAborted, StorageError, …: on all: it failed; each such error is raised once.
+          DeadlineError: it still runs after `timeout_s`; it continues.
         """
         self._saver.settle(timeout_s)
 
@@ -240,15 +241,15 @@ class Checkpoints(Looking):
         timeout_s: float | None = None,
         **options: Any,
     ) -> Any:
-        """Restore a step; all processes restore the one that the lead finds.
+        """Restore a step, the same one on all processes: the lead chooses it.
 
         Collective over processes.
 
         Args:
-          step: None: the newest that is committed.
-          target: what it becomes, as for `shoal.restore`: layouts, shapes, arrays, or None.
-          skip_corrupt: pass over damaged steps, with a warning: all processes restore the newest
-            that is whole. `save` replaces those that were passed over when it comes to them.
+          step: None: the newest committed step.
+          target: as for `shoal.restore`: layouts, shapes, arrays, or None.
+          skip_corrupt: skip damaged steps, with a warning: all processes restore the newest
+            intact one. `save` replaces the skipped steps when it reaches them.
           timeout_s: deadline in seconds; None: that of this history.
           options: as for `shoal.restore`: only, rename, dtype, form, mode, most_bytes, merge.
 
@@ -275,21 +276,21 @@ class Checkpoints(Looking):
         timeout_s: float | None = None,
         **options: Any,
     ) -> tuple[Any, int]:
-        """Restore the newest step, or begin: return the state and the step to go on with.
+        """Restore the newest step, or initialise: return the state and the next step.
 
         Collective over processes.
 
-        From then on a thread takes the memory that `save` copies to, before the first of them.
+        It also starts a thread that pre-faults the memory which `save` copies to.
 
         Args:
-          target: what a restored state becomes: layouts, as for `restore`.
-          init: what makes the state if nothing is saved: a function without arguments
-            (`lambda: shoal.create(…, layouts=layouts)`), or the state. It is used as it is, once it
-            is known that `target` could restore it.
+          target: layouts of a restored state, as for `restore`.
+          init: the initial state if nothing is saved: a function without arguments
+            (`lambda: shoal.create(…, layouts=layouts)`), or the state itself. It is used as is,
+            after a check that `target` could restore it.
           skip_corrupt, timeout_s, options: as for `restore`.
 
         Returns:
-          The state and the step after the one that was restored; 0 if nothing was.
+          The state, and the step after the restored one; 0 if nothing was restored.
 
         Raises: as `restore`, but for NotCommitted.
         """
@@ -297,7 +298,7 @@ class Checkpoints(Looking):
             restore = self._restoring("resume", target, timeout_s, options)
             ask, damaged = partial(self._lead_says, "resume"), self._saver.damaged
             found = restored(self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt)
-        if found is None:  # `init` may make calls of its own
+        if found is None:  # `init` may itself be collective
             found = -1, init() if callable(init) else init
             check_resumable(found[1], target, options, self._coordinator.num_processes)
         self._saver.reserve_for(found[1])
@@ -307,26 +308,26 @@ class Checkpoints(Looking):
 
     @local
     def pin(self, step: int) -> None:
-        """Keep a step whatever `keep` says, until `unpin`. It is enough that one process says it.
+        """Keep a step regardless of `keep`, until `unpin`. One process's call suffices.
 
         Local.
 
         Raises:
           NotCommitted: the step is not saved.
         """
-        saved_steps.pin(self._root, checked_step("pin", step))
+        saved_steps.pin(self._root, step_number("pin", step))
 
     @local
     def unpin(self, step: int) -> None:
-        """Let `keep` decide on a step again.
+        """Subject a step to `keep` again.
 
         Local.
         """
-        saved_steps.unpin(self._root, checked_step("unpin", step))
+        saved_steps.unpin(self._root, step_number("unpin", step))
 
     @collective("processes")
     def delete(self, step: int) -> None:
-        """Delete a step, damaged or not; a crash meanwhile leaves it deleted.
+        """Delete a step, damaged or not; if a crash interrupts it, the step is still deleted.
 
         Collective over processes.
 
@@ -334,9 +335,9 @@ class Checkpoints(Looking):
           NotCommitted, UsageError: on all: it is not saved; it is pinned.
         """
         with self._coordinator.call("delete", "main", self._group.named):
-            number = checked_step("delete", step)
+            number = step_number("delete", step)
             self._lead_says(
-                "delete", (f"step={number}",), lambda: saved_steps.delete(self._root, number)
+                "delete", (f"step={number}",), lambda: saved_steps.delete_step(self._root, number)
             )
             self._saver.damaged.discard(number)
 
@@ -344,7 +345,7 @@ class Checkpoints(Looking):
 
     @collective("processes")
     def close(self) -> None:
-        """Wait as `wait` does; nothing can be saved afterwards. Leaving the block does this.
+        """Wait as `wait` does; nothing can be saved afterwards. Leaving the block calls this.
 
         Collective over processes.
         """
@@ -387,11 +388,11 @@ class Checkpoints(Looking):
 
     def _lead_says(self, operation: str, spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
         group, limit_s = self._group, self._limit_s(operation)
-        return lead_says(self._coordinator, operation, spec, act, group=group, timeout_s=limit_s)
+        return run_on_lead(self._coordinator, operation, spec, act, group=group, timeout_s=limit_s)
 
     def _limit_s(self, operation: str) -> float:
         return settings.timeout(operation, self._timeout_s, "SHOAL_TIMEOUT_S")
 
-    def _refuse_if_closed(self, asked: str) -> None:
+    def _refuse_if_closed(self, operation: str) -> None:
         if self._is_closed:
-            raise UsageError(f"{asked}: {self!r} is closed: its `with` block has ended")
+            raise UsageError(f"{operation}: {self!r} is closed: its `with` block has ended")

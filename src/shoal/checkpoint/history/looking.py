@@ -1,4 +1,4 @@
-"""What a history can be asked without changing it."""
+"""Read-only queries of a history."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from shoal.colour import local
 from shoal.errors import NotCommitted, UsageError, nearest
 
 
-class Looking:
-    """Steps with their metrics, the best of them, what one holds, and whether a save runs."""
+class ReadOnlyHistory:
+    """Mixin: steps with their metrics, the best step, contents, and whether a save runs."""
 
     _root: Folder
     _saver: Saver
 
     @property
     def is_saving(self) -> bool:
-        """Does a save of this process still run? False once it is over, well or not."""
+        """Is a save of this process still running? False once it is over, successful or not."""
         return self._saver.is_saving
 
     @local
     def all_metrics(self, *, skip_corrupt: bool = False) -> dict[int, dict[str, float]]:
-        """Return the committed steps, in order, with what `save(metrics=…)` said of each.
+        """Return the committed steps, in order, each with its `save(metrics=…)`.
 
         Local.
 
@@ -38,17 +38,17 @@ class Looking:
     def best_step(
         self, metric: str, mode: str = "min", *, skip_corrupt: bool = False
     ) -> int | None:
-        """Return the committed step with the best `metric`: that which `Best(1, …)` keeps.
+        """Return the committed step with the best `metric`: the one that `Best(1, …)` keeps.
 
         Local.
 
         Args:
           metric: its name in `save(metrics=…)`.
-          mode: "min" or "max": which is better.
+          mode: "min" or "max": whether lower or higher is better.
           skip_corrupt: as for `all_steps`.
 
         Returns:
-          the step; of equal ones the newest. None: no step has metrics, or this one is NaN.
+          The step; of equals the newest. None: no step has metrics, or this one is NaN.
 
         Raises:
           UsageError: steps have metrics, and none has this one.
@@ -58,8 +58,8 @@ class Looking:
         found = self.all_metrics(skip_corrupt=skip_corrupt)
         known = sorted({name for metrics in found.values() for name in metrics})
         if known and metric not in known:
-            told = f"no step has it, but {', '.join(known[:8])}{nearest(metric, known)}"
-            raise UsageError(f"best_step: metric={metric!r}: {told}")
+            detail = f"no step has it, but {', '.join(known[:8])}{nearest(metric, known)}"
+            raise UsageError(f"best_step: metric={metric!r}: {detail}")
         kept = best.kept([Saved(step, 0.0, metrics) for step, metrics in found.items()])
         return next(iter(kept), None)
 
@@ -70,13 +70,13 @@ class Looking:
         Local.
 
         Args:
-          step: None: the newest that is committed.
+          step: None: the newest committed step.
 
         Raises:
           NotCommitted: nothing is saved, or not that step.
           CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
         """
-        wanted = None if step is None else saved_steps.checked_step("contents", step)
+        wanted = None if step is None else saved_steps.step_number("contents", step)
         chosen = saved_steps.chosen(self._root, wanted, skip_corrupt=False)
         if chosen is None:
             raise NotCommitted(f"{self._root.path}: no step is saved", path=self._root.path)

@@ -1,4 +1,4 @@
-"""The newest step that is whole: all processes pass over what any of them finds damaged."""
+"""Restore the newest intact step: all processes skip a step that any of them finds damaged."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ def restored(
     *,
     skip_corrupt: bool,
 ) -> tuple[int, Any] | None:
-    """Restore a step, or with None the newest; return it and what `restore` made of it.
+    """Restore a step, or with None the newest; return it and the result of `restore`.
 
-    None: there is none. With `skip_corrupt`, whatever is found damaged is passed over, COMMIT or
-    any byte that is read: all processes warn, and take the one before.
+    None if there is no step. With `skip_corrupt`, a step with any damage, in COMMIT or in any byte
+    read, is skipped: all processes warn, and take the one before.
 
     Args:
       ask_lead: as `lead_says`, from `spec` on.
-      restore: restores a step; raises CorruptCheckpoint on all processes, or on none.
-      damaged: takes the steps that were passed over; one that is restored after all leaves it.
+      restore: restores a step; raises CorruptCheckpoint on all processes or on none.
+      damaged: collects the skipped steps; a step that is restored after all is removed from it.
 
     Raises:
-      CorruptCheckpoint: on all: it is damaged, without `skip_corrupt` or what was asked for.
-      UsageError: `step` is none. NotCommitted: on all: it is not saved.
+      CorruptCheckpoint: on all: the step is damaged, and was named or `skip_corrupt` is False.
+      UsageError: `step` is not a step number. NotCommitted: on all: it is not saved.
     """
     check_flags("restore", skip_corrupt=skip_corrupt)
     if step is not None:
-        number = saved_steps.checked_step("restore", step)
+        number = saved_steps.step_number("restore", step)
         ask_lead((f"step={number}",), lambda: saved_steps.require(root, number).step)
         value = restore(number)
         damaged.discard(number)
         return number, value
     passed: set[int] = set()
     while True:
-        spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"passed over: {sorted(passed)}")
+        spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"skipped: {sorted(passed)}")
         step, found = ask_lead(spec, partial(_look, root, skip_corrupt, passed))
         faults = dict(found)
         _warn(faults)
@@ -70,19 +70,19 @@ def restored(
 def _look(
     root: Folder, skip_corrupt: bool, passed: set[int]
 ) -> tuple[int | None, list[tuple[int, str]]]:
-    """Return the newest step of which COMMIT is whole, and what is wrong with later ones."""
+    """Return the newest step whose COMMIT is intact, and what is wrong with later ones."""
     faults: dict[int, str] = {}
     one = saved_steps.newest(root, skip_corrupt=skip_corrupt, passed=passed, faults=faults)
     return None if one is None else one.step, list(faults.items())
 
 
 def none_left(path: str, damaged: set[int]) -> NotCommitted:
-    """Return the error that there is nothing to restore."""
+    """Return the error for a history without a step to restore."""
     few = ", ".join(map(str, sorted(damaged)[-_SHOWN:]))
-    told = f"no step that is whole is saved: {few} are damaged" if damaged else "no step is saved"
-    return NotCommitted(f"{path}: {told}", path=path)
+    detail = f"no intact step is saved: {few} are damaged" if damaged else "no step is saved"
+    return NotCommitted(f"{path}: {detail}", path=path)
 
 
 def _warn(faults: Mapping[int, str]) -> None:
     for step, words in faults.items():
-        _LOG.warning("step %d is damaged, and passed over: %s", step, words)
+        _LOG.warning("step %d is damaged, and skipped: %s", step, words)

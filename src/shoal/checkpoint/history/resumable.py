@@ -1,4 +1,4 @@
-"""Could a state that is begun with be restored later? Better asked before a job is preempted."""
+"""Check that an initial state could be restored later, before the job is preempted."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from shoal.errors import RestoreMismatch, UsageError
 
 
 def check_resumable(state: Any, target: Any, options: Mapping[str, Any], processes: int) -> None:
-    """Hold a target against the state that a run begins with, as if that had been saved.
+    """Compare a target with the initial state of a run, as if that had been saved.
 
-    Nothing is said of states that are restored in parts or under other names, nor of those that
-    cannot be saved as they are.
+    States that are restored in part or under other names, and states that cannot be saved as they
+    are, are not checked.
 
     Raises:
-      RestoreMismatch: leaves are missing, unexpected, or of another shape or dtype; all of them.
+      RestoreMismatch: leaves are missing, unexpected, or of another shape or dtype; names all.
     """
     if target is None or "jax" not in sys.modules or {"only", "rename"} & options.keys():
         return
     from shoal.checkpoint.restoring.wanted import fit, target_of
     from shoal.checkpoint.saving.state import read_state
 
-    asked, _, _ = target_of(target)
+    leaves, _, _ = target_of(target)
     try:
         read = read_state(state, processes, "resume")
     except UsageError:
@@ -34,8 +34,8 @@ def check_resumable(state: Any, target: Any, options: Mapping[str, Any], process
     manifest = Manifest("0" * 12, None, 0, processes, read.structure, records)
     wanted = targets.TargetOptions(dtype=options.get("dtype", "exact"))
     try:
-        targets.match(manifest, asked, wanted, fit)
+        targets.match(manifest, leaves, wanted, fit)
     except RestoreMismatch as error:
-        told = "resume: what `init` made could not be restored by this target once it is saved"
-        error.args = (f"{told}\n{error}",)
+        detail = "resume: what `init` made could not be restored by this target once it is saved"
+        error.args = (f"{detail}\n{error}",)
         raise

@@ -1,4 +1,4 @@
-"""The save that runs for a history, one at a time, and what follows its commit."""
+"""Run the saves of a history, one at a time, and apply retention after each commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.retention import Keep
-from shoal.checkpoint.together.lead import lead_says
+from shoal.checkpoint.together.lead import run_on_lead
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from shoal.checkpoint.saving.background import Saving
 
 _LOG = logging.getLogger("shoal")
-_BLOCKED_S = 1.0  # a save that waits this long for the one before it says so
-_ENTRY_BYTES = 200  # of a header, its name aside
+_BLOCKED_S = 1.0  # log when a save waits this long for the previous one
+_ENTRY_BYTES = 200  # of a header, without the name
 _SPARE_BYTES = 1 << 20
-_LEAST_S = 1.0  # what a save may take even if the notice says that no time is left
+_LEAST_S = 1.0  # allowed to a save even if the notice leaves no time
 
 
 class Rate(NamedTuple):
-    """How fast the last save was, from its call to its commit."""
+    """Throughput of the last save, from its call to its commit."""
 
     num_bytes: int
     took_s: float
@@ -47,7 +47,7 @@ class _Running(NamedTuple):
 
 
 def seconds_needed(num_bytes: int, rate: Rate) -> float:
-    """Return how long a save is expected to take.
+    """Return the expected duration of a save.
 
     >>> seconds_needed(3000, Rate(1000, 2.0))
     6.0
@@ -75,10 +75,10 @@ class Saver:
         self._reserving: threading.Thread | None = None
         self._running: _Running | None = None
         self._turn = threading.Lock()  # threads that save share the arena
-        self._trouble: Exception | None = None  # of what followed the commit
+        self._trouble: Exception | None = None  # raised after the commit
         self._rate: Rate | None = None
-        self.called = root.path  # the same on all processes, whatever each calls the folder
-        self.damaged: set[int] = set()  # steps that this run passed over when it was resumed
+        self.called = root.path  # the same on all processes, even if their paths differ
+        self.damaged: set[int] = set()  # steps that this run skipped when it resumed
 
     @interrupts_heard
     def save(
@@ -90,9 +90,9 @@ class Saver:
         metrics: Mapping[str, float] | None,
         timeout_s: float | None,
     ) -> None:
-        """Begin to save a step, after the one before; synchronously if that is asked for.
+        """Start saving a step after the previous save; if synchronous, wait for the commit.
 
-        Raises: what went wrong before, once; whatever goes wrong until the state is copied.
+        Raises: the previous save's error, once; any error up to the copy of the state.
         """
         with self._turn, self._coordinator.call("save", "main", self._group.named):
             check_limit("save", timeout_s)
@@ -132,22 +132,22 @@ class Saver:
             from shoal.checkpoint.saving.save import save_with
 
             save_with(self._coordinator, path, state, **options)
-            self._rate = Rate(bytes_of(state), time.monotonic() - began)
+            self._rate = Rate(total_bytes(state), time.monotonic() - began)
             self._retain(step, site)
         self.settle(None)
 
     @property
     def is_saving(self) -> bool:
-        """Does a save still run?"""
+        """Is a save still running?"""
         running = self._running  # another thread may settle it
         return running is not None and not running.saving.done
 
     @interrupts_heard
     def settle(self, timeout_s: float | None) -> None:
-        """Wait until nothing runs; raise, once, what went wrong.
+        """Wait until no save runs; raise its error, once.
 
-        Meanwhile this process counts as one that waits: it is not ended for the loss of a peer,
-        for the save may still be committed.
+        Meanwhile the process counts as waiting: it is not terminated for the loss of a peer, since
+        the save may still be committed.
         """
         check_limit("wait", timeout_s)
         running = self._running
@@ -158,7 +158,7 @@ class Saver:
             try:
                 running.saving.wait(timeout_s)
             except DeadlineError:
-                raise  # it goes on; or has ended since, and says how when it is asked again
+                raise  # it continues, or has ended since, and reports that on the next call
             except Exception:
                 self._forget(running)
                 raise
@@ -170,16 +170,16 @@ class Saver:
             raise trouble
 
     def _forget(self, over: _Running) -> None:
-        if self._running is over:  # else another thread saves already
+        if self._running is over:  # otherwise another thread already saves
             self._running = None
 
     def reserve_for(self, state: Any) -> None:
-        """Take the memory that copies of such a state need, in a thread."""
+        """Reserve the memory for copies of such a state, in a thread."""
         if not self._asynchronous or "jax" not in sys.modules:
-            return  # nothing is copied; nothing will be saved
+            return  # nothing is copied, or nothing will be saved
         try:
             arguments = (planned_bytes(self._group, state),)
-        except UsageError:  # not all of it can be saved: that is for `save` to say, if it is to be
+        except UsageError:  # parts of it cannot be saved: `save` reports that
             return
         self._await_memory()
         self._reserving = threading.Thread(
@@ -205,10 +205,10 @@ class Saver:
             )
 
     def _make_room(self, step: int) -> None:
-        """Delete the step that was damaged when the run passed over it, and is saved anew now."""
+        """Delete a damaged step that the run skipped, and that is now saved anew."""
         if step not in self.damaged:
             return
-        lead_says(
+        run_on_lead(
             self._coordinator, "delete", (f"step={step}",),
             lambda: saved_steps.make_room(self._root, step),
             group=self._group, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
@@ -217,19 +217,19 @@ class Saver:
         _LOG.warning("save(%d): that step was damaged, and is replaced", step)
 
     def _in_time(self, step: int, state: Any, timeout_s: float | None) -> float | None:
-        """Return the deadline of a save; say so if it cannot be done before the job is ended."""
+        """Return the deadline of a save; warn if it cannot be met before the job is terminated."""
         notice = self._coordinator.stop.notice()
         if notice is None or notice.deadline_s is None:
             return timeout_s
         if self._rate is not None and self._coordinator.process == self._group.lead:
-            needed_s = seconds_needed(bytes_of(state), self._rate)
+            needed_s = seconds_needed(total_bytes(state), self._rate)
             if needed_s > notice.deadline_s:
                 _LOG.warning("%s", _too_late(step, needed_s, notice))
         left_s = max(notice.deadline_s, _LEAST_S)
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
     def _retain(self, step: int, site: str) -> None:
-        """After the commit: the lead deletes what is not kept, and all hear how it went."""
+        """Apply retention after the commit: the lead deletes, and all learn the result."""
         keep, lead = self._keep, self._group.lead
         if keep is None:
             return
@@ -242,7 +242,7 @@ class Saver:
 
         path, limit_s = self.called, settings.seconds("SHOAL_TIMEOUT_S")
         try:
-            gone = lead_says(
+            gone = run_on_lead(
                 self._coordinator, "retain", (), act, group=self._group,
                 timeout_s=limit_s, name=f"retain {path}", site=site, lane=f"retain {path}",
             )  # fmt: skip
@@ -254,22 +254,24 @@ class Saver:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
 
 
-def check_limit(asked: str, timeout_s: object) -> None:
-    """Raise if that is no time to wait; 0 is: it asks whether a save is over."""
-    if timeout_s is not None and not settings.timeout(asked, timeout_s, "") >= 0:
-        raise UsageError(f"{asked}: timeout_s={timeout_s!r} must not be negative")
+def check_limit(operation: str, timeout_s: object) -> None:
+    """Raise if it is not a valid time-out; 0 is: it polls."""
+    if timeout_s is not None and not settings.timeout(operation, timeout_s, "") >= 0:
+        raise UsageError(f"{operation}: timeout_s={timeout_s!r} must not be negative")
 
 
-def bytes_of(state: Any) -> int:
-    """Return how many bytes the arrays of a tree have, over all processes."""
+def total_bytes(state: Any) -> int:
+    """Return the total size of a tree's arrays, over all processes."""
     from shoal.checkpoint.tree import flatten
     from shoal.checkpoint.tree.jax_nodes import JaxNodes
 
-    return sum(int(getattr(leaf, "nbytes", 0)) for _, leaf in flatten.flatten(state, JaxNodes())[0])
+    return sum(
+        int(getattr(leaf, "nbytes", 0)) for _, leaf in flatten.flatten_tree(state, JaxNodes())[0]
+    )
 
 
 def planned_bytes(group: Group, state: Any) -> int:
-    """Return about how much memory this process's files take, rather more than less."""
+    """Estimate the memory of this process's files, rather too high than too low."""
     import jax
 
     from shoal.checkpoint.planning import who_writes
@@ -277,10 +279,10 @@ def planned_bytes(group: Group, state: Any) -> int:
 
     read = read_state(state, group.count, "resume")
     number = jax.process_index() if read.is_spread and group.count > 1 else group.process
-    if not group.is_all:  # as if they had the same numbers in JAX: this is an estimate
+    if not group.is_all:  # assume that JAX numbers them alike: this is an estimate
         read, number = among(read, group.members)[0], group.place
     own = who_writes.own_boxes(held_of(read, group.count), number)
-    data = sum(who_writes.bytes_of(one.held.dtype, one.box.extent) for one in own)
+    data = sum(who_writes.box_bytes(one.held.dtype, one.box.extent) for one in own)
     headers = sum(_ENTRY_BYTES + len(one.held.name) for one in own)
     return data + headers + sum(blob.size for blob in read.blobs.values()) + _SPARE_BYTES
 

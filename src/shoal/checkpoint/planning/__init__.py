@@ -1,4 +1,4 @@
-"""Who writes and reads which bytes, which steps are kept, which casts lose nothing.
+"""Decide which process writes and reads which bytes, when to save, and which casts are lossless.
 
-Decides and moves nothing. Knows the format; knows no file, no folder and no JAX.
+Moves nothing. Knows the format and NumPy; knows no file, no folder and no JAX.
 """

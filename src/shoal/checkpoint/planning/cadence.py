@@ -1,9 +1,9 @@
-"""When a history saves: every so many steps, every so many seconds, or as a function says.
+"""When a history saves: every n steps, every n seconds, or as a function says.
 
-All processes must decide alike. Steps are equal on all; clocks are not, so that of the lead counts,
-and the processes meet to hear it: not at each step, but after half of the steps that the lead
-expects to be left, so that a save of every ten minutes costs some ten meetings. A loop that becomes
-slower is late by at most what half of those steps take then.
+All processes must decide alike. Step numbers are equal on all; clocks are not, so the lead's clock
+counts, and reading it takes a meeting. That does not happen at each step, but after half of the
+steps that the lead expects to remain: a save every ten minutes costs about ten meetings. If steps
+become slower, the save is late by at most the time that half of those steps then take.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Rule = EverySteps | EverySeconds | Callable[[int], Any]
 
 
 def due_by_steps(n: int, step: int, last: int) -> bool:
-    """Has another `n`-th step ended since `last` was saved (-1: none was)?
+    """Has another `n`-th step ended since step `last` was saved (-1: none was)?
 
-    Steps are counted from 0 and their number is that of the step that has just ended, so every
-    ten: 9, 19, 29. A loop that leaps over 19 saves at the next that it comes to.
+    Steps are numbered from 0 by the step that has just ended, so n = 10 gives 9, 19, 29. A loop
+    that skips 19 saves at the next step it reaches.
 
     >>> [step for step in range(30) if due_by_steps(10, step, step - 1)]
     [9, 19, 29]
@@ -36,7 +36,7 @@ def due_by_steps(n: int, step: int, last: int) -> bool:
 
 
 def steps_to_look(every_s: float, elapsed_s: float, steps: int) -> int:
-    """Return after how many steps to look at the clock again; `steps` took `elapsed_s` so far.
+    """Return after how many steps to read the clock again; `steps` took `elapsed_s` so far.
 
     >>> steps_to_look(600.0, 60.0, 100)
     450
@@ -50,7 +50,7 @@ def steps_to_look(every_s: float, elapsed_s: float, steps: int) -> int:
 
 
 class Cadence:
-    """Decides whether a step is to be saved."""
+    """Decides whether to save a step."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Cadence:
         last: int = -1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ask_lead` calls its argument on the lead and returns, on all, what that said."""
+        """`ask_lead` calls its argument on the lead and returns the result on all."""
         self._rules = rules_of(every)
         self._ask_lead = ask_lead
         self._clock = clock
@@ -68,17 +68,17 @@ class Cadence:
         self.begin(last)
 
     def begin(self, step: int) -> None:
-        """A save of this step has begun; -1: nothing is saved yet."""
+        """Record that a save of this step has begun; -1: nothing is saved yet."""
         self.last = step
         self._began = self._clock()
-        self._first: int | None = None  # the first step asked about since then
+        self._first: int | None = None  # the first step queried since then
         self._look_at = -math.inf
         self._answer = None
 
     def wants(self, step: int) -> bool:
-        """Is `step` to be saved? Asked again, it answers alike until a save begins.
+        """Should `step` be saved? Repeated calls agree until a save begins.
 
-        A loop that went back to an earlier step is one that begins again there.
+        If the loop returns to an earlier step, counting restarts there.
         """
         if self._rules is None:
             return True
@@ -112,11 +112,11 @@ class Cadence:
 
 
 def rules_of(every: object) -> tuple[Rule, ...] | None:
-    """Return what `every=` of `Checkpoints` means; None: each step that is offered is saved.
+    """Parse `every=` of `Checkpoints`; None: every step passed to `save` is saved.
 
     Raises:
-      UsageError: it is none of a whole number, a timedelta, EverySteps, EverySeconds, several of
-        them joined by `|`, and a function.
+      UsageError: it is not an integer, a timedelta, EverySteps, EverySeconds, several of
+        them joined by `|`, or a function.
     """
     if every is None:
         return None
@@ -138,7 +138,7 @@ def rules_of(every: object) -> tuple[Rule, ...] | None:
 
 
 def rule_text(every: object) -> str:
-    """Name a rule such that two processes name it alike."""
+    """Return the text of a rule, equal on all processes for equal rules."""
     if isinstance(every, Keep) or not callable(every):
         return repr(every)
     return str(getattr(every, "__qualname__", type(every).__qualname__))

@@ -1,6 +1,6 @@
-"""Which casts of dtypes lose nothing: whatever value there is comes back bit for bit.
+"""Which dtype casts are lossless: every value survives the round trip bit for bit.
 
-`numpy.can_cast(…, "safe")` is no answer: it lets int64 become float64, and int8 float8_e4m3fn.
+`numpy.can_cast(…, "safe")` does not tell: it allows int64 to float64, and int8 to float8_e4m3fn.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARTS: Mapping[str, str] = {
 
 @lru_cache(maxsize=1024)
 def is_lossless(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Does every value of `one` survive a cast to `other` and back? NaNs may change their payload.
+    """Does every value of `one` survive a cast to `other` and back? NaN payloads may change.
 
     >>> is_lossless(np.dtype("int32"), np.dtype("float64"))
     True
@@ -34,7 +34,7 @@ def is_lossless(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
         return True
     if not np.can_cast(one, other, "unsafe"):
         return False
-    if one.kind in "SUmM" or other.kind in "SUmM":  # finer times reach less far
+    if one.kind in "SUmM" or other.kind in "SUmM":  # finer time units have a shorter range
         return one.kind == other.kind and one.kind in "SU" and np.can_cast(one, other, "safe")
     if one.name in _PARTS:
         return other.name in _PARTS and is_lossless(_part(one), _part(other))
@@ -73,7 +73,7 @@ def _bits(dtype: np.dtype[Any]) -> int:
 
 
 def _integers(dtype: np.dtype[Any]) -> Any:
-    """Return the range of a dtype of integers, None of any other."""
+    """Return the range of an integer dtype; None for others."""
     try:
         return ml_dtypes.iinfo(dtype)
     except ValueError:
@@ -81,7 +81,7 @@ def _integers(dtype: np.dtype[Any]) -> Any:
 
 
 def _holds(integers: Any, other: np.dtype[Any]) -> bool:
-    """Has a float enough bits for all integers of a dtype?"""
+    """Can a float represent every integer of a dtype?"""
     if other == np.bool_:
         return False
     floats = ml_dtypes.finfo(other)
@@ -90,9 +90,19 @@ def _holds(integers: Any, other: np.dtype[Any]) -> bool:
 
 
 def policy_for(value: Any, dtype: np.dtype[Any]) -> str:
-    """Return which casts make a number an array of a dtype: "safe", "any", or none ("").
+    """Return the `dtype=` policy that makes a number an array: "safe", "any", or none ("").
 
-    Python's ints have no dtype: they are safe where this one is held as it is.
+    Python ints have no dtype: they are safe where the value fits exactly.
+
+    >>> policy_for(7, np.dtype("int32")), policy_for(300, np.dtype("int8"))
+    ('safe', '')
+    >>> policy_for(0.5, np.dtype("float64")), policy_for(0.5, np.dtype("float32"))
+    ('safe', 'any')
+
+    >>> policy_for(7, np.dtype("int32")), policy_for(300, np.dtype("int8"))
+    ('safe', '')
+    >>> policy_for(0.5, np.dtype("float64")), policy_for(0.5, np.dtype("float32"))
+    ('safe', 'any')
 
     >>> policy_for(7, np.dtype("int32")), policy_for(300, np.dtype("int8"))
     ('safe', '')
@@ -119,7 +129,7 @@ def policy_for(value: Any, dtype: np.dtype[Any]) -> str:
 
 
 def as_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return a number as an array of no dims, where `policy_for` has a policy."""
+    """Return a number as a 0-d array, where `policy_for` allows it."""
     if type(value) is int and not -(1 << 63) <= value < 1 << 64:
         value = bool(value) if dtype == np.bool_ else float(value)
     return np.asarray(value).astype(dtype)

@@ -1,4 +1,4 @@
-"""Where each box that a process writes lies in its files. Decided before any value is known."""
+"""Lay out the boxes that a process writes in its files, before any value is known."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from shoal.checkpoint.format import header
 from shoal.checkpoint.format.joined_parts import data_metadata
 from shoal.checkpoint.format.records import Chunks, IntArray
-from shoal.checkpoint.planning.who_writes import Held, Own, bytes_of, own_boxes
+from shoal.checkpoint.planning.who_writes import Held, Own, box_bytes, own_boxes
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import Storage, dtype_of, entry_shape, storage_of
 
-_MAX_ENTRIES = 500_000  # of one file, and
-_MAX_NAME_BYTES = 20 << 20  # of their names: safetensors reads headers of up to 100 MB
+_MAX_ENTRIES = 500_000  # per file, and
+_MAX_NAME_BYTES = 20 << 20  # of their names: safetensors limits headers to 100 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,33 +35,34 @@ class PartPlan:
 
     process: int
     files: tuple[FilePlan, ...]
-    chunks: Chunks  # `file` counts this process's own files from 0
+    chunks: Chunks  # `file` counts this process's files from 0
 
     @property
     def num_bytes(self) -> int:
-        """Of all its files."""
+        """Total size of its files."""
         return sum(one.num_bytes for one in self.files)
 
 
 def plan_parts(
     held: Sequence[Held], process: int, attempt: str, *, max_file_bytes: int
 ) -> PartPlan:
-    """Return what `process` writes; every process decides by the same rule from the same `held`.
+    """Plan what `process` writes; all processes apply the same rule to the same `held`.
 
-    It is impossible that an element is written twice or not at all, or by who does not hold it.
+    It is impossible that an element is written twice, not at all, or by a process that does not
+    hold it.
     """
     return lay_out(own_boxes(held, process), process, attempt, max_file_bytes=max_file_bytes)
 
 
 def lay_out(own: Sequence[Own], process: int, attempt: str, *, max_file_bytes: int) -> PartPlan:
-    """Return the files that hold the boxes of `own`, which come by leaf and origin.
+    """Return the files that hold the boxes of `own`, which are sorted by leaf and origin.
 
     A file holds up to `max_file_bytes` of data, or one box.
     """
     chunks = _rows(own)
     files: list[FilePlan] = []
     storages = [_storage(one.held.dtype) for one in own]
-    sizes = [bytes_of(one.held.dtype, one.box.extent) for one in own]
+    sizes = [box_bytes(one.held.dtype, one.box.extent) for one in own]
     entries = [_entry(one, process) for one in own]
     order = sorted(range(len(own)), key=lambda row: -storages[row].align)  # stable
     for rows in _files(order, sizes, entries, max_file_bytes):
@@ -71,7 +72,7 @@ def lay_out(own: Sequence[Own], process: int, attempt: str, *, max_file_bytes: i
             header.Entry(entries[row], storages[row].entry, _shape(own[row]), begin, end)
             for row, begin, end in zip(rows, places[:-1], places[1:], strict=True)
         ]
-        head = header.build(described, data_metadata(attempt))
+        head = header.build_header(described, data_metadata(attempt))
         chunks.file[rows] = len(files)
         chunks.begin[rows], chunks.end[rows] = ends[:-1] + len(head), ends[1:] + len(head)
         files.append(FilePlan(head, len(head) + places[-1], tuple(rows)))
@@ -96,7 +97,7 @@ def _files(
 
 
 def _rows(own: Sequence[Own]) -> Chunks:
-    """Return the table without places: origins and extents padded to the highest rank."""
+    """Return the table without file positions: origins and extents padded to the highest rank."""
     rank = max((len(one.box.origin) for one in own), default=1) or 1
     pad: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
         at: ((0,) * (rank - at), (1,) * (rank - at)) for at in range(rank + 1)

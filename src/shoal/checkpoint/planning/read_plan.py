@@ -1,11 +1,11 @@
-"""Which bytes of which files hold the boxes that are wanted. Decides; reads nothing.
+"""Plan which bytes of which files to read for a set of boxes. Reads nothing.
 
-Bytes are read in blocks, for each block has a hash. What lies near together is read at once: a
-gap that costs less to read than another request would is read through.
+Reads are whole blocks, since each block has a hash. Nearby blocks are read together: gaps that
+cost less to read than another request are read through.
 
 Worked example, blocks of 4 bytes: a chunk of uint8[4, 8] at byte 8 of a file, wanted [1:3, 2:4].
-Its rows are the bytes 18..20 and 26..28: blocks 4 and 6 (16..20 and 24..28). With gaps of 4 bytes
-read through they are one request, 16..28; else two.
+Its rows are the bytes 18..20 and 26..28: blocks 4 and 6 (16..20 and 24..28). If gaps of 4 bytes
+are read through, they are one request, 16..28; otherwise two.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 
 from shoal.checkpoint.format.records import BLOCK_BYTES, Chunks, IntArray
 
-GAP_BYTES = BLOCK_BYTES  # a request costs about as long as reading this much
-REQUEST_BYTES = 4 << 20  # stays in the cache between reading, hashing and copying
-_MOST_PAIRS = 1 << 21  # boxes x chunks that are looked at together
+GAP_BYTES = BLOCK_BYTES  # a request costs about as much as reading this
+REQUEST_BYTES = 4 << 20  # stays in cache between reading, hashing and copying
+_MOST_PAIRS = 1 << 21  # boxes x chunks compared at a time
 
 
 class Boxes(NamedTuple):
-    """Boxes of leaves, a row each; ranks as of chunks: behind, origin 0 and extent 1."""
+    """Boxes of leaves, one per row; padded as in `Chunks`: origin 0 and extent 1 at the end."""
 
     leaf: IntArray  # [boxes]
     origin: IntArray  # [boxes, rank]
@@ -32,18 +32,18 @@ class Boxes(NamedTuple):
 
 
 class Items(NamedTuple):
-    """What an element of each leaf is."""
+    """The element sizes of each leaf."""
 
     num_bytes: IntArray  # in memory [leaves]
-    per_byte: IntArray  # how many lie in a byte of a file: 1, or 2 or 4 packed ones [leaves]
+    per_byte: IntArray  # elements per byte in files: 1, or 2 or 4 if packed [leaves]
 
 
 @dataclass(frozen=True, eq=False)
 class ReadPlan:
-    """What is read, and which part of it is wanted.
+    """The reads, and which parts of them are wanted.
 
-    A *piece* is where a box meets a chunk. A *request* is one read: whole blocks of one file, but
-    for its end. No byte is in two requests.
+    A *piece* is the intersection of a box and a chunk. A *request* is one read: whole blocks of one
+    file, except at its end. No byte is in two requests.
     """
 
     file: IntArray  # of each request, by file and begin [requests]
@@ -53,27 +53,27 @@ class ReadPlan:
     chunk: IntArray  # [pieces]
     origin: IntArray  # of the piece in the leaf [pieces, rank]
     extent: IntArray  # [pieces, rank]
-    first: IntArray  # byte of the file, of the piece [pieces]
+    first: IntArray  # first byte of the piece in the file [pieces]
     last: IntArray  # one past its last [pieces]
-    needed_bytes: int  # of all pieces, without what lies between
+    needed_bytes: int  # of all pieces, without gaps
 
     @property
     def num_requests(self) -> int:
-        """How many reads."""
+        """Number of reads."""
         return len(self.file)
 
     @cached_property
     def read_bytes(self) -> int:
-        """How much is read."""
+        """Number of bytes read."""
         return int((self.end - self.begin).sum())
 
     @property
     def files(self) -> list[int]:
-        """The numbers of the files that are read, in order."""
+        """The numbers of the files to read, in order."""
         return [int(number) for number in np.unique(self.file)]
 
     def pieces_of_requests(self, file_of_chunk: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the pieces that have bytes in each request: a row, and where each begins in it.
+        """Return the pieces with bytes in each request, and the offset of each in it.
 
         Those of request r are `row[starts[r] : starts[r + 1]]`.
         """
@@ -98,15 +98,15 @@ def plan_reads(
     gap_bytes: int = GAP_BYTES,
     block_bytes: int = BLOCK_BYTES,
 ) -> ReadPlan:
-    """Return how to read `boxes`.
+    """Plan the reads of `boxes`.
 
-    It is impossible that a byte of a box is in no request, or a byte in two.
+    It is impossible that a byte of a box is in no request, or any byte in two.
 
     Args:
       chunks: sorted by leaf.
-      file_bytes: the length of each file [files].
-      most_request_bytes: no request is longer (but one block may be).
-      gap_bytes: gaps up to this are read through, if they lie between two blocks.
+      file_bytes: length of each file [files].
+      most_request_bytes: limit of a request, unless one block is longer.
+      gap_bytes: gaps between blocks up to this are read through.
     """
     box, chunk, origin, extent = _meetings(chunks, boxes)
     leaf = boxes.leaf[box]
@@ -140,7 +140,7 @@ def plan_reads(
 
 
 def suffixes(extent: IntArray, item: IntArray) -> IntArray:
-    """Return how many bytes a step along each dim is, in C order [rows, rank]."""
+    """Return the stride of each dim in bytes, in C order [rows, rank]."""
     strides = np.empty_like(extent)
     step = np.array(item, dtype=np.int64)
     for dim in range(extent.shape[1] - 1, -1, -1):
@@ -150,7 +150,7 @@ def suffixes(extent: IntArray, item: IntArray) -> IntArray:
 
 
 def _counted(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Return each number n counts[n] times, and beside it 0, 1, … counts[n] - 1."""
+    """Repeat each number n counts[n] times, paired with 0, 1, … counts[n] - 1."""
     counts = np.maximum(counts, 0)
     number = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
     first = np.cumsum(counts) - counts
@@ -158,7 +158,7 @@ def _counted(counts: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _meetings(chunks: Chunks, boxes: Boxes) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Return box, chunk, origin and extent of every piece, by box, then chunk."""
+    """Return box, chunk, origin and extent of every piece, sorted by box, then chunk."""
     low = np.searchsorted(chunks.leaf, boxes.leaf, "left").astype(np.int64)
     high = np.searchsorted(chunks.leaf, boxes.leaf, "right").astype(np.int64)
     found: list[tuple[IntArray, IntArray, IntArray, IntArray]] = []
@@ -178,7 +178,7 @@ def _meetings(chunks: Chunks, boxes: Boxes) -> tuple[IntArray, IntArray, IntArra
 def _overlaps(
     chunks: Chunks, boxes: Boxes, box: IntArray, chunk: IntArray
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Keep the pairs of box and chunk that have elements in common."""
+    """Keep the (box, chunk) pairs that intersect."""
     origin = np.maximum(boxes.origin[box], chunks.origin[chunk])
     box_end = boxes.origin[box] + boxes.extent[box]
     end = np.minimum(box_end, chunks.origin[chunk] + chunks.extent[chunk])
@@ -189,13 +189,13 @@ def _overlaps(
 def _runs(
     extent: IntArray, strides: IntArray, item: IntArray, gap: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Return runs of bytes that cover pieces: piece, first byte from the piece's own, length.
+    """Return byte runs that cover the pieces: piece, offset of the first byte, length.
 
-    From the last dim outwards: rows that lie near together are one run, gaps included. From the
-    first dim on where they do not, each row is a run of its own.
+    From the last dim outwards, rows that lie near each other form one run, gaps included. From the
+    first dim where they do not, each row is a run of its own.
     """
     run = np.array(item, dtype=np.int64)
-    rows = np.ones_like(extent)  # how many runs there are along each dim
+    rows = np.ones_like(extent)  # number of runs along each dim
     is_open = np.ones(len(run), dtype=bool)
     for dim in range(extent.shape[1] - 1, -1, -1):
         size, stride = extent[:, dim], strides[:, dim]
@@ -214,13 +214,13 @@ def _runs(
 def _merged(
     file: IntArray, begin: IntArray, end: IntArray, file_bytes: IntArray, gap: int, block: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Widen runs to blocks, and join those that meet or lie near."""
+    """Widen runs to blocks, and join those that touch or lie near each other."""
     if not len(file):
         none = np.zeros(0, dtype=np.int64)
         return none, none, none
     begin = begin // block * block
     end = np.minimum(-(-end // block) * block, file_bytes[file])
-    lengths = -(-file_bytes // block) * block + 2 * gap + 1  # so that files never meet
+    lengths = -(-file_bytes // block) * block + 2 * gap + 1  # so that files never touch
     base = np.cumsum(lengths) - lengths
     low, high = base[file] + begin, base[file] + end
     order = np.argsort(low, kind="stable")
@@ -235,7 +235,7 @@ def _merged(
 def _split(
     file: IntArray, begin: IntArray, end: IntArray, most: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Cut what is longer than `most`."""
+    """Split requests longer than `most`."""
     run, step = _counted(-(-(end - begin) // most))
     first = begin[run] + step * most
     return file[run], first, np.minimum(first + most, end[run])

@@ -1,8 +1,8 @@
-"""Subtrees that bear another name in the checkpoint: which `rename=` would find them.
+"""Find subtrees that have another name in the checkpoint, and the `rename=` that maps them.
 
-What is missing is matched with what the target does not have: first whole subtrees, from the root
-down, by the names below them; then what is left leaf by leaf, by the ends of their names. Pairs
-that end alike are lifted to their parents, where no leaf that is found lies below::
+Missing leaves are matched with unexpected ones: first whole subtrees from the root down, by the
+names below them; then the remaining leaves one by one, by common suffixes of their names. Pairs
+with the same last component are lifted to their parents, unless a leaf below was found already::
 
     enc/0/w  enc/1/w  enc/new      encoder/0/w  encoder/1/w      → {"enc": "encoder"}
 """
@@ -15,22 +15,22 @@ from difflib import SequenceMatcher
 from itertools import islice
 
 Path = tuple[str, ...]
-Shapes = Mapping[str, tuple[int, ...] | None]  # of leaves by name; None: any
+Shapes = Mapping[str, tuple[int, ...] | None]  # by name of the leaf; None: any
 
 _MOST_PAIRS = 8
-_MOST_COMPARED = 16  # names that end alike
-_CLOSE = 0.5  # how alike a name must be that is chosen among several
-_MOST_WORK = 300_000  # looks at a leaf: of thousands of leaves whose names end alike not all are
-_WORK = 50  # as much as that is a comparison of two names
+_MOST_COMPARED = 16  # candidates with the same suffix
+_CLOSE = 0.5  # similarity required to choose among several
+_MOST_WORK = 300_000  # leaf visits: limits the search among thousands of similar names
+_WORK = 50  # cost of comparing two names, in leaf visits
 
 
 def renames(missing: Shapes, unexpected: Shapes, found: Iterable[str]) -> dict[str, str]:
-    """Return prefixes of names of the target → those in the checkpoint, that find leaves.
+    """Return prefixes of names in the target → prefixes in the checkpoint, that find leaves.
 
     Args:
       missing: the leaves of the target that the checkpoint lacks.
       unexpected: the leaves of the checkpoint that the target lacks.
-      found: the other leaves of the target: none of them lies below what is renamed.
+      found: the other leaves of the target; no renamed prefix contains one of them.
 
     >>> saved = {"encoder/0/w": (2,), "encoder/1/w": (2,), "head": (3,)}
     >>> renames({"enc/0/w": (2,), "enc/1/w": (2,), "enc/new": ()}, saved, ["step"])
@@ -43,13 +43,13 @@ def renames(missing: Shapes, unexpected: Shapes, found: Iterable[str]) -> dict[s
     matching.lift()
     names = Counter(matching.governing(path) for path in matching.target)
     chosen = sorted(matching.pairs)
-    if len(chosen) > _MOST_PAIRS:  # a function says it better
+    if len(chosen) > _MOST_PAIRS:  # a function expresses it better
         chosen = [prefix for prefix in chosen if names[prefix] * _MOST_PAIRS > len(missing)]
     return {"/".join(prefix): "/".join(matching.pairs[prefix]) for prefix in chosen}
 
 
 def subtrees(unexpected: Iterable[str], leaves: Iterable[str]) -> list[str]:
-    """Return the largest subtrees of a checkpoint of which nothing is in the target.
+    """Return the largest subtrees of a checkpoint that share no leaf with the target.
 
     >>> subtrees(["a/b/w", "a/b/x", "c/w"], ["a/b/w", "a/b/x", "a/d", "c/w"])
     ['a/b', 'c']
@@ -65,7 +65,7 @@ def subtrees(unexpected: Iterable[str], leaves: Iterable[str]) -> list[str]:
 
 
 class _PrefixPairs:
-    """Pairs of prefixes, so far."""
+    """The pairs of prefixes found so far."""
 
     def __init__(self, missing: Shapes, unexpected: Shapes, found: Iterable[str]) -> None:
         self.target = {_path(name): shape for name, shape in missing.items()}
@@ -85,7 +85,7 @@ class _PrefixPairs:
                 self.ending[path[begin:]].append(path)
 
     def whole(self, prefix: Path) -> None:
-        """Find a prefix in the checkpoint below which all that is missing below this one lies."""
+        """Find a prefix in the checkpoint that contains all that is missing below this one."""
         names = self.below[prefix]
         if prefix in self.target or self.work > _MOST_WORK:
             self.left += names or [prefix]
@@ -108,7 +108,7 @@ class _PrefixPairs:
         return self._nearest(prefix, fitting)[0]
 
     def leaves(self) -> None:
-        """Find what is left by the longest end of its name; of several, the one most alike."""
+        """Match the remaining leaves by longest common suffix; among several, by similarity."""
         for path in self.left:
             for begin in range(len(path) if self.work <= _MOST_WORK else 0):
                 fitting = (
@@ -122,7 +122,7 @@ class _PrefixPairs:
                 break
 
     def _nearest(self, path: Path, others: Iterable[Path]) -> tuple[Path | None, bool]:
-        """Return the one whose name is most alike, and whether it is: the only one always is."""
+        """Return the most similar name, and whether it is close enough; a single candidate is."""
         some = list(islice(others, _MOST_COMPARED))
         if len(some) < 2:
             return (some[0], True) if some else (None, False)
@@ -131,7 +131,7 @@ class _PrefixPairs:
         return other, ratio >= _CLOSE
 
     def lift(self) -> None:
-        """Rename parents instead of children, where all children that have a pair go along."""
+        """Rename parents instead of children where that renames all paired children."""
         while True:
             parents: defaultdict[Path, Counter[Path]] = defaultdict(Counter)
             for one, other in self.pairs.items():
@@ -152,7 +152,7 @@ class _PrefixPairs:
         return prefix not in self.fixed and self.pairs.get(prefix, other) == other
 
     def governing(self, path: Path) -> Path | None:
-        """Return the prefix whose pair finds a leaf; None: none does."""
+        """Return the prefix whose pair finds a leaf; None if none does."""
         for end in reversed([*_ends(path), len(path)]):
             if (other := self.pairs.get(path[:end])) is not None:
                 return path[:end] if (*other, *path[end:]) in self.stored else None
@@ -175,7 +175,7 @@ def _path(name: str) -> Path:
 
 
 def _ends(path: Path) -> range:
-    """Return the lengths of the prefixes of a path, itself left out."""
+    """Return the lengths of the proper prefixes of a path."""
     return range(len(path))
 
 

@@ -1,9 +1,10 @@
-"""Which process writes which box: each element once, by who holds it, with the bytes spread evenly.
+"""Decide which process writes which box: each element once, by a holder, balancing the bytes.
 
-What one process holds alone is its own. Boxes that several hold are dealt out by the wrap-around
-rule (R. McNaughton, *Scheduling with deadlines and loss functions*, Management Science 6, 1959):
-fill one holder up to the level that all shall reach, cut what lies across, go on with the next. So
-few boxes are cut, and most leaves stay whole. Boxes that together form a box are merged first.
+Boxes with one holder are its own. Boxes with several holders are dealt out by the wrap-around rule
+(R. McNaughton, *Scheduling with deadlines and loss functions*, Management Science 6, 1959): fill
+one holder up to the common level, cut the box that crosses it, continue with the next holder. So
+few boxes are cut, and most leaves stay whole. Adjacent boxes that form a larger box are merged
+first.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import numpy as np
 from shoal.checkpoint.format.records import IntArray
 from shoal.checkpoint.tree.dtypes import dtype_of, num_bytes
 
-SHARE_BYTES = 1 << 20  # nothing is cut into pieces smaller than this, or nearly so
+SHARE_BYTES = 1 << 20  # nothing is cut into smaller pieces, approximately
 
 
 class Held(NamedTuple):
-    """What is known of one leaf with data: its distinct boxes, and who holds each."""
+    """One leaf with data: its distinct boxes, and the holders of each."""
 
     leaf: int  # number in the manifest
     name: str
@@ -31,8 +32,8 @@ class Held(NamedTuple):
     stored_shape: tuple[int, ...]
     origin: IntArray  # [boxes, rank]
     extent: IntArray  # [boxes, rank]
-    holders: tuple[tuple[int, ...], ...]  # the processes that hold each box, in order
-    is_per_process: bool = False  # a box is a value of its process's own
+    holders: tuple[tuple[int, ...], ...]  # processes that hold each box, in order
+    is_per_process: bool = False  # each box is a per-process value
 
 
 class Box(NamedTuple):
@@ -43,27 +44,27 @@ class Box(NamedTuple):
 
 
 class Own(NamedTuple):
-    """A box that one process writes: a chunk to be."""
+    """A box that one process writes: a future chunk."""
 
     held: Held
     box: Box
 
 
 class _Pattern(NamedTuple):
-    """What all leaves of one shape and dtype that lie alike have in common."""
+    """What all leaves of the same shape, dtype and layout have in common."""
 
-    alone: dict[int, list[Box]]  # of each process that holds boxes alone
-    shared: list[tuple[tuple[int, ...], list[Box]]]  # holders, and what they all hold
+    alone: dict[int, list[Box]]  # boxes with one holder, by process
+    shared: list[tuple[tuple[int, ...], list[Box]]]  # (holders, boxes that all of them hold)
 
 
 def own_boxes(held: Sequence[Held], process: int) -> list[Own]:
-    """Return what `process` writes, by leaf and origin.
+    """Return what `process` writes, sorted by leaf and origin.
 
-    Every process decides by the same rule from the same `held`. It is impossible that an element
-    is written twice or not at all, or by who does not hold it.
+    All processes apply the same rule to the same `held`. It is impossible that an element is
+    written twice, not at all, or by a process that does not hold it.
     """
     alike: dict[tuple[Any, ...], list[Held]] = {}
-    for one in held:  # by identity: to look at the holders of each leaf takes long in large jobs
+    for one in held:  # by identity: comparing the holders of each leaf is slow in large jobs
         key = one.dtype, one.stored_shape, id(one.origin), id(one.extent), id(one.holders)
         alike.setdefault(key, []).append(one)
     own: list[Own] = []
@@ -76,13 +77,13 @@ def own_boxes(held: Sequence[Held], process: int) -> list[Own]:
         pattern = patterns.get(content) or patterns.setdefault(content, _pattern(first))
         own += [Own(leaf, box) for leaf in leaves for box in pattern.alone.get(process, ())]
         for writer, boxes in pattern.alone.items():
-            size = sum(bytes_of(first.dtype, box.extent) for box in boxes)
+            size = sum(box_bytes(first.dtype, box.extent) for box in boxes)
             loads[writer] = loads.get(writer, 0) + size * len(leaves)
         for holders, boxes in pattern.shared:
             shared = classes.setdefault(holders, [])
             shared += [Own(leaf, box) for leaf in leaves for box in boxes]
     for holders in sorted(classes, key=lambda names: (len(names), names)):
-        # In an order that does not depend on what happens to be one object here.
+        # In an order that does not depend on which objects happen to be identical here.
         shared = sorted(classes[holders], key=_place)
         own += _Deal(holders, loads).deal(shared, process)
     return sorted(own, key=_place)
@@ -93,16 +94,16 @@ def _place(one: Own) -> tuple[int, tuple[int, ...]]:
 
 
 @lru_cache(maxsize=1 << 12)
-def bytes_of(dtype: str, extent: tuple[int, ...]) -> int:
-    """Return how many bytes a box has in a file."""
+def box_bytes(dtype: str, extent: tuple[int, ...]) -> int:
+    """Return the size of a box in a file."""
     return num_bytes(dtype_of(dtype), extent)
 
 
 def _pattern(held: Held) -> _Pattern:
-    """Sort the boxes by who holds them, and merge those of the same holders."""
+    """Group the boxes by their holders, and merge those of the same holders."""
     origins, extents = held.origin.tolist(), held.extent.tolist()
     boxes = [Box(tuple(o), tuple(e)) for o, e in zip(origins, extents, strict=True)]
-    if 0 in held.stored_shape:  # nothing to share; one entry says that it is there
+    if 0 in held.stored_shape:  # no elements; one entry records that the leaf exists
         writer = min(itertools.chain.from_iterable(held.holders))
         whole = Box((0,) * len(held.stored_shape), tuple(held.stored_shape))
         return _Pattern({writer: [whole]}, [])
@@ -142,18 +143,18 @@ def _put(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
 
 
 class _Deal:
-    """Deal boxes that all `holders` hold to them; `loads` is what each writes so far."""
+    """Deal out boxes that all `holders` hold; `loads` is what each of them writes so far."""
 
     def __init__(self, holders: Sequence[int], loads: dict[int, int]) -> None:
         self._loads = loads
         self._order = sorted(holders, key=lambda process: (loads.get(process, 0), process))
         self._before = np.array([loads.get(p, 0) for p in self._order], np.float64)
-        self._next = 0  # in that order, who is given something; those behind have had nothing yet
+        self._next = 0  # the current recipient, in that order; later ones have received nothing yet
         self._level = 0.0
 
     def deal(self, boxes: Sequence[Own], process: int) -> list[Own]:
-        """Return what `process` gets."""
-        sizes = [bytes_of(one.held.dtype, one.box.extent) for one in boxes]
+        """Return what `process` receives."""
+        sizes = [box_bytes(one.held.dtype, one.box.extent) for one in boxes]
         left = sum(sizes)
         self._raise_level(left)
         own: list[Own] = []
@@ -163,28 +164,28 @@ class _Deal:
                 writer = self._order[self._next]
                 room = self._level - self._loads.get(writer, 0)
                 first, box = self._take(box, size, one.held.dtype, room)
-                given = 0 if first is None else bytes_of(one.held.dtype, first.extent)
+                given = 0 if first is None else box_bytes(one.held.dtype, first.extent)
                 left -= given
                 if first is not None:
                     self._loads[writer] = self._loads.get(writer, 0) + given
                     if writer == process:
                         own.append(Own(one.held, first))
                 if box is not None:
-                    size = bytes_of(one.held.dtype, box.extent)
+                    size = box_bytes(one.held.dtype, box.extent)
                     self._next += 1
                     self._raise_level(left)
         return own
 
     def _take(self, box: Box, size: int, dtype: str, room: float) -> tuple[Box | None, Box | None]:
-        """Split a box into what goes into `room` and what is left for the next."""
+        """Split a box into what fits into `room` and the rest for the next holder."""
         if self._next == len(self._order) - 1 or size <= room:
             return box, None
-        if size < 2 * SHARE_BYTES or min(room, size - room) < SHARE_BYTES:  # whole, or not at all
+        if size < 2 * SHARE_BYTES or min(room, size - room) < SHARE_BYTES:  # all or nothing
             return (box, None) if 2 * room >= size else (None, box)
-        return cut(box, room / size, dtype)
+        return cut_box(box, room / size, dtype)
 
     def _raise_level(self, left: int) -> None:
-        """Find how far all from the next on are filled if they share `left` bytes evenly.
+        """Return the common level if the remaining holders share `left` bytes evenly.
 
         Loads 0, 4, 9 and 8 bytes: to 6, 6 and 9.
         """
@@ -193,13 +194,13 @@ class _Deal:
         self._level = float(levels.min())
 
 
-def cut(box: Box, share: float, dtype: str) -> tuple[Box | None, Box | None]:
-    """Cut a box near `share` of it, 0 < share < 1: along the first dim that has fine steps.
+def cut_box(box: Box, share: float, dtype: str) -> tuple[Box | None, Box | None]:
+    """Cut a box near the fraction `share`, 0 < share < 1, along the first dim of fine enough steps.
 
     Steps of a dim of 8 are eighths of the box, whatever dims come before: a cut along a later dim
     costs strided copies, but no bytes.
     """
-    size = bytes_of(dtype, box.extent)
+    size = box_bytes(dtype, box.extent)
     fine = (dim for dim, count in enumerate(box.extent) if size <= count * SHARE_BYTES)
     dim = next(fine, int(np.argmax(box.extent)))
     count = box.extent[dim]

@@ -1,4 +1,4 @@
-"""A restore: what is wanted, which way it comes, and onto which devices.
+"""Restore: match the target, choose how to read each leaf, and place it on devices.
 
 Knows one committed step and writes nothing. Does not know how it was saved, nor other steps.
 """

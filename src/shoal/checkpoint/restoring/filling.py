@@ -1,4 +1,4 @@
-"""From what is wished to reads, and from what was read to values on the host. Without JAX."""
+"""Turn wishes into reads, and the data read into values on the host. Without JAX."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.checkpoint.blocks.memory import empty
-from shoal.checkpoint.blocks.reader import Progress, Want, read
+from shoal.checkpoint.blocks.reader import Progress, Want, read_boxes
 from shoal.checkpoint.disk.opening import Checkpoint
-from shoal.checkpoint.format.blobs import tree_of
+from shoal.checkpoint.format.blobs import decode_tree
 from shoal.checkpoint.format.records import BLOCK_BYTES, LeafRecord
 from shoal.checkpoint.restoring.numbers import array_of
 from shoal.checkpoint.restoring.target import Wish
@@ -20,19 +20,19 @@ from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
 
 Array = np.ndarray[Any, Any]
-_LEAST_BYTES = 8 << 20  # that reading is left with, if it may have so much
+_LEAST_BYTES = 8 << 20  # left for reading, if the limit allows
 
 
 class Filling(NamedTuple):
-    """Reads that together make one value."""
+    """The reads that together make one value."""
 
-    wants: list[Want]  # in another dtype than the stored one: what is read is cast
-    finish: Callable[[], Any]  # called once, when all are read
-    extra_bytes: int = 0  # of their memory, not kept in the value; given up when it is finished
+    wants: list[Want]  # of another dtype than stored: cast after reading
+    finish: Callable[[], Any]  # called once, after all reads
+    extra_bytes: int = 0  # temporary memory, freed by `finish`
 
 
 class Restorer(NamedTuple):
-    """Who restores."""
+    """The process that restores."""
 
     process: int
     num_processes: int
@@ -45,9 +45,9 @@ def fill(
     most_bytes: int,
     progress: Progress = lambda _: None,
 ) -> tuple[list[Any], int]:
-    """Read everything; return the values, and how many bytes were read.
+    """Read everything; return the values, and the number of bytes read.
 
-    What needs memory that is not kept is read in several rounds.
+    Values that need temporary memory are read in several rounds.
     """
     found: dict[int, Any] = {}
     read_bytes = 0
@@ -55,19 +55,19 @@ def fill(
         wants, casts = _sorted(checkpoint, [w for n in numbers for w in fillings[n].wants])
         extra = sum(fillings[number].extra_bytes for number in numbers)
         left = max(most_bytes - extra, min(most_bytes, _LEAST_BYTES))
-        read_bytes += read(checkpoint, wants, most_bytes=left, progress=progress)
+        read_bytes += read_boxes(checkpoint, wants, most_bytes=left, progress=progress)
         read_bytes += _read_casts(checkpoint, casts, left, progress)
         for number in numbers:
             found[number] = fillings[number].finish()
             fillings[number].wants.clear()
-        if extra:  # what sets out for a device holds its memory until it is there
+        if extra:  # a transfer to a device holds its source until it is done
             for number in numbers:
                 getattr(found[number], "block_until_ready", int)()
     return [found[number] for number in range(len(fillings))], read_bytes
 
 
 def _sorted(checkpoint: Checkpoint, wants: list[Want]) -> tuple[list[Want], list[Want]]:
-    """Return those that are read as stored, and those that are cast."""
+    """Split into reads of the stored dtype and reads that are cast."""
     leaves = checkpoint.manifest.leaves
     casts = [want for want in wants if want.out.dtype != dtype_of(leaves[want.leaf].dtype)]
     if not casts:
@@ -78,7 +78,7 @@ def _sorted(checkpoint: Checkpoint, wants: list[Want]) -> tuple[list[Want], list
 def _read_casts(
     checkpoint: Checkpoint, casts: Sequence[Want], most_bytes: int, progress: Progress
 ) -> int:
-    """Read and cast boxes, as many at a time as half of the memory holds; return the bytes read."""
+    """Read and cast boxes, in batches that take half of the memory; return the bytes read."""
     half = max(most_bytes // 2, BLOCK_BYTES)
     read_bytes, held = 0, 0
     parts: list[tuple[Want, Want]] = []
@@ -98,15 +98,15 @@ def _read_and_cast(
     checkpoint: Checkpoint, parts: list[tuple[Want, Want]], most_bytes: int, progress: Progress
 ) -> int:
     wants = [want for _, want in parts]
-    read_bytes = read(checkpoint, wants, most_bytes=most_bytes, progress=progress)
+    read_bytes = read_boxes(checkpoint, wants, most_bytes=most_bytes, progress=progress)
     for cast, want in parts:
-        cast.out[...] = want.out  # NumPy warns of what overflows
+        cast.out[...] = want.out  # NumPy warns of overflow
     parts.clear()
     return read_bytes
 
 
 def _cut(want: Want, most: int) -> Iterator[Want]:
-    """Cut a box into boxes of at most so many elements, in the order in which they are stored.
+    """Cut a box into boxes of at most `most` elements, in storage order.
 
     [4, 100] and most 250: rows 0..2, 2..4; and most 60: columns 0..60, 60..100 of each row.
     """
@@ -123,7 +123,7 @@ def _cut(want: Want, most: int) -> Iterator[Want]:
 
 
 def _rounds(fillings: Sequence[Filling], most_bytes: int) -> Iterator[list[int]]:
-    """Group what is read together; in the order in which it is stored."""
+    """Group the reads into rounds, in storage order."""
     order = sorted(range(len(fillings)), key=lambda n: bool(fillings[n].extra_bytes))
     numbers: list[int] = []
     extra = 0
@@ -139,12 +139,12 @@ def _rounds(fillings: Sequence[Filling], most_bytes: int) -> Iterator[list[int]]
 
 
 def on_host(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
-    """Return how a leaf becomes a value on the host."""
+    """Return how to restore a leaf to a value on the host."""
     record = checkpoint.manifest.leaves[wish.leaf]
     if not record.has_data:
         if (dtype := wish.dtype) is not None:
             return Filling([], lambda: array_of(record, dtype))
-        return Filling([], lambda: plain_values.value_of(record.kind, record.value))
+        return Filling([], lambda: plain_values.decode_value(record.kind, record.value))
     if record.kind == "per_process":
         return _own_value(checkpoint, wish.leaf, job)
     if wish.dtype is not None:
@@ -168,26 +168,26 @@ def whole(checkpoint: Checkpoint, leaf: int) -> Want:
 
 
 def keys_of(checkpoint: Checkpoint, record: LeafRecord, wrap: Callable[[], Any]) -> Any:
-    """Return PRNG keys that `wrap` makes of their words.
+    """Wrap words into PRNG keys with `wrap`.
 
     Raises:
-      UnsupportedCheckpoint: this JAX does not know keys of that kind.
+      UnsupportedCheckpoint: this JAX has no keys of that kind.
     """
     try:
         return wrap()
     except (ValueError, TypeError, LookupError) as why:
         path, kind = checkpoint.folder.path, f"key<{record.impl}>"
-        told = f"{path}: {record.name}: this JAX makes no {kind} of {list(record.words)} words"
-        raise UnsupportedCheckpoint(f"{told}: {why}", path=path, features=(kind,)) from None
+        detail = f"{path}: {record.name}: this JAX makes no {kind} of {list(record.words)} words"
+        raise UnsupportedCheckpoint(f"{detail}: {why}", path=path, features=(kind,)) from None
 
 
 def _host_keys(checkpoint: Checkpoint, record: LeafRecord, words: Array) -> Any:
-    """Return PRNG keys; where JAX is missing, their words."""
+    """Return PRNG keys; without JAX, their words."""
     try:
-        from shoal.collectives.leaves import key_of
+        from shoal.collectives.leaves import wrap_key
     except ImportError:
         return words
-    return keys_of(checkpoint, record, lambda: key_of(words, record.impl))
+    return keys_of(checkpoint, record, lambda: wrap_key(words, record.impl))
 
 
 def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | bytes:
@@ -195,12 +195,12 @@ def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | byte
         return plain_values.value_of_bulk(record.kind, data)
     except UsageError as why:
         path = checkpoint.folder.path
-        told = f"{path}: {record.name}: {why}"
-        raise CorruptCheckpoint(told, path=path, leaf=record.name) from None
+        detail = f"{path}: {record.name}: {why}"
+        raise CorruptCheckpoint(detail, path=path, leaf=record.name) from None
 
 
 def _own_value(checkpoint: Checkpoint, leaf: int, job: Restorer) -> Filling:
-    """Return how a process gets the value that was its own, or what is made of all."""
+    """Return how a process gets its per-process value, or the merge of all of them."""
     record = checkpoint.manifest.leaves[leaf]
     places = checkpoint.values_of(leaf)
     is_same = len(places) == job.num_processes
@@ -217,7 +217,7 @@ def _own_value(checkpoint: Checkpoint, leaf: int, job: Restorer) -> Filling:
 
     def finish() -> Any:
         file = f"{checkpoint.folder.path}: {record.name}"
-        found = [tree_of(want.out.data, file=file) for want in wants]
+        found = [decode_tree(want.out.data, file=file) for want in wants]
         if is_same or job.merge is None:
             return PerProcess(found[0])
         return PerProcess(job.merge(found))

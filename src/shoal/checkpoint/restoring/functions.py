@@ -1,4 +1,4 @@
-"""Functions of (name, x) as targets: can it be called so?"""
+"""Check the signature of functions of (name, x) used as targets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_SHOWN = 80  # characters
 
 
 def wrong_arguments(function: Callable[..., Any]) -> str:
-    """Return why a function cannot be called with (name, x); empty: it can, or nobody knows.
+    """Say why a function cannot be called with (name, x); empty if it can, or if unknown.
 
     >>> wrong_arguments(lambda name, x: None), wrong_arguments(max)
     ('', '')
@@ -19,7 +19,7 @@ def wrong_arguments(function: Callable[..., Any]) -> str:
     """
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # of some builtins nothing is known
+    except (ValueError, TypeError):  # some builtins have no signature
         return ""
     try:
         signature.bind("", None)
@@ -31,11 +31,13 @@ def wrong_arguments(function: Callable[..., Any]) -> str:
     kind = "class" if isinstance(function, type) else "function"
     what = getattr(function, "__name__", "")
     what = f"{kind} {what}" if what else type(function).__name__
-    told = "the leaf's name, such as 'params/w', and a jax.ShapeDtypeStruct of its shape and dtype"
-    return f"the {what}{short(signature, str)} must take (name, x): {told}"
+    detail = (
+        "the leaf's name, such as 'params/w', and a jax.ShapeDtypeStruct of its shape and dtype"
+    )
+    return f"the {what}{short_text(signature, str)} must take (name, x): {detail}"
 
 
-def short(value: object, text: Callable[[object], str] = repr) -> str:
-    """Return a value in few characters, on one line."""
+def short_text(value: object, text: Callable[[object], str] = repr) -> str:
+    """Return a short one-line text of a value."""
     found = " ".join(text(value).split())
     return found if len(found) <= _MOST_SHOWN else found[: _MOST_SHOWN - 1] + "…"

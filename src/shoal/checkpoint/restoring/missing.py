@@ -1,4 +1,4 @@
-"""What is said of leaves of a target that the checkpoint does not have, and where it has them."""
+"""Explain which leaves of a target the checkpoint lacks, and suggest where it has them."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import NamedTuple
 from shoal.checkpoint.planning.renaming import renames, subtrees
 from shoal.errors import nearest
 
-_MOST_GUESSED, _MOST_COMPARED = 10, 1000  # names, for which a near one is sought among these
+_MOST_GUESSED, _MOST_COMPARED = 10, 1000  # names to suggest for, candidates for each
 
 
 class Missing(NamedTuple):
-    """A leaf of the target that the checkpoint does not have."""
+    """A leaf of the target that the checkpoint lacks."""
 
     name: str
-    stored: str  # its name in the checkpoint, where it is not
+    stored: str  # the name it would have in the checkpoint
     shape: tuple[int, ...] | None  # None: any
-    is_layout: bool  # it may stand for a subtree
+    is_layout: bool  # may stand for a subtree
     hint: str = ""
 
 
 class Spare(NamedTuple):
-    """The leaves of a checkpoint which the target has no use for."""
+    """The leaves of a checkpoint that the target does not use."""
 
     shapes: Mapping[str, tuple[int, ...]]
     all_names: Sequence[str]  # of the checkpoint
-    unexpected: Sequence[str]  # of those, what `only` does not leave out
+    unexpected: Sequence[str]  # of those, the ones that `only` takes
 
 
-def lines_of(
+def problem_lines(
     missing: Sequence[Missing],
     spare: Spare,
     found: Sequence[str],
     rename: Mapping[str, str] | None,
     stored_name: Callable[[Mapping[str, str], str], str],
 ) -> list[str]:
-    """Return what is wrong, a line each; of subtrees that were renamed, one.
+    """Return one line per problem; one for each renamed subtree.
 
     Args:
       found: the leaves of the target that the checkpoint has.
-      rename: which the user gave; None: it is a function.
-      stored_name: says what a name of the target is in the checkpoint, with a `rename`.
+      rename: as given by the user; None: it is a function.
+      stored_name: maps a name in the target to the checkpoint, for a given `rename`.
     """
     pairs = {} if rename is None else _pairs(missing, spare, found)
     whole = {**(rename or {}), **pairs}
@@ -62,8 +62,8 @@ def lines_of(
         where = f" (as {one.stored})" if one.stored != one.name else ""
         near = f": {one.hint}" if one.hint else near
         lines.append(f"{one.name}: is not in the checkpoint{where}{near}")
-    told = "is in the checkpoint, not in the target; only= leaves out"
-    return lines + [f"{name}: {told}" for name in unexpected]
+    detail = "is in the checkpoint, not in the target; only= leaves out"
+    return lines + [f"{name}: {detail}" for name in unexpected]
 
 
 def _pairs(missing: Sequence[Missing], spare: Spare, found: Sequence[str]) -> dict[str, str]:
@@ -71,7 +71,7 @@ def _pairs(missing: Sequence[Missing], spare: Spare, found: Sequence[str]) -> di
     pairs = renames({one.name: one.shape for one in missing}, spare.shapes, found)
     if not pairs and len(missing) == 1 and missing[0].is_layout:
         tops = subtrees(spare.shapes, spare.all_names)
-        if len(tops) == 1:  # a layout says nothing of what is below it
+        if len(tops) == 1:  # a layout does not tell what is below it
             return {missing[0].name: tops[0]}
     return pairs
 
@@ -79,7 +79,7 @@ def _pairs(missing: Sequence[Missing], spare: Spare, found: Sequence[str]) -> di
 def _taken(
     missing: Sequence[Missing], spare: Spare, stored_name: Callable[[str], str]
 ) -> dict[str, list[str]]:
-    """Return which leaves of the checkpoint each leaf of the target would have."""
+    """Return the leaves of the checkpoint that each leaf of the target would use."""
     taken = {}
     for one in missing:
         new = stored_name(one.name)
@@ -94,7 +94,7 @@ def _taken(
 def _renamed(
     pairs: Mapping[str, str], taken: Mapping[str, Sequence[str]], whole: Mapping[str, str]
 ) -> list[str]:
-    """Say which subtrees have other names, and the option that takes them."""
+    """Describe the renamed subtrees, and the option that maps them."""
     leaves: defaultdict[str, list[str]] = defaultdict(list)
     for name in taken:
         ends = [prefix for prefix in pairs if not prefix or f"{name}/".startswith(f"{prefix}/")]

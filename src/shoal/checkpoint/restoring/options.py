@@ -1,4 +1,4 @@
-"""What a history and its calls may be asked for."""
+"""Check the options of a history and of its calls."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from shoal.checkpoint.restoring.target import check_names
 from shoal.errors import UsageError, raise_all
 
 
-def check_history(flags: dict[str, object], waits: dict[str, object]) -> None:
-    """Raise if an argument of `Checkpoints` is no flag, or no time.
+def check_history_options(flags: dict[str, object], waits: dict[str, object]) -> None:
+    """Raise if an argument of `Checkpoints` is not a flag or not a duration.
 
     Raises:
-      UsageError: it is none.
+      UsageError: it is not.
     """
     raise_all("Checkpoints", not_flags(**flags))
     for name, value in waits.items():
         check_seconds("Checkpoints", name, value)
 
 
-def check_restore(asked: str, options: Iterable[str], timeout_s: object) -> None:
-    """Raise if an argument of `restore` or `resume` is wrong, whatever is saved.
+def check_restore(operation: str, options: Iterable[str], timeout_s: object) -> None:
+    """Raise if an argument of `restore` or `resume` is wrong regardless of the checkpoint.
 
     Raises:
       UsageError: it is.
     """
-    check_names(asked, options)
-    check_seconds(asked, "timeout_s", timeout_s)
+    check_names(operation, options)
+    check_seconds(operation, "timeout_s", timeout_s)
 
 
-def check_seconds(asked: str, name: str, value: object) -> None:
-    """Raise for what is neither None nor a positive number of seconds."""
-    if value is not None and not settings.timeout(asked, value, "", name) > 0:
-        raise UsageError(f"{asked}: {name}={value!r} must be positive seconds")
+def check_seconds(operation: str, name: str, value: object) -> None:
+    """Raise unless it is None or a positive number of seconds."""
+    if value is not None and not settings.timeout(operation, value, "", name) > 0:
+        raise UsageError(f"{operation}: {name}={value!r} must be positive seconds")

@@ -1,10 +1,10 @@
-"""What was read → arrays on devices; and, where that reads less, by way of the devices.
+"""Place read data on devices, directly or by an exchange between devices.
 
-Direct: each process reads what its own devices hold, each distinct box once. On CPU an array lies
-in the very memory that was read into: nobody else has it, so nothing can change it.
+Direct: each process reads what its own devices hold, each distinct box once. On CPU the array
+adopts the memory that was read into, to which there is no other reference.
 
-Exchange: each byte is read by one process of the job. An array is first cut along one dim over
-all devices of its mesh, as it lies in the files; then a program on the devices moves it.
+Exchange: each byte is read by one process of the job. An array is first split along one dim over
+all devices of its mesh, in file order; a program on the devices then moves it.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from shoal.checkpoint.restoring.ways import Geometry
 from shoal.checkpoint.tree.dtypes import dtype_of
 
 Array = np.ndarray[Any, Any]
-_MOVED_BYTES = 256 << 20  # on each device, at a time
+_MOVED_BYTES = 256 << 20  # per device at a time
 
 Key = tuple[tuple[int | None, int | None], ...]
 
 
 class DistinctBoxes(NamedTuple):
-    """The distinct boxes of an array on devices of one process, or of all."""
+    """The distinct boxes of an array on the devices of one process, or of all."""
 
     origins: tuple[tuple[int, ...], ...]
     extents: tuple[tuple[int, ...], ...]
-    number: dict[Key, int]  # which of them an index of JAX means
+    number: dict[Key, int]  # box number of each JAX index
 
 
 def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None) -> Filling:
-    """Return how a leaf becomes an array on devices; `place`: None: the wish's own."""
+    """Return how to restore a leaf to devices; `place` overrides that of the wish."""
     record = checkpoint.manifest.leaves[wish.leaf]
     if not record.has_data and (number := wish.dtype) is not None:
         return Filling([], lambda: _everywhere(array_of(record, number), wish.place))
@@ -76,16 +76,16 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
 
 
 def _everywhere(number: Array, place: Sharding) -> jax.Array:
-    """Return an array of no dims on devices."""
+    """Return a 0-d array on devices."""
     if not spread_of(place, (), jax.process_index()).origins:
         return jax.make_array_from_single_device_arrays((), place, [], dtype=number.dtype)
     return jax.make_array_from_callback((), place, lambda _: number, dtype=number.dtype)
 
 
 def transports(place: Sharding, shape: tuple[int, ...]) -> list[NamedSharding]:
-    """Return how an array can be cut along one dim over all devices of its mesh."""
+    """Return the ways to split an array along one dim over all devices of its mesh."""
     if not isinstance(place, NamedSharding) or memory_of(place):
-        return []  # what lies in other memory is read into it
+        return []  # arrays in other memory kinds are read directly
     row = _row(place.mesh)
     count = row.devices.size
     return [
@@ -96,7 +96,7 @@ def transports(place: Sharding, shape: tuple[int, ...]) -> list[NamedSharding]:
 
 
 def geometry() -> Geometry:
-    """Return what is asked of devices to plan."""
+    """Return the device facts needed for planning."""
     return Geometry(
         boxes=lambda place, shape, process: spread_of(place, shape, process)[:2],
         processes=_processes,
@@ -105,9 +105,9 @@ def geometry() -> Geometry:
 
 
 def exchanged(arrays: Sequence[jax.Array], places: Sequence[NamedSharding]) -> list[jax.Array]:
-    """Move arrays to where they shall lie, and give them up. All processes of their mesh call it.
+    """Move arrays to their final shardings, consuming them. Collective over their mesh.
 
-    A few at a time: while some move, they lie on the devices twice.
+    A few at a time: while an array moves, the devices hold it twice.
     """
     moved: list[jax.Array] = []
     while len(moved) < len(arrays):
@@ -123,7 +123,7 @@ def exchanged(arrays: Sequence[jax.Array], places: Sequence[NamedSharding]) -> l
 
 
 def allowed() -> AbstractContextManager[Any]:
-    """Return where transfers to devices are what was asked for, whatever JAX is set to."""
+    """Allow transfers to devices, whatever JAX's transfer guard is set to."""
     found: AbstractContextManager[Any] = jax.transfer_guard("allow")
     return found
 
@@ -145,7 +145,7 @@ def spread_of(place: Sharding, shape: tuple[int, ...], process: int) -> Distinct
 
 @lru_cache(maxsize=256)
 def _row(mesh: Mesh) -> Mesh:
-    """Return the devices of a mesh in its order, along one axis."""
+    """Return the devices of a mesh in order, along one axis."""
     return Mesh(mesh.devices.reshape(-1), ("all",))
 
 
@@ -160,5 +160,5 @@ def _is_on_cpu(place: Sharding) -> bool:
 
 
 def _key(index: tuple[slice, ...]) -> Key:
-    """A slice can be no key of a dict before Python 3.12."""
+    """Return a hashable key: slices are unhashable before Python 3.12."""
     return tuple((cut.start, cut.stop) for cut in index)

@@ -1,4 +1,4 @@
-"""One restore: all processes open the same checkpoint, read, and come to the same end."""
+"""One restore: all processes open the same checkpoint, read, and end alike."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Restorer, fill, on_host
 from shoal.checkpoint.restoring.target import TargetLeaf, TargetOptions, Wish, Wishes
 from shoal.checkpoint.restoring.ways import Geometry, Ways, choose
-from shoal.checkpoint.together.errors_between import tellers, told, untold
-from shoal.checkpoint.together.lease import Telling
+from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
+from shoal.checkpoint.together.lease import ProgressReporter
 from shoal.checkpoint.together.one_folder import different_folders
 from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree import nodes as tree_nodes
@@ -44,55 +44,55 @@ Value = TypeVar("Value")
 
 
 class RestoreRequest(NamedTuple):
-    """What is restored, as one process asks for it."""
+    """What one process asks to restore."""
 
     folder: Folder
     options: TargetOptions
     mode: str
-    asked: Sequence[TargetLeaf] = ()
-    structure: tree_nodes.Structure | None = None  # of the target; None: there is none
+    wanted: Sequence[TargetLeaf] = ()
+    structure: tree_nodes.Structure | None = None  # of the target; None: no target
     given: Sequence[Any] = ()  # the leaves of the target
     merge: Callable[[list[Any]], Any] | None = None
-    form: str = "tree"  # of what comes back where the target has none
+    form: str = "tree"  # of the result, without a target
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What all processes must say alike."""
+        """What must be equal on all processes."""
         options = self.options
         renames = options.rename if isinstance(options.rename, Mapping) else bool(options.rename)
         return (
             f"only={options.only!r}, dtype={options.dtype!r}, mode={self.mode!r}",
             f"form={self.form!r}",
             f"rename={renames!r}, merge={self.merge is not None}",
-            *(one.line for one in self.asked),
+            *(one.line for one in self.wanted),
         )
 
 
 class Opened(NamedTuple):
-    """A checkpoint, and what is wanted of it."""
+    """An open checkpoint, and what to restore from it."""
 
     checkpoint: Checkpoint
     wishes: Wishes
-    geometry: Geometry | None  # None: nothing lies on devices
+    geometry: Geometry | None  # None: nothing is placed on devices
     ways: Ways
 
 
 def understand(folder: Folder, target: Any, options: TargetOptions, mode: str) -> RestoreRequest:
-    """Take a target apart.
+    """Parse a target.
 
     Raises:
-      UsageError: it can be none.
+      UsageError: it is not a valid target.
     """
     if target is None:
         return RestoreRequest(folder, options, mode)
     from shoal.checkpoint.restoring.wanted import target_of
 
-    asked, structure, given = target_of(target)
-    return RestoreRequest(folder, options, mode, asked, structure, given)
+    wanted, structure, given = target_of(target)
+    return RestoreRequest(folder, options, mode, wanted, structure, given)
 
 
 def open_for(request: RestoreRequest) -> Opened:
-    """Open the checkpoint, and find what is wanted in it.
+    """Open the checkpoint, and match the target with it.
 
     Raises:
       RestoreMismatch, NotCommitted, CorruptCheckpoint, UnsupportedCheckpoint, StorageError.
@@ -104,7 +104,7 @@ def open_for(request: RestoreRequest) -> Opened:
     else:
         from shoal.checkpoint.restoring.wanted import fit
 
-        wishes = targets.match(checkpoint.manifest, request.asked, request.options, fit)
+        wishes = targets.match(checkpoint.manifest, request.wanted, request.options, fit)
         if any(wish.place is not None for wish in wishes.wishes):
             from shoal.checkpoint.restoring.placing import geometry as geometry_of_devices
 
@@ -126,17 +126,17 @@ class Restore:
         group: Group,
     ) -> None:
         self._coordinator, self._request, self._group = coordinator, request, group
-        self._call, self._timeout_s = call, timeout_s  # of each wait: reading may take long
+        self._call, self._timeout_s = call, timeout_s  # per wait: reading may take long
         self._me = ThisProcess(coordinator.process, coordinator.hosts)
 
     def run(self, most_bytes: int) -> Any:
-        """Do it all."""
+        """Run all steps."""
         opened = _tried(lambda: open_for(self._request))
         brought = opened if isinstance(opened, Exception) else _identity(opened, self._group)
         fault_points.reach("restore.before_arrive", self._coordinator.process)
         answers = self._meet(self._call, brought)
         if isinstance(opened, Exception):
-            raise opened  # not reached: what a process brings is raised there
+            raise opened  # not reached: `_meet` raises the error that it is given
         self._same(answers)
         self._refuse_other_devices(opened, answers)
         fault_points.reach("restore.read", self._coordinator.process)
@@ -149,9 +149,9 @@ class Restore:
         return _built(self._request, opened, values)
 
     def _meet(self, call: Call, brought: bytes | Exception) -> Mapping[int, bytes]:
-        """Meet all, and return what they bring; raise, on all alike, what one of them met with."""
+        """Exchange payloads with all processes; if one of them failed, raise its error on all."""
         problem = brought if isinstance(brought, Exception) else None
-        payload = told(brought) if isinstance(brought, Exception) else brought
+        payload = encode_error(brought) if isinstance(brought, Exception) else brought
         answers = agree(
             self._coordinator,
             call,
@@ -159,11 +159,11 @@ class Restore:
             timeout_s=self._timeout_s,
             group=self._group.named,
         )
-        who = tellers(answers)
+        who = failed_processes(answers)
         if not who:
             return answers
-        error = untold(answers[who[0]], who[0], self._me)
-        is_opening = call is self._call  # later, somebody may have deleted it for all
+        error = decode_error(answers[who[0]], who[0], self._me)
+        is_opening = call is self._call  # later, it may have been deleted for all
         if is_opening and isinstance(error, NotCommitted) and len(who) < len(answers):
             raise self._not_shared(who, answers) from problem
         is_own = problem is not None and type(problem) is type(error)
@@ -177,7 +177,7 @@ class Restore:
     ) -> NotShared | DivergenceError:
         path = self._request.folder.path
         paths = {p: json.loads(text)["path"] for p, text in answers.items() if p not in who}
-        paths |= {p: getattr(untold(answers[p], p, self._me), "path", path) for p in who}
+        paths |= {p: getattr(decode_error(answers[p], p, self._me), "path", path) for p in who}
         if len({*paths.values()}) > 1:
             return different_folders(self._coordinator, "restore", paths)
         names = ", ".join(self._me.name(process) for process in who)
@@ -189,11 +189,11 @@ class Restore:
         )
 
     def _same(self, answers: Mapping[int, bytes]) -> None:
-        """Raise unless all see the same checkpoint."""
+        """Raise unless all processes see the same checkpoint."""
         sides: dict[str, tuple[int, ...]] = {}
         found = {process: json.loads(answers[process]) for process in sorted(answers)}
         if len({(said["attempt"], said["index"]) for said in found.values()}) == 1:
-            return  # also where they call the folder by several names
+            return  # even if their paths differ
         is_one = len({said["path"] for said in found.values()}) == 1
         for process, said in found.items():
             text = f"step {said['step']}, attempt {said['attempt']}, index {said['index'][:12]}"
@@ -205,12 +205,12 @@ class Restore:
         )
         raise DivergenceError(
             f"{self._me}: restore({path!r}): processes see different checkpoints there\n"
-            f"{rows}\nthe path is not shared, or somebody saved while they looked",
+            f"{rows}\nthe path is not shared, or another save was committed meanwhile",
             sides=sides,
         )
 
     def _refuse_other_devices(self, opened: Opened, answers: Mapping[int, bytes]) -> None:
-        """Raise, on all alike, if arrays shall lie on devices of processes outside of the group."""
+        """Raise on all processes if arrays are to be placed on devices outside the group."""
         if self._group.is_all or opened.geometry is None:
             return
         numbers = {json.loads(text)["number"] for text in answers.values()}
@@ -220,8 +220,8 @@ class Restore:
             place = wish.place
             others = {*opened.geometry.processes(place)} - numbers if place is not None else ()
             if others:
-                told = f"its layout has devices of {listed(others)}"
-                offences.append(f"{leaves[wish.leaf].name}: {told}, which do not take part")
+                detail = f"its layout has devices of {listed(others)}"
+                offences.append(f"{leaves[wish.leaf].name}: {detail}, which do not take part")
         path, members = self._request.folder.path, listed(self._group.members)
         raise_all(f"restore({path!r}) by {members}", offences)
 
@@ -235,7 +235,7 @@ class Restore:
         num_bytes = sum(want.out.nbytes for one in fillings for want in one.wants)
         doing = f"restoring {checkpoint.folder.path}"
         try:
-            with _allowed(opened), Telling(self._coordinator, doing, num_bytes) as telling:
+            with _allowed(opened), ProgressReporter(self._coordinator, doing, num_bytes) as telling:
                 values, read_bytes = fill(checkpoint, fillings, most_bytes, telling.add)
         except CorruptCheckpoint as error:
             raise _gone(checkpoint, error) or error from None
@@ -243,7 +243,7 @@ class Restore:
         return values
 
     def _exchange(self, opened: Opened, values: list[Any]) -> None:
-        """Move on the devices what was read as it lies in the files."""
+        """Move the arrays that were read in file order to their final shardings."""
         if not opened.ways.transport:
             return
         from shoal.checkpoint.restoring.placing import exchanged
@@ -274,7 +274,7 @@ def _allowed(opened: Opened) -> AbstractContextManager[Any]:
 
 
 def _gone(checkpoint: Checkpoint, error: CorruptCheckpoint) -> NotCommitted | None:
-    """Return the error of a checkpoint that was deleted while it was read; None: it was not."""
+    """Return the error for a checkpoint deleted while being read; None if it was not."""
     path = checkpoint.folder.path
     try:
         commit = committed(checkpoint.folder)
@@ -282,12 +282,12 @@ def _gone(checkpoint: Checkpoint, error: CorruptCheckpoint) -> NotCommitted | No
         return None
     if commit is not None and commit.attempt == checkpoint.commit.attempt:
         return None
-    told = f"{path}: was deleted while it was restored ({error.file} is not what it was)"
-    return NotCommitted(told, path=path)
+    text = f"{path}: was deleted while it was restored ({error.file} has changed)"
+    return NotCommitted(text, path=path)
 
 
 def _built(request: RestoreRequest, opened: Opened, values: Sequence[Any]) -> Any:
-    """Return the tree: the target's, or the one that was stored."""
+    """Return the tree: the target's, or the stored one."""
     structure, wishes = opened.checkpoint.manifest.tree, opened.wishes
     nodes = _nodes()
     if request.form == "names":
@@ -299,14 +299,14 @@ def _built(request: RestoreRequest, opened: Opened, values: Sequence[Any]) -> An
     if request.structure is None:
         return _tree(structure, wishes.wishes, values, nodes)
     leaves = list(request.given)
-    for number, taken in wishes.of_asked.items():
+    for number, taken in wishes.by_target.items():
         if number not in wishes.below:
             leaves[number] = values[taken[0]]
             continue
         branch = _branch(structure, wishes.below[number])
         chosen = [wishes.wishes[n] for n in taken]
         leaves[number] = _tree(branch, chosen, [values[n] for n in taken], nodes)
-    return flatten.unflatten(request.structure, leaves, nodes)
+    return flatten.unflatten_tree(request.structure, leaves, nodes)
 
 
 def _tree(
@@ -315,22 +315,22 @@ def _tree(
     """Return the tree of some leaves of a structure, in its order."""
     numbers = [wish.leaf for wish in wishes]
     if len(numbers) < tree_nodes.num_leaves(structure):
-        return flatten.unflatten(tree_nodes.prune(structure, numbers), values, nodes)
-    leaves: Any = dict(zip(numbers, values, strict=True))  # of a branch they do not begin at 0
-    return flatten.unflatten(structure, leaves, nodes)
+        return flatten.unflatten_tree(tree_nodes.prune(structure, numbers), values, nodes)
+    leaves: Any = dict(zip(numbers, values, strict=True))  # those of a branch do not begin at 0
+    return flatten.unflatten_tree(structure, leaves, nodes)
 
 
 def _branch(structure: tree_nodes.Structure, name: str) -> tree_nodes.Structure:
-    """Return what is below a name."""
+    """Return the substructure below a name."""
     for part in [] if name == ROOT else name.split("/"):
-        if not isinstance(structure, int):  # it is none: there are leaves whose names begin so
+        if not isinstance(structure, int):  # not a leaf: there are leaves below this name
             pairs = zip(structure.child_keys(), structure.children, strict=True)
             structure = next(child for key, child in pairs if component(key) == part)
     return structure
 
 
 def _nodes() -> flatten.Nodes | None:
-    """Return who knows nodes that are registered with JAX; without JAX none is."""
+    """Return the registry of JAX's node types; without JAX, none."""
     if sys.modules.get("jax") is None:
         return None
     from shoal.checkpoint.tree.jax_nodes import JaxNodes
@@ -339,7 +339,7 @@ def _nodes() -> flatten.Nodes | None:
 
 
 def _identity(opened: Opened, group: Group) -> bytes:
-    """Return which checkpoint this process sees; of a part of the job, also its number in JAX."""
+    """Return which checkpoint this process sees; in a group, also its number in JAX."""
     commit = opened.checkpoint.commit
     said: dict[str, Any] = {"attempt": commit.attempt, "step": commit.step}
     said |= {"index": commit.index.sha256, "path": opened.checkpoint.folder.path}
@@ -351,7 +351,7 @@ def _identity(opened: Opened, group: Group) -> bytes:
 
 
 def _tried(work: Callable[[], Value]) -> Value | Exception:
-    """Return what came out, or what went wrong: the others are told."""
+    """Return the result, or the error, which is sent to the other processes."""
     try:
         with uncollected():
             return work()

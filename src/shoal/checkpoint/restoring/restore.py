@@ -10,7 +10,7 @@ from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.protocol import Restore, RestoreRequest, open_for, understand
-from shoal.checkpoint.restoring.target import FORMS, one_of, options_of
+from shoal.checkpoint.restoring.target import FORMS, option_value, options_of
 from shoal.checkpoint.restoring.ways import MODES, RestorePlan, plan_all
 from shoal.checkpoint.tree.names import ROOT
 from shoal.collectives.arguments import deadline_of
@@ -43,70 +43,69 @@ def restore(
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> Any:
-    """Return what was saved at `path`, laid out as asked.
+    """Restore what was saved at `path`, in the layouts of `target`.
 
     Collective over processes.
 
-    Every block that is read is checked against its hash before a value is returned. A process
-    reads each block once; where it casts, some at the edges of a part twice. It is impossible that
-    a part is restored and another not, or that processes restore different saves. Any layout on
-    any mesh restores what any other saved. Each process reads what its own devices hold; where
+    Every block read is checked against its hash before a value is returned. A process reads each
+    block once; where it casts, blocks at the boundaries of batches twice. It is impossible that a
+    leaf is restored and another is not, or that processes restore different saves. Any layout on
+    any mesh can restore what any other saved. Each process reads what its own devices hold; where
     that would be more than 1.5 times the bytes of a leaf, because processes hold replicas or short
-    rows, the processes share the reading, and the devices exchange what was read.
+    rows, the processes share the reading, and the devices exchange the data.
 
-    Without `target` it works where JAX is missing.
+    Without `target` it works where JAX is not installed.
 
     Args:
-      path: of one checkpoint.
-      target: what shall come back. None: all leaves as NumPy arrays, whole, on every process.
-        A tree of Layouts or shardings, which may stand for whole subtrees; of
-        `jax.ShapeDtypeStruct`s (with a sharding; else NumPy arrays come back); of arrays, as
-        which it shall lie; other values, and leaves that were no arrays, come back as saved; a
-        layout for such a leaf alone is refused. One layout for all arrays. A mesh: each array lies
-        whole on all of its devices, whatever its rank. A function that is called with (name, x)
-        for each array, `name` in the checkpoint such as "params/w", `x` a `jax.ShapeDtypeStruct`
-        of its shape and dtype, and returns a Layout, a sharding, a mesh, or None for a NumPy array.
-        Meshes and functions may stand for subtrees, too. "stored": the layouts that were saved,
-        where they fit, and the kind of memory, such as "pinned_host"; an error where the devices
-        lack one.
+      path: a single checkpoint.
+      target: the result's layouts. None: all leaves as whole NumPy arrays, on every process. A tree
+        of Layouts or shardings, which may stand for whole subtrees; of `jax.ShapeDtypeStruct`s
+        (with a sharding; else they become NumPy arrays); of arrays, whose placement is used; other
+        values, and leaves that were not arrays, come back as saved; a layout for such a leaf alone
+        is an error. One layout for all arrays. A mesh: each array is replicated over its devices,
+        whatever its rank. A function that is called with (name, x) for each array, `name` in the
+        checkpoint such as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and
+        returns a Layout, a sharding, a mesh, or None for a NumPy array. Meshes and functions may
+        also stand for subtrees. "stored": the saved layouts, where they fit, and memory kinds, such
+        as "pinned_host"; an error where the devices lack that kind.
       only: patterns of names, such as "params/**" or "opt/*/mu": other leaves come back as the
-        target has them; without target they are left out.
-      rename: prefixes of names of the target → those in the checkpoint, such as
-        `{"enc": "encoder"}` ("" is the root), or a function of a name. Where subtrees were renamed,
-        the error prints the one that takes them.
-      dtype: "exact"; "safe": arrays are cast to the target's dtype if nothing can be lost;
+        target has them; without a target they are left out.
+      rename: prefixes of names of the target → those in the checkpoint, such as `{"enc":
+        "encoder"}` ("" is the root), or a function of a name. If subtrees were renamed, the error
+        prints the mapping that finds them.
+      dtype: "exact"; "safe": arrays are cast to the target's dtype if the cast is lossless;
         "any": they are cast. On the host, before they are placed. Where a number was saved and
-        an array of no dims is wanted, such as the step of a train state, both make one of it.
-      form: of what comes back without a target, or with one thing for all of it, such as a mesh:
-        "tree": as it was saved; "dicts": dicts in dicts, also where lists, tuples and classes were
-        (the keys of lists are "0", "1", …); "names": one dict, from names to values.
+        a 0-d array is wanted, such as the step of a train state, both convert it.
+      form: of the result without a target, or with one layout, mesh or function for all of it:
+        "tree": as saved; "dicts": nested dicts, also in place of lists, tuples and classes
+        (the keys of lists are "0", "1", …); "names": one flat dict from names to values.
       mode: "direct", "exchange", or "auto"; among some processes of the job "auto" is "direct".
-      most_bytes: of memory beside the result, on each process; None: a quarter of what is free,
-        at most 2 GiB. What goes to devices with memory of their own lies in that memory first:
-        at least one leaf at a time, as much of it as this process's devices hold.
-      merge: makes one value of the list of all processes' own values, where the job has another
+      most_bytes: limit of temporary memory on each process; None: a quarter of what is free, at
+        most 2 GiB. Data for devices with memory of their own passes through it: at least one leaf
+        at a time, as much of it as this process's devices hold.
+      merge: merges the list of all per-process values into one, where the job has another
         number of processes than the one that saved them.
-      processes: who restores, this process among them; equal on all. Layouts have devices of these
-        alone; values of a process's own are theirs in their order. None: all of the job.
-      name: declares that calls at different places are one and the same; None: the place counts.
+      processes: the processes that restore, the caller among them; equal on all. Layouts use only
+        their devices; per-process values are theirs in order. None: all of the job.
+      name: identifies calls at different places as the same call; None: the call site does.
       timeout_s: deadline in seconds of each wait for other processes; None: SHOAL_TIMEOUT_S (600).
 
     Returns:
-      The tree of the target; without one, that which was saved. Nodes of classes that are not
-      loaded come back as `Node`s.
+      The tree of the target; without one, the saved tree. Nodes whose classes are not
+      loaded come back as `UnknownNode`s.
 
     Raises:
       NotCommitted: on all: nothing is saved there.
       RestoreMismatch: on all: leaves are missing, unexpected, or of another shape or dtype; all
         are named, nothing was read.
-      CorruptCheckpoint: on all: bytes are not those that were saved; names file and leaf.
+      CorruptCheckpoint: on all: data have changed since the save; names file and leaf.
       UnsupportedCheckpoint: on all: it needs a newer shoal.
-      StorageError: on all: the file system refused; `NotShared`: processes see no checkpoint
+      StorageError: on all: the file system failed; `NotShared`: processes see no checkpoint
         where others do.
-      DivergenceError: on all that came: targets, options, or the checkpoints that they see differ.
-      DeadlineError: on all that came: somebody did not come in time.
-      ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, in this call or
+      DivergenceError: on all that arrived: targets, options, or the checkpoints seen differ.
+      DeadlineError: on all that arrived: a process did not arrive in time.
+      ProcessLostError: on all that arrived: a process is dead or unreachable.
+      PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
       UsageError: on the caller: an argument is wrong. The others get PeerFailedError. On all:
         layouts have devices of other processes than `processes`; all leaves are named.
@@ -117,12 +116,12 @@ def restore(
     >>> shoal.restore(path)
     {'epoch': 2, 'w': array([1., 1., 1.])}
 
-    By other names than it was saved with:
+    Under other names:
 
     >>> shoal.restore(path, {"model": {"w": np.zeros(3)}, "epoch": 0}, rename={"model": ""})
     {'epoch': 2, 'model': {'w': array([1., 1., 1.])}}
 
-    By names, whatever classes the tree has:
+    As a flat dict, whatever classes the tree has:
 
     >>> shoal.save(path + "1", {"layers": [{"w": np.ones(2)}, {"w": np.zeros(2)}]})
     >>> shoal.restore(path + "1", form="names")
@@ -133,7 +132,7 @@ def restore(
     >>> shoal.restore(path, {"w": np.zeros(3), "epoch": np.zeros((), np.int32)}, dtype="safe")
     {'epoch': array(2, dtype=int32), 'w': array([1., 1., 1.])}
 
-    On the devices of a mesh, and its large arrays split:
+    Replicated over a mesh, or with large arrays split:
 
     >>> shoal.save(path + "2", {"w": np.ones((8, 2), np.float32), "b": np.ones(2, np.float32)})
     >>> mesh = shoal.make_mesh({"data": -1})
@@ -182,7 +181,7 @@ def restore_with(
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> Any:
-    """Do what `restore` does, with the coordinator given."""
+    """Like `restore`, with an explicit coordinator."""
     deadline = deadline_of("restore", name, timeout_s, "main")
     request = _request("restore", path, target, only, rename, dtype, mode)
     group = group_in(coordinator, "restore", processes)
@@ -191,7 +190,7 @@ def restore_with(
     most = _most("restore", most_bytes)
     request = request._replace(merge=merge, form=_form("restore", form, request))
     if request.mode == "auto" and not group.is_all:
-        # where others are dead, devices may wait for them
+        # if others are dead, devices might wait for them
         request = request._replace(mode="direct")
     call = Call("restore", name, callsite(), request.lines)
     return Restore(coordinator, request, call, deadline.timeout_s, group).run(most)
@@ -207,14 +206,14 @@ def plan_restore(
     dtype: str = "exact",
     mode: str = "auto",
 ) -> RestorePlan:
-    """Return what `restore` would cost each process: bytes, files, requests, memory.
+    """Return the cost of a `restore` for each process: bytes, files, requests, memory.
 
     Local.
 
-    Reads the description of the checkpoint, and no data. `print` it: it is a table.
+    Reads metadata only. The result prints as a table.
 
     Args:
-      path: of one checkpoint.
+      path: a single checkpoint.
       target: as for `restore`.
       only: as for `restore`.
       rename: as for `restore`.
@@ -223,7 +222,7 @@ def plan_restore(
 
     Raises:
       NotCommitted: nothing is saved there.
-      RestoreMismatch: the target is not what was saved.
+      RestoreMismatch: the target does not match the checkpoint.
       CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
       UsageError: an argument is wrong.
 
@@ -243,7 +242,13 @@ def plan_restore(
 
 
 def _request(
-    asked: str, path: object, target: Any, only: object, rename: object, dtype: object, mode: object
+    operation: str,
+    path: object,
+    target: Any,
+    only: object,
+    rename: object,
+    dtype: object,
+    mode: object,
 ) -> RestoreRequest:
     """Check the arguments.
 
@@ -251,34 +256,34 @@ def _request(
       UsageError: one is wrong.
     """
     if isinstance(path, str | os.PathLike):
-        folder: Folder = LocalFolder(local_path(path, f"{asked}: path={path!r}"))
+        folder: Folder = LocalFolder(local_path(path, f"{operation}: path={path!r}"))
     elif hasattr(path, "read_at"):
         folder = path  # type: ignore[assignment]
     else:
-        raise UsageTypeError(f"{asked}: path={path!r} must be text or a pathlib.Path")
-    options = options_of(asked, only, rename, dtype, has_target=target is not None)
-    return understand(folder, target, options, one_of(asked, "mode", mode, MODES))
+        raise UsageTypeError(f"{operation}: path={path!r} must be text or a pathlib.Path")
+    options = options_of(operation, only, rename, dtype, has_target=target is not None)
+    return understand(folder, target, options, option_value(operation, "mode", mode, MODES))
 
 
-def _form(asked: str, form: object, request: RestoreRequest) -> str:
-    chosen = one_of(asked, "form", form, FORMS)
+def _form(operation: str, form: object, request: RestoreRequest) -> str:
+    chosen = option_value(operation, "form", form, FORMS)
     is_for_all = request.structure is None or (
-        [one.name for one in request.asked] == [ROOT] and request.asked[0].is_layout
+        [one.name for one in request.wanted] == [ROOT] and request.wanted[0].is_layout
     )
     if chosen != "tree" and not is_for_all:
-        told = (
+        detail = (
             "no target, or one layout, mesh or function for all; this target is a tree of its own"
         )
-        raise UsageError(f"{asked}: form={chosen!r} is for {told}")
+        raise UsageError(f"{operation}: form={chosen!r} is for {detail}")
     return chosen
 
 
-def _most(asked: str, most_bytes: object) -> int:
+def _most(operation: str, most_bytes: object) -> int:
     if most_bytes is None:
         return extra_bytes(None)
     if isinstance(most_bytes, bool) or not isinstance(most_bytes, int):
-        raise UsageTypeError(f"{asked}: most_bytes={most_bytes!r} must be a number of bytes")
+        raise UsageTypeError(f"{operation}: most_bytes={most_bytes!r} must be a number of bytes")
     if most_bytes < BLOCK_BYTES:
-        told = f"at least a block of {BLOCK_BYTES} bytes is read at a time"
-        raise UsageError(f"{asked}: most_bytes={most_bytes}: {told}")
+        detail = f"at least a block of {BLOCK_BYTES} bytes is read at a time"
+        raise UsageError(f"{operation}: most_bytes={most_bytes}: {detail}")
     return most_bytes

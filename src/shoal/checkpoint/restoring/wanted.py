@@ -1,4 +1,4 @@
-"""A target as the user gives it → what each of its leaves asks for."""
+"""Parse a target as the user gives it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
 from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
-from shoal.checkpoint.restoring.functions import short, wrong_arguments
+from shoal.checkpoint.restoring.functions import short_text, wrong_arguments
 from shoal.checkpoint.restoring.target import TargetLeaf
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.dtypes import dtype_of
@@ -32,68 +32,70 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
 STORED = "stored"
-_MOST_DEVICES = 1 << 20  # of a mesh that a file names: more would fill the memory, and are nowhere
+_MOST_DEVICES = 1 << 20  # of a mesh named in a file: a larger one would exhaust memory
 
 
 class Target(NamedTuple):
-    """What is asked, leaf by leaf."""
+    """The parsed target, leaf by leaf."""
 
-    asked: list[TargetLeaf]
+    leaves: list[TargetLeaf]
     structure: nodes.Structure
-    given: list[Any]  # the leaves as they are in the target
+    given: list[Any]  # the leaves as given in the target
 
 
 class _Chosen(NamedTuple):
-    """A function that says where each leaf shall lie."""
+    """A function that chooses the placement of each leaf."""
 
     choose: Callable[[LeafRecord], Any]
 
 
 def target_of(target: Any) -> Target:
-    """Take a target apart.
+    """Parse a target.
 
     Raises:
-      UsageError: leaves that can be no target; all of them.
+      UsageError: leaves that cannot be targets; names all.
     """
     if isinstance(target, str) and target == STORED:
         one = TargetLeaf(ROOT, _Chosen(_stored_layout), is_layout=True, text="as stored")
         return Target([one], 0, [target])
     if _is_layout(target):
-        return Target([_asked(ROOT, target)], 0, [target])
+        return Target([_target_leaf(ROOT, target)], 0, [target])
     if _is_function(target):
         if why := wrong_arguments(target):
             raise UsageTypeError(f"restore: target: {why}")
-        return Target([_asked(ROOT, target)], 0, [target])
-    found, structure = flatten.flatten(target, JaxNodes(), is_leaf=_is_one, asked="restore: target")
+        return Target([_target_leaf(ROOT, target)], 0, [target])
+    found, structure = flatten.flatten_tree(
+        target, JaxNodes(), is_leaf=_is_one, operation="restore: target"
+    )
     offences: list[str] = []
-    asked = []
+    leaves = []
     for path, value in found:
         name = name_of(path)
         try:
-            asked.append(_asked(name, value))
+            leaves.append(_target_leaf(name, value))
         except UsageError as error:
             offences += [f"{name}: {one}" for one in error.offences]
     raise_all("restore: target", offences)
-    return Target(asked, structure, [value for _, value in found])
+    return Target(leaves, structure, [value for _, value in found])
 
 
-def fit(asked: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[Any, str]:
-    """Return the sharding of a leaf (None: on the host), and what is wrong with it.
+def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[Any, str]:
+    """Return the sharding of a leaf (None: on the host), and any problem with it.
 
     Args:
-      dtype: of the result; None of keys.
+      dtype: of the result; None for keys.
     """
-    given = asked.place
+    given = leaf.place
     try:
         if isinstance(given, _Chosen):
             given = given.choose(record)
         if given is None:
             return None, ""
         if not _is_layout(given):
-            told = "return a Layout, a sharding, a Mesh, or None for a NumPy array"
+            detail = "return a Layout, a sharding, a Mesh, or None for a NumPy array"
             return (
                 None,
-                f"the target's function returned {short(given)}, which is no layout; {told}",
+                f"the target's function returned {short_text(given)}, not a layout; {detail}",
             )
         if dtype is not None and (why := _refused(dtype, bool(jax.config.jax_enable_x64))):
             return None, why
@@ -102,7 +104,7 @@ def fit(asked: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> t
         return None, str(error)
 
 
-def _asked(name: str, value: Any) -> TargetLeaf:
+def _target_leaf(name: str, value: Any) -> TargetLeaf:
     if _is_layout(value):
         has_dims = not isinstance(value, Mesh | jax.sharding.Mesh)
         return TargetLeaf(name, value, is_layout=True, has_dims=has_dims, text=_text(value))
@@ -118,7 +120,7 @@ def _asked(name: str, value: Any) -> TargetLeaf:
 
 
 def _by_function(name: str, function: Callable[[str, Any], Any]) -> TargetLeaf:
-    """Ask for what a function says; of one that cannot be called so, only where it is used."""
+    """Ask for a function's result; a wrong signature is reported only where it is used."""
     if why := wrong_arguments(function):
 
         def refuse(record: LeafRecord) -> NoReturn:
@@ -134,7 +136,7 @@ def _is_function(value: Any) -> bool:
 
 
 def _like(name: str, value: Any) -> TargetLeaf:
-    """Ask for an array like one that is there, or is described."""
+    """Ask for an array like a given one, or like its description."""
     if isinstance(value, jax.core.Tracer):
         raise UsageError("is a value inside jit or grad; restore outside")
     place, impl, dtype = value.sharding, "", value.dtype
@@ -155,12 +157,12 @@ def _is_one(value: Any) -> bool:
 
 
 def _abstract(record: LeafRecord) -> jax.ShapeDtypeStruct:
-    """Return what a function of layouts is told of a leaf; of keys, the dtype of their words."""
+    """Return the abstract value passed to a layout function; for keys, that of their words."""
     return jax.ShapeDtypeStruct(record.shape, dtype_of(record.dtype))
 
 
 def _stored_layout(record: LeafRecord) -> Layout | NamedSharding | None:
-    """Return how a leaf lay when it was saved, None if that is no layout."""
+    """Return the saved layout of a leaf; None if it has none."""
     if not record.layout:
         return None
     text, memory = layout_and_memory(record.layout)
@@ -177,13 +179,13 @@ def _stored_layout(record: LeafRecord) -> Layout | NamedSharding | None:
     try:
         return place.with_memory_kind(memory) if memory else layout
     except ValueError as error:
-        told = f"was saved in {memory} memory, which devices here lack: {error}"
-        raise UsageError(f"{told}; give a target of layouts") from None
+        detail = f"was saved in {memory} memory, which devices here lack: {error}"
+        raise UsageError(f"{detail}; give a target of layouts") from None
 
 
 @lru_cache(maxsize=256)
 def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
-    """Return why no device can hold a dtype, or that JAX would narrow it, as it is set up."""
+    """Say why no device can hold a dtype, or that JAX would narrow it as configured."""
     value = np.empty(0, dtype)
     if why := cannot_hold(value):
         return why
@@ -192,7 +194,7 @@ def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
 
 
 def _on_mesh(given: Any, rank: int) -> Any:
-    """Put a PartitionSpec on the mesh of `use_mesh`; a mesh means that all of it holds the leaf."""
+    """Put a PartitionSpec on the mesh of `use_mesh`; a mesh alone replicates the leaf."""
     if isinstance(given, Mesh | jax.sharding.Mesh):
         return Layout.replicated(given if isinstance(given, Mesh) else mesh_of(given), rank)
     if not isinstance(given, PartitionSpec):
@@ -212,8 +214,8 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
     """
     if isinstance(given, Layout):
         if len(shape) != given.rank and given.is_replicated:
-            told = "a Mesh as target replicates leaves of any rank"
-            raise UsageError(f"has {len(shape)} dims, {given!r} has {given.rank}; {told}")
+            detail = "a Mesh as target replicates leaves of any rank"
+            raise UsageError(f"has {len(shape)} dims, {given!r} has {given.rank}; {detail}")
         given.check_shape(shape)
         if given.partial:
             raise UsageError(f"{given!r} is partial; values are whole: leave it out")
@@ -232,7 +234,7 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
 
 @lru_cache(maxsize=4096)
 def _text(given: Any) -> str:
-    """Return what processes say of a place: the same where they mean the same."""
+    """Return a placement's text for comparison between processes: equal if they mean the same."""
     if isinstance(given, Layout):
         return given.text
     if isinstance(given, Mesh | jax.sharding.Mesh):
@@ -241,7 +243,7 @@ def _text(given: Any) -> str:
     if isinstance(given, PartitionSpec):
         return str(given)
     if jax.process_count() > 1 and len({one.process_index for one in given.device_set}) == 1:
-        return "on devices of one process"  # of each its own, or of the same: all read alone
+        return "on devices of one process"  # each its own, or all the same: reads are independent
     try:
         layout = layout_of_sharding(given, len(getattr(given, "spec", ())))
         return in_memory(layout.text, memory_of(given))

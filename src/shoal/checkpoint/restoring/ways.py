@@ -1,4 +1,4 @@
-"""By which way each leaf is restored, and what that costs each process. Reads nothing."""
+"""Decide how each leaf is read, directly or by exchange, and what that costs. Reads nothing."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.checkpoint.blocks.reader import plan_of
+from shoal.checkpoint.blocks.reader import plan_boxes
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.planning.read_plan import Boxes, ReadPlan
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 
 MODES = ("auto", "direct", "exchange")
-_WORTH = 1.5  # exchange where direct reads would be this many times the leaf
-_LARGE_BYTES = 1 << 20  # smaller leaves are read by every process that holds a part of them
-_MOST_ASKED = 8  # processes whose reads are planned to decide for a leaf
+_WORTH = 1.5  # exchange if direct reads exceed this multiple of the leaf
+_LARGE_BYTES = 1 << 20  # smaller leaves are always read directly
+_MOST_SAMPLED = 8  # processes sampled to decide for a leaf
 
 
-Row = tuple[int, Sequence[Any], Sequence[Any]]  # a leaf, and origins and extents of boxes of it
+Row = tuple[int, Sequence[Any], Sequence[Any]]  # a leaf; origins and extents of its boxes
 
 
 class Geometry(NamedTuple):
-    """What this file must know of devices, which only others do."""
+    """The device facts that this module needs, as callables."""
 
     boxes: Callable[[Any, tuple[int, ...], int], tuple[Sequence[Any], Sequence[Any]]]
     """(place, shape, process) → origins and extents of the distinct boxes there."""
@@ -36,31 +36,31 @@ class Geometry(NamedTuple):
 class Ways(NamedTuple):
     """The way of each wish."""
 
-    transport: Mapping[int, Any]  # number of the wish → where it lies in between; else direct
+    transport: Mapping[int, Any]  # number of the wish → intermediate sharding; else direct
     why: str
 
 
 class Costs(NamedTuple):
-    """What a restore costs one process."""
+    """The cost of a restore for one process."""
 
     process: int
     read_bytes: int
     needed_bytes: int  # of the boxes that this process reads
     num_files: int
     num_requests: int
-    memory_bytes: int  # of the distinct boxes that it holds in the end
+    memory_bytes: int  # of the distinct boxes that it holds at the end
 
 
 def choose(
     checkpoint: Checkpoint, wishes: Sequence[Wish], mode: str, geometry: Geometry | None
 ) -> Ways:
-    """Decide, alike on all processes.
+    """Choose the ways, alike on all processes.
 
-    A leaf is exchanged if processes would read more than 1.5 times its bytes directly, because
-    they hold replicas, or because what they hold lies in short rows.
+    A leaf is exchanged if processes would directly read more than 1.5 times its bytes, because they
+    hold replicas, or because their boxes have short rows.
     """
     if mode == "direct" or geometry is None:
-        return Ways({}, "as asked" if mode == "direct" else "nothing lies on devices")
+        return Ways({}, "as asked" if mode == "direct" else "nothing is placed on devices")
     known: dict[object, Any] = {}
     transport: dict[int, Any] = {}
     wanted = 0
@@ -72,21 +72,21 @@ def choose(
         if wish.place is None or record.kind != "array" or not is_large[wish.leaf]:
             continue
         if storage_of(wish.dtype or dtype_of(record.dtype)).per_byte > 1:
-            continue  # XLA's collectives on CPU mix up such elements, and write where they may not
+            continue  # XLA's CPU collectives corrupt such elements and write out of bounds
         wanted += 1
         key = (wish.place, record.shape, record.dtype, _pattern(checkpoint, wish.leaf))
         if key not in known:
             known[key] = _transport(checkpoint, wish, mode, geometry)
         if known[key] is not None:
             transport[number] = known[key]
-    told = f"{len(transport)} of {wanted} leaves that are large or asked for are exchanged"
+    detail = f"{len(transport)} of {wanted} leaves that are large, or meant to be, are exchanged"
     if not transport:
-        told = "direct reads cost at most 1.5 times what is needed, or nothing fits"
-    return Ways(transport, told)
+        detail = "direct reads cost at most 1.5 times what is needed, or nothing fits"
+    return Ways(transport, detail)
 
 
 def _transport(checkpoint: Checkpoint, wish: Wish, mode: str, geometry: Geometry) -> Any:
-    """Return where a leaf lies in between, None if it is read directly."""
+    """Return the intermediate sharding of a leaf; None if it is read directly."""
     shape = checkpoint.manifest.leaves[wish.leaf].shape
     processes = geometry.processes(wish.place)
     candidates = geometry.transports(wish.place, shape)
@@ -98,7 +98,7 @@ def _transport(checkpoint: Checkpoint, wish: Wish, mode: str, geometry: Geometry
         total = 0
         for process in _some(processes):
             boxes = _boxes(checkpoint, [(wish.leaf, *geometry.boxes(place, shape, process))])
-            total += plan_of(checkpoint, boxes).read_bytes
+            total += plan_boxes(checkpoint, boxes).read_bytes
         return total * share
 
     best = min(candidates, key=cost)
@@ -110,7 +110,7 @@ def _transport(checkpoint: Checkpoint, wish: Wish, mode: str, geometry: Geometry
 
 
 def _some(processes: Sequence[int]) -> Sequence[int]:
-    return processes[:: -(-len(processes) // _MOST_ASKED)]
+    return processes[:: -(-len(processes) // _MOST_SAMPLED)]
 
 
 def cost_of(
@@ -120,7 +120,7 @@ def cost_of(
     geometry: Geometry | None,
     process: int,
 ) -> Costs:
-    """Return what a restore costs a process, by its number in JAX."""
+    """Return the cost of a restore for a process, by its number in JAX."""
     rows: list[Row] = []
     memory_bytes = 0
     for number, wish in enumerate(wishes):
@@ -135,7 +135,7 @@ def cost_of(
             rows.append(row)
             item_bytes = (wish.dtype or dtype_of(record.dtype)).itemsize
             memory_bytes += sum(math.prod(extent) for extent in kept) * item_bytes
-    plan: ReadPlan = plan_of(checkpoint, _boxes(checkpoint, rows))
+    plan: ReadPlan = plan_boxes(checkpoint, _boxes(checkpoint, rows))
     return Costs(
         process,
         plan.read_bytes,
@@ -149,7 +149,7 @@ def cost_of(
 def _held(
     checkpoint: Checkpoint, wish: Wish, transport: Any, geometry: Geometry | None, process: int
 ) -> tuple[Row, Sequence[Any]]:
-    """Return the boxes of a leaf that a process reads, and the extents of those that it keeps."""
+    """Return the boxes of a leaf that a process reads, and the extents of those it keeps."""
     record = checkpoint.manifest.leaves[wish.leaf]
     if wish.place is None or geometry is None:
         whole = [record.stored_shape]
@@ -164,24 +164,24 @@ def _held(
 
 @dataclass(frozen=True)
 class RestorePlan:
-    """What a restore would cost. `str` of it is a table."""
+    """The cost of a restore. Its `str` is a table."""
 
     path: str
     mode: str  # "direct", or "exchange" if some leaves are
-    why: str  # in words
+    why: str  # a sentence
     num_leaves: int
-    exchanged: tuple[str, ...]  # names of the leaves that move on the devices
-    leaves_bytes: int  # of the leaves in files, each once
+    exchanged: tuple[str, ...]  # names of the leaves exchanged between devices
+    leaves_bytes: int  # of the leaves in files, each counted once
     processes: tuple[Costs, ...]
 
     @property
     def read_bytes(self) -> int:
-        """Read by all processes together."""
+        """Bytes read by all processes together."""
         return sum(one.read_bytes for one in self.processes)
 
     @property
     def needed_bytes(self) -> int:
-        """Of the boxes that the processes read; more than `leaves_bytes` where several read one."""
+        """Bytes of the boxes read; exceeds `leaves_bytes` where several processes read one."""
         return sum(one.needed_bytes for one in self.processes)
 
     def __str__(self) -> str:
@@ -218,7 +218,7 @@ def plan_all(
     geometry: Geometry | None,
     processes: Iterable[int],
 ) -> RestorePlan:
-    """Return what a restore would cost all processes."""
+    """Return the cost of a restore for all processes."""
     leaves = {wish.leaf for wish in wishes}
     names = [checkpoint.manifest.leaves[wishes[n].leaf].name for n in sorted(ways.transport)]
     costs = tuple(cost_of(checkpoint, wishes, ways, geometry, p) for p in processes)
@@ -234,7 +234,7 @@ def plan_all(
 
 
 def _boxes(checkpoint: Checkpoint, rows: Sequence[Row]) -> Boxes:
-    """Return boxes as arrays: leaf, origins and extents of each row."""
+    """Return boxes as arrays: leaf, origin and extent of each row."""
     rank = checkpoint.chunks.origin.shape[1]
     count = sum(len(origins) for _, origins, _ in rows)
     leaf = np.zeros(count, np.int64)
@@ -249,7 +249,7 @@ def _boxes(checkpoint: Checkpoint, rows: Sequence[Row]) -> Boxes:
 
 
 def _size(checkpoint: Checkpoint, leaf: int) -> int:
-    """Return how many bytes a leaf has in files."""
+    """Return the size of a leaf in files."""
     low, high = _rows(checkpoint, leaf)
     return int((checkpoint.chunks.end[low:high] - checkpoint.chunks.begin[low:high]).sum())
 
@@ -260,14 +260,14 @@ def _rows(checkpoint: Checkpoint, leaf: int) -> tuple[int, int]:
 
 
 def _pattern(checkpoint: Checkpoint, leaf: int) -> tuple[bytes, bytes]:
-    """Return how a leaf is cut."""
+    """Return a key for how a leaf is split."""
     low, high = _rows(checkpoint, leaf)
     chunks = checkpoint.chunks
     return chunks.origin[low:high].tobytes(), chunks.extent[low:high].tobytes()
 
 
 def _amount(num_bytes: int) -> str:
-    """Return bytes as people read them."""
+    """Format a number of bytes."""
     amount = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024:

@@ -1,4 +1,4 @@
-"""A save that goes on while the program does: values are copied first, then nobody waits."""
+"""Save in the background: values are copied first, then the program goes on."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _LOG = logging.getLogger("shoal")
 
 
 class Saving:
-    """A save that runs in a thread, which the end of the program waits for."""
+    """A save in a thread, which interpreter shutdown waits for."""
 
-    def __init__(self, asked: str, work: Callable[[], None]) -> None:
-        self._asked = asked
+    def __init__(self, operation: str, work: Callable[[], None]) -> None:
+        self._operation = operation
         self._work = work
         self._pid = os.getpid()
         self._error: BaseException | None = None
@@ -41,27 +41,27 @@ class Saving:
 
     @property
     def done(self) -> bool:
-        """Is it over, well or not?"""
+        """Is it over, successful or not?"""
         return self._is_over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it is over.
 
         Raises:
-          DeadlineError: it still runs after `timeout_s`; it goes on.
-          UsageError: this process is a fork of the one that saves.
-          Else, once, what went wrong, as `save` does.
+          DeadlineError: it still runs after `timeout_s`; it continues.
+          UsageError: this process is a fork of the saving process. Otherwise the save's error,
+          once, as `save` does.
         """
         if self._pid != os.getpid():
             raise UsageError(
-                f"{self._asked} was begun by process {self._pid} of the system, of which this is "
-                "a fork: wait for it there"
+                f"{self._operation} was begun by the process with pid {self._pid}, of which this "
+                "is a fork: wait for it there"
             )
-        # Not by `join`: before Python 3.13 an interrupt of it takes the thread for one that ended.
+        # Not `join`: before Python 3.13, an interrupted join marks the thread as ended.
         limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         if not self._is_over.wait(limit_s):
             raise DeadlineError(
-                f"{self._asked} still runs after {timeout_s} s; it goes on",
+                f"{self._operation} still runs after {timeout_s} s; it continues",
                 name="save",
                 waited_s=timeout_s or 0.0,
             )
@@ -73,9 +73,9 @@ class Saving:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # noqa: BLE001 - raised where somebody waits
+        except BaseException as error:  # noqa: BLE001 - raised by `wait`
             self._error = error
-            _LOG.warning("%s failed: %s", self._asked, error)  # perhaps nobody ever waits
+            _LOG.warning("%s failed: %s", self._operation, error)  # `wait` may never be called
         finally:
             del self._work
             self._is_over.set()
@@ -97,24 +97,24 @@ def start_save_with(
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> Saving:
-    """Do what `save` does, in a thread, once all agree and the values are copied.
+    """Like `save`, in a thread from the moment when all agree and the values are copied.
 
-    Afterwards the values may be changed, donated and deleted. What waits for others in the thread
-    does so in a lane of its own.
+    Afterwards the values may be modified, donated and deleted. The thread communicates in a lane of
+    its own.
 
     Args:
-      arena: memory for the copies; it belongs to this save until that is over.
-      on_done: called in the thread, after the commit.
+      arena: memory for the copies; this save owns it until it is over.
+      on_done: called in the thread after the commit.
 
     Raises:
       What `save` raises before anything is written.
     """
     request = request_of(path, step, user, metrics, name, timeout_s)
-    state = read_state(tree, coordinator.num_processes, request.asked)
-    group = group_in(coordinator, request.asked, processes)
+    state = read_state(tree, coordinator.num_processes, request.operation)
+    group = group_in(coordinator, request.operation, processes)
     agreed = agree_on(SaveMembers(coordinator, request, group, new_attempt()), state)
     lane = agreed.own_lane
-    with coordinator.call("save", lane, group.named):  # if it is left, no thread comes
+    with coordinator.call("save", lane, group.named):  # if left, no thread follows
         taken = snapshot(agreed, state, arena)
 
     def work() -> None:
@@ -122,4 +122,4 @@ def start_save_with(
             commit = complete(agreed, taken, arena, lane=lane)
         on_done(commit)
 
-    return Saving(request.asked, work)
+    return Saving(request.operation, work)

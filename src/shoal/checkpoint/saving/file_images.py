@@ -1,4 +1,4 @@
-"""From what a process writes, and the arrays that it has, to files as images."""
+"""Build the images of a process's data files from its arrays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.arrays.host.host_values import is_key, native
 from shoal.checkpoint.blocks.image import FileImage, Piece
 from shoal.checkpoint.format.records import data_name
 from shoal.checkpoint.planning.file_layout import PartPlan
-from shoal.checkpoint.planning.who_writes import Box, Own, bytes_of
+from shoal.checkpoint.planning.who_writes import Box, Own, box_bytes
 from shoal.checkpoint.saving.state import Array, State, StateLeaf
 from shoal.checkpoint.tree import dtypes
 from shoal.collectives.leaves import words_of
@@ -22,15 +22,15 @@ from shoal.collectives.leaves import words_of
 def images_of(
     state: State, own: Sequence[Own], plan: PartPlan, attempt: str, num_processes: int
 ) -> list[FileImage]:
-    """Return the data files of this process; values on devices are read when they are asked for.
+    """Return the data files of this process; values on devices are transferred lazily.
 
     Args:
-      own: the boxes, by the rows of the plan.
+      own: the boxes, in the order of the plan's rows.
     """
     begin = plan.chunks.begin.tolist()
     images = []
     cutting = _Cutting(state)
-    with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():  # once for all the views
+    with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():  # once for all views
         for number, file in enumerate(plan.files):
             name = data_name(attempt, plan.process, num_processes, number)
             pieces = [piece for row in file.rows for piece in cutting.pieces(own[row], begin[row])]
@@ -39,7 +39,7 @@ def images_of(
 
 
 def start_copies(state: State, own: Sequence[Own]) -> None:
-    """Let what lies on accelerators set out for the host, the largest first."""
+    """Start transfers from accelerators to the host, the largest first."""
     copies: list[tuple[int, Any]] = []
     seen: set[tuple[int, int]] = set()
     for one in own:
@@ -55,7 +55,7 @@ def start_copies(state: State, own: Sequence[Own]) -> None:
 
 
 def words_here(leaf: StateLeaf) -> list[tuple[Box, Array]]:
-    """Return the distinct boxes of a leaf with data that are on this host, and their values."""
+    """Return the distinct boxes of a leaf on this host, and their values."""
     if not leaf.here:
         whole = np.asarray(leaf.value)
         return [(Box((0,) * whole.ndim, whole.shape), whole)]
@@ -68,22 +68,22 @@ _SMALL_BYTES = 64 << 10
 
 
 class _Fit(NamedTuple):
-    """What one box of an array on this host gives to a chunk."""
+    """The intersection of one box of an array on this host with a chunk."""
 
-    place: int  # of the box in `Saved.here`
-    where: Cut  # in the chunk
-    cut: Cut | None  # of the box; None: all of it
+    place: int  # index of the box in `StateLeaf.here`
+    where: Cut  # region of the chunk
+    cut: Cut | None  # region of the box; None: all of it
 
 
 class _Cutting:
-    """How chunks are filled; what leaves that lie alike have in common is found once."""
+    """How chunks are filled; leaves of the same layout share the result."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._fits: dict[tuple[int, Box], list[_Fit]] = {}
 
     def pieces(self, one: Own, begin: int) -> Iterator[Piece]:
-        """Yield what fills one chunk: a part of each box on this host that it overlaps."""
+        """Yield the pieces of one chunk: its intersection with each box on this host."""
         leaf, box = self._state.leaves[one.held.leaf], one.box
         how, dtype = _how(one.held.dtype)
         if one.held.is_per_process:
@@ -91,14 +91,14 @@ class _Cutting:
             yield Piece(begin, box.extent, dtype, how, _all(box), lambda: blob)
         elif not leaf.here:
             whole = native(np.asarray(leaf.value))
-            # Never a scalar: one of text is shorter than its room in the array.
+            # Never a scalar: a text scalar is shorter than its slot in the array.
             where: tuple[Any, ...] = (..., *_within(box, (0,) * whole.ndim))
             part = whole[where]
             yield Piece(begin, box.extent, dtype, how, _all(box), lambda: part)
         else:
             fits = self._fitting(leaf, box)
             data = _data(leaf)
-            if len(fits) > 1 and bytes_of(one.held.dtype, box.extent) <= _SMALL_BYTES:
+            if len(fits) > 1 and box_bytes(one.held.dtype, box.extent) <= _SMALL_BYTES:
                 small = _joined(box, dtype, fits, data)
                 yield Piece(begin, box.extent, dtype, how, _all(box), lambda: small)
                 return
@@ -108,7 +108,7 @@ class _Cutting:
                 yield Piece(begin, box.extent, dtype, how, fit.where, values)
 
     def _fitting(self, leaf: StateLeaf, box: Box) -> list[_Fit]:
-        key = id(leaf.here), box  # leaves that lie alike share the tuple, which `state` keeps
+        key = id(leaf.here), box  # leaves of one layout share the tuple, which `state` keeps alive
         fits = self._fits.get(key)
         if fits is None:
             fits = self._fits[key] = []
@@ -121,7 +121,7 @@ class _Cutting:
 
 
 def _joined(box: Box, dtype: np.dtype[Any], fits: Sequence[_Fit], data: Sequence[Any]) -> Array:
-    """Return a small chunk, put together: to copy a few bytes costs less than to speak of them."""
+    """Return a small chunk as one array: copying a few bytes is cheaper than tracking pieces."""
     whole = np.empty(box.extent, dtype)
     for fit in fits:
         part = words_of(data[fit.place]) if is_key(data[fit.place]) else np.asarray(data[fit.place])
@@ -136,7 +136,7 @@ def _how(name: str) -> tuple[int, np.dtype[Any]]:
 
 
 def _reader(data: Any, cut: Cut | None, *, in_place: bool) -> Callable[[], Array]:
-    """Return what gives a part of an array: in place where it is in this host's memory already."""
+    """Return a function that reads a part of an array, in place if it is in host memory."""
     if is_key(data) or not in_place:
         return lambda: words_of(data) if cut is None else words_of(data)[cut]
     view = np.asarray(data) if cut is None else np.asarray(data)[cut]
@@ -144,16 +144,16 @@ def _reader(data: Any, cut: Cut | None, *, in_place: bool) -> Callable[[], Array
 
 
 def _data(leaf: StateLeaf) -> list[Any]:
-    """Return the arrays on one device each that hold the boxes of `here`."""
+    """Return the single-device arrays that hold the boxes of `here`."""
     here = leaf.here
-    if len(here) == 1 and leaf.record.kind != "key":  # quicker than all shards
+    if len(here) == 1 and leaf.record.kind != "key":  # faster than listing all shards
         data = leaf.value.addressable_data(here[0].place)
         if data.device == here[0].device:
             return [data]
     shards = leaf.value.addressable_shards
     if all(shards[lies.place].device == lies.device for lies in here):
         return [shards[lies.place].data for lies in here]
-    on = {shard.device: shard.data for shard in shards}  # the order is nowhere promised
+    on = {shard.device: shard.data for shard in shards}  # their order is unspecified
     return [on[lies.device] for lies in here]
 
 
@@ -168,7 +168,7 @@ def _overlap(one: Box, other: Box) -> Box | None:
 
 
 def _within(box: Box, origin: Sequence[int]) -> Cut:
-    """Return where a box is, counted from `origin`."""
+    """Return the region of a box relative to `origin`."""
     return tuple(
         slice(a - b, a - b + n) for a, b, n in zip(box.origin, origin, box.extent, strict=True)
     )

@@ -1,6 +1,7 @@
 """What must be equal on all processes before they save: a line for each leaf.
 
-Arrays that span processes bring how they lie; whatever all hold brings its value, or a digest.
+An array that spans processes contributes its layout; a value held by all contributes the value, or
+a digest.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from shoal.arrays.host.host_values import native
 from shoal.checkpoint.saving.file_images import words_here
 from shoal.checkpoint.saving.state import Array, State, StateLeaf
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.nodes import to_json
+from shoal.checkpoint.tree.nodes import encode_structure
 from shoal.collectives.hashes import FlatItems, digest_of, hashing_pool
 from shoal.hashing import content_digest, quick_digest
 
 _SMALL_BYTES = 1 << 20
-_FEW = 8  # so many items are shown
-_SHOWN = 100  # characters of a value
-_NODES = 2000  # of the nodes of a tree
+_FEW = 8  # items shown
+_SHOWN = 100  # characters shown of a value
+_NODES = 2000  # characters shown of a tree
 
 
-def lines_of(state: State, options: Sequence[str], num_processes: int) -> tuple[str, ...]:
-    """Return the lines; values are read and hashed if there is another process to compare with."""
+def state_lines(state: State, options: Sequence[str], num_processes: int) -> tuple[str, ...]:
+    """Return the lines; values are hashed only if there is another process to compare with."""
     if num_processes == 1:
         return tuple(options)
-    nodes = json.dumps(to_json(state.structure))
+    nodes = json.dumps(encode_structure(state.structure))
     with jax.transfer_guard("allow"), hashing_pool() as pool:
         leaves = [_line(leaf, pool) for leaf in state.leaves]
-    # A leaf that differs says more than that the trees do.
+    # A differing leaf is more informative than differing trees.
     return (*options, *leaves, "no more leaves", f"tree: {_cut(nodes, _NODES)}")
 
 
-def shown(value: object) -> str:
-    """Return JSON, or as much of it as one reads, and its digest."""
+def json_digest(value: object) -> str:
+    """Return JSON, truncated for reading, and its digest."""
     return _cut(json.dumps(value, sort_keys=True), _SHOWN)
 
 
@@ -54,7 +55,7 @@ def _line(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
     if record.kind == "per_process":
         return f"{record.name}: each process's own"
     if not record.dtype:
-        return f"{record.name}: {record.kind} {_scalar(record.value)}{shown(record.value)}"
+        return f"{record.name}: {record.kind} {_scalar(record.value)}{json_digest(record.value)}"
     what = f"key<{record.impl}>" if record.impl else record.dtype
     text = f"{record.name}: {record.kind} {what}[{','.join(map(str, record.shape))}]"
     if leaf.spread is not None:
@@ -63,7 +64,7 @@ def _line(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
 
 
 def _scalar(value: object) -> str:
-    """Return a scalar of NumPy as it prints; the record holds its bits."""
+    """Return a NumPy scalar as it prints; the record holds its bits."""
     if not isinstance(value, dict) or value.keys() != {"bits", "dtype"}:
         return ""
     dtype = dtypes.dtype_of(value["dtype"])
@@ -71,7 +72,7 @@ def _scalar(value: object) -> str:
 
 
 def _value(leaf: StateLeaf) -> str:
-    """Return a small value as it prints: of what differs, that says more than a digest."""
+    """Return a small value as it prints: more informative than a digest."""
     if leaf.record.impl or math.prod(leaf.record.shape) > _FEW:
         return ""
     shape = tuple(leaf.record.stored_shape)
@@ -82,7 +83,7 @@ def _value(leaf: StateLeaf) -> str:
 
 
 def _digest(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
-    """Return a digest of a value that is whole on this host, however it lies on its devices."""
+    """Return a digest of a value that is whole on this host, whatever its layout."""
     pieces = [(box.origin, words) for box, words in words_here(leaf)]
     shape = leaf.record.stored_shape
     dtype = dtypes.dtype_of(leaf.record.dtype)

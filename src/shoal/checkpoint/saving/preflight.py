@@ -1,4 +1,4 @@
-"""What can be known to fail before anything is written."""
+"""Checks that fail before anything is written."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from shoal.checkpoint.disk import committing, saved_steps, step_folder
 from shoal.checkpoint.disk.refusal import refused
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import PAGE_BYTES
-from shoal.checkpoint.planning.who_writes import Own, bytes_of
+from shoal.checkpoint.planning.who_writes import Own, box_bytes
 from shoal.errors import StorageFull
 
-_ENTRY_BYTES = 100  # of a header, beside the name
-_SPARE = 1.05  # headers, indexes, and what else is written at the same time
+_ENTRY_BYTES = 100  # of a header, without the name
+_SPARE = 1.05  # headers, indexes, and other concurrent writes
 
 
 def bytes_needed(own: Sequence[Own]) -> int:
-    """Return about how many bytes the files of these boxes have."""
-    data_bytes = sum(bytes_of(one.held.dtype, one.box.extent) for one in own)
+    """Estimate the size of the files that hold these boxes."""
+    data_bytes = sum(box_bytes(one.held.dtype, one.box.extent) for one in own)
     return data_bytes + sum(_ENTRY_BYTES + len(one.held.name) for one in own) + PAGE_BYTES
 
 
@@ -30,9 +30,9 @@ def check_folder(folder: Folder) -> int:
 
     Raises:
       StepAlreadyCommitted: something is saved there.
-      CorruptCheckpoint: so it is, and it is damaged.
+      CorruptCheckpoint: something is saved there, and damaged.
       UsageError: it is a history of steps.
-      StorageError: it is no folder and cannot become one, or nothing may be written to it.
+      StorageError: it is not a folder and cannot become one, or is not writable.
     """
     commit = step_folder.committed(folder)
     if commit is not None:
@@ -43,7 +43,7 @@ def check_folder(folder: Folder) -> int:
 
 
 def _check_writable(path: str) -> None:
-    """Refuse what cannot be a folder that this process writes to. Makes nothing."""
+    """Reject paths that cannot be a folder writable by this process. Creates nothing."""
     there = path
     while not os.path.lexists(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)
@@ -59,13 +59,13 @@ def _check_writable(path: str) -> None:
 
 
 def check_space(folder: Folder, answers: Mapping[int, bytes]) -> None:
-    """Raise, on all processes alike, if what they will write together does not fit.
+    """Raise on all processes if what they will write together does not fit.
 
     Args:
-      answers: of each process, JSON: its own "bytes", and the bytes that are "free".
+      answers: JSON of each process: its "bytes" to write, and the bytes "free".
 
     Raises:
-      StorageFull: says how much is needed and free.
+      StorageFull: says how much is needed, and how much is free.
     """
     said: dict[bytes, Any] = {text: json.loads(text) for text in {*answers.values()}}
     needed = int(_SPARE * sum(said[text]["bytes"] for text in answers.values()))

@@ -1,20 +1,20 @@
-"""One save on one process: what all of them do together, from S0 to S7.
+"""The protocol of a save, from S0 to S7, run by all processes.
 
 ::
 
-    S0  agree     all bring the same step, tree and layouts; nothing was written yet
-    S2  snapshot  values are copied, or will be read while they are written
+    S0  agree     all have the same step, tree and layouts; nothing is written yet
+    S2  snapshot  values are copied, or kept to be read during the write
     S1  open      the lead begins an attempt; all see it
     S3  write     data, durable
     S4  part      "this process has written all of its data", durable
     S5  S6        the lead joins the parts and commits
     S7            all know
 
-Each phase takes what the one before returned: `agree_on` → `Agreed` → `snapshot` → `Snapshot` →
+Each phase takes the result of the one before: `agree_on` → `Agreed` → `snapshot` → `Snapshot` →
 `complete` → `Commit`.
 
-Storage is the truth, not what others say: whoever is told of a loss looks there. If all parts are
-there, it commits; else it ends the attempt. One of the two wins, for all.
+Storage, not messages, decides the outcome: a process that learns of a loss looks at the storage. If
+all parts are there, it commits; else it ends the attempt. One of the two wins, for all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shoal.checkpoint.planning.file_layout import PartPlan, lay_out
 from shoal.checkpoint.saving import settling
 from shoal.checkpoint.saving.agreeing import Agreed
 from shoal.checkpoint.saving.file_images import images_of, start_copies
-from shoal.checkpoint.saving.request import described
+from shoal.checkpoint.saving.request import manifest_of
 from shoal.checkpoint.saving.save_members import MeetingFailed, SaveMembers
 from shoal.checkpoint.saving.state import State
 from shoal.checkpoint.together.lease import LeaseKeeper
@@ -48,21 +48,21 @@ from shoal.runtime.system import fault_points
 
 Value = TypeVar("Value")
 
-MAX_FILE_BYTES = 16 << 30  # a larger box is a file by itself
+MAX_FILE_BYTES = 16 << 30  # a larger box gets a file of its own
 
 
 class Snapshot(NamedTuple):
-    """What this process writes."""
+    """The files that this process writes, and the lead's manifest."""
 
     plan: PartPlan
-    images: list[FileImage]  # emptied once they are written
-    manifest: Manifest | None  # the lead writes it
+    images: list[FileImage]  # emptied once written
+    manifest: Manifest | None  # None except on the lead, which writes it
 
 
 def snapshot(agreed: Agreed, state: State, arena: Arena | None) -> Snapshot | Exception:
-    """S2: copy the values, or without an arena, keep them to be read while they are written.
+    """S2: copy the values, or without an arena, keep them to be read during the write.
 
-    What goes wrong is returned: `complete` tells it to the others, and raises it.
+    An error is returned: `complete` reports it to the other processes, and raises it.
     """
     return _tried(lambda: _take(agreed, state, arena))
 
@@ -74,7 +74,7 @@ def _take(agreed: Agreed, state: State, arena: Arena | None) -> Snapshot:
     plan = lay_out(own, place, attempt, max_file_bytes=MAX_FILE_BYTES)
     manifest = None
     if members.is_lead:
-        manifest = described(members.request, state, attempt, count)
+        manifest = manifest_of(members.request, state, attempt, count)
     start_copies(state, own)
     images = images_of(state, own, plan, attempt, count)
     if arena is not None:
@@ -86,11 +86,11 @@ def _take(agreed: Agreed, state: State, arena: Arena | None) -> Snapshot:
 def complete(
     agreed: Agreed, taken: Snapshot | Exception, arena: Arena | None, *, lane: str = "main"
 ) -> Commit:
-    """S1, then S3 to S7: from the first file to a commit that all know of.
+    """S1, then S3 to S7: from the first file to a commit known to all processes.
 
     Raises:
-      SaveAborted: a process was lost, failed or late, and the parts are not all there.
-      Else what one process met with: the same type on all.
+      SaveAborted: a process was lost, failed or late, and parts are missing.
+      Otherwise the error of one process: the same type on all.
     """
     members = replace(agreed.members, lane=lane)
     try:
@@ -98,9 +98,9 @@ def complete(
             commit = _run(members, taken, arena, beat)
     except Exception:
         raise
-    except BaseException:  # an interrupt: what the others are told is that it cannot complete
-        with contextlib.suppress(StorageError):  # committed: it stands
-            settling.abandon(members.scene)
+    except BaseException:  # an interrupt: the others learn that the save cannot complete
+        with contextlib.suppress(StorageError):  # already committed: it stands
+            settling.try_abandon(members.scene)
         raise
     fault_points.reach("save.announced", members.process)
     saved.on(members.coordinator, members.request.step)
@@ -126,7 +126,7 @@ def _run(
     try:
         if isinstance(taken, Exception):
             members.meet(phase, "opened", taken)
-            raise taken  # not reached: what a process brings is raised there
+            raise taken  # not reached: `meet` raises the error that it is given
         members.meet(phase, "opened", _tried(lambda: _open(members, taken.manifest)))
         members.meet(phase, "seen", _tried(lambda: _see(members)))
         phase = "write"
@@ -144,12 +144,12 @@ def _run(
 
 def _open(members: SaveMembers, manifest: Manifest | None) -> None:
     process = members.process
-    if manifest is None:  # it is not the lead
+    if manifest is None:  # not the lead
         return
     fault_points.reach("save.open", process)
     host = members.coordinator.hosts[process]
     owner = {"host": host, "pid": os.getpid(), "began": time.time()}
-    committing.begin(members.request.folder, manifest, owner)
+    committing.begin_attempt(members.request.folder, manifest, owner)
     fault_points.reach("save.opened", process)
 
 
@@ -194,8 +194,8 @@ def _commit(members: SaveMembers) -> bytes:
 
 
 def _tried(work: Callable[[], Value]) -> Value | Exception:
-    """Return what came out, or what went wrong."""
+    """Return the result, or the error."""
     try:
         return work()
-    except Exception as error:  # noqa: BLE001 - the others are told of whatever it is
+    except Exception as error:  # noqa: BLE001 - sent to the other processes
         return error

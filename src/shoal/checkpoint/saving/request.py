@@ -1,4 +1,4 @@
-"""What is to be saved, where, and how long others are waited for."""
+"""What to save, where, and how long to wait for other processes."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from typing import Any, NamedTuple
 from shoal import settings
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Manifest
-from shoal.checkpoint.saving.lines import shown
+from shoal.checkpoint.saving.lines import json_digest
 from shoal.checkpoint.saving.state import State
 from shoal.errors import UsageError
 from shoal.runtime.rules.deadline import Allowance
 
 
 class Waits(NamedTuple):
-    """How long others are waited for: each time, or until a moment on the monotonic clock."""
+    """Time limits: a time-out per wait, or a deadline on the monotonic clock."""
 
     each_s: float
     until: float | None
 
     @classmethod
-    def of(cls, asked: str, timeout_s: float | None) -> Waits:
+    def of(cls, operation: str, timeout_s: float | None) -> Waits:
         """Without a time-out, each wait of a save may take SHOAL_TIMEOUT_S."""
-        limit_s = settings.timeout(asked, timeout_s, "SHOAL_TIMEOUT_S")
+        limit_s = settings.timeout(operation, timeout_s, "SHOAL_TIMEOUT_S")
         if not limit_s > 0:
-            told = f"timeout_s={timeout_s!r} must be a positive number of seconds"
-            raise UsageError(f"{asked}: {told}")
+            detail = f"timeout_s={timeout_s!r} must be a positive number of seconds"
+            raise UsageError(f"{operation}: {detail}")
         return cls(limit_s, None if timeout_s is None else time.monotonic() + limit_s)
 
     @property
     def left_s(self) -> float:
-        """Until then; always positive."""
+        """Time left; always positive."""
         if self.until is None:
             return self.each_s
         return Allowance(max(self.until - time.monotonic(), 0.001), self.each_s)
 
 
 class Request(NamedTuple):
-    """What is to be saved, and where."""
+    """What to save, and where."""
 
     folder: Folder
     step: int | None
@@ -51,22 +51,22 @@ class Request(NamedTuple):
     name: str | None
     site: str
     waits: Waits
-    lease_s: float  # after which others may take this save for dead
+    lease_s: float  # after which other processes may end this save as stale
 
     @property
-    def asked(self) -> str:
-        """What messages call it."""
+    def operation(self) -> str:
+        """The call as named in messages."""
         return f"save({self.folder.path!r})"
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What of it must be equal on all processes."""
+        """The options that must be equal on all processes."""
         options = {"step": self.step, "user": self.user, "metrics": self.metrics}
-        return tuple(f"{key}: {shown(value)}" for key, value in options.items())
+        return tuple(f"{key}: {json_digest(value)}" for key, value in options.items())
 
 
-def described(request: Request, state: State, attempt: str, num_processes: int) -> Manifest:
-    """Return what is saved, in words: what the lead writes first."""
+def manifest_of(request: Request, state: State, attempt: str, num_processes: int) -> Manifest:
+    """Return the manifest, without its data: what the lead writes first."""
     return Manifest(
         attempt=attempt,
         step=request.step,
@@ -83,7 +83,7 @@ def described(request: Request, state: State, attempt: str, num_processes: int) 
 
 @lru_cache(maxsize=1)
 def _versions() -> tuple[tuple[str, str], ...]:
-    """Return what saves, and in which version."""
+    """Return the versions of the libraries that save."""
     found = []
     for name in ("shoal", "numpy", "jax"):
         with contextlib.suppress(metadata.PackageNotFoundError):

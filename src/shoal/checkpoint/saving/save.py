@@ -46,41 +46,41 @@ def save(
     Collective over processes.
 
     When it returns, the checkpoint is committed: it survives a crash of any process or host. It is
-    impossible that a part of it is ever taken for the whole, that something saved before is
-    overwritten, or that it is saved for one process and not for another. Each distinct box of an
-    array is written once, by one of the processes that hold it, checked by hashes; replicas share
-    the work. Values are read in place where they are in this host's memory.
+    impossible that an incomplete checkpoint is taken for a complete one, that something saved
+    before is overwritten, or that it is saved for one process and not for another. Each distinct
+    box of an array is written once, by one of its holders, and checksummed; replicas share the
+    work. Values in this host's memory are read in place.
 
-    Device arrays may lie in any way over the devices of all processes. NumPy arrays, Python values
-    and arrays on devices of one process alone must be equal on all processes. `PerProcess` marks
-    values that are not.
+    Device arrays may be sharded in any way over the devices of all processes. NumPy arrays, Python
+    values and arrays on devices of one process alone must be equal on all processes. `PerProcess`
+    marks values that are not.
 
-    No device takes part, and no wait is without deadline. If a process is lost, fails or is late,
-    the save is ended on all others, which may go on; but once every process has written its data,
-    nobody's end can undo it.
+    No device takes part, and every wait has a deadline. If a process is lost, fails or is late, the
+    save ends on all others, which may go on; but once every process has written its data, no
+    failure can undo it.
 
     Args:
-      path: a folder that all processes share; nothing may be saved there yet.
-      tree: dicts, lists, tuples, namedtuples and nodes registered with JAX, of arrays of JAX and
-        NumPy of any dtype, PRNG keys, numbers, str, bytes, None, PerProcess.
-      step: the step that this is, kept with it.
-      user: JSON that is kept with it, equal on all processes.
-      metrics: numbers by which it may be chosen, equal on all processes; 1 KiB at most.
-      processes: who saves, this process among them; equal on all. What their own devices hold is
-        saved, and counts as a whole job's. None: all of the job.
-      name: declares that calls at different places are one and the same; None: the place counts.
-      timeout_s: deadline of the save, in seconds; None: each wait for others in it has a deadline
-        of SHOAL_TIMEOUT_S (600). The earliest of all ends the wait for all.
+      path: a folder that all processes share, without a checkpoint.
+      tree: dicts, lists, tuples, namedtuples and nodes registered with JAX; leaves are JAX and
+        NumPy arrays of any dtype, PRNG keys, numbers, str, bytes, None, PerProcess.
+      step: the step number to store with it.
+      user: JSON to store with it, equal on all processes.
+      metrics: numbers for retention policies, equal on all processes; 1 KiB at most.
+      processes: the processes that save, the caller among them; equal on all. The data on their
+        devices are saved, as if they were the whole job. None: all of the job.
+      name: identifies calls at different places as the same call; None: the call site does.
+      timeout_s: deadline of the save, in seconds; None: each wait in it has a deadline of
+        SHOAL_TIMEOUT_S (600). The earliest deadline ends the wait for all.
 
     Raises:
       StepAlreadyCommitted: on all: something is saved there.
-      DivergenceError: on all that came: trees, layouts, values or the calls differ.
-      SaveAborted: on all that live: a process was lost, failed or was late.
-      StorageFull, StorageError: on all: the file system of one process refused.
+      DivergenceError: on all that arrived: trees, layouts, values or the calls differ.
+      SaveAborted: on all survivors: a process was lost, failed or was late.
+      StorageFull, StorageError: on all: the file system of one process failed.
       NotShared: on all: processes do not see one another's files.
-      UsageError: on the caller: an argument is wrong, leaves cannot be saved (all are named). The
-        others get SaveAborted. On all: parts of arrays, which are named, lie only on processes that
-        `processes` does not name; nothing was written.
+      UsageError: on the caller: an argument is wrong, or leaves cannot be saved (it names all).
+        The others get SaveAborted. On all: parts of the named arrays are held only by processes
+        that `processes` does not name; nothing was written.
 
     >>> import tempfile, numpy as np, shoal
     >>> shoal.save(tempfile.mkdtemp() + "/model", {"w": np.ones(3), "epoch": 2})
@@ -115,10 +115,10 @@ def save_with(
     timeout_s: float | None = None,
     arena: Arena | None = None,
 ) -> None:
-    """Do what `save` does, with the coordinator given, and memory to copy the values to first."""
+    """Like `save`, with an explicit coordinator, and memory to copy the values to first."""
     request = request_of(path, step, user, metrics, name, timeout_s)
-    state = read_state(tree, coordinator.num_processes, request.asked)
-    group = group_in(coordinator, request.asked, processes)
+    state = read_state(tree, coordinator.num_processes, request.operation)
+    group = group_in(coordinator, request.operation, processes)
     agreed = agree_on(SaveMembers(coordinator, request, group, new_attempt()), state)
     complete(agreed, snapshot(agreed, state, arena), arena)
 
@@ -142,19 +142,19 @@ def request_of(
         folder = path
     else:
         raise UsageTypeError(f"save: path={path!r} must be text or a pathlib.Path")
-    asked = f"save({folder.path!r})"
+    operation = f"save({folder.path!r})"
     if name is not None and (not isinstance(name, str) or not name):
-        raise UsageTypeError(f"{asked}: name={name!r} must be text that is not empty")
+        raise UsageTypeError(f"{operation}: name={name!r} must be non-empty text")
     for what, given in (("user", user), ("metrics", metrics)):
         if given is not None and not isinstance(given, Mapping):
-            raise UsageTypeError(f"{asked}: {what}={given!r} must be a dict")
-    check_json(dict(user or {}), f"{asked}: user")
-    waits = Waits.of(asked, timeout_s)
+            raise UsageTypeError(f"{operation}: {what}={given!r} must be a dict")
+    check_json(dict(user or {}), f"{operation}: user")
+    waits = Waits.of(operation, timeout_s)
     return Request(
         folder,
-        _step(asked, step, folder.path),
+        _step(operation, step, folder.path),
         dict(user or {}),
-        _metrics(asked, metrics),
+        _metrics(operation, metrics),
         name,
         callsite(),
         waits,
@@ -162,7 +162,7 @@ def request_of(
     )
 
 
-def _step(asked: str, step: object, path: str) -> int | None:
+def _step(operation: str, step: object, path: str) -> int | None:
     if step is None:
         return None
     try:
@@ -170,29 +170,31 @@ def _step(asked: str, step: object, path: str) -> int | None:
     except TypeError:
         number = None
     if number is None or isinstance(step, bool):
-        raise UsageTypeError(f"{asked}: step={step!r} must be a whole number")
+        raise UsageTypeError(f"{operation}: step={step!r} must be a whole number")
     if not 0 <= number < 1 << 62:
-        raise UsageError(f"{asked}: step={number} must not be negative, and below 2**62")
+        raise UsageError(f"{operation}: step={number} must not be negative, and below 2**62")
     if (named := step_at(path)) not in (None, number):
-        raise UsageError(f"{asked}: step={number}, and the folder is named after step {named}")
+        raise UsageError(f"{operation}: step={number}, and the folder is named after step {named}")
     return number
 
 
-def _metrics(asked: str, metrics: Mapping[str, float] | None) -> dict[str, float]:
+def _metrics(operation: str, metrics: Mapping[str, float] | None) -> dict[str, float]:
     found = {}
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
-            raise UsageTypeError(f"{asked}: metrics: the name {name!r} must be text")
+            raise UsageTypeError(f"{operation}: metrics: the name {name!r} must be text")
         if isinstance(value, bool | str | bytes):
-            raise UsageTypeError(f"{asked}: metrics: {name}={value!r} must be a number")
+            raise UsageTypeError(f"{operation}: metrics: {name}={value!r} must be a number")
         try:
             found[name] = float(value)
         except (TypeError, ValueError):
-            raise UsageTypeError(f"{asked}: metrics: {name}={value!r} must be a number") from None
+            raise UsageTypeError(
+                f"{operation}: metrics: {name}={value!r} must be a number"
+            ) from None
         except OverflowError:
-            raise UsageError(f"{asked}: metrics: {name} is too large for a float") from None
+            raise UsageError(f"{operation}: metrics: {name} is too large for a float") from None
     try:
         metrics_json(found)
     except UsageError as error:
-        raise UsageError(f"{asked}: {error}") from None
+        raise UsageError(f"{operation}: {error}") from None
     return found

@@ -1,4 +1,4 @@
-"""The processes of one save, and what they tell each other."""
+"""The processes of one save, and the messages between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shoal.checkpoint.saving import settling
 from shoal.checkpoint.saving.request import Request
-from shoal.checkpoint.together.errors_between import tellers, told, untold
+from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
 from shoal.checkpoint.together.one_folder import different_folders
 from shoal.errors import (
     DeadlineError,
@@ -27,37 +27,36 @@ _SHOWN_HOSTS = 8
 
 @dataclass(frozen=True)
 class SaveMembers:
-    """The processes that save, as one of them knows them."""
+    """The processes of one save, as seen by one of them."""
 
     coordinator: Coordinator
     request: Request
     group: Group
-    attempt: str  # from the agreement on, that of all
-    paths: Mapping[int, str] = field(
-        default_factory=dict
-    )  # what each calls the folder, once agreed
+    attempt: str  # once agreed, the lead's
+    # The folder's path on each process; known once agreed.
+    paths: Mapping[int, str] = field(default_factory=dict)
     lane: str = "main"
 
     @property
     def scene(self) -> settling.SaveScene:
-        """What the end of the save is about."""
+        """The attempt, for settling it."""
         return settling.SaveScene(self.coordinator, self.request, self.attempt, self.group.members)
 
     @property
     def process(self) -> int:
-        """This process."""
+        """The number of this process."""
         return self.coordinator.process
 
     @property
     def is_lead(self) -> bool:
-        """Is this the process that opens and commits?"""
+        """Is this the process that begins and commits the attempt?"""
         return self.process == self.group.lead
 
     def agree(self, lines: tuple[str, ...], payload: bytes) -> Mapping[int, bytes]:
-        """Return what all bring, if they say these lines alike.
+        """Exchange payloads with all processes, provided that their lines are equal.
 
         Raises:
-          DivergenceError: they do not.
+          DivergenceError: the lines differ.
           SaveAborted: a process was lost, failed or late.
         """
         request = self.request
@@ -74,36 +73,36 @@ class SaveMembers:
             raise settling.aborted(self.scene, "agree", error) from error
 
     def meet(self, phase: str, name: str, brought: bytes | Exception | None) -> Mapping[int, bytes]:
-        """Meet all, and return what they bring; raise what any of them met with.
+        """Exchange payloads with all processes; raise, on all, the error of any that failed.
 
         Raises:
-          MeetingFailed: the point could not be met.
+          MeetingFailed: the rendezvous failed.
         """
         problem = brought if isinstance(brought, Exception) else None
-        payload = told(brought) if isinstance(brought, Exception) else brought or b""
+        payload = encode_error(brought) if isinstance(brought, Exception) else brought or b""
         mark, group = f"save {self.attempt}", self.group.named
         point = Point(f"save: {name}", group, self.lane, mark, self.request.site)
         try:
             answers = self.coordinator.arrive(point, payload, timeout_s=self.request.waits.left_s)
         except ShoalError as error:
             raise MeetingFailed(error) from problem
-        if tellers(answers) and self.is_lead and phase != "commit":
-            settling.abandon(self.scene)
-        self.raise_told(phase, answers, problem)
+        if failed_processes(answers) and self.is_lead and phase != "commit":
+            settling.try_abandon(self.scene)
+        self.raise_failure(phase, answers, problem)
         return answers
 
-    def raise_told(
+    def raise_failure(
         self, phase: str, answers: Mapping[int, bytes], problem: Exception | None
     ) -> None:
-        """Raise, on all alike, the error of the lowest process that has one."""
-        who = tellers(answers)
+        """Raise, on all alike, the error of the lowest failed process."""
+        who = failed_processes(answers)
         if not who:
             return
         me = ThisProcess(self.process, self.coordinator.hosts)
-        error = untold(answers[who[0]], who[0], me)
+        error = decode_error(answers[who[0]], who[0], me)
         if isinstance(error, NotShared):
             is_one = len({*self.paths.values()}) == 1
-            paths = (self.coordinator, self.request.asked, self.paths)
+            paths = (self.coordinator, self.request.operation, self.paths)
             error = self.not_shared(who) if is_one else different_folders(*paths)
         if problem is not None and who[0] == self.process:
             if len(answers) == 1 or isinstance(error, PeerFailedError):
@@ -113,7 +112,7 @@ class SaveMembers:
         raise error from problem
 
     def not_shared(self, who: Sequence[int]) -> NotShared:
-        """Return the error that says who does not see what the lead wrote."""
+        """Return the error that names the processes that do not see the lead's files."""
         path, hosts, lead = self.request.folder.path, self.coordinator.hosts, self.group.lead
         on = ", ".join(sorted({hosts[process] for process in who})[:_SHOWN_HOSTS])
         return NotShared(
@@ -126,7 +125,7 @@ class SaveMembers:
 
 
 class MeetingFailed(Exception):
-    """A point could not be met."""
+    """A rendezvous failed."""
 
     def __init__(self, cause: ShoalError) -> None:
         super().__init__(str(cause))

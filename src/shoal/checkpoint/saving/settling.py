@@ -1,4 +1,4 @@
-"""How a save ends when the others can be asked no more: what lies in storage decides, for all."""
+"""Settle a save after a loss of communication: the state of the storage decides, for all."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _LOOK_S = 0.05
 
 
 class SaveScene(NamedTuple):
-    """Which attempt of which save this is about."""
+    """The attempt to settle."""
 
     coordinator: Coordinator
     request: Request
     attempt: str
-    members: tuple[int, ...]  # the processes that save; files count them by their places
+    members: tuple[int, ...]  # the processes that save; files number them by index here
 
 
 def settle(scene: SaveScene, phase: str, cause: ShoalError, *, has_part: bool) -> Commit:
-    """Commit the attempt if all parts are there, else end it; every process may do so at once.
+    """Commit the attempt if all parts are there, else end it; all processes may call it at once.
 
     Args:
-      has_part: this process's own part is there. If not, it never will be.
+      has_part: this process's part exists. If not, it never will.
 
     Raises:
-      SaveAborted: it was not committed, and cannot be any more.
-      StorageError: it is committed, but that may not survive a crash.
+      SaveAborted: it was not committed, and can no longer be.
+      StorageError: it is committed, but may not survive a crash.
     """
     folder, problem = scene.request.folder, None
     if has_part:
@@ -62,24 +62,24 @@ def settle(scene: SaveScene, phase: str, cause: ShoalError, *, has_part: bool) -
 
 
 def ended_by(scene: SaveScene, problem: Exception | None) -> Commit | None:
-    """End the attempt for what this process met with; return the commit if it was one already.
+    """End the attempt because of this process's error; return the commit if already committed.
 
     Raises:
-      StorageError: it is committed, and what failed here may be what should have kept it. It is
-        neither ended then nor looked at again: an fsync succeeds after one that failed.
+      StorageError: it is committed, and the error may concern its durability. It is neither ended
+        nor retried: an fsync may succeed after one that failed.
     """
     doubt = problem if isinstance(problem, StorageError) else None
     if doubt is None or not committing.is_standing(scene.request.folder, scene.attempt):
-        commit = abandon(scene)
+        commit = try_abandon(scene)
         if doubt is None or commit is None:
             return commit
     raise committing.in_doubt(doubt) from doubt.__cause__
 
 
 def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
-    """Wait until those who live have written what they have, as far as the storage shows.
+    """Wait until the survivors have written their parts, as far as the storage shows.
 
-    Who died after its part takes nothing away, and others may still be writing theirs.
+    The part of a process that died after writing it counts; others may still be writing theirs.
     """
     coordinator, request, attempt, members = scene
     patience_s = min(request.waits.left_s, settings.seconds("SHOAL_LOST_AFTER_S"))
@@ -96,11 +96,11 @@ def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
         pause.wait(_LOOK_S)
 
 
-def abandon(scene: SaveScene) -> Commit | None:
-    """End the attempt, if the storage lets us; return the commit if it was one already.
+def try_abandon(scene: SaveScene) -> Commit | None:
+    """End the attempt, if the storage permits; return the commit if it was committed already.
 
     Raises:
-      StorageError: it is committed, but that may not survive a crash.
+      StorageError: it is committed, but may not survive a crash.
     """
     try:
         return committing.abandon(scene.request.folder, scene.attempt)
@@ -108,19 +108,19 @@ def abandon(scene: SaveScene) -> Commit | None:
         if isinstance(error, StorageError):
             if committing.is_standing(scene.request.folder, scene.attempt):
                 raise committing.in_doubt(error) from error.__cause__
-        _LOG.warning("%s: attempt %s: %s", scene.request.asked, scene.attempt, error)
+        _LOG.warning("%s: attempt %s: %s", scene.request.operation, scene.attempt, error)
         return None
 
 
 def aborted(scene: SaveScene, phase: str, cause: ShoalError) -> SaveAborted:
-    """Return the error that says so."""
+    """Return the SaveAborted error."""
     coordinator, request = scene.coordinator, scene.request
     me = ThisProcess(coordinator.process, coordinator.hosts)
     blamed = _blamed(cause)
     who = f" on account of {listed(blamed)}" if blamed else ""
     return SaveAborted(
-        f"{me}: {request.asked} was ended{who}: nothing of it is kept, and what was saved before "
-        f"stands\n{cause}",
+        f"{me}: {request.operation} was ended{who}: nothing of it is kept, and what was saved "
+        f"before stands\n{cause}",
         path=request.folder.path,
         phase=phase,
         processes=blamed,
@@ -129,7 +129,7 @@ def aborted(scene: SaveScene, phase: str, cause: ShoalError) -> SaveAborted:
 
 
 def _blamed(cause: ShoalError) -> tuple[int, ...]:
-    """Return on whose account an error was raised."""
+    """Return the processes that caused an error."""
     for field in ("lost", "failed", "missing"):
         if found := getattr(cause, field, ()):
             return tuple(sorted(found))

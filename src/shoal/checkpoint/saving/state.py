@@ -1,8 +1,8 @@
-"""A tree of values as it is saved: what each leaf is, and who holds which box of it.
+"""A tree of values to save: what each leaf is, and which process holds which box of it.
 
-Arrays on a mesh lie as their sharding says, also on a mesh of one process of many; JAX's own
-numbers name the processes. Whatever else has a value, such as an array on a process's default
-device, is the same on all processes, and all of them hold it.
+Arrays on a mesh are held as their sharding says, even on a mesh of one process of many; processes
+go by JAX's numbers. Any other value, such as an array on a process's default device, is equal on
+all processes, and held by all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of
 from shoal.arrays.host.host_values import deleted
-from shoal.checkpoint.format.blobs import blob_of
+from shoal.checkpoint.format.blobs import encode_tree
 from shoal.checkpoint.format.records import IntArray, LeafRecord
 from shoal.checkpoint.format.where import in_memory
 from shoal.checkpoint.planning.who_writes import Box, Held, Own, own_boxes
@@ -33,37 +33,37 @@ Array = np.ndarray[Any, Any]
 
 
 class Spread(NamedTuple):
-    """How an array lies on devices: its distinct boxes, in order, and who holds each."""
+    """How an array is distributed over devices: its distinct boxes and their holders."""
 
     origin: IntArray  # [boxes, rank]
     extent: IntArray  # [boxes, rank]
-    holders: tuple[tuple[int, ...], ...]  # JAX's numbers of processes
-    digest: str  # of all that
+    holders: tuple[tuple[int, ...], ...]  # JAX's process numbers
+    digest: str  # of all of the above
 
 
-class Lies(NamedTuple):
-    """A box of an array that is on this host, and where."""
+class LocalBox(NamedTuple):
+    """A box of an array on this host, and its device."""
 
     box: Box
-    place: int  # of the device, among those of this process that the array is on
-    device: Any  # that one
+    place: int  # index among the array's devices on this process
+    device: Any
 
 
 class StateLeaf(NamedTuple):
     """One leaf."""
 
     record: LeafRecord
-    value: Any  # that is saved: an array of NumPy or JAX; None if the record has it all
+    value: Any  # a NumPy or JAX array; None if the record contains the value
     spread: Spread | None  # None: every process holds all of it
-    here: tuple[Lies, ...]  # of an array of JAX
+    here: tuple[LocalBox, ...]  # of a JAX array
 
 
 class State(NamedTuple):
-    """A tree."""
+    """The tree."""
 
     structure: nodes.Structure
     leaves: tuple[StateLeaf, ...]
-    blobs: Mapping[int, Array]  # by the number of the leaf: this process's own values
+    blobs: Mapping[int, Array]  # per-process values, by leaf number
 
     @property
     def mesh(self) -> str:
@@ -76,17 +76,17 @@ class State(NamedTuple):
 
     @property
     def is_spread(self) -> bool:
-        """Are processes called by JAX's numbers?"""
+        """Do holders go by JAX's process numbers?"""
         return any(leaf.spread is not None for leaf in self.leaves)
 
 
-def read_state(value: Any, num_processes: int, asked: str = "save") -> State:
-    """Take a tree apart; no value is read.
+def read_state(value: Any, num_processes: int, operation: str = "save") -> State:
+    """Flatten a tree; no value is read.
 
     Raises:
       UsageError: names every leaf that cannot be saved.
     """
-    found, structure = flatten.flatten(value, JaxNodes(), asked=asked)
+    found, structure = flatten.flatten_tree(value, JaxNodes(), operation=operation)
     reading = _StateReading(num_processes)
     offences: list[str] = []
     leaves: list[StateLeaf] = []
@@ -96,12 +96,12 @@ def read_state(value: Any, num_processes: int, asked: str = "save") -> State:
             leaves.append(reading.leaf(name, leaf, len(leaves)))
         except UsageError as error:
             offences += [type(one)(f"{name}: {one}") for one in error.offences]
-    raise_all(asked, offences)
+    raise_all(operation, offences)
     return State(structure, tuple(leaves), reading.blobs)
 
 
 def held_of(state: State, num_processes: int) -> list[Held]:
-    """Return who holds what of all leaves with data, but for values of a process's own."""
+    """Return the holders of all leaves with data, except per-process values."""
     everyone = tuple(range(num_processes))
     held = []
     for number, leaf in enumerate(state.leaves):
@@ -127,10 +127,10 @@ def held_of(state: State, num_processes: int) -> list[Held]:
 
 
 def own_of(state: State, number: int, process: int, num_processes: int) -> list[Own]:
-    """Return what one process writes, by leaf and origin.
+    """Return what one process writes, sorted by leaf and origin.
 
     Args:
-      number: of this process, as the holders of what is spread are numbered; `process` in the job.
+      number: this process's number as a holder; `process`: in the job.
     """
     own = own_boxes(held_of(state, num_processes), number)
     if not state.blobs:
@@ -143,15 +143,15 @@ def own_of(state: State, number: int, process: int, num_processes: int) -> list[
 
 
 def among(state: State, numbers: Sequence[int]) -> tuple[State, list[str]]:
-    """Return a state as some processes hold it, and what of it they do not hold, in words.
+    """Return a state as held by a group of processes, and describe what none of them holds.
 
-    In the state that is returned the holders are called by their places among these processes.
+    In the returned state holders are numbered by their index in the group.
 
     Args:
-      numbers: of these processes in JAX, in their order.
+      numbers: the group's JAX process numbers, in order.
     """
     places = {number: place for place, number in enumerate(numbers)}
-    known: dict[int, tuple[Spread, int]] = {}  # leaves that lie alike share what they lie like
+    known: dict[int, tuple[Spread, int]] = {}  # leaves of one layout share one object
     leaves, lost = [], []
     for leaf in state.leaves:
         if leaf.spread is not None:
@@ -160,19 +160,21 @@ def among(state: State, numbers: Sequence[int]) -> tuple[State, list[str]]:
             spread, missing = known[id(leaf.spread)]
             if missing:
                 name, total = leaf.record.name, math.prod(leaf.record.stored_shape)
-                lost.append(f"{name}: {missing} of its {total} values lie on other processes alone")
+                lost.append(
+                    f"{name}: {missing} of its {total} values are held only by other processes"
+                )
             leaf = leaf._replace(spread=spread)
         leaves.append(leaf)
     return state._replace(leaves=tuple(leaves)), lost
 
 
 def _among(spread: Spread, places: Mapping[int, int]) -> tuple[Spread, int]:
-    """Return how an array lies on some processes, and how many values it has on none of them."""
+    """Return an array's distribution in a group, and how many of its values the group lacks."""
     holders, missing = [], 0
     for who, extent in zip(spread.holders, spread.extent.tolist(), strict=True):
         here = tuple(sorted(places[number] for number in who if number in places))
         missing += 0 if here else math.prod(extent)
-        holders.append(here or (0,))  # of no values any process may say that they are there
+        holders.append(here or (0,))  # without elements, any process may be the holder
     return spread._replace(holders=tuple(holders)), missing
 
 
@@ -180,21 +182,21 @@ _NO_BOXES = np.zeros((0, 0), np.int64)
 
 
 class _StateReading:
-    """What the leaves of a tree have in common is found once."""
+    """Shares what the leaves of a tree have in common."""
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
-        self._here: dict[tuple[Any, tuple[int, ...]], tuple[Lies, ...]] = {}
+        self._here: dict[tuple[Any, tuple[int, ...]], tuple[LocalBox, ...]] = {}
         self.blobs: dict[int, Array] = {}
 
     def leaf(self, name: str, value: Any, number: int) -> StateLeaf:
         if isinstance(value, jax.Array):
             return self._of_jax(name, value)
         if type(value) is np.ndarray:
-            record = LeafRecord(name, "array", dtypes.name_of(value.dtype), value.shape)
+            record = LeafRecord(name, "array", dtypes.dtype_name(value.dtype), value.shape)
             return StateLeaf(record, value, None, ())
         if isinstance(value, PerProcess):
-            self.blobs[number] = np.frombuffer(blob_of(value.value), np.uint8)
+            self.blobs[number] = np.frombuffer(encode_tree(value.value), np.uint8)
             return StateLeaf(LeafRecord(name, "per_process", "uint8"), None, None, ())
         kind = plain_values.kind_of(value)
         if kind is None:
@@ -202,7 +204,9 @@ class _StateReading:
         bulk = plain_values.bulk_of(value)
         if bulk is not None:
             return StateLeaf(LeafRecord(name, kind, "uint8", bulk.shape), bulk, None, ())
-        return StateLeaf(LeafRecord(name, kind, value=plain_values.to_json(value)), None, None, ())
+        return StateLeaf(
+            LeafRecord(name, kind, value=plain_values.encode_value(value)), None, None, ()
+        )
 
     def _of_jax(self, name: str, value: jax.Array) -> StateLeaf:
         if isinstance(value, jax.core.Tracer):
@@ -216,7 +220,7 @@ class _StateReading:
             impl, words, dtype = _key(dtype)
         sharding, shape = value.sharding, value.shape
         layout = _layout_text(sharding, len(shape))
-        record = LeafRecord(name, kind, dtypes.name_of(dtype), shape, words, impl, layout)
+        record = LeafRecord(name, kind, dtypes.dtype_name(dtype), shape, words, impl, layout)
         is_spread = (
             self._num_processes == 1
             or not value.is_fully_addressable
@@ -226,17 +230,17 @@ class _StateReading:
         key = (sharding, shape + words)
         here = self._here.get(key)
         if here is None:
-            here = self._here[key] = _lies(value, words)
+            here = self._here[key] = _local_boxes(value, words)
         return StateLeaf(record, value, spread, here)
 
 
 def _of_numpy(name: str, value: Any) -> StateLeaf:
-    """Take what is nearly an array of NumPy, or refuse."""
+    """Convert array-likes to NumPy arrays, or refuse them."""
     if isinstance(value, np.ma.MaskedArray):
         _refuse(WrongType("is a masked array, and the mask would be lost; fill it first"))
     if isinstance(value, np.ndarray):
         plain = np.asarray(value)
-        record = LeafRecord(name, "array", dtypes.name_of(plain.dtype), plain.shape)
+        record = LeafRecord(name, "array", dtypes.dtype_name(plain.dtype), plain.shape)
         return StateLeaf(record, plain, None, ())
     if isinstance(value, jax.ShapeDtypeStruct):
         _refuse("stands for an array, but its value is saved; give the array")
@@ -250,10 +254,10 @@ def _refuse(what: str) -> NoReturn:
 
 @lru_cache(maxsize=64)
 def _key(dtype: Any) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
-    """Return the implementation of keys, and the shape and dtype of a key's words."""
+    """Return the implementation of keys, and the shape and dtype of their words."""
     leaf = wire.leaf_of("", jax.ShapeDtypeStruct((), dtype))
     if isinstance(leaf, str) or leaf.dtype is None:
-        raise UsageError(f"has dtype {dtype}, whose words nobody knows")
+        raise UsageError(f"has dtype {dtype}, a kind of key that this JAX does not describe")
     return str(leaf.impl), leaf.words, leaf.dtype
 
 
@@ -261,7 +265,7 @@ def _key(dtype: Any) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
 def _layout_text(sharding: Any, rank: int) -> str:
     try:
         return in_memory(layout_of_sharding(sharding, rank).text, memory_of(sharding))
-    except UsageError:  # it stands for no layout; this is information only
+    except UsageError:  # no layout; this is information only
         return ""
 
 
@@ -273,7 +277,7 @@ def _everywhere(shape: tuple[int, ...]) -> Spread:
 
 @lru_cache(maxsize=4096)
 def _spread(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> Spread:
-    """Return who holds which boxes, over all processes."""
+    """Return the distribution of an array over all processes."""
     holders: dict[Box, set[int]] = {}
     for device, index in sharding.devices_indices_map(shape).items():
         holders.setdefault(_box(index, shape + words), set()).add(device.process_index)
@@ -285,17 +289,17 @@ def _spread(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> Sp
     return Spread(origin, extent, who, quick_digest(repr((boxes, who)).encode()).hex())
 
 
-def _lies(value: jax.Array, words: tuple[int, ...]) -> tuple[Lies, ...]:
+def _local_boxes(value: jax.Array, words: tuple[int, ...]) -> tuple[LocalBox, ...]:
     """Return the distinct boxes on this process's devices."""
-    found: dict[Box, Lies] = {}
+    found: dict[Box, LocalBox] = {}
     for place, shard in enumerate(value.addressable_shards):
         box = _box(shard.index, value.shape + words)
-        found.setdefault(box, Lies(box, place, shard.device))
+        found.setdefault(box, LocalBox(box, place, shard.device))
     return tuple(found[box] for box in sorted(found))
 
 
 def _box(index: Iterable[slice], sizes: tuple[int, ...]) -> Box:
-    """Return the box of an index of JAX; that of a key may leave out the dims of its words."""
+    """Return the box of a JAX index; that of a key may omit the dims of its words."""
     cuts = [*index]
     cuts += [slice(None)] * (len(sizes) - len(cuts))
     ranges = [cut.indices(size) for cut, size in zip(cuts, sizes, strict=True)]

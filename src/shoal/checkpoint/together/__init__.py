@@ -1,4 +1,4 @@
-"""What the processes of a save or restore say to each other: errors, one lead's answer, a lease.
+"""How the processes of one save or restore coordinate: errors, a lead's result, a lease.
 
 Does not know what is saved.
 """

@@ -1,4 +1,4 @@
-"""An error of one process, told to the others, who raise one of the same type."""
+"""Serialise an exception so that other processes can raise the same type."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _KNOWN: Mapping[str, type[ShoalError]] = {
     )
 }
 _MARK = b"\0"
-_MOST_CHARACTERS = 8_000  # of a message, or of a traceback
+_MOST_CHARACTERS = 8_000  # per message or traceback
 
 
-def told(error: Exception) -> bytes:
-    """Return what others are told of an error: a payload that no other begins like."""
+def encode_error(error: Exception) -> bytes:
+    """Encode an error as a payload with a prefix that no other payload has."""
     kind = type(error).__name__
     if _KNOWN.get(kind) is not type(error):
         message = f"{kind}: {error}"[:_MOST_CHARACTERS]
@@ -45,13 +45,13 @@ def told(error: Exception) -> bytes:
     return _MARK + json.dumps({"type": kind, "message": message, "fields": fields}).encode()
 
 
-def tellers(answers: Mapping[int, bytes]) -> tuple[int, ...]:
-    """Return the processes that tell of an error, in order."""
+def failed_processes(answers: Mapping[int, bytes]) -> tuple[int, ...]:
+    """Return the processes whose payloads are encoded errors, in order."""
     return tuple(sorted(p for p, payload in answers.items() if payload.startswith(_MARK)))
 
 
-def untold(payload: bytes, process: int, me: ThisProcess) -> ShoalError:
-    """Return the error that `process` told of; one that is not of shoal's says that it failed."""
+def decode_error(payload: bytes, process: int, me: ThisProcess) -> ShoalError:
+    """Decode the error of `process`; one that is not shoal's becomes a PeerFailedError."""
     said = json.loads(payload.removeprefix(_MARK))
     who = f"process {process} of {len(me.hosts)} ({me.hosts[process]})"
     message = f"{who}: {said['message']}"

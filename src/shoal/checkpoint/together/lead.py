@@ -1,4 +1,7 @@
-"""What one process does, or finds on disk, and all hear: the lead's answer is everybody's."""
+"""Run a function on process 0; return its result, or raise its error, on all.
+
+Among a group of processes, the lowest of them takes the place of process 0.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.checkpoint.together.errors_between import tellers, told, untold
+from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
@@ -16,7 +19,7 @@ from shoal.runtime.system.interrupts import interrupts_heard
 
 
 @interrupts_heard
-def lead_says(
+def run_on_lead(
     coordinator: Coordinator,
     operation: str,
     spec: tuple[str, ...],
@@ -28,15 +31,15 @@ def lead_says(
     site: str | None = None,
     lane: str = "main",
 ) -> Any:
-    """Call `act` on the lead; return what it returned (JSON), or raise what it raised, on all.
+    """Call `act` on the lead; return its result (JSON), or raise its error, on all.
 
     Args:
-      group: who calls it; the lead is the lowest of these.
-      spec: what must be equal on all processes, a line each.
-      name: declares calls at different places to be the same one.
-      site: where the program asked for it; None: here.
+      group: the processes that call it; the lead is the lowest of them.
+      spec: lines that must be equal on all processes.
+      name: identifies calls at different places as the same call.
+      site: the user's call site; None: the caller's.
 
-    Raises, besides: as `agree`.
+    Also raises what `agree` raises.
     """
     options: dict[str, Any] = {"name": name, "site": site, "lane": lane}
     options |= {"group": group, "timeout_s": timeout_s}
@@ -56,18 +59,18 @@ def meet_lead(
     site: str | None = None,
     lane: str = "main",
 ) -> tuple[Any, Mapping[int, bytes]]:
-    """Do what `lead_says` does; return also what the others `brought`, by process."""
+    """Like `run_on_lead`; return also the payloads that the processes `brought`."""
     payload, raised = brought, None
     if coordinator.process == group.lead:
         try:
             payload = json.dumps(act()).encode()
         except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is
-            payload, raised = told(error), error
+            payload, raised = encode_error(error), error
     call = Call(operation, name, site or callsite(), spec)
     answers = agree(coordinator, call, payload, timeout_s=timeout_s, group=group.named, lane=lane)
     if raised is not None:
         raise raised
-    if tellers(answers):
+    if failed_processes(answers):
         me = ThisProcess(coordinator.process, coordinator.hosts)
-        raise untold(answers[group.lead], group.lead, me)
+        raise decode_error(answers[group.lead], group.lead, me)
     return json.loads(answers[group.lead]), answers

@@ -1,4 +1,4 @@
-"""While a save or a restore goes on: people are told how far it is; a save keeps its lease."""
+"""Report the progress of a save or restore, and renew the lease of a save."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shoal.errors import ShoalError
 from shoal.runtime.client.interface import Coordinator
 
 _LOG = logging.getLogger("shoal")
-_BEAT_S = 4.0  # at most
-_BEATS = 5  # in the time after which others take an attempt for dead
+_BEAT_S = 4.0  # upper bound
+_BEATS = 5  # per lease
 _LOG_EVERY = 3  # beats
 
 
-class Telling:
-    """Tells how far something is that takes long, from a thread of its own. A context manager."""
+class ProgressReporter:
+    """Context manager that reports the progress of a long operation from a thread of its own."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Telling:
         every_s: float = _BEAT_S,
         lane: str = "main",
     ) -> None:
-        """`doing` is in words: "saving /run/step_000000000010"."""
+        """`doing` describes it: "saving /run/step_000000000010"."""
         self._coordinator, self._doing = coordinator, doing
         self._is_main = lane == "main"
         self._num_bytes, self._every_s = num_bytes, every_s
@@ -56,25 +56,25 @@ class Telling:
         self._thread.join()
 
     def add(self, num_bytes: int) -> None:
-        """So many more bytes are done. From any thread."""
+        """Count further bytes as done. Thread-safe."""
         with self._lock:
             self._done_bytes += num_bytes
             self._work()
 
     def _work(self) -> None:
-        """Who gets on does not hang, though somebody may be lost: it is not to be ended for it."""
+        """Report as working: a process that makes progress must not be ended as hung."""
         if self._is_main:
             self._coordinator.progress.worked += 1
 
     def tell(self) -> str:
-        """Return how far it is: `40 % of 1.5 GB, 870 MB/s`."""
+        """Return the progress: `40 % of 1.5 GB, 870 MB/s`."""
         took_s = max(time.monotonic() - self._began, 1e-9)
         share = self._done_bytes / self._num_bytes if self._num_bytes else 1.0
         rate = f"{self._done_bytes / took_s / 1e6:.0f} MB/s"
         return f"{min(share, 1.0):.0%} of {self._num_bytes / 1e9:.2f} GB, {rate}"
 
     def keep(self) -> None:
-        """Do what else has to be done at each beat."""
+        """Hook for subclasses, called at each beat."""
 
     def _run(self) -> None:
         beats = 0
@@ -88,9 +88,8 @@ class Telling:
                 _LOG.info("%s", words)
 
 
-class LeaseKeeper(Telling):
-    """Touches PENDING, too. One process does: the lowest that is not known to be gone of those that
-    save."""
+class LeaseKeeper(ProgressReporter):
+    """Also touches PENDING, on one process: the lowest saving process not known to be lost."""
 
     def __init__(
         self,
@@ -110,11 +109,11 @@ class LeaseKeeper(Telling):
         self._before = [process for process in members if process < coordinator.process]
 
     def keep(self) -> None:
-        """Touch PENDING, if that is this process's business."""
+        """Touch PENDING, if this is the process to do it."""
         with self._lock:
-            if self._done_bytes >= self._num_bytes:  # only the disk is waited for now
+            if self._done_bytes >= self._num_bytes:  # only the disk is outstanding
                 self._work()
         gone = {trouble.process for trouble in self._coordinator.troubles.open()}
         if all(process in gone for process in self._before):
-            with contextlib.suppress(ShoalError, OSError):  # it is committed, or was ended
+            with contextlib.suppress(ShoalError, OSError):  # committed or ended by now
                 self._folder.touch(pending_name(self._attempt))

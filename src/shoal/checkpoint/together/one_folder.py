@@ -1,6 +1,6 @@
-"""Do the paths that the processes give lead to one folder? What lies there says so, not the names.
+"""Check that the paths given by the processes lead to one folder, by its contents.
 
-One folder may be mounted, or linked to, under another name on each host.
+One folder may be mounted or linked under another path on each host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.checkpoint.disk.step_folder import new_attempt, temporary_name
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.together.lead import lead_says, meet_lead
+from shoal.checkpoint.together.lead import meet_lead, run_on_lead
 from shoal.errors import DivergenceError, StorageError
 from shoal.hashing import seal
 from shoal.runtime.agreement import Call, agree
@@ -33,14 +33,14 @@ def in_one_folder(
     timeout_s: float,
     may_write: bool,
 ) -> tuple[Any, str]:
-    """Do what `lead_says` does if all mean one folder; return also what the lead calls it.
+    """Like `run_on_lead`, if all paths lead to one folder; return also the lead's path.
 
-    `options` must be equal on all.
+    `options` must be equal on all processes.
 
-    Where the paths differ, the lead leaves an empty file there for a moment, and all look for it;
-    where nothing may be written, they compare what is there.
+    Where the paths differ, the lead creates an empty file for a moment, and all processes look for
+    it; where nothing may be written, they compare the contents.
 
-    Raises, besides: DivergenceError: on all: the paths lead to different folders.
+    Also raises DivergenceError on all: the paths lead to different folders.
     """
 
     def answer() -> tuple[Any, str]:
@@ -54,7 +54,7 @@ def in_one_folder(
     paths = {p: called if p == group.lead else json.loads(text) for p, text in answers.items()}
     if len({*paths.values()}) == 1:
         return said, called
-    mark = lead_says(
+    mark = run_on_lead(
         coordinator, operation, ("which folder",), lambda: _leave_mark(folder, may_write),
         group=group, timeout_s=timeout_s,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def in_one_folder(
         seen = agree(coordinator, call, _look(folder, mark), timeout_s=timeout_s, group=group.named)
     finally:
         if mark is not None and coordinator.process == group.lead:
-            with contextlib.suppress(StorageError):  # empty, and no name of a checkpoint's
+            with contextlib.suppress(StorageError):  # empty, and not a checkpoint's name
                 folder.remove(mark)
     if len({*seen.values()}) > 1:
         raise different_folders(coordinator, operation, paths)
@@ -71,23 +71,23 @@ def in_one_folder(
 
 
 def different_folders(
-    coordinator: Coordinator, asked: str, paths: Mapping[int, str]
+    coordinator: Coordinator, operation: str, paths: Mapping[int, str]
 ) -> DivergenceError:
-    """Return the error that says which process gave which path."""
+    """Return the error that lists the path of each process."""
     me = ThisProcess(coordinator.process, coordinator.hosts)
     sides: dict[str, tuple[int, ...]] = {}
     for process in sorted(paths):
         sides[paths[process]] = (*sides.get(paths[process], ()), process)
     rows = "\n".join(f"  - {path}: {', '.join(map(me.name, who))}" for path, who in sides.items())
     return DivergenceError(
-        f"{me}: {asked}: the paths of the processes lead to different folders\n{rows}\n"
+        f"{me}: {operation}: the paths of the processes lead to different folders\n{rows}\n"
         "give all of them paths that lead to one folder",
         sides=sides,
     )
 
 
 def _leave_mark(folder: Folder, may_write: bool) -> str | None:
-    """Write a file that all look for; return its name, None if nothing can be written."""
+    """Create a marker file; return its name, None if nothing can be written."""
     mark = temporary_name(new_attempt())
     try:
         if may_write:
@@ -100,7 +100,7 @@ def _leave_mark(folder: Folder, may_write: bool) -> str | None:
 
 
 def _look(folder: Folder, mark: str | None) -> bytes:
-    """Return what all see alike who look at one folder."""
+    """Return a fingerprint of the folder, equal on all processes that see the same one."""
     try:
         if mark is None:
             return seal(json.dumps(folder.names()).encode())

@@ -1,4 +1,4 @@
-"""A state as named leaves and a structure that can be written down.
+"""A pytree as named leaves and a serialisable structure.
 
 Knows no file and no format; only `jax_nodes` knows JAX.
 """

@@ -1,4 +1,4 @@
-"""How each dtype lies in a data file: which entry of safetensors, how many elements a byte."""
+"""How each dtype is stored in a data file: its safetensors dtype, and packing."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Bytes = NDArray[np.uint8]
 
 
 class Storage(NamedTuple):
-    """How elements of a dtype are stored: always little-endian."""
+    """How elements of a dtype are stored, always little-endian."""
 
     entry: str  # the dtype of the entry: "F32", "U8"
-    per_byte: int  # elements in a byte: 1, or 2, 4, 8 where they are packed, low bits first
-    item_bytes: int  # of an element, where they are not packed
-    trailing: tuple[int, ...]  # dims of the entry behind those of the values
-    align: int  # the entry begins at a multiple of it
+    per_byte: int  # elements per byte: 1, or 2, 4, 8 if packed, low bits first
+    item_bytes: int  # of an element, if not packed
+    trailing: tuple[int, ...]  # extra trailing dims of the entry
+    align: int  # alignment of the entry
 
 
-_ENTRIES: Mapping[str, str] = {  # dtypes that safetensors has
+_ENTRIES: Mapping[str, str] = {  # dtypes native to safetensors
     "bool": "BOOL",
     "int8": "I8",
     "int16": "I16",
@@ -67,7 +67,7 @@ _TIME = re.compile(
 _TEXT = re.compile(r"([SU])(0|[1-9][0-9]{0,8})", re.ASCII)
 
 
-def name_of(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     """Return the name of a dtype in manifests, whatever its byte order.
 
     Raises:
@@ -80,7 +80,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     """Return the dtype of a name.
 
     Raises:
-      UsageError: there is none.
+      UsageError: the name is unknown.
     """
     found = _dtype_of(name)
     if found is None:
@@ -98,7 +98,7 @@ def storage_of(dtype: Any) -> Storage:
 
 
 def num_bytes(dtype: Any, shape: Sequence[int]) -> int:
-    """Return how many bytes a box of that shape has in a file."""
+    """Return the size of a box of that shape in a file."""
     how = storage_of(dtype)
     elements = math.prod(shape)
     return -(-elements // how.per_byte) if how.per_byte > 1 else elements * how.item_bytes
@@ -112,19 +112,19 @@ def entry_shape(dtype: Any, extent: Sequence[int]) -> tuple[int, ...]:
     return (*extent, *how.trailing)
 
 
-def pack(array: Array) -> Bytes:
-    """Return the bytes of an array as they lie in a file; its own memory where that is them."""
+def pack_elements(array: Array) -> Bytes:
+    """Return an array's bytes in file format, without a copy where possible."""
     how = storage_of(array.dtype)
     if how.per_byte > 1:
         return _pack(np.ascontiguousarray(array).reshape(-1).view(np.uint8), how.per_byte)
-    if not how.item_bytes:  # strings of length 0
+    if not how.item_bytes:  # zero-length strings
         return np.empty(0, np.uint8)
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(little).reshape(-1).view(np.uint8)
 
 
-def unpack(data: Any, dtype: Any, shape: Sequence[int]) -> Array:
-    """Return the array whose bytes these are; it shares their memory where they are not packed.
+def unpack_elements(data: Any, dtype: Any, shape: Sequence[int]) -> Array:
+    """Return the array of these bytes; unpacked dtypes share their memory.
 
     `data` is bytes, or an array of them, exactly as many as `num_bytes` says.
     """
@@ -133,7 +133,7 @@ def unpack(data: Any, dtype: Any, shape: Sequence[int]) -> Array:
     found = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     if found.size != num_bytes(dtype, shape):
         raise UsageError(
-            f"{found.size} bytes are no {name_of(dtype)}{list(shape)}: "
+            f"{found.size} bytes are no {dtype_name(dtype)}{list(shape)}: "
             f"that has {num_bytes(dtype, shape)}"
         )
     if how.per_byte > 1:

@@ -1,8 +1,8 @@
-"""Trees of values ↔ their leaves and a structure that can be written down. Without JAX.
+"""Flatten trees into leaves and a serialisable structure, and back. Without JAX.
 
-Known here: dict (keys in the order of their text), list, tuple, namedtuple, OrderedDict,
-defaultdict; None is a leaf. What else is a node, only a `Nodes` knows. A structure holds the
-numbers of its leaves, counted from 0 in its own order.
+Built in: dict (keys sorted by their text), list, tuple, namedtuple, OrderedDict, defaultdict; None
+is a leaf. Other node types are handled by a `Nodes`. A structure contains the numbers of its
+leaves, counted from 0 in its own order.
 """
 
 from __future__ import annotations
@@ -27,58 +27,58 @@ from shoal.errors import UsageError, raise_all
 
 
 class Level(NamedTuple):
-    """One node, taken apart."""
+    """One node, flattened by one level."""
 
     keys: tuple[Key, ...]  # distinct
     children: tuple[Any, ...]
-    static: Any  # its other data; written down where it consists of plain values
+    static: Any  # auxiliary data; serialised if it consists of plain values
 
 
 class Nodes(Protocol):
-    """Who knows nodes that are not Python's own."""
+    """A registry of further node types."""
 
     def flatten(self, value: Any) -> Level | None:
-        """Take a node apart, one level; None: it is a leaf."""
+        """Flatten a node by one level; None if it is a leaf."""
 
     def build(self, type_name: str, level: Level) -> Any | None:
-        """Return the node of that type; None: it is not known here. Imports nothing."""
+        """Rebuild a node of that type; None if unknown. Imports nothing."""
 
 
 @dataclass(frozen=True)
-class Node:
-    """A node of a type that is not known here, or could not be built. Flattens as what it was."""
+class UnknownNode:
+    """A node whose type is unknown or could not be rebuilt. Flattens like the original."""
 
     type: str  # "module:QualName"
     keys: tuple[Key, ...]
     children: tuple[Any, ...]
-    static: Any = None  # OPAQUE where it did not consist of plain values
+    static: Any = None  # OPAQUE if not plain values
 
 
 def type_name(kind: type) -> str:
-    """Return how a type is named in files: `module:QualName`."""
+    """Return the name of a type in files: `module:QualName`."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def flatten(
+def flatten_tree(
     tree: Any,
     nodes: Nodes | None = None,
     *,
     is_leaf: Callable[[Any], bool] | None = None,
-    asked: str = "the tree",
+    operation: str = "the tree",
 ) -> tuple[list[tuple[Path, Any]], Structure]:
     """Return the leaves of a tree with their paths, and its structure.
 
     Args:
-      nodes: knows further kinds of nodes; without it such values are leaves.
-      is_leaf: says of what would be a node that it is a leaf.
-      asked: begins the message of an error.
+      nodes: handles further node types; without it they are leaves.
+      is_leaf: predicate that makes a node a leaf.
+      operation: prefix of error messages.
 
     Raises:
-      UsageError: keys that have no text, or are there twice; all of them. Nested too deeply.
+      UsageError: unsupported or duplicate keys (names all), or too deep a tree.
     """
     walk = _Walk(nodes, is_leaf)
     structure = walk.structure(tree, (), DEEPEST)
-    raise_all(asked, walk.offences)
+    raise_all(operation, walk.offences)
     return walk.leaves, structure
 
 
@@ -88,7 +88,7 @@ class _Walk:
         self.is_leaf = is_leaf
         self.leaves: list[tuple[Path, Any]] = []
         self.offences: list[str] = []
-        self.above: set[int] = set()  # the nodes that this one lies in, by id
+        self.above: set[int] = set()  # enclosing nodes, by id
 
     def structure(self, value: Any, path: Path, depth: int) -> Structure:
         found = None if self.is_leaf and self.is_leaf(value) else self._branch(value)
@@ -124,7 +124,7 @@ class _Walk:
         return len(self.offences) > before
 
     def _branch(self, value: Any) -> tuple[str, str, Sequence[Key], Sequence[Any], Any] | None:
-        """Take a node apart; None: it is a leaf."""
+        """Flatten a node; None if it is a leaf."""
         kind = type(value)
         if kind is dict:
             keys = _sorted(value)
@@ -135,7 +135,7 @@ class _Walk:
             return "OrderedDict", "", list(value), list(value.values()), None
         if kind is defaultdict:
             return self._defaultdict(value)
-        if kind is Node:
+        if kind is UnknownNode:
             return "node", value.type, value.keys, value.children, value.static
         if isinstance(value, tuple) and _fields(kind) is not None:
             return "namedtuple", type_name(kind), kind._fields, value, None
@@ -154,11 +154,11 @@ class _Walk:
 
 
 def _sorted(keys: Iterable[Key]) -> list[Key]:
-    """Return keys in the order of their text; as they are if one has none."""
+    """Sort keys by their text; unchanged if one has none."""
     listed = list(keys)
     try:
         return sorted(listed, key=component)
-    except UsageError:  # said later, with the path
+    except UsageError:  # reported later, with the path
         return listed
 
 
@@ -169,15 +169,15 @@ def _fields(kind: type) -> tuple[str, ...] | None:
     return None
 
 
-def unflatten(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None = None) -> Any:
-    """Return the tree of a structure; leaf `n` of it is `leaves[n]`.
+def unflatten_tree(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None = None) -> Any:
+    """Return the tree of a structure; its leaf `n` is `leaves[n]`.
 
-    Nothing is imported: a namedtuple or node whose class is not there already, or does not fit,
-    comes back as a `Node`.
+    Nothing is imported: a namedtuple or node whose class is not loaded, or does not fit, becomes an
+    `UnknownNode`.
     """
     if isinstance(structure, int):
         return leaves[structure]
-    children = [unflatten(child, leaves, nodes) for child in structure.children]
+    children = [unflatten_tree(child, leaves, nodes) for child in structure.children]
     kind = structure.kind
     if kind == "list":
         return children
@@ -196,16 +196,16 @@ def unflatten(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None =
 def _built(branch: Branch, children: tuple[Any, ...], nodes: Nodes | None) -> Any:
     kind = loaded(branch.type)
     if kind and issubclass(kind, tuple) and _fields(kind) == branch.keys:
-        return tuple.__new__(kind, children)  # runs no code of the class
+        return tuple.__new__(kind, children)  # does not run code of the class
     if branch.kind == "node" and nodes:
         built = nodes.build(branch.type, Level(branch.keys, children, branch.static))
         if built is not None:
             return built
-    return Node(branch.type, branch.keys, children, branch.static)
+    return UnknownNode(branch.type, branch.keys, children, branch.static)
 
 
 def loaded(name: str) -> type | None:
-    """Return the class of that name if it is loaded already. Runs no code of any module."""
+    """Return the class of that name if it is already loaded. Runs no module's code."""
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):

@@ -1,4 +1,4 @@
-"""Nodes of trees that JAX knows: through its public registry, for `tree`."""
+"""Node types registered with JAX, through its public API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.checkpoint.tree.nodes import OPAQUE
 
 
 class JaxNodes:
-    """What is registered with JAX: dataclasses, flax modules, optimizer states. `tree.Nodes`."""
+    """Node types registered with JAX: dataclasses, flax modules, optimizer states. `tree.Nodes`."""
 
     def flatten(self, value: Any) -> Level | None:
         """See `tree.Nodes`. None is a leaf here."""
@@ -25,12 +25,12 @@ class JaxNodes:
         pairs, static = found
         pairs = list(pairs)
         keys = tuple(_key(key) for key, _ in pairs)
-        if len(set(map(repr, keys))) < len(keys):  # a class that names its children carelessly
+        if len(set(map(repr, keys))) < len(keys):  # a class with ambiguous child keys
             keys = tuple(str(index) for index in range(len(pairs)))
         return Level(keys, tuple(child for _, child in pairs), static)
 
     def build(self, type_name: str, level: Level) -> Any | None:
-        """See `tree.Nodes`: None unless the class is loaded and registered, and takes these."""
+        """See `tree.Nodes`: None unless the class is loaded, registered, and accepts them."""
         kind = loaded(type_name)
         registry = tree_util.default_registry
         if kind is None or level.static is OPAQUE or not registry.is_node(kind):
@@ -47,14 +47,14 @@ class JaxNodes:
             return None
 
 
-# What JAX builds without a look at what it is given: a file could crash the process with it.
+# JAX rebuilds these without validation: a malicious file could crash the process.
 _NATIVE = (dict, list, tuple, type(None))
 
 
 def _fits(kind: type, level: Level) -> bool:
-    """Has a registered dataclass these children and as much static data? JAX does not look.
+    """Does a registered dataclass have these children and static data? JAX does not check.
 
-    What it has is seen by taking an instance apart that was made without its own code.
+    Determined by flattening an instance created without running its own code.
     """
     try:
         blank: Any = object.__new__(kind)
@@ -72,7 +72,7 @@ def _fits(kind: type, level: Level) -> bool:
 
 
 def _key(entry: Any) -> Any:
-    """Return the key that an entry of JAX's paths stands for."""
+    """Return the key for an entry of a JAX key path."""
     if isinstance(entry, tree_util.DictKey):
         return entry.key
     if isinstance(entry, tree_util.GetAttrKey):

@@ -1,15 +1,16 @@
-"""Names of leaves: a path through the tree ↔ one line of text, without two for one or one for two.
+"""Names of leaves: a one-to-one mapping between paths in a tree and lines of text.
 
 A path is a tuple of *keys*: a dict's own key, the decimal text of an index, the name of a field.
-Its name is their components, joined by "/". The components of str keys are their text, in which
-"~", "/", "#", control characters and lone surrogates are escaped; those of other keys begin with
-"~" and a letter::
+The name joins their components with "/". The component of a str key is its text, with "~", "/",
+"#", control characters and lone surrogates escaped; those of other keys begin with "~" and a
+letter::
 
     'w'  w       'a/b'  a~1b      ''     ~e      1     ~i1      None      ~n
-    'a.b'  a.b   'a~b'  a~0b      True   ~t      1.5   ~d1.5    b'\\x00'  ~b00
+    'a.b'  a.b   'a~b'  a~0b      True   ~t      1.5   ~d1.5    b'\x00'  ~b00
 
-An entry of a data file bears the name of its leaf if it is the whole leaf, else the name, "#" and
-where it begins in the leaf; a process's own value bears "#p" and the process.
+An entry of a data file has the name of its leaf if it is the whole leaf, else the name, "#" and its
+origin in the leaf; a per-process value has "#p" and the process. The escapes extend JSON Pointer's
+"~0" and "~1" (RFC 6901).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ Key: TypeAlias = Any  # str, int, float, bool, bytes, None, or a tuple of these
 Path: TypeAlias = tuple[Key, ...]
 
 ROOT = "~"  # the name of a tree that is a single leaf
-_DEEPEST = 16  # tuples in tuples, as keys
-_RESERVED = "__metadata__"  # safetensors' own key
+_DEEPEST = 16  # nesting of tuples used as keys
+_RESERVED = "__metadata__"  # a reserved key of safetensors
 _PLAIN_INTS = 1 << 63  # larger ones are written in hex: Python limits long decimals
 _ESCAPES = {"~": "~0", "/": "~1", "#": "~2"}
-# Lone surrogates are no text; control characters and line ends would disturb who prints a name.
+# Lone surrogates cannot be encoded; control characters and line ends would garble output.
 _ODD = "~/#\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
 _TO_ESCAPE = re.compile(f"[{_ODD}]")
 _INNER = re.compile("(?:[^~]|~[^,.T])*")  # a component within a tuple
@@ -43,9 +44,9 @@ def component(key: Key) -> str:
     """Return the text of one key.
 
     Raises:
-      UsageTypeError: a key of that type cannot be written down.
+      UsageTypeError: keys of that type are not supported.
     """
-    # 1, 1.0 and True are equal: a cache by value would mix them up
+    # 1, 1.0 and True are equal: a cache by value would confuse them
     return _of_str(key) if type(key) is str else _of_other(key, _DEEPEST)
 
 
@@ -53,7 +54,7 @@ def key_of(text: str) -> Key:
     """Return the key of a component.
 
     Raises:
-      UsageError: it is no component.
+      UsageError: it is not a valid component.
     """
     if _PLAIN.fullmatch(text) and text != _RESERVED:
         return text
@@ -72,34 +73,34 @@ def path_of(name: str) -> Path:
     """Return the path of a name; an index comes back as its text.
 
     Raises:
-      UsageError: nothing has this name.
+      UsageError: it is not a valid name.
     """
     return () if name == ROOT else tuple(key_of(text) for text in name.split("/"))
 
 
 class EntryName(NamedTuple):
-    """What the name of an entry of a data file says."""
+    """The parsed name of an entry of a data file."""
 
     name: str  # of the leaf
     origin: tuple[int, ...] | None  # of the box in the leaf; None: the whole leaf
-    process: int | None  # whose own value it is; None: it is nobody's own
+    process: int | None  # owner of a per-process value, else None
 
 
 def entry(name: str, origin: Sequence[int] | None) -> str:
-    """Return the entry name of a box of a leaf, of the whole leaf if `origin` is None."""
+    """Return the entry name of a box of a leaf; of the whole leaf if `origin` is None."""
     return name if origin is None else f"{name}#{','.join(map(str, origin))}"
 
 
 def entry_of_process(name: str, process: int) -> str:
-    """Return the entry name of one process's own value."""
+    """Return the entry name of a per-process value."""
     return f"{name}#p{process}"
 
 
 def parse_entry(text: str) -> EntryName:
-    """Return what an entry name says.
+    """Parse an entry name.
 
     Raises:
-      UsageError: it is none.
+      UsageError: it is not a valid entry name.
     """
     name, mark, where = text.partition("#")
     path_of(name)
@@ -139,7 +140,7 @@ def _of_other(key: Key, depth: int) -> str:
     if kind is int:
         return f"~i{key}" if -_PLAIN_INTS <= key < _PLAIN_INTS else f"~x{key:x}"
     if kind is float:
-        # of a NaN, the bits: there are many
+        # NaNs by their bits: there are many
         return f"~d{key!r}" if key == key else f"~q{struct.pack('>d', key).hex()}"
     if kind is bytes:
         return f"~b{key.hex()}"
@@ -162,7 +163,7 @@ def _no_key(key: Key) -> UsageError:
 
 
 def _key(text: str) -> Key:
-    """Return the key of a component, or one whose component is another text."""
+    """Return the key of a component, or a key with another component if it is invalid."""
     if text[:1] != "~" or text[1:2] in "012u":
         return _str_key(text)
     tag, rest = text[1], text[2:]
@@ -209,7 +210,7 @@ def _number_key(tag: str, rest: str) -> Key:
 
 
 def _tuple_key(text: str, begin: int, depth: int) -> tuple[Key, int]:
-    """Return the tuple that begins there, and where it ends."""
+    """Return the tuple that begins there, and its end."""
     keys: list[Key] = []
     end = begin + 2
     if not depth:

@@ -1,6 +1,6 @@
-"""The structure of a tree: its nodes and the numbers of its leaves ↔ JSON.
+"""The structure of a tree, nodes and leaf numbers, as JSON.
 
-Leaves are counted from 0 in the order in which the structure lists them.
+Leaves are numbered from 0 in the order of the structure.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from shoal.checkpoint.tree.names import ROOT, Key, Path, component, key_of
-from shoal.checkpoint.tree.plain_values import plain_json, plain_value, shown
+from shoal.checkpoint.tree.plain_values import json_excerpt, plain_json, plain_value
 from shoal.errors import CorruptCheckpoint, UsageError
 
-DEEPEST = 100  # nodes in nodes: far from the limits of JSON libraries, two levels a node
+DEEPEST = 100  # well below the nesting limits of JSON libraries, at two levels a node
 _KINDS = ("dict", "list", "tuple", "namedtuple", "OrderedDict", "defaultdict", "node")
 KEYLESS = ("list", "tuple")
 _TYPED = ("namedtuple", "node")
@@ -30,7 +30,7 @@ class _Opaque(Enum):
         return self.name
 
 
-OPAQUE = _Opaque.OPAQUE  # static data that do not consist of plain values
+OPAQUE = _Opaque.OPAQUE  # auxiliary data that are not plain values
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Branch:
     static: Any = None  # of a node; of a defaultdict: the name of its factory
 
     def child_keys(self) -> Iterable[Key]:
-        """The keys by which the children are named: of lists, the text of each index."""
+        """The keys of the children; in lists, the text of each index."""
         return map(str, range(len(self.children))) if self.kind in KEYLESS else self.keys
 
 
@@ -87,17 +87,17 @@ def _paths(structure: Structure, path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def prune(structure: Structure, wanted: Iterable[int]) -> Structure:
-    """Return the structure of some of the leaves, numbered anew from 0 in the same order.
+    """Return the structure of some of the leaves, renumbered from 0 in the same order.
 
-    A node other than a dict that loses children becomes a dict of what is left: every leaf keeps
-    its name. With no leaves wanted it is an empty dict.
+    A node other than a dict that loses children becomes a dict of the rest: every leaf keeps its
+    name. If no leaves are wanted, the result is an empty dict.
     """
     number = {old: new for new, old in enumerate(sorted(set(wanted)))}
     return _pruned(structure, number) if number else Branch("dict", (), ())
 
 
 def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
-    """Return what is left, None if nothing is."""
+    """Return the rest of a structure; None if nothing is left."""
     if isinstance(structure, int):
         return number.get(structure)
     pairs = zip(structure.child_keys(), structure.children, strict=True)
@@ -114,15 +114,15 @@ def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
 
 
 def as_dicts(structure: Structure) -> Structure:
-    """Return the structure with a dict for every node: of lists, by the text of each index."""
+    """Return the structure with every node a dict; lists are keyed by the text of each index."""
     if isinstance(structure, int):
         return structure
     keys = tuple(structure.child_keys())
     return Branch("dict", keys, tuple([as_dicts(child) for child in structure.children]))
 
 
-def to_json(structure: Structure) -> Any:
-    """Return a structure as JSON: a leaf is its number, a node an object."""
+def encode_structure(structure: Structure) -> Any:
+    """Encode a structure as JSON: a leaf is its number, a node an object."""
     if isinstance(structure, int):
         return structure
     found: dict[str, Any] = {"kind": structure.kind}
@@ -135,21 +135,21 @@ def to_json(structure: Structure) -> Any:
             found["static"] = plain_json(structure.static)
         except UsageError:
             found["opaque"] = True
-    found["children"] = [to_json(child) for child in structure.children]
+    found["children"] = [encode_structure(child) for child in structure.children]
     return found
 
 
-def from_json(found: Any, file: str) -> tuple[Structure, int]:
-    """Return the structure that JSON says, and how many leaves it has.
+def decode_structure(found: Any, file: str) -> tuple[Structure, int]:
+    """Decode a structure from JSON; return also its number of leaves.
 
     Raises:
-      CorruptCheckpoint: it says none.
+      CorruptCheckpoint: it is not a valid structure.
     """
     reading = _NodeReading()
     try:
         return reading.structure(found, DEEPEST), reading.leaves
     except UsageError as why:
-        raise CorruptCheckpoint(f"{file} has a tree that is none: {why}", file=file) from None
+        raise CorruptCheckpoint(f"{file} has an invalid tree: {why}", file=file) from None
 
 
 class _NodeReading:
@@ -159,16 +159,16 @@ class _NodeReading:
     def structure(self, found: Any, depth: int) -> Structure:
         if type(found) is int:
             if found != self.leaves:
-                raise UsageError(f"leaf {found} stands where leaf {self.leaves} should")
+                raise UsageError(f"leaf {found} is in the place of leaf {self.leaves} should")
             self.leaves += 1
             return found
         if not depth:
             raise UsageError(f"it is nested deeper than {DEEPEST} nodes")
         if type(found) is not dict:
-            raise UsageError("a node is no object")
+            raise UsageError("a node is not an object")
         kind, static = found.get("kind"), plain_value(found.get("static"))
         if kind not in _KINDS or found.keys() != self._wanted(kind, found):
-            raise UsageError(f"a node of kind {shown(kind)} has the wrong keys")
+            raise UsageError(f"a node of kind {json_excerpt(kind)} has the wrong keys")
         if "opaque" in found:
             if found["opaque"] is not True or "static" in found:
                 raise UsageError("a node is opaque and is not")
@@ -192,13 +192,13 @@ class _NodeReading:
     def _keys(self, kind: str, found: Mapping[str, Any]) -> tuple[Key, ...]:
         children, texts, kind_type = found["children"], found.get("keys", []), found.get("type", "")
         if type(children) is not list or type(texts) is not list or type(kind_type) is not str:
-            raise UsageError("a node's keys, children or type are none")
+            raise UsageError("a node's keys, children or type are invalid")
         if kind in KEYLESS:
             return ()
         if len(texts) != len(children) or len(set(map(str, texts))) != len(texts):
-            raise UsageError("a node has not as many distinct keys as children")
+            raise UsageError("a node does not have one distinct key for each child")
         if not all(type(text) is str for text in texts):
-            raise UsageError("a key is no text")
+            raise UsageError("a key is not text")
         if kind in ("dict", "defaultdict") and texts != sorted(texts):
             raise UsageError("the keys of a dict are not sorted")
         return tuple([key_of(text) for text in texts])

@@ -1,4 +1,4 @@
-"""A leaf that every process has a value of its own for."""
+"""A leaf with a different value on every process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shoal.colour import local
 @local
 @dataclass(frozen=True)
 class PerProcess:
-    """Marks a leaf whose value is this process's own: where its data loader stands, its seed.
+    """Mark a leaf whose value is this process's own, such as a data loader's position or a seed.
 
     Local.
 
-    `shoal.save` stores the value of every process; each gets its own back where the process count
+    `shoal.save` stores the value of every process; each gets its own back if the process count
     is the same. The value is a tree of plain values and NumPy arrays: dicts, lists, tuples,
     numbers, str, bytes, None.
 

@@ -1,6 +1,6 @@
-"""Values that are no arrays ↔ JSON, exactly.
+"""Encode plain (non-array) values as JSON, exactly.
 
-Exactly: -0.0, the payload of a NaN, ints of any size and lone surrogates come back as they were.
+-0.0, NaN payloads, ints of any size and lone surrogates survive the round trip.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.remedies import remedy
 from shoal.errors import UsageError, WrongType, raise_all
 
-LARGE_BYTES = 64 << 10  # longer str and bytes lie in data files
+LARGE_BYTES = 64 << 10  # longer str and bytes are stored in data files
 _KINDS: Mapping[type, str] = {**PLAIN_KINDS, type(None): "none"}
 _PLAIN_INTS = 1 << 63  # larger ones are written in hex: Python limits long decimals
-_DEEPEST = 32  # plain values in plain values
+_DEEPEST = 32  # nesting of plain values
 
 
 def kind_of(value: Any) -> str | None:
-    """Return the kind of a leaf that is no array: "int", …, "scalar" (of NumPy); None: no such."""
+    """Return the kind of a plain leaf: "int", …, "scalar" (of NumPy); None if it is not plain."""
     return _KINDS.get(type(value)) or ("scalar" if isinstance(value, np.generic) else None)
 
 
-def to_json(value: Any) -> Any:
-    """Return the JSON of a leaf that is no array.
+def encode_value(value: Any) -> Any:
+    """Encode a plain leaf as JSON.
 
     Raises:
-      UsageTypeError: it is none, or a scalar whose dtype cannot be stored.
+      UsageTypeError: it is not plain, or a scalar of a dtype that cannot be stored.
     """
     kind = kind_of(value)
     if kind is None:
@@ -41,32 +41,32 @@ def to_json(value: Any) -> Any:
     return _WRITE[kind or ""](value)
 
 
-def value_of(kind: str, found: Any) -> Any:
-    """Return the value of a kind whose JSON this is.
+def decode_value(kind: str, found: Any) -> Any:
+    """Decode a value of the given kind from JSON.
 
     Raises:
-      UsageError: it is none's.
+      UsageError: it is not a valid encoding.
     """
     read = _READ.get(kind)
     try:
         if read is not None:
             value = read(found)
-            if kind_of(value) == kind and to_json(value) == found:  # one text for each value
+            if kind_of(value) == kind and encode_value(value) == found:  # the encoding is canonical
                 return value
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, struct.error):
         pass
-    raise UsageError(f"{shown(found)} is not the text of any {kind}")
+    raise UsageError(f"{json_excerpt(found)} is not the text of any {kind}")
 
 
-def shown(found: Any) -> str:
-    """Return JSON from anywhere as a few words: it may be long, or nested without end."""
+def json_excerpt(found: Any) -> str:
+    """Return a short text of untrusted JSON, which may be long or deeply nested."""
     if type(found) in (list, dict):
         return f"a {type(found).__name__} of {len(found)}"
     return repr(found)[:80]
 
 
 def bulk_of(value: Any) -> NDArray[np.uint8] | None:
-    """Return the bytes of a long str or bytes, which lie in data files; None: it is not long."""
+    """Return the bytes of a long str or bytes, which go to data files; None if it is not long."""
     if type(value) is str and len(value) > LARGE_BYTES // 4:
         data = value.encode("utf-8", "surrogatepass")
     elif type(value) is bytes:
@@ -77,10 +77,10 @@ def bulk_of(value: Any) -> NDArray[np.uint8] | None:
 
 
 def value_of_bulk(kind: str, data: NDArray[np.uint8]) -> str | bytes:
-    """Return the long str or bytes of these bytes.
+    """Decode a long str or bytes.
 
     Raises:
-      UsageError: they are no text.
+      UsageError: the bytes are not valid text.
     """
     found = data.tobytes()
     if kind == "bytes":
@@ -88,7 +88,7 @@ def value_of_bulk(kind: str, data: NDArray[np.uint8]) -> str | bytes:
     try:
         return found.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as why:
-        raise UsageError(f"its bytes are no text: {why}") from None
+        raise UsageError(f"its bytes are not valid text: {why}") from None
 
 
 def _write_int(value: int) -> str:
@@ -124,7 +124,7 @@ def _read_complex(found: Any) -> complex:
 def _write_str(value: str) -> Any:
     try:
         value.encode()
-    except UnicodeEncodeError:  # lone surrogates, which JSON of other languages refuses
+    except UnicodeEncodeError:  # lone surrogates, which other JSON libraries reject
         return {"surrogatepass": _write_bytes(value.encode("utf-8", "surrogatepass"))}
     return value
 
@@ -144,14 +144,17 @@ def _read_bytes(found: Any) -> bytes:
 
 
 def _write_scalar(value: np.generic) -> dict[str, str]:
-    # Text by its own length: in an array, zeros at its end would be gone.
+    # Text keeps its own length: arrays strip trailing zeros.
     if isinstance(value, np.str_):
         bits = value.encode("utf-32-le", "surrogatepass")
         return {"dtype": f"U{len(value)}", "bits": bits.hex()}
     if isinstance(value, np.bytes_):
         return {"dtype": f"S{len(value)}", "bits": value.hex()}
     array = np.asarray(value)
-    return {"dtype": dtypes.name_of(array.dtype), "bits": dtypes.pack(array).tobytes().hex()}
+    return {
+        "dtype": dtypes.dtype_name(array.dtype),
+        "bits": dtypes.pack_elements(array).tobytes().hex(),
+    }
 
 
 def _read_scalar(found: Any) -> Any:
@@ -160,7 +163,7 @@ def _read_scalar(found: Any) -> Any:
         return np.str_(bits.decode("utf-32-le", "surrogatepass"))
     if dtype.kind == "S":
         return np.bytes_(bits)
-    return dtypes.unpack(bits, dtype, ())[()]
+    return dtypes.unpack_elements(bits, dtype, ())[()]
 
 
 def _same(value: Any) -> Any:
@@ -190,21 +193,21 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 
 
 def plain_json(value: Any) -> Any:
-    """Return the JSON of plain values in lists, tuples and dicts: the static data of a node.
+    """Encode the plain values, lists, tuples and dicts of a node's auxiliary data as JSON.
 
-    None, bool, str and lists are JSON's own; all else is an object with one key, its kind.
+    None, bool, str and lists are themselves; anything else is an object with one key, its kind.
 
     Raises:
-      UsageError: something in it is not plain.
+      UsageError: a value is not plain.
     """
     return _plain_json(value, _DEEPEST)
 
 
 def plain_value(found: Any) -> Any:
-    """Return the plain values whose JSON this is.
+    """Decode plain values from JSON.
 
     Raises:
-      UsageError: it is none's.
+      UsageError: it is not a valid encoding.
     """
     return _plain_value(found, _DEEPEST)
 
@@ -220,7 +223,7 @@ def _plain_json(value: Any, depth: int) -> Any:
     if kind is dict:
         pairs = value.items()
         return {"dict": [[_plain_json(one, depth - 1) for one in pair] for pair in pairs]}
-    written = to_json(value)
+    written = encode_value(value)
     as_it_is = value is None or kind is bool or (kind is str and written is value)
     return written if as_it_is else {kind_of(value): written}
 
@@ -233,15 +236,15 @@ def _plain_value(found: Any, depth: int) -> Any:
     if type(found) is list:
         return [_plain_value(one, depth - 1) for one in found]
     if type(found) is not dict or len(found) != 1:
-        raise UsageError("static data that are no plain values")
+        raise UsageError("static data that are not plain values")
     ((kind, inner),) = found.items()
     if kind not in ("tuple", "dict"):
-        return value_of(kind, inner)
+        return decode_value(kind, inner)
     if type(inner) is not list:
-        raise UsageError(f"static data whose {kind} is none")
+        raise UsageError(f"static data whose {kind} is invalid")
     if kind == "tuple":
         return tuple([_plain_value(one, depth - 1) for one in inner])
     try:
         return {_plain_value(k, depth - 1): _plain_value(v, depth - 1) for k, v in inner}
     except (TypeError, ValueError) as why:
-        raise UsageError(f"static data whose dict is none: {why}") from None
+        raise UsageError(f"static data with an invalid dict: {why}") from None

@@ -1,4 +1,4 @@
-"""What to write instead of a value that cannot be saved."""
+"""Suggest what to save instead of a value that cannot be saved."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _REGISTER = "jax.tree_util.register_dataclass"
 
 
 def remedy(value: Any, *, can_register: bool = True) -> str:
-    """Return what a value is, and what to write instead, in words.
+    """Say what a value is, and what to save instead.
 
     Args:
-      can_register: would its class be taken apart if JAX knew it?
+      can_register: would registering its class with JAX help?
 
     >>> from fractions import Fraction
     >>> remedy({1, 2})
@@ -30,11 +30,11 @@ def remedy(value: Any, *, can_register: bool = True) -> str:
     if isinstance(value, Enum):
         return f"is {value}, of the enum {kind.__name__}; save its .name or .value"
     if is_dataclass(value):
-        told = f"is a dataclass {kind.__name__}"
+        detail = f"is a dataclass {kind.__name__}"
         as_dict = "save dataclasses.asdict(…) of it"
         if not can_register:
-            return f"{told}; {as_dict}"
-        return f"{told} that JAX does not know; decorate it with @{_REGISTER}, or {as_dict}"
+            return f"{detail}; {as_dict}"
+        return f"{detail} that JAX does not know; decorate it with @{_REGISTER}, or {as_dict}"
     return f"is a {kind.__name__}; {_other(value)}"
 
 

@@ -8,7 +8,7 @@ import typer
 
 from shoal.checkpoint.blocks.compare import Pair, compare, shape_of
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
-from shoal.checkpoint.tree.plain_values import value_of
+from shoal.checkpoint.tree.plain_values import decode_value
 from shoal.cli.ckpt.paths import look_at, one_of
 from shoal.cli.tables import print_json, safe, short
 from shoal.errors import UsageError, nearest
@@ -106,6 +106,6 @@ def _described(both: tuple[Checkpoint, Checkpoint], where: list[int]) -> dict[st
         if left != right:
             words = f"{left} | {right}"
             if kind == "value":
-                words = " | ".join(short(value_of(one.kind, value)) for value in (left, right))
+                words = " | ".join(short(decode_value(one.kind, value)) for value in (left, right))
             return {"kind": kind, "first": left, "second": right, "words": words}
     return None

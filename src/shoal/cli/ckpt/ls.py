@@ -50,7 +50,7 @@ def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
         "pinned": KEEP in entry.folder.names(),
     }
     try:
-        state = step_folder.state_of(entry.folder)
+        state = step_folder.folder_state(entry.folder)
     except CorruptCheckpoint as error:
         return {**facts, "problem": str(error)}
     except UnsupportedCheckpoint as error:

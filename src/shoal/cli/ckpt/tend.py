@@ -37,7 +37,7 @@ def recover(
         result = {"step": entry.step, "path": entry.folder.path}
         try:
             before = step_folder.committed(entry.folder)
-            after = sweep.recover(entry.folder)
+            after = sweep.recover_step(entry.folder)
         except (CorruptCheckpoint, UnsupportedCheckpoint) as error:
             code = max(code, error.exit_code)
             state = "damaged" if isinstance(error, CorruptCheckpoint) else "unsupported"
@@ -106,14 +106,14 @@ def gc(
 
 def _behind_a_link(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
     """Check a step that is a link; it is cleaned up where it lies."""
-    step_folder.state_of(entry.folder)
+    step_folder.folder_state(entry.folder)
     return {"link": True, "removed": [], "bytes": 0, "spared": []}
 
 
 def _collected(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
     """Remove the remains in one folder, unless `is_dry`; return them, as JSON."""
     folder = entry.folder
-    state = step_folder.state_of(folder)
+    state = step_folder.folder_state(folder)
     over = [
         one
         for one in state.attempts
@@ -123,7 +123,7 @@ def _collected(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[st
     if is_dry:
         names = [name for one in over for name in one.names]
     else:
-        names = sweep.collect(folder, idle_s=older)
+        names = sweep.collect_garbage(folder, idle_s=older)
     spared = [one.id for one in state.attempts if one.idle_s < older]
     ahead = {one.id: one.ahead_s for one in state.attempts if one.is_ahead and one.id in spared}
     return {

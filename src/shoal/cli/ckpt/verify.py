@@ -83,7 +83,7 @@ def _verified(entry: FoundCheckpoint) -> tuple[dict[str, Any], int]:
         checkpoint = opening.open_folder(entry.folder)
         facts |= {"bytes": checkpoint.commit.data_bytes, "files": checkpoint.commit.num_files}
         with _bar(entry.name, checkpoint.commit.data_bytes) as advance:
-            problems = reader.verify(checkpoint, advance)
+            problems = reader.verify_files(checkpoint, advance)
         code = CorruptCheckpoint.exit_code if problems else 0
     except (CorruptCheckpoint, UnsupportedCheckpoint, StorageError) as error:
         problems, code = [str(error)], error.exit_code

@@ -1,4 +1,4 @@
-"""Large values between processes: chunked, through a host's memory or over the devices.
+"""Transports for large values between processes: shared host memory, devices, or a relay.
 
-Knows bytes; does not know what they mean.
+Knows bytes; knows nothing of their meaning.
 """

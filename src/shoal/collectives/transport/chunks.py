@@ -1,7 +1,7 @@
-"""Bytes that lie in several places, cut into chunks of few fixed sizes.
+"""Scattered bytes, cut into chunks of few fixed sizes.
 
-A device program is compiled for one size. Two sizes are enough: the large one carries most bytes
-for little time each, the small one keeps a short value, or a short rest, from costing a large one.
+A device program is compiled for one size. Two sizes suffice: the large one carries most bytes with
+little overhead, the small one keeps a short value, or a short rest, from costing a large one.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-Buffer = Any  # what has the buffer protocol, C-contiguous: bytes, a memoryview, an array
+Buffer = Any  # C-contiguous, with the buffer protocol: bytes, a memoryview, an array
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 
 LARGE_BYTES = 4 << 20
 SMALL_BYTES = 256 << 10
 CHUNKS = (LARGE_BYTES, SMALL_BYTES)
-_ALIGNED_TO = 64  # a host array that begins so becomes a device's without a copy, on CPU
-_MOST_SMALL = 4  # as many small chunks cost about as much time as a large one
+_ALIGNED_TO = 64  # on CPU, JAX adopts host arrays of this alignment
+_MOST_SMALL = 4  # this many small chunks cost about as much as a large one
 
 
 class Run(NamedTuple):
-    """Chunks of one size, one after the other; the last may be only partly filled."""
+    """Consecutive chunks of one size; the last may be partly filled."""
 
-    begin: int  # of the first chunk, in bytes from the value's begin
+    begin: int  # of the first chunk, byte offset in the value
     chunk_bytes: int
     num_chunks: int
 
     @property
     def begins(self) -> range:
-        """Where each chunk begins, in bytes from the value's begin."""
+        """Byte offset of each chunk in the value."""
         return range(self.begin, self.begin + self.num_chunks * self.chunk_bytes, self.chunk_bytes)
 
 
@@ -53,7 +53,7 @@ def runs(num_bytes: int) -> tuple[Run, ...]:
 
 
 class Bytes:
-    """Several buffers, read or written as if they were one. Nothing is copied but what is asked.
+    """Several buffers, read and written as one. Only what is requested is copied.
 
     >>> value = Bytes([b"sho", b"al"])
     >>> value.read(1, 4).tobytes()
@@ -67,14 +67,14 @@ class Bytes:
 
     @property
     def num_bytes(self) -> int:
-        """How many there are together."""
+        """Total size in bytes."""
         return self._begins[-1]
 
     def read(self, begin: int, num_bytes: int, place: ByteArray | None = None) -> ByteArray:
-        """Return the bytes from `begin`, followed by zeros where the value has ended.
+        """Return the bytes from `begin`, zero-padded past the end of the value.
 
-        A view if they lie in one buffer, where a device of kind CPU can read them; else a copy, in
-        `place` if one is given.
+        A view if they are in one buffer with an alignment that a CPU device can read; else a copy,
+        in `place` if given.
         """
         pieces = [view[first:last] for view, first, last in self._pieces(begin, num_bytes)]
         if len(pieces) == 1 and pieces[0].size == num_bytes and _misfit(pieces[0]) == 0:
@@ -84,7 +84,7 @@ class Bytes:
         return joined
 
     def fill(self, place: ByteArray, begin: int) -> int:
-        """Copy the bytes from `begin` to `place`, as many as it takes; return how many."""
+        """Copy bytes from `begin` into `place` until it is full; return how many."""
         end = 0
         for view, first, last in self._pieces(begin, place.size):
             place[end : end + last - first] = view[first:last]
@@ -92,11 +92,11 @@ class Bytes:
         return end
 
     def pieces(self) -> Iterator[tuple[int, ByteArray]]:
-        """Yield each buffer, with where it begins."""
+        """Yield each buffer with its offset."""
         yield from zip(self._begins, self._views, strict=False)
 
     def write(self, begin: int, values: ByteArray) -> None:
-        """Put `values` at `begin`; what does not fit in is left out."""
+        """Write `values` at `begin`; excess bytes are dropped."""
         place = 0
         for view, first, last in self._pieces(begin, values.size):
             view[first:last] = values[place : place + last - first]
@@ -113,9 +113,9 @@ class Bytes:
 
 
 class Outgoing:
-    """A value that is sent chunk by chunk; a chunk stays as it is until the next but one is read.
+    """A value sent chunk by chunk; a chunk stays valid until the next but one is read.
 
-    To be made in the caller's thread: memory of a new thread is new, a fault for each page.
+    Construct it in the caller's thread: a new thread's memory is fresh, with a fault for each page.
     """
 
     def __init__(self, value: Bytes) -> None:
@@ -133,7 +133,7 @@ class Outgoing:
 
 
 def aligned(num_bytes: int) -> ByteArray:
-    """Return memory that begins where a device of kind CPU can read it."""
+    """Return memory aligned for CPU devices."""
     memory = np.empty(num_bytes + _ALIGNED_TO, np.uint8)
     return memory[-_misfit(memory) % _ALIGNED_TO :][:num_bytes]
 
@@ -143,7 +143,7 @@ def _misfit(array: ByteArray) -> int:
 
 
 def _view(buffer: Buffer) -> ByteArray:
-    """Not every dtype has the buffer protocol, but every array can be seen as bytes."""
+    """Return an array as bytes: not every dtype has the buffer protocol."""
     if isinstance(buffer, np.ndarray):
         return buffer.reshape(-1).view(np.uint8)
     flat = memoryview(buffer)

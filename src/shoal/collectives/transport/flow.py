@@ -1,12 +1,12 @@
-"""One piece of work on devices, watched: until when, and who is to blame if it fails.
+"""Run work on devices under a deadline, and find out which process is at fault if it fails.
 
 Work on devices blocks in native code, for ever if a peer is frozen. So it runs in a thread of its
-own, while the caller's thread looks at the clock and at who is alive. At its end all meet: all have
-succeeded then, or all that are alive get an error.
+own, while the caller's thread watches the clock and the liveness of peers. At the end all meet:
+either all have succeeded, or all survivors get an error.
 
-Before the work all agree on the earliest of their deadlines, for who works hears of nothing: it
-ends the work of all. What a process is busy with it says a moment before, one way, so that it is
-known even if it is frozen then.
+Before the work all agree on the earliest of their deadlines, since working processes cannot be
+notified: it ends the work of all. Shortly before it, each process reports what it is busy with,
+one-way, so that this is known even if it is frozen by then.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.failure_words import failure_of, headline_of
 
 _LOG = logging.getLogger("shoal")
-_LOOK_S = 0.05  # between two looks at who is alive
-_TURN_S = 0.1  # what it may take to meet at the deadline: all come then, and say who is late
-_KNOWN_S = 2.0  # beyond SHOAL_LOST_AFTER_S: then it is known who is gone
-_LEAD_S = 0.15  # so long before the deadline a process says what it is busy with
-_LIMIT = struct.Struct("<dd")  # seconds that are left, and that were given
+_LOOK_S = 0.05  # interval of liveness checks
+_TURN_S = 0.1  # time to meet at the deadline, when all arrive and name the late
+_KNOWN_S = 2.0  # beyond SHOAL_LOST_AFTER_S, when losses are known
+_LEAD_S = 0.15  # how long before the deadline a process reports its activity
+_LIMIT = struct.Struct("<dd")  # seconds left, original time-out
 _LATE, _FAILED = "late: ", "failed: "
-_MOST_WORDS = 4096  # that the others are told
+_MOST_WORDS = 4096  # of an error message sent to others
 
 T = TypeVar("T")
 
 
 class _Outcome(NamedTuple, Generic[T]):
-    """How the work of this process ended: with a value, or with words for the others."""
+    """How this process's work ended: with a value, or with a message for the others."""
 
     value: T | None = None
     words: str = ""
@@ -51,7 +51,7 @@ class _Outcome(NamedTuple, Generic[T]):
 
 
 class Flow:
-    """Who works together, as what call, until when, and how far it has come."""
+    """A collective's group, call, deadline and progress."""
 
     def __init__(
         self,
@@ -69,25 +69,25 @@ class Flow:
         self.members = group or tuple(range(coordinator.num_processes))
         self._began, self._timeout_s = time.monotonic(), given_s(timeout_s)
         self._deadline, self._whose = ends_at(timeout_s), coordinator.process
-        self._is_settled = False  # is that the earliest of all?
+        self._is_settled = False  # is this the earliest of all?
         self._every_s = settings.seconds("SHOAL_WARN_AFTER_S")
         self._tell_at = self._began + self._every_s
 
     @property
     def name(self) -> str:
-        """What the messages call it: `'params' (train.py:31 (main))`."""
+        """The call as named in messages: `'params' (train.py:31 (main))`."""
         return f"{self.call.name or self.call.operation!r} ({self.call.site})"
 
     @property
     def left_s(self) -> float:
-        """Until the deadline."""
+        """Seconds until the deadline."""
         return left_of(self._deadline)
 
     def settle(self) -> None:
-        """Take the earliest deadline of all for this one's; the others are here, or come at once.
+        """Adopt the earliest deadline of all processes, which are here or arrive soon.
 
-        Clocks of hosts differ, so all say how long it is until theirs: that is as exact as they
-        come together.
+        Clocks of hosts differ, so the processes exchange the time left: as exact as their arrivals
+        are simultaneous.
         """
         answers = self.meet("until when", _LIMIT.pack(self.left_s, self._timeout_s))
         now, self._is_settled = time.monotonic(), True
@@ -100,14 +100,14 @@ class Flow:
     def meet(
         self, stage: str, payload: bytes = b"", timeout_s: float | None = None
     ) -> Mapping[int, bytes]:
-        """Meet the others at this stage; return what each brings."""
+        """Meet the other processes at this stage; return their payloads."""
         call = self.call._replace(spec=(*self.call.spec, stage))
         return self.agree(call, payload, timeout_s)
 
     def agree(
         self, call: Call, payload: bytes, timeout_s: float | None = None
     ) -> Mapping[int, bytes]:
-        """Meet the others at a call of its own; return what each brings."""
+        """Meet the other processes at a separate call; return their payloads."""
         limit_s = self.left_s if timeout_s is None else timeout_s
         return agree(
             self.coordinator, call, payload, timeout_s=limit_s, group=self.group, lane=self.lane
@@ -121,20 +121,20 @@ class Flow:
         *,
         meanwhile: Callable[[], object] | None = None,
     ) -> T:
-        """Do `work` while the others do theirs, then meet them; return what it returned.
+        """Run `work` while the others run theirs, then meet them; return its result.
 
-        `still` says what is not done yet, if it is not in time. `meanwhile` is done in the caller's
-        thread, that would only wait.
+        `still` describes what is unfinished at the deadline. `meanwhile` runs in the caller's
+        thread, which would otherwise only wait.
 
-        Raises, on all that are alive:
-          DeadlineError: somebody was not done in time.
-          ProcessLostError, PeerFailedError: somebody is gone, or failed.
-        What `work` itself raises, unless it is the runtime's error, is raised here at once.
+        Raises, on all survivors:
+          DeadlineError: a process was not done in time.
+          ProcessLostError, PeerFailedError: a process was lost, or failed.
+        Errors of `work` itself, other than the runtime's, are raised here at once.
         """
         if not self._is_settled:
             self.settle()
         outcome = self._watched(work, still, meanwhile)
-        # who is late comes at the deadline, and says with what
+        # a late process arrives at the deadline, and reports its activity
         limit_s: float = Allowance(self.left_s + _TURN_S, self._timeout_s)
         if outcome.error is not None:
             limit_s = min(limit_s, settings.seconds("SHOAL_LOST_AFTER_S") + _KNOWN_S)
@@ -142,7 +142,7 @@ class Flow:
         try:
             answers = self.meet(stage, said, limit_s)
         except DeadlineError as error:
-            if outcome.error is not None:  # nobody is gone: the runtime's words are all we have
+            if outcome.error is not None:  # no process is lost: only the runtime's message is known
                 raise outcome.error from None
             self._judge_missing(error, outcome.words)
             raise
@@ -156,18 +156,18 @@ class Flow:
         still: Callable[[], str],
         meanwhile: Callable[[], object] | None,
     ) -> _Outcome[T]:
-        """Do `work` in a thread of its own; look at the clock and at who is alive meanwhile."""
+        """Run `work` in a thread of its own; watch the clock and liveness meanwhile."""
         done: Future[T] = Future()
 
         def run() -> None:
             try:
-                # both are for the program, not for this
+                # both concern the user's program only
                 with jax.transfer_guard("allow"), jax.disable_jit(False):
                     done.set_result(work())
             except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
                 done.set_exception(error)
 
-        if jax.config.jax_thread_guard:  # a debugging aid: this thread alone may start such work
+        if jax.config.jax_thread_guard:  # a debugging aid that permits only one thread
             run()
         else:
             threading.Thread(target=run, name=DEVICE_WORK, daemon=True).start()
@@ -189,7 +189,7 @@ class Flow:
         return _Outcome(done.result())
 
     def _judge_missing(self, error: DeadlineError, own: str) -> None:
-        """Raise what is known of those who did not come, if they said what they are busy with."""
+        """Raise for the processes that did not arrive, if they reported their activity."""
         known = {p: said[said.find(_LATE) :] for p, said in error.last_words.items()}
         words = {p: said for p, said in known.items() if said.startswith(_LATE)}
         if own:
@@ -199,13 +199,13 @@ class Flow:
 
     def _judge(self, words: Mapping[int, str], own: Exception | None) -> None:
         heads = {process: headline_of(text) for process, text in words.items()}
-        told = "; ".join(f"process {process} {head}" for process, head in sorted(heads.items()))
+        detail = "; ".join(f"process {process} {head}" for process, head in sorted(heads.items()))
         late = [process for process in sorted(words) if words[process].startswith(_LATE)]
         if late:
             is_own = self._whose == self.coordinator.process
             whose = "its deadline" if is_own else f"the deadline of process {self._whose}"
             raise DeadlineError(
-                f"{self.me}: {self.name}: not done by {whose} ({self._timeout_s:g} s): {told}\n"
+                f"{self.me}: {self.name}: not done by {whose} ({self._timeout_s:g} s): {detail}\n"
                 "give timeout_s= more, or find out what the devices are busy with",
                 name=self.call.name or self.call.operation,
                 waited_s=time.monotonic() - self._began,
@@ -214,14 +214,14 @@ class Flow:
             ) from own
         if own is not None:
             raise own
-        raise PeerFailedError(f"{self.me}: {self.name}: {told}", failed=words)
+        raise PeerFailedError(f"{self.me}: {self.name}: {detail}", failed=words)
 
     def tell(self) -> None:
-        """Log how far it has come, if it was not told for long."""
+        """Log the progress, at intervals."""
         now = time.monotonic()
         if now < self._tell_at or not self.moved_bytes:
             return
         self._tell_at = now + self._every_s
         seconds, megabytes = now - self._began, self.moved_bytes / 1e6
-        told = f"{megabytes:.0f} MB moved in {seconds:.0f} s, {megabytes / seconds:.1f} MB/s"
-        _LOG.info("%s: %s: %s", self.me, self.name, told)
+        detail = f"{megabytes:.0f} MB moved in {seconds:.0f} s, {megabytes / seconds:.1f} MB/s"
+        _LOG.info("%s: %s: %s", self.me, self.name, detail)

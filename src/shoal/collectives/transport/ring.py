@@ -1,7 +1,7 @@
-"""One device of each process, and the programs that move chunks from one to another.
+"""One device of each process, and the programs that move chunks between them.
 
-A way is compiled when it is first gone, ahead of time and for each size of a chunk; the shape of a
-value never compiles anything. A program only moves bytes: no arithmetic, so every bit arrives.
+A route is compiled on first use, ahead of time and for each chunk size; the shape of a value never
+compiles anything. A program only moves bytes: no arithmetic, so every bit is preserved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.jax_service import jax_runtime
 
-Hops = tuple[tuple[int, int], ...]  # (from, to): who gives its chunk to whom, at the same time
+Hops = tuple[tuple[int, int], ...]  # (sender, receiver) pairs, simultaneous
 
 
 class Ring:
@@ -34,34 +34,34 @@ class Ring:
         self._zeros = {size: self.put(np.zeros(size, np.uint8)) for size in CHUNKS}
 
     def put(self, chunk: ByteArray) -> jax.Array:
-        """Return a chunk of this process's own, on its device. The host's memory may be shared."""
+        """Return a chunk of this process's data on its device. May share the host's memory."""
         buffer = jax.device_put(chunk, self._device)
         shape = (self.num_processes * chunk.size,)
         return jax.make_array_from_single_device_arrays(shape, self._sharding, [buffer])
 
     def zeros(self, num_bytes: int) -> jax.Array:
-        """Return a chunk of nothing."""
+        """Return a chunk of zeros."""
         return self._zeros[num_bytes]
 
     def prepare(self, ways: Iterable[Hops]) -> None:
-        """Compile what these ways need, for all sizes of chunks: once in the life of a job."""
+        """Compile these routes for all chunk sizes: once per job."""
         for hops in ways:
             _programs(self._devices, hops)
 
     def move(self, chunk: jax.Array, hops: Hops) -> jax.Array:
-        """Give chunks from process to process; who gets none has zeros then. May block."""
+        """Send chunks between processes; a process that receives none has zeros. May block."""
         programs = _programs(self._devices, hops)
         moved: jax.Array = programs[chunk.size // self.num_processes](chunk)
         return moved
 
     @staticmethod
     def host_value(chunk: jax.Array) -> ByteArray:
-        """Return this process's chunk; waits until it is there."""
+        """Return this process's chunk; waits for it."""
         return np.asarray(chunk.addressable_data(0))
 
 
 def rotation(num_processes: int) -> Hops:
-    """Everybody gives to the next one.
+    """Each process sends to the next one.
 
     >>> rotation(3)
     ((0, 1), (1, 2), (2, 0))
@@ -70,7 +70,7 @@ def rotation(num_processes: int) -> Hops:
 
 
 def chain(num_processes: int, source: int) -> Hops:
-    """Everybody gives to the next one, from the source to the one before it.
+    """Each process sends to the next, from the source to the one before it.
 
     >>> chain(3, source=1)
     ((1, 2), (2, 0))
@@ -80,7 +80,7 @@ def chain(num_processes: int, source: int) -> Hops:
 
 
 def tree(num_processes: int, source: int) -> tuple[Hops, ...]:
-    """Everybody who has it gives it to one who has it not, round after round.
+    """In each round, every process that has the chunk sends it to one that does not.
 
     >>> tree(4, source=0)
     (((0, 2),), ((0, 1), (2, 3)))
@@ -95,7 +95,7 @@ def tree(num_processes: int, source: int) -> tuple[Hops, ...]:
 
 
 def has_devices(coordinator: Coordinator) -> bool:
-    """Did JAX join exactly this job? If not, no process of it has a device for the others."""
+    """Did JAX join exactly this job? If not, there are no common devices."""
     found = jax_runtime.attached()
     return (
         coordinator.num_processes > 1
@@ -109,14 +109,14 @@ def has_devices(coordinator: Coordinator) -> bool:
 def borrowed_ring(
     coordinator: Coordinator, *, site: str, timeout_s: float, lane: str = "main"
 ) -> Iterator[Ring | None]:
-    """Lend the ring of a job; None if a process has no device for it now.
+    """Borrow the ring of a job; None if a process has no device available.
 
     The first time, processes tell each other which device they give: on some machines JAX counts
     processes in an order of its own. Creates JAX's devices, which waits for all processes.
 
-    So they do if the last one was not given back: a thread that nobody waits for any more may still
-    move chunks then, and a process would take them for those of the next value. While there is such
-    a thread anywhere, nobody gets the ring; nor ever again, if one has failed midway.
+    They also meet if the ring was not returned last time: an abandoned thread may still be moving
+    chunks, which could be taken for those of the next value. While there is such a thread anywhere,
+    no process gets the ring; nor ever again, if one has failed midway.
 
     Raises:
       As `Coordinator.arrive`; a RuntimeError of JAX if it cannot create its devices.
@@ -132,21 +132,21 @@ def borrowed_ring(
     user = object()
     known.users.add(user)
     yield known.ring
-    known.users.discard(user)  # not after an error: chunks may be under way
+    known.users.discard(user)  # not after an error: chunks may be in flight
 
 
 def give_ring_back(coordinator: Coordinator) -> None:
-    """Say that all processes have met since they borrowed it, and know that all are done."""
+    """Return the ring: all processes have met since they borrowed it, and all are done."""
     _known(cast(Hashable, coordinator)).is_free = True
 
 
 class _Known:
-    """What is known of the ring of a job."""
+    """The state of a job's ring."""
 
     def __init__(self) -> None:
         self.ring: Ring | None = None
-        self.is_free = False  # all know the ring, and nobody uses it
-        self.users: set[object] = set()  # of this process: who borrowed it and is not done
+        self.is_free = False  # known to all, and not in use
+        self.users: set[object] = set()  # borrowers in this process that are not done
 
 
 @lru_cache(maxsize=8)
@@ -161,7 +161,7 @@ def _own_device() -> list[object] | None:
 
 
 def _devices(said: list[list[object] | None]) -> tuple[jax.Device, ...] | None:
-    """Return the devices that the processes named, if all did and all are of one kind."""
+    """Return the devices that the processes chose, if all did and all are of one kind."""
     present = {(device.platform, device.id): device for device in jax.devices()}
     found = [present.get((str(row[0]), row[1])) if row else None for row in said]
     devices = tuple(device for device in found if device is not None)

@@ -1,15 +1,17 @@
-"""Values too large for one message: through the memory of a host, or over the devices.
+"""Values too large for one message: through shared host memory, or over the devices.
 
-Processes of one host look into each other's *windows*. Between hosts a value goes as fixed-size
-chunks over one device of each process: `spread` sends it along a line of devices, the chunks one
-behind the other, or in a tree if they are few: each byte comes to each process once. `collect`
-turns a ring until everybody has seen the chunk of everybody. Where JAX connects no devices of the
-job, or a process has none, in other lanes than "main", and among some processes of the job alone
-(of the others some may be dead: JAX would wait for them), it goes through the meeting place.
+Processes of one host read each other's *windows*. Between hosts a value is sent in fixed-size
+chunks over one device of each process: `broadcast_bytes` sends it along a chain of devices,
+pipelined, or in a binomial tree if the chunks are few: each byte reaches each process once.
+`gather_bytes` rotates chunks round a ring until every process has seen every chunk (R. Thakur, R.
+Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+19, 2005). Where JAX connects no devices of the job, or a process has none, in lanes other than
+"main", and among a subset of the job (others may be dead, and JAX would wait for them), it goes
+through the meeting place.
 
-Nothing waits for the devices without a look at who is alive: the chunks move in a thread of their
-own, and the caller's thread asks the control plane meanwhile. After the last chunk all meet once
-more, so that all have the value, or all that are alive get an error.
+Waiting for devices is always accompanied by liveness checks: the chunks move in a thread of their
+own, and the caller's thread polls the control plane meanwhile. After the last chunk all meet once
+more, so that all have the value, or all survivors get an error.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 
-_End = Outgoing | Bytes | None  # what a process sends; or where it puts what comes, if it wants it
-_ROUND_BYTES = 8 << 20  # of all processes together, in one meeting
+_Endpoint = Outgoing | Bytes | None  # source or destination buffers, or None
+_ROUND_BYTES = 8 << 20  # of all processes together, per meeting
 
 
-def spread(
+def broadcast_bytes(
     coordinator: Coordinator,
     source: int,
     data: Sequence[Buffer] | None,
@@ -54,9 +56,9 @@ def spread(
     into: Sequence[Buffer] | None = None,
     group: tuple[int, ...] | None = None,
 ) -> ByteArray | None:
-    """Give the bytes of one process to all, or to all of a group.
+    """Broadcast the bytes of one process to all, or to all of a group.
 
-    They all call it with equal arguments, but for `data` and `into`. Memory of a process: the
+    All call it with equal arguments, except `data` and `into`. Memory of a process: the
     result, and up to six chunks of 4 MiB; no copy of the whole is made on the source.
 
     Args:
@@ -64,16 +66,16 @@ def spread(
       data: its buffers, of `num_bytes` together; others: ignored.
       num_bytes: equal on all.
       timeout_s: deadline in seconds.
-      name: what the messages call it.
-      into: writable buffers of `num_bytes` together, to be filled, on the source too, where that
-        goes on while chunks move; None: one is made, but not on the source.
-      group: the processes, this one and the source among them; None: all of the job.
+      name: a label for messages.
+      into: writable buffers of `num_bytes` together, to be filled, also on the source, where that
+        happens while chunks move; None: one is allocated, except on the source.
+      group: the processes, including the caller and the source; None: all of the job.
 
     Returns:
       uint8[num_bytes]; None on the source, and where `into` was given.
 
     Raises:
-      DeadlineError, ProcessLostError, PeerFailedError: on all that are alive.
+      DeadlineError, ProcessLostError, PeerFailedError: on all survivors.
     """
     flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
     is_source = coordinator.process == source
@@ -100,7 +102,7 @@ def spread(
     return made
 
 
-def collect(
+def gather_bytes(
     coordinator: Coordinator,
     data: Sequence[Buffer],
     sizes: Sequence[int],
@@ -112,25 +114,25 @@ def collect(
     into: Sequence[Sequence[Buffer]] | None = None,
     group: tuple[int, ...] | None = None,
 ) -> list[ByteArray] | None:
-    """Give the bytes of each process to all, or to one; of all processes, or of a group.
+    """Gather the bytes of each process on all, or on one; over all processes, or a group.
 
-    They all call it with equal arguments, but for `data` and `into`. Memory of a process: the
+    All call it with equal arguments, except `data` and `into`. Memory of a process: the
     result, and up to six chunks of 4 MiB.
 
     Args:
       data: the buffers of this process.
       sizes: the bytes of each process, in the order of the processes; equal on all.
-      to: who gets them; None: all.
+      to: the receiving process; None: all.
       timeout_s: deadline in seconds.
-      name: what the messages call it.
-      into: for each process the writable buffers to be filled; None: they are made.
-      group: the processes, this one and `to` among them; None: all of the job.
+      name: a label for messages.
+      into: for each process the writable buffers to fill; None: allocated.
+      group: the processes, including the caller and `to`; None: all of the job.
 
     Returns:
-      uint8[size] for each process; None where nothing is to be got or `into` was given.
+      uint8[size] for each process; None where nothing is received or `into` was given.
 
     Raises:
-      DeadlineError, ProcessLostError, PeerFailedError: on all that are alive.
+      DeadlineError, ProcessLostError, PeerFailedError: on all survivors.
     """
     flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
     takes = to in (None, coordinator.process)
@@ -148,7 +150,7 @@ def collect(
             flow,
             Passing(
                 own,
-                dict(zip(members, places, strict=False)),  # there are none where nothing is taken
+                dict(zip(members, places, strict=False)),  # empty where nothing is received
                 dict(zip(members, sizes, strict=True)),
             ),
             lambda: partial(_collect, flow, Outgoing(own), places, sizes),
@@ -167,12 +169,13 @@ def _move(
     relay: Callable[[], object],
     copy: Callable[[], object],
 ) -> None:
-    """Move bytes through the memory of the host if it is one, else over the devices if all have
-    one, else through the meeting place. Meanwhile copy what this process has itself.
+    """Move bytes through shared host memory, over the devices, or through the meeting place.
 
-    There is one window and one line of execution on the devices: if two threads used them, a
-    process could take what belongs to one lane for what belongs to the other. So they are for lane
-    "main" alone.
+    Through memory if there is one host, else over the devices if all processes have one; meanwhile
+    this process's own data are copied.
+
+    There is one window and one stream of device programs: if two threads used them, data of one
+    lane could be taken for the other's. So they are used by lane "main" alone.
     """
     windows = meet_at_windows(flow, passing) if flow.lane == "main" else None
     if windows is not None:
@@ -188,7 +191,7 @@ def _move(
 def _moves_over_devices(
     flow: Flow, over: Callable[[Ring], object], copy: Callable[[], object]
 ) -> bool:
-    """Move chunks over the devices; False: a process has none now, but all have copied."""
+    """Move chunks over the devices; False if a process has none, but all have copied."""
 
     def go() -> bool:
         with borrowed_ring(
@@ -212,8 +215,8 @@ def _copy(value: Bytes, place: Bytes) -> None:
         place.write(begin, piece)
 
 
-def _spread(flow: Flow, source: int, end: _End, num_bytes: int, ring: Ring) -> None:
-    """Take the tree for few chunks and the chain for many: whichever has fewer turns."""
+def _spread(flow: Flow, source: int, end: _Endpoint, num_bytes: int, ring: Ring) -> None:
+    """Choose the tree for few chunks and the chain for many: whichever has fewer turns."""
     rounds, line = tree(ring.num_processes, source), chain(ring.num_processes, source)
     ring.prepare([*rounds, line])
     for run in runs(num_bytes):
@@ -223,8 +226,8 @@ def _spread(flow: Flow, source: int, end: _End, num_bytes: int, ring: Ring) -> N
             _pass_on(flow, ring, source, line, run, end)
 
 
-def _branch(flow: Flow, ring: Ring, rounds: Sequence[Hops], run: Run, end: _End) -> None:
-    """Send each chunk to one process, then from both to two others, and so on."""
+def _branch(flow: Flow, ring: Ring, rounds: Sequence[Hops], run: Run, end: _Endpoint) -> None:
+    """Send each chunk along a binomial tree."""
     under_way = _UnderWay(flow, ring)
     for begin in run.begins:
         chunk = ring.zeros(run.chunk_bytes)
@@ -237,8 +240,8 @@ def _branch(flow: Flow, ring: Ring, rounds: Sequence[Hops], run: Run, end: _End)
     under_way.take()
 
 
-def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, end: _End) -> None:
-    """Send the chunks along a line, one behind the other.
+def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, end: _Endpoint) -> None:
+    """Send the chunks along a chain, pipelined.
 
     With 4 processes and source 0, after turn 2 process 1 has chunk 2, process 2 has chunk 1 and
     process 3 chunk 0.
@@ -259,8 +262,10 @@ def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, end: _En
 def _collect(
     flow: Flow, own: Outgoing, places: Sequence[Bytes], sizes: Sequence[int], ring: Ring
 ) -> None:
-    """Move all values at once, or if few processes have much, one after the other: whichever has
-    fewer turns. Both ways need one program."""
+    """Move all values at once, or one after the other: whichever has fewer turns.
+
+    The second is the case if few processes have most of the data. Both use the same program.
+    """
     around = rotation(ring.num_processes)
     ring.prepare([around])
     chunks = [sum(run.num_chunks for run in runs(size)) for size in sizes]
@@ -283,7 +288,7 @@ def _turn(
     places: Sequence[Bytes],
     sizes: Sequence[int],
 ) -> None:
-    """For each chunk, turn the ring until everybody has seen the chunk of everybody."""
+    """For each chunk index, rotate the ring until every process has seen every chunk."""
     under_way = _UnderWay(flow, ring)
     for run in runs(max(sizes)):
         for begin in run.begins:
@@ -296,17 +301,20 @@ def _turn(
 
 
 class _UnderWay:
-    """The chunk that is on its way. It is taken while the next one moves, so that there are never
-    more than two, however far ahead the runtime could run."""
+    """The chunk in flight.
+
+    It is collected while the next one moves, so that there are never more than two, however far
+    ahead the runtime could run.
+    """
 
     def __init__(self, flow: Flow, ring: Ring) -> None:
         self._flow, self._ring = flow, ring
         self._chunk: jax.Array | None = None
-        self._into: _End = None
+        self._into: _Endpoint = None
         self._begin = 0
 
-    def move(self, chunk: jax.Array, hops: Hops, into: _End, begin: int) -> jax.Array:
-        """Send a chunk on its way; what arrives here is put to `begin` of `into`, if anywhere."""
+    def move(self, chunk: jax.Array, hops: Hops, into: _Endpoint, begin: int) -> jax.Array:
+        """Start moving a chunk; what arrives here is written at `begin` of `into`, if given."""
         fault_points.reach("stream.before_chunk", self._ring.process)
         moved = self._ring.move(chunk, hops)
         self.take()
@@ -316,7 +324,7 @@ class _UnderWay:
         return moved
 
     def take(self) -> None:
-        """Wait until it is here, and put it where it belongs."""
+        """Wait for it, and write it to its destination."""
         if self._chunk is not None and isinstance(self._into, Bytes):
             self._into.write(self._begin, self._ring.host_value(self._chunk))
         elif self._chunk is not None:

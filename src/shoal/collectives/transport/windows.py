@@ -1,9 +1,9 @@
-"""Large values between processes of one host: through memory that all of them see.
+"""Shared-memory transport of large values between processes of one host.
 
-Each process has a *window*, memory that belongs to no file (memfd_create(2)) and goes with the
-process, however it ends. A value passes through the window of who has it piece by piece, in two
-slots in turn: while the others copy one piece, the next is laid out. Nothing is compiled, no device
-takes part, and all waiting is done at the meeting place, by the deadline.
+Each process has a *window*, anonymous memory (memfd_create(2)) that disappears with the process,
+however it ends. A value passes through its holder's window piece by piece, in two alternating
+slots: while the others copy one piece, the next is written. Nothing is compiled, no device takes
+part, and all waiting happens at the meeting place, under the deadline.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from shoal.runtime.system import fault_points
 _PIECE_BYTES = 4 << 20
 WINDOW_BYTES = 2 * _PIECE_BYTES
 _MARK_BYTES = 16
-_MOST_PROCESSES = 64  # each opens the window of each
-_MOST_GROUPS = 4  # that have windows of their own, beside all processes of the job
+_MOST_PROCESSES = 64  # each opens every window
+_MOST_GROUPS = 4  # with windows of their own, beside the whole job's
 
 
 class Passing(NamedTuple):
-    """What passes between processes, as one of them sees it."""
+    """A transfer as one process sees it."""
 
-    value: Bytes | None  # its own
-    places: Mapping[int, Bytes]  # where what it wants goes, by the process that has it
-    sizes: Mapping[int, int]  # bytes, of each process that has a value
+    value: Bytes | None  # this process's value
+    places: Mapping[int, Bytes]  # destinations of wanted values, by holder
+    sizes: Mapping[int, int]  # bytes of each process with a value
 
     @property
     def num_bytes(self) -> int:
-        """Of all values together."""
+        """Total size of all values."""
         return sum(self.sizes.values())
 
 
 class Windows:
-    """The windows of all processes of a job, or of a group, as one of them sees them."""
+    """The windows of a job or group, as one process sees them."""
 
     def __init__(self, process: int, windows: Mapping[int, ByteArray]) -> None:
         self._process, self._windows = process, windows
 
     def lay_out(self, passing: Passing, begin: int) -> None:
-        """Put a piece of this process's value where the others read it."""
+        """Write a piece of this process's value for the others to read."""
         slot = begin % (2 * _PIECE_BYTES)
         if passing.value is not None:
             passing.value.fill(self._windows[self._process][slot : slot + _PIECE_BYTES], begin)
 
     def pass_on(self, flow: Flow, passing: Passing) -> None:
-        """Give the value of each process to all that have a place for it, from the first piece on,
-        at which all have met.
+        """Send each process's value to all that want it, from the first piece, for which all have
+        met.
 
-        Slot 0 is written again when all have met at the piece in slot 1, for nobody comes there
-        before it has copied the piece in slot 0.
+        Slot 0 is rewritten once all have met for the piece in slot 1, which no process does before
+        it has copied the piece in slot 0.
         """
         total = passing.num_bytes
         for begin in range(0, max(passing.sizes.values()), _PIECE_BYTES):
@@ -82,12 +82,12 @@ class Windows:
 
 
 def meet_at_windows(flow: Flow, passing: Passing) -> Windows | None:
-    """Return the windows of the processes of a flow, with the first piece laid out in each; None if
-    they do not see each other's memory.
+    """Return the windows of a flow's processes, with the first piece; None if they cannot be
+    shared.
 
-    The first time, these processes tell each other where their windows are, look, and tell whether
-    they saw. A process that was interrupted in that does not know what the others remember; it says
-    so where all meet anyway, and they begin anew.
+    The first time, these processes announce where their windows are, try to open them, and report
+    the result. A process interrupted in that does not know what the others remember; it says so at
+    the next meeting, and they start over.
     """
     known = _known(cast(Hashable, flow.coordinator))
     windows = known.get(flow.group)
@@ -109,13 +109,13 @@ def meet_at_windows(flow: Flow, passing: Passing) -> Windows | None:
 
 @lru_cache(maxsize=8)
 def _known(coordinator: Hashable) -> dict[tuple[int, ...] | None, Windows | None]:
-    """What was found for the processes of a job (None) and for groups of them."""
+    """What was found for the whole job (None) and for groups."""
     return {}
 
 
 def _look(flow: Flow, has_room: bool) -> Windows | None:
     def meet(stage: str, said: object) -> dict[int, Any]:
-        name = flow.call.name or flow.call.operation  # what an error says failed
+        name = flow.call.name or flow.call.operation  # named in errors
         call = Call("windows", name, flow.call.site, (f"memory of the host: {stage}",))
         answers = flow.agree(call, json.dumps(said).encode())
         return {process: json.loads(answers[process]) for process in flow.members}
@@ -133,7 +133,7 @@ def _look(flow: Flow, has_room: bool) -> Windows | None:
 
 
 def _own_window(opened: contextlib.ExitStack) -> tuple[int, dict[str, Any]] | None:
-    """Make a window, open until `opened` ends; return its file, and where others find it."""
+    """Create a window, open until `opened` ends; return its file, and where others find it."""
     host = host_id()
     if settings.number("SHOAL_HOST_MEMORY") == 0 or not host:
         return None
@@ -141,15 +141,15 @@ def _own_window(opened: contextlib.ExitStack) -> tuple[int, dict[str, Any]] | No
     try:
         file = os.memfd_create("shoal", os.MFD_CLOEXEC)
         opened.callback(os.close, file)
-        os.posix_fallocate(file, 0, WINDOW_BYTES)  # so that no write into it can fail
+        os.posix_fallocate(file, 0, WINDOW_BYTES)  # so that no write to it can fail
         os.pwrite(file, mark, 0)
-    except (OSError, AttributeError):  # no such thing on this platform, or no memory
+    except (OSError, AttributeError):  # unsupported platform, or out of memory
         return None
     return file, {"host": host, "pid": os.getpid(), "file": file, "mark": mark.hex()}
 
 
 def _window_of(row: dict[str, Any]) -> ByteArray | None:
-    """Return somebody's window, if this process may see it and it is the right one."""
+    """Open another process's window, if visible to this process and the right one."""
     try:
         file = os.open(f"/proc/{row['pid']}/fd/{row['file']}", os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""TensorFlow's `tf.experimental.dtensor`, by its own names, on arrays of JAX.
+"""TensorFlow's `tf.experimental.dtensor` API on JAX arrays.
 
 Never imports TensorFlow; knows no other facade.
 """

@@ -25,11 +25,11 @@ _COUNTER = "save_counter"
 
 @collective("the mesh's processes")
 class DTensorCheckpoint:
-    """The DVariables of objects, saved under the names that they have there, restored in place.
+    """The DVariables of objects, saved under their attribute names, restored in place.
 
     Collective over the mesh's processes.
 
-    `shoal.Checkpoints` keeps the steps of a run; this is the older, smaller thing.
+    `shoal.Checkpoints` keeps the steps of a run; this is the older, smaller API.
 
     Args:
       mesh: whose processes save and restore.
@@ -66,7 +66,7 @@ class DTensorCheckpoint:
             )
 
     def _tree(self) -> dict[str, Any]:
-        """Return the DVariables there are now, in nested dicts.
+        """Return the current DVariables, in nested dicts.
 
         Raises:
           UsageError: two things have one name.
@@ -80,21 +80,21 @@ class DTensorCheckpoint:
         clashes = [name for name in kept if name in root and not _is_same(root[name], kept[name])]
         raise_all(
             "dtensor.DTensorCheckpoint",
-            [f"{name}= is given, and root.{name} exists already" for name in clashes],
+            [f"{name}= is given, but root.{name} exists already" for name in clashes],
         )
         return {**root, **kept}
 
     def write(self, file_prefix: Prefix, options: Any = None) -> str:
         """Save at a path, and return it."""
-        asked = "DTensorCheckpoint.write"
-        must_be_eager(asked, "save what the program returns")
-        _no_options(asked, options)
-        form = partial(saved_form, asked, "a variable")
+        operation = "DTensorCheckpoint.write"
+        must_be_eager(operation, "save what the program returns")
+        _no_options(operation, options)
+        form = partial(saved_form, operation, "a variable")
         tree = jax.tree.map(form, self._tree(), is_leaf=_is_variable)
-        with said_of(asked):
+        with said_of(operation):
             save(
                 file_prefix, {**tree, _COUNTER: self.save_counter},
-                processes=processes_of(self._mesh), name=f"dtensor.{asked}",
+                processes=processes_of(self._mesh), name=f"dtensor.{operation}",
             )  # fmt: skip
         return str(file_prefix)
 
@@ -104,20 +104,20 @@ class DTensorCheckpoint:
         return self.write(f"{file_prefix}-{self.save_counter}", options)
 
     def read(self, save_path: Prefix, options: Any = None) -> Restored:
-        """Set all variables to what was saved at a path.
+        """Set all variables to the values saved at a path.
 
         Raises:
           RestoreMismatch: names, shapes or dtypes differ; nothing was set.
         """
-        asked = "DTensorCheckpoint.read"
-        must_be_eager(asked, "pass in what the variables hold then")
-        _no_options(asked, options)
+        operation = "DTensorCheckpoint.read"
+        must_be_eager(operation, "pass in what the variables hold then")
+        _no_options(operation, options)
         variables = self._tree()
         target = {**jax.tree.map(DVariable.read_value, variables, is_leaf=_is_variable)}
-        with said_of(asked):
+        with said_of(operation):
             found = restore(
                 save_path, {**target, _COUNTER: 0}, dtype="safe",
-                processes=processes_of(self._mesh), name=f"dtensor.{asked}",
+                processes=processes_of(self._mesh), name=f"dtensor.{operation}",
             )  # fmt: skip
         self.save_counter = int(found.pop(_COUNTER))
         jax.tree.map(DVariable.assign, variables, found, is_leaf=_is_variable)
@@ -127,10 +127,10 @@ class DTensorCheckpoint:
 
 
 class Restored:
-    """What a restore returns: all that there was is restored, so nothing is left to be asserted."""
+    """The status of a restore: everything is restored, so there is nothing left to assert."""
 
     def assert_consumed(self) -> Self:
-        """Return itself: a restore that leaves something out raises RestoreMismatch."""
+        """Return itself: an incomplete restore raises RestoreMismatch."""
         return self
 
     assert_existing_objects_matched = assert_nontrivial_match = expect_partial = assert_consumed
@@ -140,19 +140,19 @@ def _is_variable(value: Any) -> bool:
     return isinstance(value, DVariable)
 
 
-def _no_options(asked: str, options: Any) -> None:
+def _no_options(operation: str, options: Any) -> None:
     if options is not None:
         raise NotPossible(
-            f"dtensor.{asked}: options={options!r} are TensorFlow's; shoal.Checkpoints saves in "
-            "the background, and needs no device for it"
+            f"dtensor.{operation}: options={options!r} are TensorFlow's; shoal.Checkpoints saves "
+            "in the background, and needs no device for it"
         )
 
 
 def _tracked(value: Any, above: tuple[int, ...]) -> Any:
-    """Return the DVariables in a value, by name in nested dicts; None: there is none."""
+    """Return the DVariables in a value, by name in nested dicts; None without any."""
     if _is_variable(value):
         return value
-    if id(value) in above:  # an object that refers to one that it is a part of
+    if id(value) in above:  # a cyclic reference
         return None
     found: dict[str, Any] = {}
     for key, one in members_of(value):

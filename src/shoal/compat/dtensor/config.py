@@ -1,4 +1,4 @@
-"""Who this process is and which devices there are: DTensor's configuration, by its names."""
+"""DTensor's configuration API: process numbers and devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _TYPES = ("CPU", "GPU", "TPU")
 
 
 def _numbers() -> tuple[int, int]:
-    """Return which process this is, of how many: of the job, or of the one it is about to join."""
+    """Return the process number and count of the job, or of the one about to be joined."""
     if is_joined():
         here = coordinator()
         return here.process, here.num_processes
@@ -50,7 +50,7 @@ def client_id() -> int:
 
     Local.
 
-    Before the job is joined, what the launcher's variables say: DTENSOR_CLIENT_ID, or any other
+    Before the job is joined, from the variables of the launcher: DTENSOR_CLIENT_ID, or any other
     launcher's that `shoal.initialize` knows.
     """
     return _numbers()[0]
@@ -67,7 +67,7 @@ def num_clients() -> int:
 
 @local
 def jobs() -> list[str]:
-    """Return where each process is: the entries of DTENSOR_JOBS; [] in a job of one.
+    """Return the address of each process: the entries of DTENSOR_JOBS; [] in a job of one.
 
     Local.
 
@@ -99,7 +99,7 @@ def job_name() -> str:
 
 @local
 def full_job_name(task_id: int | None = None) -> str:
-    """Return how TensorFlow calls a process: "worker/replica:0/task:1"; by default this one.
+    """Return TensorFlow's name of a process: "worker/replica:0/task:1"; by default this one.
 
     Local.
     """
@@ -112,8 +112,8 @@ def full_job_name(task_id: int | None = None) -> str:
     return f"{job_name()}/replica:0/task:{number}"
 
 
-def type_of(asked: str, device_type: object) -> str:
-    """Return a device type in capitals.
+def type_of(operation: str, device_type: object) -> str:
+    """Return a device type in upper case.
 
     Raises:
       UsageError: it is none.
@@ -121,17 +121,17 @@ def type_of(asked: str, device_type: object) -> str:
     kind = device_type.upper() if isinstance(device_type, str) else ""
     if kind not in _TYPES:
         raise UsageError(
-            f"dtensor.{asked}: Unknown device_type {device_type}, Allowed values: CPU, GPU, TPU"
+            f"dtensor.{operation}: Unknown device_type {device_type}, Allowed values: CPU, GPU, TPU"
             f"{nearest(kind, _TYPES)}"
         )
     return kind
 
 
-def _present(asked: str, kind: str) -> dict[int, list[int]]:
-    """Return the devices of each process; of several, once the job is joined."""
+def _present(operation: str, kind: str) -> dict[int, list[int]]:
+    """Return the devices of each process; with several processes, once the job is joined."""
     if not is_joined() and num_clients() > 1:
         raise StartError(
-            f"dtensor.{asked}: Accelerators are uninitialized in this process of a job of "
+            f"dtensor.{operation}: Accelerators are uninitialized in this process of a job of "
             f"{num_clients()}; call dtensor.initialize_accelerator_system() first"
         )
     return devices_of(kind.lower())
@@ -152,7 +152,7 @@ def local_devices(device_type: str, for_client_id: int | None = None) -> list[De
 
 @local
 def num_local_devices(device_type: str) -> int:
-    """Return how many devices of a type this process has; 0 of types that there are not.
+    """Return the number of this process's devices of a type; 0 for absent types.
 
     Local.
     """
@@ -163,7 +163,7 @@ def num_local_devices(device_type: str) -> int:
 
 @local
 def num_global_devices(device_type: str) -> int:
-    """Return how many devices of a type all processes have: counted, not assumed equal.
+    """Return the total number of devices of a type: counted, not assumed equal.
 
     Local.
     """
@@ -175,12 +175,12 @@ def num_global_devices(device_type: str) -> int:
 
 @local
 def heartbeat_enabled() -> bool:
-    """Return what DTENSOR_ENABLE_HEARTBEAT says; true by default.
+    """Return the setting DTENSOR_ENABLE_HEARTBEAT; true by default.
 
     Local.
 
-    Signs of life between processes cannot be turned off here; SHOAL_LOST_AFTER_S=inf lets nobody
-    be taken for lost.
+    Heartbeats between processes cannot be turned off here; with SHOAL_LOST_AFTER_S=inf no process
+    is declared lost.
     """
     return os.environ.get("DTENSOR_ENABLE_HEARTBEAT", "true").strip().lower() in ("true", "1")
 
@@ -207,7 +207,7 @@ def is_local_mode() -> bool:
 
 @local
 def gpu_use_nccl_communication() -> bool:
-    """Return what DTENSOR_GPU_USE_NCCL_COMMUNICATION says; XLA uses NCCL on GPUs in any case.
+    """Return the setting DTENSOR_GPU_USE_NCCL_COMMUNICATION; XLA uses NCCL on GPUs in any case.
 
     Local.
     """
@@ -216,7 +216,7 @@ def gpu_use_nccl_communication() -> bool:
 
 @local
 def use_multi_device_mode() -> bool:
-    """Return what DTENSOR_ENABLE_MULTI_DEVICE_EXPANSION says; JAX compiles for all devices anyway.
+    """Return the setting DTENSOR_ENABLE_MULTI_DEVICE_EXPANSION; JAX always compiles for all.
 
     Local.
     """

@@ -1,4 +1,4 @@
-"""`dtensor.DTensorDataset`: elements in order → batches on a mesh, each process its own rows."""
+"""`dtensor.DTensorDataset`: batches of a dataset on a mesh, each process reading its own rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DTensorDataset:
 
     Logically collective: all arguments but the elements that other processes read must be equal.
 
-    Every process is given the whole dataset, and takes from it the rows of its own devices. An
+    Every process is given the whole dataset, and takes the rows of its own devices from it. An
     incomplete batch at the end is dropped. Each iteration begins anew.
 
     Args:
@@ -44,7 +44,7 @@ class DTensorDataset:
       dataset_already_batched: elements are batches of `global_batch_size` over the size of
         `batch_dim` rows.
       batch_dim: the mesh dim that splits the rows; None: no check of that.
-      prefetch: how many batches may be on devices before they are asked for; None: 1.
+      prefetch: number of batches to place on devices ahead of the program; None: 1.
       tf_data_service_config: refused: no service is needed with several processes.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The one device that stood for all meshes in TensorFlow, as far as programs came to use it."""
+"""TensorFlow's one device for all meshes, as far as programs used it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["DTensorDevice", "_dtensor_device", "_global_barrier", "reset_dtensor
 
 
 class DTensorDevice:
-    """What `_dtensor_device` returns. It keeps nothing: meshes are in the process's record."""
+    """The result of `_dtensor_device`. It is stateless: meshes are in the process's record."""
 
     @property
     def name(self) -> str:
-        """How TensorFlow would call it."""
+        """TensorFlow's name for it."""
         return moves.device_name()
 
     def _register_mesh(self, mesh: Mesh) -> None:

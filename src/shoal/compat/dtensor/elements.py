@@ -1,4 +1,4 @@
-"""The elements of a dataset, as trees of arrays of one structure and of the same dtypes."""
+"""Elements of a dataset, as trees of arrays of one structure and of the same dtypes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shoal.errors import UsageError, UsageTypeError
 
 __all__ = ["Elements"]
 
-_ASKED = "DTensorDataset"
+_OPERATION = "DTensorDataset"
 
 
 class Elements:
-    """The elements of a dataset, in order, as trees like one of layouts.
+    """The elements of a dataset, in order, as trees of the structure of the layouts.
 
-    Numbers of Python, and lists of them, have the dtype that the first element's have as arrays.
+    Python numbers, and lists of them, get the dtype of the first element's as arrays.
 
     Args:
       dataset: a list, an iterable, an array; or a tree of arrays, whose rows side by side are the
@@ -58,12 +58,12 @@ class Elements:
         return map(self._arrays, self._dataset)
 
     def _read(self, numbers: Iterable[Any]) -> Any:
-        """Return elements by their numbers, one above the other."""
+        """Return elements by their numbers, stacked."""
         rows = [self._arrays(self._dataset[int(number)]) for number in numbers]
         return jax.tree.map(lambda *parts: np.stack(parts), *rows)
 
     def _parts(self, tree: Any) -> list[Any] | None:
-        """Return what a tree has where the layouts are, or None if it has another structure."""
+        """Return a tree's parts at the layouts' positions, or None if its structure differs."""
         try:
             return [*self._treedef.flatten_up_to(tree)]
         except (ValueError, TypeError):
@@ -74,15 +74,15 @@ class Elements:
         arrays = [_array(part, dtype) for part, dtype in pairs]
         if len(arrays) < self._treedef.num_leaves or any(array is None for array in arrays):
             own = jax.tree.structure(element)
-            told = f"layouts have the structure {self._treedef}, elements {own}"
+            detail = f"layouts have the structure {self._treedef}, elements {own}"
             if own == self._treedef:
-                told = f"an element is {element!r}: only numbers make arrays"
-            raise UsageError(f"dtensor.{_ASKED}: {told}")
+                detail = f"an element is {element!r}: only numbers make arrays"
+            raise UsageError(f"dtensor.{_OPERATION}: {detail}")
         return jax.tree.unflatten(self._treedef, arrays)
 
 
 class _Columns:
-    """Arrays whose rows side by side are the elements."""
+    """Arrays whose rows are the elements."""
 
     def __init__(self, treedef: Any, columns: list[Any]) -> None:
         self._treedef, self.columns = treedef, columns
@@ -101,39 +101,39 @@ class _Columns:
 
 
 def _columns(treedef: Any, dataset: Any, columns: list[Any] | None) -> Any:
-    """Return a dataset as its columns, if it is made of such; else as it is."""
+    """Return a dataset as its columns, if it consists of arrays; else unchanged."""
     if not columns or not all(hasattr(one, "__getitem__") for one in columns):
         return dataset
     sizes = sorted({len(column) for column in columns})
     if len(sizes) > 1:
-        told = f"arrays side by side must have as many rows, not {sizes}"
-        raise UsageError(f"dtensor.{_ASKED}: {told}")
+        detail = f"arrays side by side must have as many rows, not {sizes}"
+        raise UsageError(f"dtensor.{_OPERATION}: {detail}")
     return _Columns(treedef, columns)
 
 
 def _array(part: Any, dtype: Any) -> np.ndarray[Any, Any] | None:
-    """Return a part of an element as an array of a dtype (None: its own); None: it is none."""
+    """Return a part of an element as an array of a dtype (None: its own); None if it is not one."""
     array = numbers_in(part)
     if array is None:
         return None
     if not hasattr(part, "dtype"):
-        return array_from(_ASKED, part, dtype)
+        return array_from(_OPERATION, part, dtype)
     if dtype is not None and array.dtype != dtype:
         raise UsageTypeError(
-            f"dtensor.{_ASKED}: an element is {array.dtype}, the first {dtype}; cast it"
+            f"dtensor.{_OPERATION}: an element is {array.dtype}, the first {dtype}; cast it"
         )
     return array
 
 
 def _first(dataset: Any) -> Any:
     if not isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__"):
-        raise UsageTypeError(f"dtensor.{_ASKED}: {dataset!r} is no dataset: no iterable")
+        raise UsageTypeError(f"dtensor.{_OPERATION}: {dataset!r} is not a dataset: not iterable")
     rows = iter(dataset)
     if rows is dataset:
         raise UsageTypeError(
-            f"dtensor.{_ASKED}: an iterator can be used up but once; give what can be iterated "
+            f"dtensor.{_OPERATION}: an iterator can be used up but once; give what can be iterated "
             "again, such as a list, or shoal.feed, which takes iterators"
         )
     for first in rows:
         return first
-    raise UsageError(f"dtensor.{_ASKED}: the dataset has no elements")
+    raise UsageError(f"dtensor.{_OPERATION}: the dataset has no elements")

@@ -1,4 +1,4 @@
-"""`dtensor.Layout`: for each dim of an array the mesh dim that splits it, by name."""
+"""`dtensor.Layout`: the name of the mesh dim that splits each dim of an array."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Layout:
 
     Local.
 
-    A value: immutable, hashable, equal by content, and its text is the one that TensorFlow reads.
-    `shoal_layout` is the `shoal.Layout` that means the same.
+    A value: immutable, hashable, equal by content, with the text form that TensorFlow reads.
+    `shoal_layout` is the equivalent `shoal.Layout`.
 
     Args:
       sharding_specs: for each dim of the array the name of a mesh dim, `UNSHARDED`, or `MATCH`,
@@ -52,7 +52,7 @@ class Layout:
       mesh: the mesh.
 
     Raises:
-      UsageError: all that is wrong.
+      UsageError: names all problems.
 
     >>> import numpy as np
     >>> mesh = Mesh(["x"], np.arange(2), [0, 1], ["CPU:0", "CPU:1"])
@@ -82,7 +82,7 @@ class Layout:
 
     @classmethod
     def from_shoal(cls, layout: plan_layout.Layout, mesh: Mesh) -> Layout:
-        """Return a layout of shoal's on a mesh of DTensor's that stands for its mesh."""
+        """Return a shoal layout as a DTensor layout, on the equivalent DTensor mesh."""
         if any(isinstance(dim, tuple) for dim in layout.dims) or layout.partial:
             raise UsageError(
                 f"dtensor.Layout cannot say {layout!r}: one mesh dim splits one dim there, and "
@@ -100,7 +100,9 @@ class Layout:
         """Return the layout in which a mesh dim splits one dim of the array, by default dim 0."""
         specs = [UNSHARDED] * rank_of("batch_sharded", rank, 1)
         if not -rank <= axis < rank:
-            raise UsageError(f"dtensor.Layout.batch_sharded: axis={axis} is none of rank {rank}")
+            raise UsageError(
+                f"dtensor.Layout.batch_sharded: axis={axis} is not a dim of rank {rank}"
+            )
         specs[axis] = batch_dim
         return cls(specs, mesh)
 
@@ -140,7 +142,7 @@ class Layout:
 
     @classmethod
     def from_proto(cls, layout_proto: Any) -> Layout:
-        """Read a LayoutProto of TensorFlow's, or what has the same fields."""
+        """Read a TensorFlow LayoutProto, or any object with the same fields."""
         kind, mesh = LayoutType(layout_proto.type), Mesh.from_proto(layout_proto.mesh_config)
         if kind in (LayoutType.EMPTY, LayoutType.SINGLE_DEVICE):
             return cls._of((), mesh if kind else None, kind)
@@ -157,7 +159,7 @@ class Layout:
 
     @property
     def shoal_layout(self) -> plan_layout.Layout:
-        """The `shoal.Layout` that means the same, as all of shoal takes it.
+        """The equivalent `shoal.Layout`, accepted by all of shoal.
 
         Raises:
           UsageError: a spec is `match` or `any`, or the layout is empty.
@@ -181,7 +183,7 @@ class Layout:
 
     @property
     def rank(self) -> int:
-        """How many dims an array of this layout has."""
+        """The rank of arrays with this layout."""
         return len(self._specs)
 
     @property
@@ -204,7 +206,7 @@ class Layout:
         """Return the layout without some dims, by their indices; negative count from the end."""
         given = list(dims) if isinstance(dims, Iterable) else [operator.index(dims)]
         if wrong := [one for one in given if not -self.rank <= one < self.rank]:
-            raise UsageError(f"dtensor.Layout.delete: {wrong} are no dims of rank {self.rank}")
+            raise UsageError(f"dtensor.Layout.delete: {wrong} are not dims of rank {self.rank}")
         gone = {one % self.rank for one in given}
         specs = tuple(spec for place, spec in enumerate(self._specs) if place not in gone)
         return self._of(specs, self._mesh, self._type)
@@ -219,9 +221,9 @@ class Layout:
         return [spec != UNSHARDED for spec in self._specs] == [True, *[False] * (self.rank - 1)]
 
     def num_shards(self, idx: int) -> int:
-        """Return into how many shards a dim is split; negative indices count from the end."""
+        """Return the number of shards of a dim; negative indices count from the end."""
         if not -self.rank <= idx < self.rank:
-            raise UsageError(f"dtensor.Layout.num_shards: {idx} is no dim of rank {self.rank}")
+            raise UsageError(f"dtensor.Layout.num_shards: {idx} is not a dim of rank {self.rank}")
         spec = self._specs[idx]
         if spec in (MATCH, ANY):
             raise UsageError(f"dtensor.Layout.num_shards: dim {idx} is {spec!r}")
@@ -232,7 +234,7 @@ class Layout:
 
     def offset_to_shard(self) -> list[tuple[int, ...]]:
         """Return for each position of the mesh the index along each dim of the shard there."""
-        self._counts()  # which refuses specs that say nothing
+        self._counts()  # rejects incomplete specs
         places = [dict(zip(self.mesh.dim_names, coords_of(place, self.shape), strict=True))
                   for place in range(self.mesh.size)]  # fmt: skip
         return [tuple(place.get(spec, 0) for spec in self._specs) for place in places]
@@ -243,7 +245,7 @@ class Layout:
         index = tuple(offset_tuple)
         fits = len(index) == len(counts) and all(map(operator.lt, index, counts))
         if not fits or any(one < 0 for one in index):
-            raise UsageError(f"dtensor.Layout: {index} is no shard of {counts}")
+            raise UsageError(f"dtensor.Layout: {index} is not a shard of {counts}")
         return sum(one * math.prod(counts[dim + 1 :]) for dim, one in enumerate(index))
 
     def global_shape_from_local_shape(self, local_shape: Sequence[int | None]) -> list[int]:
@@ -258,15 +260,15 @@ class Layout:
         Raises:
           UsageError: a dim does not divide evenly, or the rank is not the layout's.
         """
-        asked, counts = "local_shape_from_global_shape", self._counts()
-        sizes = sizes_of(asked, global_shape, self.rank)
+        operation, counts = "local_shape_from_global_shape", self._counts()
+        sizes = sizes_of(operation, global_shape, self.rank)
         pairs = list(zip(sizes, counts, strict=True))
         uneven = [
             f"dim {dim}: {size} over {count} shards"
             for dim, (size, count) in enumerate(pairs)
             if size > 0 and size % count
         ]
-        raise_all(f"dtensor.Layout.{asked}: uneven", uneven)
+        raise_all(f"dtensor.Layout.{operation}: uneven", uneven)
         return [size if size < 0 else size // count for size, count in pairs]
 
     def to_string(self) -> str:

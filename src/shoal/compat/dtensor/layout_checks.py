@@ -1,4 +1,4 @@
-"""What is refused in a DTensor layout."""
+"""Validation of DTensor layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ANY", "MATCH", "UNSHARDED", "checked", "must_be_mesh", "rank_of", "s
 
 UNSHARDED = "unsharded"
 MATCH = "match"
-ANY = "any"  # in texts of TensorFlow's compiler alone
+ANY = "any"  # only in text written by TensorFlow's compiler
 
 
 def must_be_mesh(mesh: object) -> Mesh:
@@ -27,23 +27,23 @@ def must_be_mesh(mesh: object) -> Mesh:
 
 
 def checked(
-    asked: str, specs: Sequence[str], mesh: object, *, may_be_any: bool = False
+    operation: str, specs: Sequence[str], mesh: object, *, may_be_any: bool = False
 ) -> tuple[str, ...]:
-    """Return the specs of a layout, if all are right.
+    """Return the specs of a layout, validated.
 
     Raises:
-      UsageError: all that is wrong.
+      UsageError: names all problems.
     """
     names = must_be_mesh(mesh).dim_names
     if mesh.is_single_device():  # type: ignore[attr-defined]
-        raise UsageError(f"{asked}: mesh is of a single device: use from_single_device_mesh")
+        raise UsageError(f"{operation}: mesh is of a single device: use from_single_device_mesh")
     if isinstance(specs, str) or not isinstance(specs, Sequence):
-        raise UsageTypeError(f"{asked}: sharding_specs must be a list of names, not {specs!r}")
+        raise UsageTypeError(f"{operation}: sharding_specs must be a list of names, not {specs!r}")
     known = [*names, UNSHARDED, MATCH, *[ANY] * may_be_any]
     offences = [_unknown(place, spec, names) for place, spec in enumerate(specs)
                 if not isinstance(spec, str) or spec not in known]  # fmt: skip
     repeated = [name for name in names if list(specs).count(name) > 1]
-    raise_all(asked, [*offences, *(_repeated(name, specs) for name in repeated)])
+    raise_all(operation, [*offences, *(_repeated(name, specs) for name in repeated)])
     return tuple(specs)
 
 
@@ -64,21 +64,21 @@ def _repeated(name: str, specs: Sequence[str]) -> str:
     )
 
 
-def rank_of(asked: str, rank: object, least: int) -> int:
+def rank_of(operation: str, rank: object, least: int) -> int:
     """Return a rank.
 
     Raises:
       UsageError: it is no whole number, or too small.
     """
     if isinstance(rank, bool) or not hasattr(rank, "__index__"):
-        raise UsageTypeError(f"dtensor.Layout.{asked}: rank {rank!r} must be a whole number")
+        raise UsageTypeError(f"dtensor.Layout.{operation}: rank {rank!r} must be a whole number")
     number = operator.index(rank)
     if number < least:
-        raise UsageError(f"dtensor.Layout.{asked}: rank {number} must be at least {least}")
+        raise UsageError(f"dtensor.Layout.{operation}: rank {number} must be at least {least}")
     return number
 
 
-def sizes_of(asked: str, shape: Sequence[int | None], rank: int) -> list[int]:
+def sizes_of(operation: str, shape: Sequence[int | None], rank: int) -> list[int]:
     """Return a shape of a rank, unknown sizes as -1.
 
     Raises:
@@ -87,9 +87,9 @@ def sizes_of(asked: str, shape: Sequence[int | None], rank: int) -> list[int]:
     try:
         sizes = [-1 if size is None else operator.index(size) for size in shape]
     except TypeError:
-        raise UsageTypeError(f"dtensor.Layout.{asked}: {shape!r} is no shape") from None
+        raise UsageTypeError(f"dtensor.Layout.{operation}: {shape!r} is not a shape") from None
     if len(sizes) != rank:
-        raise UsageError(f"dtensor.Layout.{asked}: {sizes} has rank {len(sizes)}, not {rank}")
+        raise UsageError(f"dtensor.Layout.{operation}: {sizes} has rank {len(sizes)}, not {rank}")
     if any(size < -1 for size in sizes):
-        raise UsageError(f"dtensor.Layout.{asked}: {sizes} has a negative size")
+        raise UsageError(f"dtensor.Layout.{operation}: {sizes} has a negative size")
     return sizes

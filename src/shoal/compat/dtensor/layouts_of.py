@@ -1,4 +1,4 @@
-"""The layouts that arrays of JAX have, as DTensor's."""
+"""DTensor layouts of JAX arrays."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ _PLACE = "copy_to_mesh (shoal.put) places it"
 
 
 def value_of(value: Any) -> Any:
-    """Return the value of a DVariable; anything else as it is."""
+    """Return the value of a DVariable; anything else unchanged."""
     return value.read_value() if hasattr(value, "read_value") else value
 
 
 def is_on_mesh(value: Any) -> bool:
-    """Is it an array that lies on a mesh?"""
+    """Is it an array on a mesh?"""
     is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     return is_array and isinstance(value.sharding, NamedSharding)
 
 
-def array_of(asked: str, value: Any) -> jax.Array:
-    """Return an array that lies on a mesh; of a DVariable, its value.
+def array_of(operation: str, value: Any) -> jax.Array:
+    """Return an array on a mesh; for a DVariable, its value.
 
     Raises:
       UsageError: it does not lie on one.
     """
     value = value_of(value)
     if not isinstance(value, jax.Array):
-        told = f"Expecting an array on a mesh, not a {type(value).__name__}; {_PLACE}"
-        raise UsageTypeError(f"dtensor.{asked}: {told}")
+        detail = f"Expecting an array on a mesh, not a {type(value).__name__}; {_PLACE}"
+        raise UsageTypeError(f"dtensor.{operation}: {detail}")
     if isinstance(value, jax.core.Tracer):
         raise EagerOnly(
-            f"dtensor.{asked} must be called eagerly: inside jit and grad the value has no "
+            f"dtensor.{operation} must be called eagerly: inside jit and grad the value has no "
             "layout yet; ask for that of an argument or a result"
         )
     if not is_on_mesh(value):
-        told = f"an array that lies on a mesh, and this one is on {value.sharding}; {_PLACE}"
-        raise UsageError(f"dtensor.{asked} expects {told}")
+        detail = f"an array on a mesh, and this one is on {value.sharding}; {_PLACE}"
+        raise UsageError(f"dtensor.{operation} expects {detail}")
     return value
 
 
 def mesh_for(mesh: PlanMesh) -> Mesh:
-    """Return DTensor's mesh for one of shoal's, which lost its name if JAX's stood between.
+    """Return the DTensor mesh for a shoal mesh, whose name is lost if it came from a JAX mesh.
 
     The name is that of the default mesh over the same grid, else of the newest that was made here.
     """
@@ -76,26 +76,26 @@ def named(mesh: PlanMesh, name: str) -> PlanMesh:
     return PlanMesh(mesh.axes, ids, owners, mesh.kind, name, axis_types=mesh.axis_types)
 
 
-def layout_for(asked: str, value: Any, layout: Layout) -> plan_layout.Layout:
-    """Return the layout that a value shall have, `match` filled in with what it has now.
+def layout_for(operation: str, value: Any, layout: Layout) -> plan_layout.Layout:
+    """Return the target layout of a value, with `match` resolved from its current layout.
 
     Raises:
       UsageError: it is none of DTensor's; `match` is for a value whose layout is not known yet.
     """
     if not isinstance(layout, Layout):
-        raise UsageTypeError(f"dtensor.{asked}: {layout!r} must be a dtensor.Layout")
+        raise UsageTypeError(f"dtensor.{operation}: {layout!r} must be a dtensor.Layout")
     if layout.type == LayoutType.SINGLE_DEVICE:
         return plan_layout.Layout.replicated(layout.mesh.shoal_mesh, np.ndim(value))
     if MATCH not in layout.sharding_specs:
         return layout.shoal_layout
-    return _matched(asked, value, layout)
+    return _matched(operation, value, layout)
 
 
-def _matched(asked: str, value: Any, layout: Layout) -> plan_layout.Layout:
-    """Return a layout whose `match` is what the value has in that dim."""
+def _matched(operation: str, value: Any, layout: Layout) -> plan_layout.Layout:
+    """Return a layout with `match` replaced by the value's split of that dim."""
     if isinstance(value, jax.core.Tracer):
         raise EagerOnly(
-            f"dtensor.{asked}: {MATCH!r} keeps what a dim has, which is not known inside jit and "
+            f"dtensor.{operation}: {MATCH!r} keeps what a dim has, which is unknown inside jit and "
             "grad; name the mesh dim"
         )
     has = [*(layout_of(value).dims if is_on_mesh(value) else ()), *[None] * layout.rank]

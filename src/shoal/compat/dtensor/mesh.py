@@ -1,4 +1,4 @@
-"""`dtensor.Mesh` on the devices of JAX."""
+"""`dtensor.Mesh` on JAX devices."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class MeshDimension(NamedTuple):
 
 @local
 class Mesh:
-    """DTensor's mesh: named dims over devices that are numbered in a row.
+    """DTensor's mesh: named dims over consecutively numbered devices.
 
     Local.
 
-    A value: immutable, hashable, equal by content, and its text is the one that TensorFlow reads.
+    A value: immutable, hashable, equal by content, with the text form that TensorFlow reads.
     `shoal_mesh` is the `shoal.Mesh` over the same devices, equal on all processes.
 
     Args:
@@ -49,7 +49,7 @@ class Mesh:
       use_xla_spmd: for TPUs; kept, and without effect: JAX compiles with XLA's SPMD anyway.
 
     Raises:
-      UsageError: all that is wrong.
+      UsageError: names all problems.
 
     >>> import numpy as np
     >>> mesh = Mesh(["x", "y"], np.arange(4).reshape(2, 2), [0, 1, 2, 3], [f"CPU:{i}"
@@ -61,7 +61,7 @@ class Mesh:
     __slots__ = ("_fields", "_placed")
 
     _fields: MeshFields
-    _placed: plan_mesh.Mesh | Mesh | None  # on these devices, or on the CPUs beside that mesh
+    _placed: plan_mesh.Mesh | Mesh | None  # on these devices, or on the host CPUs of that mesh
 
     def __init__(
         self, dim_names: list[str], global_device_ids: NDArray[np.int64],
@@ -92,7 +92,7 @@ class Mesh:
     def from_shoal(
         cls, mesh: plan_mesh.Mesh, *, job: str = "localhost", use_xla_spmd: bool = False
     ) -> Mesh:
-        """Return DTensor's view, in this process, of a mesh of shoal's."""
+        """Return this process's DTensor view of a shoal mesh."""
         return cls._of(placing.fields_of(mesh, job=job, use_xla_spmd=use_xla_spmd), mesh)
 
     @classmethod
@@ -109,7 +109,7 @@ class Mesh:
 
     @classmethod
     def from_proto(cls, proto: Any) -> Mesh:
-        """Read a MeshProto of TensorFlow's, or what has the same fields."""
+        """Read a TensorFlow MeshProto, or any object with the same fields."""
         if device := getattr(proto, "single_device", ""):
             return cls.from_device(device)
         dims = [(one.name, one.size) for one in proto.mesh_dimensions]
@@ -128,7 +128,7 @@ class Mesh:
 
     @property
     def shoal_mesh(self) -> plan_mesh.Mesh:
-        """The `shoal.Mesh` over the same devices, as all of shoal takes it."""
+        """The `shoal.Mesh` over the same devices, accepted by all of shoal."""
         if isinstance(self._placed, Mesh):
             return self._placed.shoal_mesh.host_mesh()
         return placing.placed(self._fields) if self._placed is None else self._placed
@@ -145,12 +145,12 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """How many devices; 0 for the mesh of a single device."""
+        """Number of devices; 0 for a single-device mesh."""
         return self._fields.size
 
     @property
     def strides(self) -> list[int]:
-        """How far apart in ids neighbours along each dim are."""
+        """Distance in ids of neighbours along each dim."""
         shape = self.shape()
         return [math.prod(shape[place + 1 :]) for place in range(len(shape))] or [1]
 
@@ -244,7 +244,7 @@ class Mesh:
         return list(self._fields.global_devices)
 
     def num_local_devices(self) -> int:
-        """Return how many of the devices this process has."""
+        """Return the number of the mesh's devices in this process."""
         return len(self._fields.local_ids)
 
     def device_type(self) -> str:
@@ -260,11 +260,11 @@ class Mesh:
         return bool(self._fields.single)
 
     def use_xla_spmd(self) -> bool:
-        """Return what the constructor was given."""
+        """Return the constructor's argument."""
         return self._fields.use_xla_spmd
 
     def host_mesh(self) -> Mesh:
-        """Return the same grid of CPU devices beside these: `shoal.Mesh.host_mesh`."""
+        """Return the same grid of host CPU devices: `shoal.Mesh.host_mesh`."""
         if not self.size:
             return self._of(EMPTY)
         specs = [DeviceSpec.from_string(one) for one in self._fields.local_devices]

@@ -1,4 +1,4 @@
-"""Meshes over the devices there are, by DTensor's names, and the meeting of their devices."""
+"""DTensor's functions that make meshes, and its barrier."""
 
 from __future__ import annotations
 
@@ -42,26 +42,28 @@ def _pairs(dims: Dims) -> list[tuple[str, int]]:
     )
 
 
-def _specs(asked: str, devices: Devices, device_type: str | None, usual: str) -> list[DeviceSpec]:
-    """Return the devices of this process that are asked for; by default all of a type."""
+def _specs(
+    operation: str, devices: Devices, device_type: str | None, usual: str
+) -> list[DeviceSpec]:
+    """Return the requested devices of this process; by default all of a type."""
     if devices is None:
         return config.local_devices(usual if device_type is None else device_type)
     specs = [spec_of(one) for one in devices]
     kinds = {spec.device_type for spec in specs} | ({device_type.upper()} if device_type else set())
     if not specs or len(kinds) > 1:
-        why = f"Conflicting devices {sorted(map(str, kinds))}" if specs else "devices=[] are none"
-        raise UsageError(f"dtensor.{asked}: {why}; give devices of one type")
+        why = f"Conflicting devices {sorted(map(str, kinds))}" if specs else "devices=[] is empty"
+        raise UsageError(f"dtensor.{operation}: {why}; give devices of one type")
     return specs
 
 
-def _ids(asked: str, specs: Sequence[DeviceSpec], owner: int) -> list[int]:
+def _ids(operation: str, specs: Sequence[DeviceSpec], owner: int) -> list[int]:
     """Return JAX's ids of the devices of a process."""
     kind = (specs[0].device_type or "").lower() if specs else "cpu"
     own = devices_of(kind).get(owner, [])
     missing = [spec.to_string() for spec in specs if (spec.device_index or 0) >= len(own)]
     if missing or not specs:
         raise UsageError(
-            f"dtensor.{asked}: process {owner} has {len(own)} {kind} devices, not "
+            f"dtensor.{operation}: process {owner} has {len(own)} {kind} devices, not "
             f"{', '.join(missing[:8]) or 'any to make a mesh of: its devices must be non-empty'}"
         )
     return [own[spec.device_index or 0] for spec in specs]
@@ -118,44 +120,44 @@ def create_distributed_mesh(
       device_type: "CPU", "GPU" or "TPU"; None: the preferred type.
       use_xla_spmd: for TPUs; kept, and without effect.
     """
-    asked = "create_distributed_mesh"
-    usual = _type_of_job(asked, device_type)
-    specs = _specs(asked, local_devices, device_type, usual)
+    operation = "create_distributed_mesh"
+    usual = _type_of_job(operation, device_type)
+    specs = _specs(operation, local_devices, device_type, usual)
     if specs and specs[0].device_type == "TPU":
-        _no_devices(asked, local_devices)
+        _no_devices(operation, local_devices)
         names, sizes = zip(*_pairs(mesh_dims), strict=True)
         return create_tpu_mesh([*names], [*sizes], mesh_name, use_xla_spmd=use_xla_spmd)
     _must_be_of(specs, use_xla_spmd)
     owners = range(config.num_clients())
     ids = [one for owner in owners for one in _of(owner, specs, local_devices is None)]
-    return _made(asked, mesh_dims, mesh_name, ids, use_xla_spmd)
+    return _made(operation, mesh_dims, mesh_name, ids, use_xla_spmd)
 
 
-def _no_devices(asked: str, local_devices: Devices) -> None:
+def _no_devices(operation: str, local_devices: Devices) -> None:
     if local_devices is not None:
-        raise UsageError(f"dtensor.{asked}: TPU meshes take no local_devices")
+        raise UsageError(f"dtensor.{operation}: TPU meshes take no local_devices")
 
 
-def _made(asked: str, dims: Dims, name: str, ids: Sequence[int], use_xla_spmd: bool) -> Mesh:
-    with said_of(asked):
+def _made(operation: str, dims: Dims, name: str, ids: Sequence[int], use_xla_spmd: bool) -> Mesh:
+    with said_of(operation):
         mesh = make_mesh(_pairs(dims), devices=ids, order="given", name=name)
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
 
 
-def _type_of_job(asked: str, device_type: str | None) -> str:
+def _type_of_job(operation: str, device_type: str | None) -> str:
     """Return the type of devices that a mesh of all processes has by default."""
     if not is_joined():
         raise StartError(
-            f"dtensor.{asked}: Accelerators are uninitialized, please run "
+            f"dtensor.{operation}: Accelerators are uninitialized, please run "
             "dtensor.initialize_accelerator_system() first"
         )
     return config.type_of(
-        asked, config.preferred_device_type() if device_type is None else device_type
+        operation, config.preferred_device_type() if device_type is None else device_type
     )
 
 
 def _of(owner: int, specs: Sequence[DeviceSpec], is_all: bool) -> list[int]:
-    """Return the ids of a process's devices: all, or those of the same indices as here."""
+    """Return the ids of a process's devices: all, or those with the same indices as here."""
     if is_all and specs:
         return devices_of(str(specs[0].device_type).lower()).get(owner, [])
     return _ids("create_distributed_mesh", specs, owner)
@@ -203,12 +205,14 @@ def _named(names: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
     return list(zip(names, sizes, strict=True))
 
 
-def _must_be_tpus(asked: str, mesh: Mesh, number: int | None) -> None:
+def _must_be_tpus(operation: str, mesh: Mesh, number: int | None) -> None:
     if must_be_mesh(mesh).device_type() != "TPU":
-        raise UsageError(f"dtensor.{asked}: The mesh must be a TPU mesh, not {mesh.device_type()}")
+        raise UsageError(
+            f"dtensor.{operation}: The mesh must be a TPU mesh, not {mesh.device_type()}"
+        )
     if number not in (None, config.client_id()):
         raise NotPossible(
-            f"dtensor.{asked}: a mesh of DTensor's knows this process's devices alone; "
+            f"dtensor.{operation}: a mesh of DTensor's knows this process's devices alone; "
             "mesh.shoal_mesh.local(process) knows those of any"
         )
 

@@ -1,4 +1,4 @@
-"""Arrays onto meshes, off them and between layouts, by DTensor's names."""
+"""DTensor's functions that move arrays onto meshes, off them and between layouts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _array(value: Any) -> Any:
 
 @collective("the processes of both meshes")
 def copy_to_mesh(tensor: Any, layout: Layout, source_layout: Layout | None = None) -> jax.Array:
-    """Return a value on a mesh: `relayout`, or `shoal.put`; `source_layout` is nothing.
+    """Return a value on a mesh: `relayout`, or `shoal.put`; `source_layout` is ignored.
 
     Collective over the processes of both meshes.
     """
@@ -87,7 +87,7 @@ def copy_to_mesh(tensor: Any, layout: Layout, source_layout: Layout | None = Non
 
 @collective("the processes of both meshes")
 def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> jax.Array:
-    """Return an array in the layout that another has: `shoal.relayout`; inside `jit` `shoal.tie`.
+    """Return an array in the layout of another: `shoal.relayout`; inside `jit` `shoal.tie`.
 
     Collective over the processes of both meshes.
     """
@@ -104,7 +104,7 @@ def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> j
 
 @logically_collective("shapes and dtypes of pieces, and the layout,")
 def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
-    """Return one array of which each device holds one piece: `shoal.pack`.
+    """Assemble one array from one piece per device: `shoal.pack`.
 
     Logically collective: shapes and dtypes of pieces, and the layout, must be equal.
 
@@ -131,7 +131,7 @@ def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
 
 @local
 def unpack(tensor: Any) -> list[jax.Array]:
-    """Return the pieces of an array that this process's devices hold: `shoal.unpack`.
+    """Return the pieces of an array held by this process's devices: `shoal.unpack`.
 
     Local.
 
@@ -139,7 +139,7 @@ def unpack(tensor: Any) -> list[jax.Array]:
     """
     must_be_eager("unpack", "shoal.manual gives each device its piece inside")
     if hasattr(tensor, "read_value"):
-        raise UsageTypeError("dtensor.unpack: a Variable is no array; unpack its read_value()")
+        raise UsageTypeError("dtensor.unpack: a Variable is not an array; unpack its read_value()")
     array = array_of("unpack", tensor)
     pieces = packing.unpack(array)
     ids = mesh_for(layout_of(array).mesh).local_device_ids()
@@ -218,7 +218,7 @@ def get_default_mesh() -> Mesh | None:
 
 @local
 def device_name() -> str:
-    """Return how TensorFlow would call the device of all meshes.
+    """Return TensorFlow's name of the device for all meshes.
 
     Local.
     """
@@ -229,7 +229,7 @@ def device_name() -> str:
 def call_with_layout(
     fn: Callable[..., Any], layout: Layout | None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run a function so that its results are born in a layout: `shoal.create`.
+    """Run a function so that its results are created in a layout: `shoal.create`.
 
     Collective over the mesh's processes.
 

@@ -1,4 +1,4 @@
-"""Python's numbers, and lists of them, as arrays of a dtype; none changes on the way."""
+"""Convert Python numbers, and lists of them, to arrays of a dtype, exactly."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shoal.errors import UsageError, UsageTypeError
 __all__ = ["array_from", "numbers_in"]
 
 
-def array_from(asked: str, value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
+def array_from(operation: str, value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
     """Return a host value as an array.
 
     Fractions may be rounded, as in a literal of that dtype; nothing else may change.
 
     Args:
-      asked: which name of DTensor's was called.
+      operation: which name of DTensor's was called.
       dtype: default the one that JAX gives such numbers; of lists of arrays, theirs.
 
     >>> array_from("pack", [1, 2]).dtype
@@ -29,13 +29,15 @@ def array_from(asked: str, value: Any, dtype: Any = None) -> np.ndarray[Any, Any
     """
     array = numbers_in(value)
     if array is None:
-        raise UsageTypeError(f"dtensor.{asked}: {value!r} is no array, number or list of numbers")
+        raise UsageTypeError(
+            f"dtensor.{operation}: {value!r} is not an array, number or list of numbers"
+        )
     wanted = np.dtype(dtype or _own_dtype(value, array))
     if not _is_of_one_kind(array.dtype, wanted):
-        raise UsageError(f"dtensor.{asked}: {array.dtype} is no {wanted}; cast it")
+        raise UsageError(f"dtensor.{operation}: {array.dtype} is not {wanted}; cast it")
     with np.errstate(all="ignore"):
         found = array.astype(wanted)
-    _must_fit(asked, array, found)
+    _must_fit(operation, array, found)
     return found
 
 
@@ -54,14 +56,14 @@ def numbers_in(value: Any) -> np.ndarray[Any, Any] | None:
     return array if any(jax.dtypes.issubdtype(array.dtype, kind) for kind in kinds) else None
 
 
-def _must_fit(asked: str, given: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> None:
+def _must_fit(operation: str, given: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> None:
     """Refuse numbers that became others; a fraction may be rounded."""
     is_whole = given.dtype.kind in "iub" and found.dtype.kind in "iu"
     kept = found == given if is_whole else np.isfinite(found) | ~np.isfinite(given)
     if not np.all(kept):
         worst = given[~kept].flat[0] if given.ndim else given
-        told = f"{worst} does not fit {found.dtype}; give dtype= or an array"
-        raise UsageError(f"dtensor.{asked}: {told}")
+        detail = f"{worst} does not fit {found.dtype}; give dtype= or an array"
+        raise UsageError(f"dtensor.{operation}: {detail}")
 
 
 def _is_of_one_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""DTensor's meshes ⇄ shoal's: which devices of JAX the names of devices mean."""
+"""DTensor meshes ⇄ shoal meshes: the JAX devices that device names refer to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def devices_of(kind: str) -> dict[int, list[int]]:
     owned: dict[int, list[int]] = {}
     try:
         devices = jax.devices(kind)
-    except RuntimeError:  # there are none
+    except RuntimeError:  # no such devices
         return owned
     for device in sorted(devices, key=lambda one: one.id):
         owned.setdefault(device.process_index, []).append(device.id)
@@ -44,8 +44,8 @@ def placed(fields: MeshFields) -> Mesh:
     if len(ids) < len(specs):
         missing = [spec.to_string() for spec, one in zip(specs, found, strict=True) if one is None]
         counts = {owner: len(own) for owner, own in sorted(present.items())}
-        told = f"no such {kind} devices: {', '.join(missing[:8])}; processes have {counts}"
-        raise UsageError(f"dtensor.Mesh: {told}")
+        detail = f"no such {kind} devices: {', '.join(missing[:8])}; processes have {counts}"
+        raise UsageError(f"dtensor.Mesh: {detail}")
     return registered(Mesh(fields.dims, ids, owners, kind, fields.name))
 
 
@@ -75,10 +75,10 @@ def _specs(fields: MeshFields) -> list[DeviceSpec]:
 
 
 def fields_of(mesh: Mesh, *, job: str, use_xla_spmd: bool = False) -> MeshFields:
-    """Return how DTensor describes a mesh of shoal's in this process.
+    """Return DTensor's description of a shoal mesh in this process.
 
     A device's id is its position. Those of this process come in mesh order; on TPUs, as there, in
-    the order of the chips' own numbers.
+    the order of chip numbers.
     """
     me = process_index()
     positions = {int(one): place for place, one in enumerate(mesh.device_ids.ravel())}

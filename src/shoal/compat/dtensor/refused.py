@@ -1,4 +1,4 @@
-"""Errors that are ours and also what DTensor raised, and whose names they say."""
+"""Errors of shoal that are also of the types raised by DTensor, under its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DTensor's names for saving and restoring: `shoal.save` and `shoal.restore`."""
+"""DTensor's functions for saving and restoring: `shoal.save` and `shoal.restore`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def processes_of(mesh: Mesh) -> tuple[int, ...] | None:
     return None if len(owners) == process_count() else owners
 
 
-def saved_form(asked: str, name: str, value: Any) -> Any:
+def saved_form(operation: str, name: str, value: Any) -> Any:
     """Return what is saved of a value: a DVariable's, as bfloat16 if it asks for that.
 
     Numbers of Python, and lists of them, are arrays.
@@ -46,7 +46,7 @@ def saved_form(asked: str, name: str, value: Any) -> Any:
     """
     array = value_of(value)
     if not hasattr(array, "dtype"):
-        array = array_from(f"{asked}: {name!r}", array)
+        array = array_from(f"{operation}: {name!r}", array)
     if getattr(value, "save_as_bf16", False):
         return jax.jit(lambda x: x.astype(jnp.bfloat16))(array)
     return array
@@ -62,7 +62,7 @@ def sharded_save(
     Collective over the mesh's processes.
 
     Args:
-      mesh: whose processes save; of any kind of device.
+      mesh: its processes save; of any kind of device.
       file_prefix: a folder that does not hold a save yet; shoal's files, which TensorFlow cannot
         read.
       tensor_names: a name for each tensor; several with slices of one array share its name.
@@ -105,17 +105,17 @@ def name_based_save(
     Collective over the mesh's processes.
 
     Args:
-      mesh: whose processes save; of any kind of device.
+      mesh: its processes save; of any kind of device.
       checkpoint_prefix: a folder that does not hold a save yet; shoal's files, which TensorFlow
         cannot read.
       name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if it asks for that),
         or a host value that is equal on all processes: an array, a number, a list of numbers.
     """
     must_be_eager("name_based_save", "save what the program returns")
-    asked = "name_based_save"
-    tree = {n: saved_form(asked, n, value) for n, value in _named(asked, name_tensor_dict)}
-    with said_of(asked):
-        save(checkpoint_prefix, tree, processes=processes_of(mesh), name=f"dtensor.{asked}")
+    operation = "name_based_save"
+    tree = {n: saved_form(operation, n, value) for n, value in _named(operation, name_tensor_dict)}
+    with said_of(operation):
+        save(checkpoint_prefix, tree, processes=processes_of(mesh), name=f"dtensor.{operation}")
 
 
 @collective("the mesh's processes")
@@ -148,15 +148,15 @@ def name_based_restore(
     return OrderedDict((name, found[name]) for name in target)
 
 
-def _named(asked: str, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _named(operation: str, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     if not isinstance(given, Mapping):
-        raise UsageTypeError(f"dtensor.{asked}: name_tensor_dict={given!r} must be a dict")
+        raise UsageTypeError(f"dtensor.{operation}: name_tensor_dict={given!r} must be a dict")
     if not given:
-        raise UsageError(f"dtensor.{asked}: name_tensor_dict is empty; name at least one array")
-    return [(_name(asked, name), value) for name, value in given.items()]
+        raise UsageError(f"dtensor.{operation}: name_tensor_dict is empty; name at least one array")
+    return [(_name(operation, name), value) for name, value in given.items()]
 
 
-def _name(asked: str, name: object) -> str:
+def _name(operation: str, name: object) -> str:
     if not isinstance(name, str):
-        raise UsageTypeError(f"dtensor.{asked}: the name {name!r} must be text")
+        raise UsageTypeError(f"dtensor.{operation}: the name {name!r} must be text")
     return name

@@ -1,4 +1,4 @@
-"""The `shape_and_slices` of TensorFlow's SaveV2: which part of a whole a tensor is."""
+"""The `shape_and_slices` of TensorFlow's SaveV2: the part of a whole that a tensor is."""
 
 from __future__ import annotations
 

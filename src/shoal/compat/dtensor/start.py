@@ -1,4 +1,4 @@
-"""Join the job and leave it, by the names that DTensor has had for that."""
+"""DTensor's functions for joining and leaving a job."""
 
 from __future__ import annotations
 
@@ -81,16 +81,16 @@ def initialize_accelerator_system(
         the type; or what `shoal.initialize` raises.
       EagerOnly, which is a RuntimeError: it was called inside `jit`.
     """
-    asked = "initialize_accelerator_system"
-    must_be_eager(asked, "call it first in the program")
-    kind = None if device_type is None else config.type_of(asked, device_type)
-    must_not_be_megacore(asked, experimental_enable_megcore)
-    _must_be_first(asked)
-    _join(asked, **_devices(asked, kind, num_logical_cpu_devices))
-    return _found(asked, kind)
+    operation = "initialize_accelerator_system"
+    must_be_eager(operation, "call it first in the program")
+    kind = None if device_type is None else config.type_of(operation, device_type)
+    must_not_be_megacore(operation, experimental_enable_megcore)
+    _must_be_first(operation)
+    _join(operation, **_devices(operation, kind, num_logical_cpu_devices))
+    return _found(operation, kind)
 
 
-def must_not_be_megacore(asked: str, value: bool | None) -> None:
+def must_not_be_megacore(operation: str, value: bool | None) -> None:
     """Refuse the switch.
 
     Raises:
@@ -98,54 +98,54 @@ def must_not_be_megacore(asked: str, value: bool | None) -> None:
     """
     if value:
         raise NotPossible(
-            f"dtensor.{asked}: megacore: JAX sees each megacore as one device already; "
+            f"dtensor.{operation}: megacore: JAX sees each megacore as one device already; "
             "LIBTPU_INIT_ARGS sets flags of libtpu"
         )
 
 
-def _must_be_first(asked: str) -> None:
+def _must_be_first(operation: str) -> None:
     if process.is_joined():
         raise StartError(
-            f"dtensor.{asked}: Accelerator system has already been initialized (this is process "
-            f"{process.process_index()} of {process.process_count()}); call "
+            f"dtensor.{operation}: Accelerator system has already been initialized (this is "
+            f"process {process.process_index()} of {process.process_count()}); call "
             "shutdown_accelerator_system() first to join another job"
         )
 
 
-def _devices(asked: str, kind: str | None, count: int | None) -> dict[str, int | None]:
-    """Return what `shoal.initialize` is told of CPU devices."""
+def _devices(operation: str, kind: str | None, count: int | None) -> dict[str, int | None]:
+    """Return the CPU device arguments for `shoal.initialize`."""
     if count is None:
         return {}
     accelerators = 0 if kind == "CPU" else count_accelerators(os.environ)
     if isinstance(count, int) and count < accelerators:
         raise UsageError(
-            f"dtensor.{asked}: num_logical_cpu_devices={count} is less than the {accelerators} "
+            f"dtensor.{operation}: num_logical_cpu_devices={count} is less than the {accelerators} "
             "accelerators of this process, each of which needs a CPU device beside it"
         )
     return {"virtual_devices" if not accelerators else "host_devices": count}
 
 
 @contextmanager
-def _as_start(asked: str) -> Iterator[None]:
+def _as_start(operation: str) -> Iterator[None]:
     """Let an InitializeError in the block be the ValueError that DTensor raised."""
     try:
         yield
     except InitializeError as error:
-        raise StartError(f"dtensor.{asked}: {error}", missing=error.missing) from error
+        raise StartError(f"dtensor.{operation}: {error}", missing=error.missing) from error
 
 
-def _join(asked: str, **options: object) -> None:
+def _join(operation: str, **options: object) -> None:
     if not config.heartbeat_enabled():
         _LOG.warning(
             "dtensor.%s: DTENSOR_ENABLE_HEARTBEAT turns nothing off here; SHOAL_LOST_AFTER_S=inf "
-            "lets no silent process be taken for lost", asked,
+            "never declares a silent process lost", operation,
         )  # fmt: skip
-    with _as_start(asked):
+    with _as_start(operation):
         process.initialize(**options)  # type: ignore[arg-type]
 
 
-def _found(asked: str, kind: str | None) -> str:
-    """Return the type of the devices; where there are none, leave the job again."""
+def _found(operation: str, kind: str | None) -> str:
+    """Return the type of the devices; without any, leave the job again."""
     if kind is None:
         return config.preferred_device_type()
     try:
@@ -154,7 +154,7 @@ def _found(asked: str, kind: str | None) -> str:
         process.shutdown()
         reason = str(error).splitlines()[0]
         raise StartError(
-            f"dtensor.{asked}: Initialization failed, no valid {kind}s found: {reason}"
+            f"dtensor.{operation}: Initialization failed, no valid {kind}s found: {reason}"
         ) from None
     return kind
 
@@ -176,11 +176,11 @@ def initialize_multi_client_cluster(
     The processes meet at the first entry; `job_name`, `collective_leader`, `port` and what follows
     decide nothing here.
     """
-    asked = "initialize_multi_client_cluster"
+    operation = "initialize_multi_client_cluster"
     if not dtensor_jobs:
-        raise UsageError(f"dtensor.{asked}: dtensor_jobs is empty; list host:port of each process")
-    _must_be_first(asked)
-    with _as_start(asked):
+        raise UsageError(f"dtensor.{operation}: dtensor_jobs is empty; list each host:port")
+    _must_be_first(operation)
+    with _as_start(operation):
         process.initialize(
             coordinator_address=dtensor_jobs[0],
             num_processes=len(dtensor_jobs),
@@ -198,11 +198,11 @@ def shutdown_accelerator_system() -> None:
       StartError, which is a ValueError: this process is in no job.
       EagerOnly, which is a RuntimeError: it was called inside `jit`.
     """
-    asked = "shutdown_accelerator_system"
-    must_be_eager(asked, "call it last in the program")
+    operation = "shutdown_accelerator_system"
+    must_be_eager(operation, "call it last in the program")
     if not process.is_joined():
         raise StartError(
-            f"dtensor.{asked}: Accelerator system is not initialized; call "
+            f"dtensor.{operation}: Accelerator system is not initialized; call "
             "initialize_accelerator_system() first"
         )
     process.shutdown()

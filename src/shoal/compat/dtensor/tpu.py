@@ -1,4 +1,4 @@
-"""The names of TensorFlow's `tpu_util`, which `tf.experimental.dtensor` had in part."""
+"""TensorFlow's `tpu_util`, as far as `tf.experimental.dtensor` exposed it."""
 
 from __future__ import annotations
 

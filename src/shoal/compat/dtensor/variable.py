@@ -1,4 +1,4 @@
-"""`dtensor.DVariable`: an array on a mesh that a program can set anew, in one layout for life."""
+"""`dtensor.DVariable`: a mutable reference to an array on a mesh, in one layout for life."""
 
 from __future__ import annotations
 
@@ -257,8 +257,8 @@ def _must_agree(value: jax.Array, dtype: Any, layout: Layout | None) -> None:
         if layout is not None:
             check_layout(value, layout)
     except UsageError as error:
-        told = f"dtensor.DVariable: Conflicting layout are provided: {error}"
-        raise UsageError(told) from None
+        detail = f"dtensor.DVariable: Conflicting layout are provided: {error}"
+        raise UsageError(detail) from None
     if dtype is not None and np.dtype(dtype) != value.dtype:
         raise UsageTypeError(f"dtensor.DVariable: dtype={dtype} of a value of {value.dtype}")
 

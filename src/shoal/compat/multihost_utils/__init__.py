@@ -1,8 +1,8 @@
-"""`jax.experimental.multihost_utils` by its own names, with shoal's guarantees.
+"""The API of `jax.experimental.multihost_utils`, with shoal's guarantees.
 
 Change `from jax.experimental import multihost_utils` to `from shoal.compat import multihost_utils`.
-Calls at different places of the program are one call, as there. What differs, and why:
-docs/coming-from/multihost_utils.md. Never imports what it stands for; knows no other facade.
+Calls at different places of the program count as the same call, as there. Differences:
+docs/coming-from/multihost_utils.md. Never imports the original; knows no other facade.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the facade raises: errors of ours, and of the kinds that JAX raises."""
+"""The facade's errors: shoal's, and also of the types that JAX raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class UnequalError(DivergenceError, AssertionError):
 
 
 class SpreadArrayError(UsageError, RuntimeError):
-    """An array lies in parts on several processes, where one process must have all of it.
+    """An array is distributed over processes, where one process must have all of it.
     Also a RuntimeError."""
 
 

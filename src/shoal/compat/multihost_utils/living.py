@@ -1,4 +1,4 @@
-"""`live_devices`: a block of code of those devices whose processes are alive."""
+"""`live_devices`: a context manager over the devices whose processes are alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Per-process arrays to global ones and back, by a mesh and PartitionSpecs."""
+"""Per-process arrays ⇄ global arrays, by a mesh and PartitionSpecs."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def host_local_array_to_global_array(
     return jax.tree.map(_spelled, pspecs, local_inputs, whole, is_leaf=_is_none)
 
 
-@collective("the processes of arrays that lie otherwise than pspecs say")
+@collective("the processes of arrays in other layouts than pspecs")
 def global_array_to_host_local_array(
     global_inputs: Tree, global_mesh: jax.sharding.Mesh, pspecs: PSpecs
 ) -> Tree:
     """Return this process's parts of global arrays: `shoal.to_host_local`.
 
-    Collective over the processes of arrays that lie otherwise than pspecs say.
+    Collective over the processes of arrays in other layouts than pspecs.
 
     These are moved first, by `shoal.relayout`. Of the others nothing is sent or copied.
     Differentiable and batched. Inside `jit` as `host_local_array_to_global_array`.

@@ -1,4 +1,4 @@
-"""`sync_global_devices`, `reached_preemption_sync_point`: where processes meet, and stop."""
+"""`sync_global_devices`, `reached_preemption_sync_point`: synchronisation points."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["reached_preemption_sync_point", "sync_global_devices"]
 
 @collective()
 def sync_global_devices(name: str) -> None:
-    """Wait until all processes have come to this point: `shoal.barrier`.
+    """Wait until all processes have reached this point: `shoal.barrier`.
 
     Collective over all processes.
 
@@ -41,7 +41,7 @@ def reached_preemption_sync_point(step_id: int) -> bool:
 
     False until some process has a notice, then True on all from one agreed step on, also at the
     steps after it, at any stride. A program of one process that neither called
-    `shoal.initialize` nor `shoal.watch_notices` is never told of its end: False.
+    `shoal.initialize` nor `shoal.watch_notices` never learns of its end: False.
 
     Args:
       step_id: the number of the step, 0 or greater, of any size.

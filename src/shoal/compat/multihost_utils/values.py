@@ -42,7 +42,7 @@ def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
     Raises:
       DivergenceError: on all: no process is the source, or several are, which are named; or
         trees, shapes or dtypes differ.
-      SpreadArrayError: an array lies in parts on several processes. Also a RuntimeError.
+      SpreadArrayError: an array is distributed over several processes. Also a RuntimeError.
       UsageError, DeadlineError, ProcessLostError, PeerFailedError: as `shoal.broadcast`.
 
     >>> broadcast_one_to_all({"lr": 0.5})
@@ -72,7 +72,7 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
       The tree, with NumPy arrays of the same rank at one process and at many.
 
     Raises:
-      UsageError: an array lies in parts on several processes, without `tiled`.
+      UsageError: an array is distributed over several processes, without `tiled`.
       DivergenceError, DeadlineError, ProcessLostError, PeerFailedError: as `shoal.allgather`.
 
     >>> process_allgather(3.0), process_allgather(np.zeros((2, 3)), tiled=True).shape
@@ -80,8 +80,8 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
     """
     spread = any(map(_is_spread, jax.tree.leaves(in_tree)))
     only = "Gathering global non-fully-addressable arrays only supports tiled=True: "
-    told = only if spread and not tiled else ""
-    with errors_named(f"process_allgather: {told}".removesuffix(": ")):
+    detail = only if spread and not tiled else ""
+    with errors_named(f"process_allgather: {detail}".removesuffix(": ")):
         gathered = allgather(jax.tree.map(_array, in_tree), bool(tiled), name="process_allgather")
     return jax.tree.map(partial(_as_there, tiled), in_tree, gathered, is_leaf=lambda x: x is None)
 
@@ -118,7 +118,7 @@ def _array(leaf: Any) -> Any:
 
 
 def _is_spread(leaf: Any) -> bool:
-    """Does it lie in parts on several processes?"""
+    """Is it distributed over several processes?"""
     return is_global(leaf) and not leaf.is_fully_replicated
 
 
@@ -132,5 +132,5 @@ def _as_there(tiled: bool, given: Any, gathered: Any) -> Any:
 
 
 def _spans(lies: NamedSharding) -> bool:
-    """Does it lie on other processes, too? At one process: would it, if there were others?"""
+    """Is it also on other processes? With one process: would it be, if there were others?"""
     return not lies.is_fully_addressable or process.process_count() == 1

@@ -1,4 +1,4 @@
-"""`torch_xla.distributed.spmd` on `jax.Array`s: its names, our guarantees.
+"""The API of `torch_xla.distributed.spmd` on `jax.Array`s, with shoal's guarantees.
 
 Never imports torch or torch_xla; knows no other facade.
 """

@@ -1,4 +1,4 @@
-"""Annotations: arrays in the layout that a mesh and a partition spec say."""
+"""Sharding annotations: arrays in the layout of a mesh and a partition spec."""
 
 from __future__ import annotations
 

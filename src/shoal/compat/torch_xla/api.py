@@ -1,4 +1,4 @@
-"""The bridge from DTensor's meshes and placements, torch's or those of `placements`."""
+"""Interoperability with DTensor meshes and placements, of torch or of `placements`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def convert_to_xla_partition_spec(tensor: Any, placements: Sequence[Any]) -> tup
 def xla_distribute_tensor(
     tensor: Any, device_mesh: Any, placements: Sequence[Any] | None = None
 ) -> Any:
-    """Return an array in the layout that placements mean (`mark_sharding`).
+    """Return an array in the layout given by placements (`mark_sharding`).
 
     Collective over the mesh's processes.
 
@@ -104,7 +104,7 @@ def xla_distribute_tensor(
       placements: one for each axis; None: every device holds the whole array.
 
     Raises:
-      UsageError: as many placements as axes are needed; and as `mark_sharding`.
+      UsageError: there must be one placement per axis; and as `mark_sharding`.
     """
     mesh = convert_to_xla_mesh(device_mesh)
     if placements is not None and len(placements) != len(mesh.mesh_shape):

@@ -1,4 +1,4 @@
-"""torch_xla's checkpoint manager."""
+"""The API of torch_xla's checkpoint manager."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class CheckpointManager:
           force: save it in any case.
 
         Returns:
-          whether it was saved.
+          Whether it was saved.
 
         Raises:
           StepAlreadyCommitted: on all: it is saved already, and stays as it is.

@@ -1,4 +1,4 @@
-"""Pictures of shardings."""
+"""The API of torch_xla's sharding visualisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of shoal that `except` clauses written for torch_xla catch, too."""
+"""Errors of shoal that `except` clauses written for torch_xla also catch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dim of a parameter torch_xla's `SpmdFullyShardedDataParallel` splits."""
+"""The dim of a parameter that torch_xla's `SpmdFullyShardedDataParallel` splits."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ Sizes = Sequence[int]
 
 @local
 class HybridMesh(meshes.Mesh):
-    """A mesh whose axes lie on a slice's wires, and part of them across slices (`place`).
+    """A mesh whose axes follow a slice's wires, and partly span slices (`place`).
 
     Local.
 
-    On TPUs devices stand in torch_xla's order. Elsewhere processes stand for slices, and devices
-    follow one another as they are numbered.
+    On TPUs devices are in torch_xla's order. Elsewhere processes count as slices, and devices
+    are ordered by number.
 
     Args:
       ici_mesh_shape: the sizes within a slice.
@@ -91,21 +91,21 @@ class HybridMesh(meshes.Mesh):
         return place(topology, _named(sizes), across=across, compatible_with=library).device_ids
 
 
-def _check_slices(topology: Topology, asked: int) -> None:
+def _check_slices(topology: Topology, requested: int) -> None:
     """Say in torch_xla's words what is wrong with the number of slices."""
     count, here = _num_slices(topology), topology.text
-    if isinstance(topology, Slices) and count > 1 and asked == 1:
+    if isinstance(topology, Slices) and count > 1 and requested == 1:
         raise UsageError(
             f"Provide dcn_mesh_shape to create a mesh for multislice: {here} has {count}"
         )
-    if count == 1 and asked > 1:
+    if count == 1 and requested > 1:
         raise UsageError(
-            "Invalid dcn_mesh_shape for single slice mesh: nothing lies across "
+            "Invalid dcn_mesh_shape for single slice mesh: no axis spans slices "
             f"{here}; leave dcn_mesh_shape out"
         )
-    if asked not in (1, count):
+    if requested not in (1, count):
         raise UsageError(
-            f"Number of slices {count} must equal the product of dcn_mesh_shape {asked}"
+            f"Number of slices {count} must equal the product of dcn_mesh_shape {requested}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Names of torch_xla that have no meaning on JAX: each says on use what to write instead."""
+"""Names of torch_xla without a meaning on JAX: using one raises, and says what to write instead."""
 
 from __future__ import annotations
 

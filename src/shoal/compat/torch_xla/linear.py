@@ -1,4 +1,4 @@
-"""Linear maps that leave leading dims as they are, and barriers for the backward pass."""
+"""Linear maps that do not merge leading dims, and barriers for the backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manual regions: what each device holds, to compute on by hand."""
+"""Manual regions: the shards of each device, to compute on by hand."""
 
 from __future__ import annotations
 

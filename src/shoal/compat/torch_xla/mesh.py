@@ -1,4 +1,4 @@
-"""torch_xla's meshes, on shoal's: device numbers in an order, a shape, perhaps names."""
+"""torch_xla's meshes on shoal's: ordered device numbers, a shape, optional names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Mesh:
     Local.
 
     Devices count from 0 in the order of JAX's ids. A mesh may have some of them only; that they
-    exist is asked when an array is placed. Equal by content, hashable.
+    exist is checked when an array is placed. Equal by content, hashable.
 
     Args:
       device_ids: the number of the device at each position, row-major.
@@ -114,7 +114,7 @@ class Mesh:
 
     @classmethod
     def from_str(cls, mesh_str: str) -> Mesh | None:
-        """Read what `str` gives; None if it is no such text. Local.
+        """Parse the result of `str`; None if it is not one. Local.
 
         >>> mesh = Mesh(np.arange(2), (2,), ("MeshX",))
         >>> Mesh.from_str(str(mesh)) == mesh, Mesh.from_str("garbage")

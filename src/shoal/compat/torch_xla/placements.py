@@ -1,4 +1,4 @@
-"""DTensor's placements, without torch: for each axis of a mesh, what lies along it."""
+"""DTensor's placements, without torch: the placement along each axis of a mesh."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Replicate:
 
 
 def placements_of(layout: Layout) -> tuple[Shard | Replicate, ...]:
-    """Return what lies along each axis of a layout's mesh.
+    """Return the placement along each axis of a layout's mesh.
 
     Raises:
       UsageError: the axes of a dim are not in the order of the mesh, which placements cannot say.

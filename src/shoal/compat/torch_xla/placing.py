@@ -1,4 +1,4 @@
-"""A value in the layout that a partition spec says, inside `jit` and outside."""
+"""Place a value in the layout of a partition spec, inside `jit` and outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla's `runtime`, of which programs use the numbers of processes and devices."""
+"""torch_xla's `runtime`: the numbers of processes and devices."""
 
 from __future__ import annotations
 

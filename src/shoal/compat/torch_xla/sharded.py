@@ -35,7 +35,7 @@ __all__ = [
 
 @local
 class XLAShardedTensor(ArrayOperators):
-    """An array, and where its shards lie, under torch_xla's names.
+    """An array and the placement of its shards, under torch_xla's names.
 
     Local.
 
@@ -71,7 +71,7 @@ class XLAShardedTensor(ArrayOperators):
 
     @property
     def mesh_shape(self) -> Any:
-        """The shape of the mesh; None for an array on no mesh."""
+        """The shape of the mesh; None for an array without a mesh."""
         layout = self._layout()
         given = self._mesh_shape
         return layout.mesh.shape if given is None and layout is not None else given
@@ -82,7 +82,7 @@ class XLAShardedTensor(ArrayOperators):
 
     @property
     def partition_spec(self) -> Any:
-        """For each dim which axes split it; None for an array on no mesh."""
+        """The axes that split each dim; None for an array without a mesh."""
         layout = self._layout()
         given = self._partition_spec
         return layout.dims if given is None and layout is not None else given
@@ -92,7 +92,7 @@ class XLAShardedTensor(ArrayOperators):
         self._partition_spec = partition_spec
 
     def _layout(self) -> Layout | None:
-        """Return the layout over the numbers of devices; None: the array is on no mesh."""
+        """Return the layout over device numbers; None for an array without a mesh."""
         if not _is_sharded(self.global_tensor):
             return None
         return on_numbers(layout_of(self.global_tensor))
@@ -130,13 +130,13 @@ class XLAShardedTensor(ArrayOperators):
 
     @property
     def sharding_spec(self) -> str:
-        """The HLO text, which lists the numbers of devices; "" for an array on no mesh."""
+        """The HLO text, which lists device numbers; "" for an array without a mesh."""
         layout = self._layout()
         return "" if layout is None else op_sharding(layout).text
 
     @property
     def sharding_type(self) -> ShardingType | None:
-        """The kind of sharding; None for an array on no mesh."""
+        """The kind of sharding; None for an array without a mesh."""
         layout = self._layout()
         return None if layout is None else op_sharding(layout).type
 
@@ -146,7 +146,7 @@ class XLAShardedTensor(ArrayOperators):
 
     @property
     def placements(self) -> tuple[Shard | Replicate, ...]:
-        """For each axis of the mesh, what lies along it, as the array lies now."""
+        """The current placement along each axis of the mesh."""
         return placements_of(layout_of(self.global_tensor))
 
     def invalidate_spec_cache(self) -> None:
@@ -241,7 +241,7 @@ def unwrap_sharded_tensor(t: Any) -> Any:
 
 @local
 def wrap_if_sharded(x: Any) -> Any:
-    """Return a view of an array that lies on a mesh, and anything else as it is.
+    """Return a view of an array on a mesh; anything else unchanged.
 
     Local.
     """

@@ -1,4 +1,4 @@
-"""What one device holds of an array, under torch_xla's names."""
+"""The shards of an array per device, under torch_xla's names."""
 
 from __future__ import annotations
 

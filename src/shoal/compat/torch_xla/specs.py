@@ -1,4 +1,4 @@
-"""Partition specs in layouts, and layouts in XLA's words."""
+"""Partition specs ↔ layouts, and layouts in XLA's terms."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class OpSharding:
 
     @cached_property
     def group_assignment(self) -> IntArray:
-        """The number of the replication group of each tile; empty unless PARTIAL is asked for."""
+        """The number of the replication group of each tile; empty unless PARTIAL is requested."""
         return group_assignment(self.layout)
 
     @cached_property
     def replication_groups(self) -> IntArray:
-        """The devices of each tile; empty unless PARTIAL is asked for."""
+        """The devices of each tile; empty unless PARTIAL is requested."""
         return replication_groups(self.layout)
 
     @cached_property

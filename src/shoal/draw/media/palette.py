@@ -1,8 +1,8 @@
-"""The colours of SVG and HTML, by day and by night, as one style sheet.
+"""The colours of SVG and HTML, light and dark, as one style sheet.
 
 Fills are those of Paul Tol's scheme "light", arrows of his "bright" and "high-contrast"
-(https://sronpersonalpages.nl/~pault/): people who are colour-blind can tell them apart. No colour
-is the only one to say a thing: labels, dashes and hover texts say it too.
+(https://sronpersonalpages.nl/~pault/), which colour-blind readers can distinguish. Colour is never
+the only carrier of information: labels, dashes and tooltips say it too.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _HUES = ("#77AADD", "#EE8866", "#44BB99", "#EEDD88", "#FFAABB", "#99DDFF", "#BBCC33", "#C8B4E0")
-_TINTS = (0.28, 0.62, 0.0, 0.8)  # how much of the paper is mixed in
-FILLS = len(_HUES) * len(_TINTS)  # then they begin again
+_TINTS = (0.28, 0.62, 0.0, 0.8)  # share of the background mixed in
+FILLS = len(_HUES) * len(_TINTS)  # then they repeat
 
-_ARROWS = (  # by day, by night, dashes
+_ARROWS = (  # light, dark, dashes
     ("#004488", "#7FB7FF", ""),
     ("#BB2200", "#FF9A76", "7 3"),
     ("#117733", "#62D8A4", "2 2.5"),
@@ -24,9 +24,9 @@ _ARROWS = (  # by day, by night, dashes
 AXES = len(_ARROWS)
 
 _PAPER, _INK = ("#FFFFFF", "#15181D"), ("#1B1F24", "#E6E9ED")
-_DARKER = 0.42  # how much of the ink's paper is mixed into fills by night
+_DARKER = 0.42  # share of the background mixed into fills in dark mode
 
-# selector → property → by day, by night
+# selector → property → light, dark
 _RULES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     ".paper": {"fill": _PAPER},
     "text": {"fill": _INK},
@@ -61,17 +61,17 @@ sans-serif}
 
 
 def fill_class(number: int) -> str:
-    """Return the class of what belongs to a group; -1: to none."""
+    """Return the CSS class of a group; -1: of none."""
     return "none" if number < 0 else f"g{number % FILLS}"
 
 
 def axis_class(number: int) -> str:
-    """Return the class of an axis's arrows."""
+    """Return the CSS class of an axis's arrows."""
     return f"a{number % AXES}"
 
 
 def style() -> str:
-    """Return the style sheet. Readers that know no `prefers-color-scheme` show the day."""
+    """Return the style sheet. Viewers without `prefers-color-scheme` show the light theme."""
     dashes = "".join(
         f".shoal .{axis_class(n)} path{{stroke-dasharray:{dash}}}\n"
         for n, (_, _, dash) in enumerate(_ARROWS)
@@ -82,7 +82,7 @@ def style() -> str:
 
 
 def _rules(time: int) -> str:
-    """Return all colours by day (0) or by night (1)."""
+    """Return all colours of the light (0) or dark (1) theme."""
     rules = [
         f".shoal {selector}{{{';'.join(f'{name}:{both[time]}' for name, both in values.items())}}}"
         for selector, values in _RULES.items()
@@ -103,6 +103,6 @@ def _fill(number: int, time: int) -> str:
 
 
 def _mix(one: str, other: str, share: float) -> str:
-    """Return a colour with so much of another in it."""
+    """Return a colour mixed with a share of another."""
     parts = ((int(c[i : i + 2], 16) for c in (one, other)) for i in (1, 3, 5))
     return "#" + "".join(f"{round(a + (b - a) * share):02X}" for a, b in parts)

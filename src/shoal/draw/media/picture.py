@@ -1,4 +1,4 @@
-"""What a picture shows, before anybody decides how: panels of cells with labels.
+"""The content of a picture, independent of the medium: panels of cells with labels.
 
 Every drawing of shoal makes one `Picture`; `terminal` turns it into text.
 """
@@ -34,7 +34,7 @@ class CellTable(NamedTuple):
     num_columns: int = 0
 
     def ends(self, count: int) -> CellTable:
-        """Return that many columns, the first and the last, with a gap for the others."""
+        """Return this many columns from both ends, with a gap for the omitted ones."""
         own = [at for at, label in enumerate(self.columns) if label != "…"]
         total = self.num_columns or len(own)
         kept: list[int | None] = [*own[: (count + 1) // 2], *own[len(own) - count // 2 :]]
@@ -47,7 +47,7 @@ class CellTable(NamedTuple):
         return self._replace(columns=columns, rows=rows, num_columns=total)
 
     def width_of(self, column: int) -> int:
-        """Return how many letters wide a column is."""
+        """Return the width of a column in characters."""
         texts = [cells[column].text for _, cells in self.rows]
         lines = [self.columns[column], *(line for text in texts for line in text.split("\n"))]
         return max(map(cell_len, lines))
@@ -62,7 +62,7 @@ class Picture(NamedTuple):
 
 
 def left_out(panels: Sequence[CellTable]) -> list[str]:
-    """Return how many rows and columns are shown, in words, where some are not."""
+    """Say how many rows and columns are shown, if some are omitted."""
     notes = []
     for panel in panels:
         shown = (
@@ -76,7 +76,7 @@ def left_out(panels: Sequence[CellTable]) -> list[str]:
 
 
 def elide(items: Sequence[T], limit: int, gap: T) -> list[T]:
-    """Return the items, or, if they are more than `limit`, the first ones, a gap and the last.
+    """Return the items, or if there are more than `limit`, the first ones, a gap and the last.
 
     Example:
       >>> elide([0, 1, 2, 3, 4, 5], 4, gap=-1)

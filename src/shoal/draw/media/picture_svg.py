@@ -1,4 +1,4 @@
-"""A picture of cells as SVG: blocks with labels, the same fill for what belongs together."""
+"""Picture of cells as SVG: blocks with labels, the same fill within a group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.draw.media.picture import GAP, Cell, CellTable, Picture, left_out
 from shoal.draw.media.svg import Canvas, rect, text, text_width
 
 _FONT, _LINE, _PAD = 12.0, 16.0, 10.0
-_LEAST = 44.0  # how wide a block is
+_LEAST = 44.0  # minimum width of a block
 
 
 def picture_svg(picture: Picture, *, alone: bool = True) -> str:
@@ -29,7 +29,7 @@ def picture_svg(picture: Picture, *, alone: bool = True) -> str:
 
 
 def _panel(canvas: Canvas, panel: CellTable, top: float) -> float:
-    """Draw a panel; return where it ends."""
+    """Draw a panel; return its lower right corner."""
     if panel.title:
         top += _LINE
         canvas.text(0, top - 2, panel.title, _FONT, "dim")

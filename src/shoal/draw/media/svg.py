@@ -1,4 +1,4 @@
-"""SVG as plain text: a canvas that grows with what is drawn on it."""
+"""SVG as plain text: a canvas that grows with its content."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.cells import cell_len
 
 from shoal.draw.media.palette import style
 
-_LETTER = 0.6  # of its size: no letter of a system's font is much wider on the average
+_LETTER = 0.6  # of the font size: an upper bound on the average width of system fonts
 _MARGIN = 16.0
 
 
 def number(value: float) -> str:
-    """Return a coordinate, to a tenth.
+    """Format a coordinate, to a tenth.
 
     >>> number(3.0), number(-0.04), number(12.345)
     ('3', '0', '12.3')
@@ -25,29 +25,29 @@ def number(value: float) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """Return how wide a text is at most."""
+    """Return an upper bound on the width of a text."""
     return cell_len(text) * size * _LETTER
 
 
 class Canvas:
-    """What is drawn, and how far it reaches."""
+    """The elements drawn, and their bounding box."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
         self._left, self._top, self._right, self._bottom = math.inf, math.inf, -math.inf, -math.inf
 
     def cover(self, left: float, top: float, right: float, bottom: float) -> None:
-        """Make room."""
+        """Extend the bounding box."""
         self._left, self._top = min(self._left, left), min(self._top, top)
         self._right, self._bottom = max(self._right, right), max(self._bottom, bottom)
 
     @property
     def bounds(self) -> tuple[float, float, float, float]:
-        """Left, top, right, bottom of what is covered."""
+        """Left, top, right, bottom of the bounding box."""
         return self._left, self._top, self._right, self._bottom
 
     def add(self, part: str) -> None:
-        """Add an element within what is covered."""
+        """Add an element inside the bounding box."""
         self._parts.append(part)
 
     def rect(
@@ -58,7 +58,7 @@ class Canvas:
         self.add(rect(left, top, wide, high, kind, round_=round_))
 
     def path(self, points: Iterable[tuple[float, float]], kind: str, title: str = "") -> None:
-        """Add a line of pieces: two points each."""
+        """Add a polyline of segments, given as two points each."""
         points = list(points)
         self.cover(*points[0], *points[0])
         steps = []
@@ -82,7 +82,7 @@ class Canvas:
         """Return the whole picture.
 
         Args:
-          label: what it shows, for those who do not see it.
+          label: a description for screen readers.
           alone: whether it has a margin and a style sheet; a page has them for all.
         """
         margin = _MARGIN if alone else 2.0

@@ -1,4 +1,4 @@
-"""A picture as text for a terminal, with colours where the terminal has them."""
+"""Render a picture as text for a terminal, in colour where supported."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", 
 
 
 def render(picture: Picture, width: int | None = None) -> RenderableType:
-    """Return what a `rich` console prints.
+    """Return a `rich` renderable.
 
     Args:
       picture: what is seen.
-      width: of the console; columns that do not fit are left out, and their number is said.
+      width: of the console; columns that do not fit are omitted, and counted.
     """
     parts: list[RenderableType] = [Text(picture.title, style="bold")]
     panels = [_fit(panel, width) for panel in picture.panels]
@@ -55,7 +55,7 @@ def plain(rendered: RenderableType, width: int) -> str:
 
 
 def _fit(panel: CellTable, width: int | None) -> CellTable:
-    """Return as many columns as fit beside the labels; none if not even one does."""
+    """Return as many columns as fit next to the labels; none if not even one fits."""
     if width is None or _width(panel) <= width:
         return panel
     panel = _without_corner(panel)
@@ -68,13 +68,13 @@ def _fit(panel: CellTable, width: int | None) -> CellTable:
 
 
 def _without_corner(panel: CellTable) -> CellTable:
-    """Return the panel with what stands in its corner above it, where it can be wrapped."""
+    """Return the panel with its corner label moved above it, where it can wrap."""
     title = "  ".join(filter(None, (panel.title, panel.corner)))
     return panel._replace(title=title, corner="")
 
 
 def _width(panel: CellTable) -> int:
-    """Return how many columns of text the table of a panel takes."""
+    """Return the width in characters of a panel's table."""
     labels = max(cell_len(label) for label in (panel.corner, *(row[0] for row in panel.rows)))
     columns = sum(panel.width_of(at) + 3 for at in range(len(panel.columns)))
     return 1 + (labels + 3) * bool(labels) + columns
@@ -98,5 +98,5 @@ def _table(panel: CellTable) -> Table:
 
 
 def colour_style(colour: int) -> str:
-    """Return the style of what belongs to a group; -1: to none."""
+    """Return the style of a group; -1: of none."""
     return "" if colour < 0 else _COLOURS[colour % len(_COLOURS)]

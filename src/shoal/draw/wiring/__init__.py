@@ -1,4 +1,4 @@
-"""A topology, and a mesh placed on it, as a scene; and that scene in each medium.
+"""Scenes: a topology and a mesh placed on it, rendered in each medium.
 
 Knows `plan` and the media; knows no arrays.
 """

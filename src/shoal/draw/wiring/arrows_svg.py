@@ -1,7 +1,7 @@
 """The hops of rings as arrows in SVG.
 
-A hop to a neighbour is a straight arrow between two chips; one over other chips is a bow beside
-them; one across a link that wraps, or to a panel that stands elsewhere, goes out and comes in.
+A hop to a neighbour is a straight arrow between two chips; one over other chips is an arc beside
+them; one across a wrap-around link, or to another panel, leaves and re-enters.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from shoal.plan.notation.words import quote
 
 Point = tuple[float, float]
 
-_FAR = 6  # cells; a bow over more of them would cross too much
+_FAR = 6  # cells; a longer arc would cross too much
 
 
 class Sizes(Protocol):
-    """How large things are, in pixels."""
+    """Sizes in pixels."""
 
     @property
     def pitch(self) -> float:
-        """From row to row."""
+        """Distance between rows."""
 
     @property
     def chip(self) -> float:
-        """How high a chip is."""
+        """Height of a chip."""
 
     @property
     def wide(self) -> float:
-        """How wide it is."""
+        """Width of a chip."""
 
     @property
     def across(self) -> float:
-        """From column to column."""
+        """Distance between columns."""
 
     @property
     def cores(self) -> int:
@@ -47,15 +47,15 @@ class Sizes(Protocol):
 
     @property
     def font(self) -> float:
-        """Of the ids; 0: there are none."""
+        """Font size of the ids; 0: none."""
 
     @property
     def edge(self) -> float:
-        """Room beside a panel's chips."""
+        """Margin beside a panel's chips."""
 
 
 class Slots:
-    """Gives arrows between the same two places lines of their own, side by side."""
+    """Assigns parallel lanes to arrows between the same two places."""
 
     def __init__(self, arrows: Iterable[Arrow]) -> None:
         self._lanes: dict[frozenset[MarkPlace], list[Arrow]] = {}
@@ -65,15 +65,15 @@ class Slots:
             self._beside[self._gap(arrow)] += 1
 
     def _gap(self, arrow: Arrow) -> object:
-        """Equal for arrows that go through the same gap between rows, from panel to panel."""
+        """A key that is equal for arrows through the same gap between rows, from panel to panel."""
         return arrow.axis, arrow.start.panel, arrow.end.panel, arrow.start.row
 
     def is_alone(self, arrow: Arrow) -> bool:
-        """Whether its axis has no other arrow in the gap that it would go through."""
+        """Does its axis have no other arrow in the same gap?"""
         return self._beside[self._gap(arrow)] == 1
 
     def of(self, arrow: Arrow) -> float:
-        """Return how many lanes right of the middle an arrow goes, as seen in its direction."""
+        """Return an arrow's lane: how far right of the middle, seen in its direction."""
         lanes = self._lanes[frozenset((arrow.start, arrow.end))]
         lane = lanes.index(arrow) - (len(lanes) - 1) / 2
         return lane if arrow.start <= arrow.end else -lane
@@ -133,7 +133,7 @@ def _paths(
             return _leave(start, end, sizes, tip, out, (-out[0], -out[1]))
     if abs(columns) * sizes.cores + abs(rows) < 1.01:
         aside = slots.of(arrow) * (6 if sizes.font else 3)
-        if abs(columns) < 1 and arrow.links == 0:  # beside the ids of a chip's two devices
+        if abs(columns) < 1 and arrow.links == 0:  # next to the ids of a chip's two devices
             aside = 0.36 * sizes.chip
         return [_between(start, end, sizes, aside, tip)]
     if columns and rows and abs(columns) + abs(rows) > _FAR:
@@ -142,7 +142,7 @@ def _paths(
 
 
 def _aslant(arrow: Arrow, start: Point, end: Point, sizes: Sizes, tip: float) -> list[str]:
-    """Return an arrow that goes out and comes in between chips, beside those of other axes."""
+    """Return an arrow that leaves and enters between chips, next to those of other axes."""
     aside = 0.25 * sizes.chip * (arrow.axis % 3)
     start, end = (start[0] - aside, start[1]), (end[0] + aside, end[1])
     return _leave(start, end, sizes, tip, (0.7, -0.7), (-0.7, -0.7))
@@ -160,17 +160,17 @@ def _between(start: Point, end: Point, sizes: Sizes, aside: float, tip: float) -
 
 
 def _half(sizes: Sizes, ux: float, uy: float) -> float:
-    """Return how far it is from the middle of a device to its side."""
+    """Return the distance from the middle of a device to its side."""
     return abs(ux) * sizes.wide / sizes.cores / 2 + abs(uy) * sizes.chip / 2
 
 
 def _leave(
     start: Point, end: Point, sizes: Sizes, tip: float, out: Point, arrival: Point
 ) -> list[str]:
-    """Return an arrow that goes out in one direction, and one that comes in from another."""
+    """Return an arrow that leaves in one direction, and one that enters from another."""
     near = _half(sizes, *out)
     gap = sizes.pitch - sizes.chip
-    is_aslant = bool(out[0] and out[1])  # then another chip stands there
+    is_aslant = bool(out[0] and out[1])  # then another chip is there
     aslant = gap if sizes.font else 0.8 * sizes.chip  # small chips have no ids to cover
     far = near + (aslant if is_aslant else gap / 2 + 0.75 * sizes.edge)
     a, b = ((start[0] + out[0] * r, start[1] + out[1] * r) for r in (near, far))
@@ -179,7 +179,7 @@ def _leave(
 
 
 def _bow(start: Point, end: Point, sizes: Sizes, tip: float, side: int) -> str:
-    """Return an arrow over other chips: from side to side of them, in the gap beside them.
+    """Return an arc over other chips: from side to side of them, in the gap beside them.
 
     `side`: 1: on its right hand; -1: above.
     """

@@ -1,4 +1,4 @@
-"""The rings of a mesh's axes on the wires: which device follows which, and how far away it is."""
+"""The rings of a mesh's axes on the wires: the order of the devices, and the hops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IntArray = NDArray[np.int64]
 
 
 class Standing(NamedTuple):
-    """Where one device stands."""
+    """The location of one device."""
 
     ground: int
     coords: tuple[int, int, int]
@@ -27,7 +27,7 @@ class Standing(NamedTuple):
 
 
 class Stands(NamedTuple):
-    """Where every device stands, by ascending id."""
+    """The location of every device, by ascending id."""
 
     ids: IntArray  # [n]
     grounds: IntArray  # [n]
@@ -38,7 +38,7 @@ class Stands(NamedTuple):
         """Return the index of each of these devices.
 
         Raises:
-          UsageError: some are not there.
+          UsageError: some are missing.
         """
         index = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         if (wrong := np.unique(ids[self.ids[index] != ids])).size:
@@ -49,13 +49,13 @@ class Stands(NamedTuple):
         return np.asarray(index)
 
     def at(self, index: int) -> Standing:
-        """Return the place of one device."""
+        """Return the location of one device."""
         *coords, core = self.places[index].tolist()
         return Standing(int(self.grounds[index]), tuple(coords), core)
 
 
 def stands(boxes: Sequence[Ground]) -> Stands:
-    """Return where the devices of all boxes stand."""
+    """Return the locations of the devices of all boxes."""
     cells = [np.argwhere(box.ids >= 0) for box in boxes]
     ids = np.concatenate([b.ids[tuple(c.T)] for b, c in zip(boxes, cells, strict=True)])
     owners = np.concatenate([b.processes[tuple(c.T)] for b, c in zip(boxes, cells, strict=True)])
@@ -83,7 +83,7 @@ def axes_of(mesh: Mesh, where: Stands, boxes: Sequence[Ground]) -> list[Axis]:
 
 
 def _far(size: int, longest: int, total: int, crossings: int, boxes: Sequence[Ground]) -> str:
-    """Say how far the rings of an axis hop."""
+    """Describe how far the rings of an axis hop."""
     if size == 1:
         return "no hops"
     inside = size - crossings
@@ -106,7 +106,7 @@ def _far(size: int, longest: int, total: int, crossings: int, boxes: Sequence[Gr
 def _lengths(
     start: IntArray, end: IntArray, where: Stands, boxes: Sequence[Ground]
 ) -> tuple[IntArray, IntArray]:
-    """Return the links of each hop [n], and whether it goes where no link leads [n]."""
+    """Return the links of each hop [n], and whether no link leads there [n]."""
     sizes, wraps, linked = _wiring(boxes)
     ground = where.grounds[start]
     apart = np.abs(where.places[end, :3] - where.places[start, :3])
@@ -126,7 +126,7 @@ def _wiring(boxes: Sequence[Ground]) -> tuple[IntArray, NDArray[np.bool_], NDArr
 
 
 def ways_round(start: Standing, end: Standing, box: Ground) -> tuple[int, int, int]:
-    """Return along which dims a hop takes the link that wraps: -1, 0 or 1 for x, y, z."""
+    """Return the dims along which a hop takes the wrap-around link: -1, 0 or 1 for x, y, z."""
     found = []
     for begin, stop, size, wraps in zip(
         start.coords, end.coords, box.sizes, box.wraps, strict=True
@@ -137,7 +137,7 @@ def ways_round(start: Standing, end: Standing, box: Ground) -> tuple[int, int, i
 
 
 def links_between(start: Standing, end: Standing, box: Ground) -> int | None:
-    """Return how many links apart two devices stand; None if no links lead there."""
+    """Return the number of links between two devices; None if they are not linked."""
     if not box.rank or start.ground != end.ground:
         return None
     apart = [abs(a - b) for a, b in zip(start.coords, end.coords, strict=True)]

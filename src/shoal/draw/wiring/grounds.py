@@ -1,4 +1,4 @@
-"""Every kind of topology as boxes of devices in three dims, which is what a picture can show.
+"""Topologies of every kind as boxes of devices in three dims, which a picture can show.
 
 Torus    one box, links between neighbours        x, y, z
 Slices   a box for each                           x, y, z
@@ -21,7 +21,7 @@ from shoal.plan.hardware.wiring import Slices, Topology, Torus
 IntArray = NDArray[np.int64]
 Sizes = tuple[int, int, int]
 
-_LINE = 16  # devices in a line, where nothing says how they stand
+_LINE = 16  # devices per line, if their arrangement is unknown
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,11 +29,11 @@ class Ground:
     """A box of devices."""
 
     title: str
-    ids: IntArray  # [x, y, z, cores]; -1: none there
+    ids: IntArray  # [x, y, z, cores]; -1: no device
     processes: IntArray  # as `ids`
     wraps: tuple[bool, bool, bool] = (False, False, False)
-    rank: int = 0  # of the links; 0: none are known
-    plane: str = "z"  # what a plane is called
+    rank: int = 0  # of the links; 0: unknown
+    plane: str = "z"  # name of a plane
     origin: Sizes = (0, 0, 0)
 
     @property
@@ -59,7 +59,7 @@ def grounds(topology: Topology) -> list[Ground]:
     if isinstance(topology, Flat):
         shape = (1, topology.count, 1)
         return [Ground(topology.text, *_in_lines(topology, shape, 1))]
-    raise UsageTypeError(f"{topology!r} is no topology: topology.parse makes one of a text")
+    raise UsageTypeError(f"{topology!r} is not a topology: topology.parse makes one from text")
 
 
 def _of_torus(torus: Torus, title: str) -> Ground:
@@ -80,7 +80,7 @@ def _of_hosts(hosts: Hosts) -> Ground:
 
 
 def _in_lines(topology: Topology, shape: Sizes, in_line: int) -> tuple[IntArray, IntArray]:
-    """Lay out planes of blocks of devices, so many blocks in a line; single devices fill lines."""
+    """Lay out planes of blocks of devices, `blocks` per line; single devices fill lines."""
     planes, blocks, devices = shape
     in_line = min(blocks, _LINE if devices == 1 and planes == 1 else in_line)
     rows = math.ceil(blocks / in_line)

@@ -1,4 +1,4 @@
-"""A topology, and a mesh placed on it, as a scene: chips, hosts, links and the rings of axes."""
+"""The scene of a topology and a mesh placed on it: chips, hosts, links and the rings of axes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _Shown = tuple[int | None, ...]
 
 
 def draw_wires(topology: Topology, mesh: Mesh | None = None, most: Most | None = None) -> Scene:
-    """Return what is seen of a topology.
+    """Return the scene of a topology.
 
     Args:
       topology: the devices.
@@ -56,7 +56,7 @@ def draw_wires(topology: Topology, mesh: Mesh | None = None, most: Most | None =
       most: how much is shown.
 
     Raises:
-      UsageError: the mesh has devices that the topology has not, or they are too many to draw.
+      UsageError: the mesh has devices that the topology lacks, or too many to draw.
     """
     if topology.num_devices > MOST_DEVICES:
         raise UsageError(

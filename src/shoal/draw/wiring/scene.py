@@ -1,6 +1,6 @@
-"""What is seen of a topology and a mesh on it, before any medium decides how.
+"""The scene of a topology and a mesh on it, independent of the medium.
 
-Chips stand in the columns and rows of panels: x to the right, y down, a panel for each z. A section
+Chips are in the columns and rows of panels: x to the right, y down, a panel for each z. A section
 is a slice. `wires` makes a scene; `wires_svg` and `wires_text` draw it. Sizes are counted in cells.
 """
 

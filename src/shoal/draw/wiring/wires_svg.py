@@ -1,4 +1,4 @@
-"""A scene as SVG: chips, outlines of hosts, links, rings; a legend in words below them."""
+"""Render a scene as SVG: chips, outlines of hosts, links, rings; a legend below them."""
 
 from __future__ import annotations
 

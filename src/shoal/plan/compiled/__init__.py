@@ -1,4 +1,4 @@
-"""Compiled programs, read from the text of their HLO: instructions, loops, traffic.
+"""Compiled programs, parsed from the text of their HLO: instructions, loops, traffic.
 
 Knows text; knows neither JAX nor meshes.
 """

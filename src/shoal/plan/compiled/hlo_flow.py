@@ -1,4 +1,4 @@
-"""Which instructions of a program use which, and where in the source they come from."""
+"""Def-use chains of a program's instructions, and their source locations."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class SourceLine(NamedTuple):
 class ProgramFlow(NamedTuple):
     """The instructions of a program."""
 
-    users: Mapping[str, tuple[tuple[str, int], ...]]  # of each: who uses it, as which operand
+    users: Mapping[str, tuple[tuple[str, int], ...]]  # of each: (user, operand number)
     opcodes: Mapping[str, str]
     bodies: Mapping[str, Mapping[int, str]]  # of each fusion: the parameters of its computation
 
     def is_cut_again(self, name: str) -> bool:
-        """Say whether what an instruction makes is passed on until a device cuts out its part.
+        """Is the result of an instruction only passed on until a device slices out its part?
 
-        So it is where XLA's partitioner knows no better way from one layout to another
-        ("involuntary full rematerialization").
+        This is where XLA's partitioner found no better path between two layouts ("involuntary full
+        rematerialization").
         """
         seen, left = set(), [name]
         while left:
@@ -55,7 +55,7 @@ class ProgramFlow(NamedTuple):
 
 
 def flow_of(hlo: str) -> ProgramFlow:
-    """Return how values flow through a compiled program.
+    """Return the data flow of a compiled program.
 
     Args:
       hlo: its text. Names of instructions are unique in a module.
@@ -112,11 +112,11 @@ def _names(head: str, title: str) -> dict[int, str]:
 def _walk(
     number: int, parents: Mapping[int, tuple[int, int]], places: Mapping[int, SourceLine]
 ) -> list[SourceLine]:
-    """Follow the parents of a frame. XLA writes one more than a parent's number: 1 is none."""
+    """Follow the parents of a frame. XLA prints a parent's number plus one: 1 means no parent."""
     found: list[SourceLine] = []
     while number in parents:
         place, parent = parents[number]
         if place in places:
             found.append(places[place])
-        number = min(parent, number) - 1  # a parent stands before its children
+        number = min(parent, number) - 1  # a parent is printed before its children
     return found

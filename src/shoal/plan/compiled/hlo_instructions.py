@@ -1,7 +1,7 @@
-"""The instructions of a compiled program, read from the text of its HLO.
+"""Parse the instructions of a compiled program from the text of its HLO.
 
 XLA prints each as `%name = shape opcode(operands), attribute=…, attribute=…`, and each computation
-as a block in braces. Shapes bring their layout along; on TPUs with tiles, as in
+as a block in braces. Shapes include their layout; on TPUs with tiles, as in
 `f32[8,128]{1,0:T(8,128)}`.
 """
 
@@ -21,11 +21,11 @@ class Instruction(NamedTuple):
     is_root: bool
     opcode: str
     operands: tuple[str, ...]
-    rest: str  # what stands behind the opcode and its bracket
+    rest: str  # the text after the opcode and its opening bracket
 
     @property
     def inside(self) -> str:
-        """What stands between the brackets: the operands, or a constant's value."""
+        """The text between the brackets: the operands, or a constant's value."""
         return self.rest.split(")")[0]
 
     def called(self, attribute: str) -> str:

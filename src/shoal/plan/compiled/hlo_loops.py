@@ -1,7 +1,7 @@
-"""How often the loops of a compiled program run, where XLA does not write it, as on TPUs.
+"""Infer trip counts of a compiled program's loops where XLA does not print them, as on TPUs.
 
-A loop passes a tuple on. Its condition compares a counter with a limit; both are elements of the
-tuple, or constants. The body adds to the counter, and passes on what never changes.
+A loop carries a tuple. Its condition compares a counter with a limit; both are elements of the
+tuple, or constants. The body increments the counter, and passes loop invariants through.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class _Sum(NamedTuple):
 
 
 class _Progress(NamedTuple):
-    """What a loop makes of a number."""
+    """How a number changes in one iteration."""
 
     first: int
     step: int
 
 
 def trips_of(instructions: Mapping[str, Instruction]) -> dict[str, int]:
-    """Return how often each loop runs whose counter moves by constants.
+    """Return the trip count of each loop whose counter changes by constants.
 
     Args:
       instructions: as `instructions_of` returns them.
 
     Returns:
-      name of the loop's body → how often it runs. Loops of which the text does not say are missing.
+      Name of the loop's body → trip count. Loops with unknown counts are missing.
     """
     return _Loops(instructions).trips()
 
@@ -71,7 +71,7 @@ class _Loops:
         return max(0, -(-missing // (low.step - high.step)))
 
     def _sum(self, name: str) -> _Sum | None:
-        """Return a number in terms of what its computation is given; None if it is no such sum."""
+        """Return a number as a sum of its computation's parameters; None if it is not one."""
         one = self.instructions.get(name)
         if one is None:
             return None
@@ -92,7 +92,7 @@ class _Loops:
         return _Sum(elements[0] if elements else None, sum(term.constant for term in terms if term))
 
     def _progress(self, loop: Instruction, given: _Sum | None) -> _Progress | None:
-        """Return what a loop makes of a number in its condition."""
+        """Return how a number of the condition changes in one iteration."""
         if given is None or given.element is None:
             return None if given is None else _Progress(given.constant, 0)
         first = self._first(loop, given.element)
@@ -105,7 +105,7 @@ class _Loops:
         return _Progress(first + given.constant, after.constant)
 
     def _first(self, loop: Instruction, element: int) -> int | None:
-        """Return what an element is before the loop; inside another, what that never changes."""
+        """Return an element's initial value; inside another loop, if invariant there."""
         given = self.instructions.get(loop.operands[0])
         if given is None or given.opcode != "tuple":
             return None

@@ -1,13 +1,13 @@
-"""What a compiled program sends between its devices, read from the text of its HLO.
+"""Collectives of a compiled program and the bytes they send, parsed from the text of its HLO.
 
 XLA prints each instruction as `%name = shape opcode(operands), attribute=…, attribute=…`, and each
-computation as a block in braces. A collective in the body of a loop counts as often as the loop
-runs, where XLA knows how often (`known_trip_count`), or the text says so (`hlo_loops`).
+computation as a block in braces. A collective in the body of a loop counts once per iteration,
+where XLA knows the trip count (`known_trip_count`), or `hlo_loops` can infer it.
 
-XLA's compiler for TPUs writes two things in ways of its own. A reduce-scatter is a fusion named
-`all-reduce-scatter`: an all-reduce, of which a device keeps its part. And a collective that runs
-while a device computes stands in several fusions (*async collective fusion*): in one that begins
-it, in all that go on with it, and in one that ends it; all name the same `chain_id`.
+XLA's TPU compiler prints two things in its own way. A reduce-scatter is a fusion named
+`all-reduce-scatter`: an all-reduce of which each device keeps its part. And a collective that
+overlaps with computation is spread over several fusions (*async collective fusion*): one that
+starts it, those that continue it, and one that finishes it; all name the same `chain_id`.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class Collective(NamedTuple):
 
     name: str
     opcode: str
-    result_bytes: int  # what a device holds after it
-    group_size: int  # devices that take part with each other; 0: all of them
-    receivers: tuple[int, ...]  # of a permute: the devices that others send to, by position
+    result_bytes: int  # held by a device afterwards
+    group_size: int  # devices per group; 0: all of them
+    receivers: tuple[int, ...]  # of a permute: the receiving devices, by position
     times: int  # how often it runs
-    op_name: str  # what JAX called the operation, or nothing
+    op_name: str  # JAX's name of the operation, or ""
     frame: int  # its stack_frame_id; 0: none
 
     def received_bytes(self, num_devices: int) -> IntArray:
-        """Return what each device receives [devices], counted as `transfer.steps` does."""
+        """Return the bytes received by each device [devices], counted as in `transfer.steps`."""
         size = self.group_size or num_devices
         if self.opcode == "collective-permute":
             found = np.zeros(num_devices, np.int64)
@@ -91,7 +91,7 @@ def collectives_of(hlo: str) -> tuple[Collective, ...]:
       hlo: the text of a compiled program, such as `jitted.lower(…).compile().as_text()`.
 
     Raises:
-      UsageError: `hlo` is no text.
+      UsageError: `hlo` is not text.
 
     Example:
       >>> text = '''ENTRY %main (p: f32[2]) -> f32[8] {
@@ -113,16 +113,16 @@ def collectives_of(hlo: str) -> tuple[Collective, ...]:
 
 @local
 def received_bytes_of(hlo: str, num_devices: int) -> int:
-    """Return how many bytes the device receives that receives most.
+    """Return the number of bytes received by the device that receives most.
 
     Local.
 
     Args:
       hlo: the text of a compiled program.
-      num_devices: that it runs on.
+      num_devices: number of devices that it runs on.
 
     Raises:
-      UsageError: `hlo` is no text, or there are no devices.
+      UsageError: `hlo` is not text, or there are no devices.
     """
     check_kind("received_bytes_of", hlo, str, "the text of a compiled program")
     num_devices = integer("received_bytes_of", "num_devices", num_devices, least=1)
@@ -150,10 +150,9 @@ def _blocks(hlo: str) -> Blocks:
 
 
 def _times(blocks: Blocks, trips: Mapping[str, int]) -> dict[str, int]:
-    """Return how often each computation runs. What calls another stands after it.
+    """Return how often each computation runs. Callers are printed after their callees.
 
-    Of the branches of a conditional all count, and a loop of which nothing says how often it runs
-    counts once.
+    All branches of a conditional count, and a loop with an unknown trip count counts once.
 
     Args:
       trips: of the bodies of loops, where the text of their conditions says it.
@@ -162,7 +161,7 @@ def _times(blocks: Blocks, trips: Mapping[str, int]) -> dict[str, int]:
     for name in reversed(list(blocks)):
         for line in blocks[name][1]:
             known = _TRIPS.search(line)
-            if "-done(" in line:  # what it ends was counted where it began
+            if "-done(" in line:  # counted at its start
                 continue
             for called in _called(line):
                 if called in times:
@@ -179,7 +178,7 @@ def _called(line: str) -> Iterator[str]:
 
 
 def _is_going_on(line: str, lines: list[str]) -> bool:
-    """Say whether a collective of a computation began in another one."""
+    """Does a computation continue a collective that started in another one?"""
     return "chain_id=" in line and not any("AsyncCollectiveStart" in each for each in lines)
 
 
@@ -209,7 +208,7 @@ def _bytes(dtype: str, dims: str) -> int:
 
 
 def _group_size(attributes: str) -> int:
-    """Return how many devices a group has: XLA writes groups in three ways."""
+    """Return the number of devices in a group: XLA prints groups in three ways."""
     if listed := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)+)\}", attributes):
         groups: list[str] = re.findall(r"\{([\d,]*)\}", listed[1])
         return max(group.count(",") + 1 for group in groups)

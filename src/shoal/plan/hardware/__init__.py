@@ -1,4 +1,4 @@
-"""What hardware is like: how chips are wired, how fast their links are, who lies on which host.
+"""Hardware: how chips are wired, link speeds, and which devices belong to which host.
 
 Knows no mesh and no layout.
 """

@@ -1,4 +1,4 @@
-"""Topologies whose links are not described: hosts of devices, and devices alone."""
+"""Topologies without described links: hosts of devices, and devices alone."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ IntArray = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Hosts(Topology):
-    """Hosts of n devices each, as GPU nodes and CPU hosts are.
+    """Hosts of n devices each, such as GPU nodes and CPU hosts.
 
     Args:
       count: how many hosts; a process each.
-      devices: the devices of each, which reach one another fast.
+      devices: the devices of each, with fast connections between them.
       on: the platform, "gpu" or "cpu".
-      switch: hosts behind one switch, reached sooner than those behind others; None: all.
+      switch: hosts behind one switch, with faster connections than across switches; None: all.
 
     Raises:
-      UsageError: all that is wrong, in one message.
+      UsageError: names all problems.
     """
 
     count: int
@@ -69,7 +69,7 @@ class Hosts(Topology):
 
 @dataclasses.dataclass(frozen=True)
 class Flat(Topology):
-    """Devices of which nothing is known but how many there are."""
+    """Devices of which only the number is known."""
 
     count: int
     on: str = "cpu"
@@ -97,5 +97,5 @@ class Flat(Topology):
 
     @property
     def text(self) -> str:
-        """`flat:8`; where they are no CPUs, `flat:8 on=tpu`."""
+        """`flat:8`; if they are not CPUs, `flat:8 on=tpu`."""
         return f"flat:{self.count}" + (f" on={self.on}" if self.on != "cpu" else "")

@@ -1,7 +1,7 @@
-"""How fast the links of a topology are: published figures, and yours.
+"""Link speeds of a topology: published figures, and the caller's.
 
-A figure that is not published is not made up: it is None, and a cost that needs it is refused
-until you give it.
+An unpublished figure is None, not a guess, and a cost that needs it is an error until the caller
+supplies it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Link", "Links", "links_of"]
 
 
 class Link(NamedTuple):
-    """What carries data between two places, and how fast."""
+    """A kind of link, with its speed."""
 
     name: str
     bytes_per_s: float  # in one direction
@@ -28,10 +28,10 @@ class Link(NamedTuple):
 
 
 class Links(NamedTuple):
-    """The links of a topology; None where the figure is not known."""
+    """The links of a topology; None where the figure is unknown."""
 
-    near: Link | None  # of a torus each link; of a host each device's own port
-    network: Link | None  # of a host, which its devices share
+    near: Link | None  # torus: each link; host: each device's own port
+    network: Link | None  # per host, shared by its devices
 
 
 # Data centre network of a chip, in bytes per second: the table "DCN bandwidth per chip" of
@@ -56,7 +56,7 @@ def links_of(
     link_bytes_per_s: float | None = None,
     network_bytes_per_s: float | None = None,
 ) -> Links:
-    """Return the links of a topology, by published figures where you give none.
+    """Return the links of a topology, by published figures unless given.
 
     Local.
 
@@ -80,7 +80,7 @@ def links_of(
     given = {"link_bytes_per_s": link_bytes_per_s, "network_bytes_per_s": network_bytes_per_s}
     if not isinstance(topology, Topology):
         raise UsageTypeError(
-            f"links_of: {topology!r} is no topology: topology.parse makes one of a text"
+            f"links_of: {topology!r} is not a topology: topology.parse makes one from text"
         )
     for name, figure in given.items():
         if figure is None:

@@ -1,4 +1,4 @@
-"""The TPU generations: how their chips are wired, and how fast.
+"""TPU generations: wiring and speed of their chips.
 
 Shapes, host blocks and bandwidths are those of the system architecture pages of Cloud TPU
 (https://cloud.google.com/tpu/docs/system-architecture-tpu-vm and the page of each generation). A
@@ -18,18 +18,18 @@ class Generation(NamedTuple):
     """One TPU generation."""
 
     name: str  # as in "v5p:4x4x4"
-    kinds: tuple[str, ...]  # what JAX calls its devices
+    kinds: tuple[str, ...]  # JAX's `device_kind`s
     dims: int  # of the network of a slice: 2 or 3
-    cores: int  # devices that a chip shows to a program
+    cores: int  # devices per chip, as seen by a program
     host: tuple[int, int, int]  # chips of one host: x, y, z
     link_bytes_per_s: float  # of one link, in one direction
-    wrap_unit: int  # a dim wraps round from this size on, at multiples of it
-    all_or_none: bool  # whether no dim wraps round unless all do
+    wrap_unit: int  # a dim wraps around at multiples of this size
+    all_or_none: bool  # whether dims wrap around only together
     pod: tuple[int, ...]  # chips of the largest network, along each dim
     source: str
 
     def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
-        """Return for each dim of a slice whether its ends are linked.
+        """Return for each dim of a slice whether it wraps around.
 
         >>> GENERATIONS["v5p"].wraps((4, 4, 8)), GENERATIONS["v5p"].wraps((2, 4, 4))
         ((True, True, True), (False, False, False))
@@ -43,7 +43,7 @@ class Generation(NamedTuple):
 
     @property
     def latency_s(self) -> float:
-        """Seconds that a message needs for one hop, at least."""
+        """Minimum latency of one hop in seconds."""
         return HOP_S
 
 
@@ -77,5 +77,5 @@ GENERATIONS: Mapping[str, Generation] = {
 
 
 def generation_of_kind(kind: str) -> Generation | None:
-    """Return the generation of what JAX calls `device_kind`; None for one that is not known."""
+    """Return the generation of a JAX `device_kind`; None if unknown."""
     return next((one for one in GENERATIONS.values() if kind in one.kinds), None)

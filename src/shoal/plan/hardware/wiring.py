@@ -1,6 +1,6 @@
-"""How chips are wired: what all topologies have in common, tori of chips, and slices of them.
+"""Wiring of chips: the base of all topologies, tori of chips, and slices of them.
 
-*Cell* counts the devices of a topology in row-major order of its grid; *device id* is the
+*Cell* numbers the devices of a topology in row-major order of its grid; *device id* is the
 hardware's number.
 """
 
@@ -25,7 +25,7 @@ IntArray = NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Numbering:
-    """Which device id and which process each cell has; by default the rule of the topology."""
+    """The device id and process of each cell; by default the topology's rule."""
 
     ids: bytes = b""  # int64, row-major; empty: by the rule
     processes: bytes = b""
@@ -37,7 +37,7 @@ PLAIN = Numbering()
 
 
 class Topology(abc.ABC):
-    """What all topologies have in common."""
+    """Base class of all topologies."""
 
     numbering: Numbering
 
@@ -53,7 +53,7 @@ class Topology(abc.ABC):
 
     @property
     def num_devices(self) -> int:
-        """How many devices."""
+        """Number of devices."""
         return math.prod(self.grid)
 
     @cached_property
@@ -76,15 +76,15 @@ class Topology(abc.ABC):
     @property
     @abc.abstractmethod
     def text(self) -> str:
-        """The topology in words; without ids and processes that do not follow its rule."""
+        """The topology as text, without ids and processes that deviate from its rule."""
 
     @cached_property
     def listed_ids(self) -> IntArray:
-        """The ids in the order in which a program is given the devices [count], read-only."""
+        """The ids in the order in which a program lists the devices [count], read-only."""
         return frozen(self.numbering.listed, self._listed, (self.num_devices,))
 
     def _listed(self) -> IntArray:
-        """By process; the rest as the cells lie, the last dim of links slowest."""
+        """By process, then in cell order with the last dim of links slowest."""
         cells = np.arange(self.num_devices).reshape(self.grid)
         dims = range(cells.ndim - 1)
         cells = cells.transpose(*reversed(dims), cells.ndim - 1).ravel()
@@ -110,10 +110,10 @@ class Topology(abc.ABC):
         Args:
           ids: the id of each device [grid].
           processes: its process [grid].
-          listed: all ids in the order in which a program is given the devices [count].
+          listed: all ids in the order in which a program lists the devices [count].
 
         Raises:
-          UsageError: they are not one for each device, or an id comes twice.
+          UsageError: they are not one for each device, or an id occurs twice.
         """
         offences: list[str] = []
         new = Numbering(
@@ -144,14 +144,14 @@ class Torus(Topology):
       host: chips of one host along each dim; None: as the generation has it, where that divides
         the dim; a plain torus is one host.
       cores: devices of a chip; None: as the generation has it, else 1.
-      kind: what JAX calls a device; "": the generation's first name.
+      kind: JAX's `device_kind`; "": the generation's first one.
       origin: the coordinates of the first chip; (): all 0.
 
     Ids count cores first, then x, y, z; processes count host blocks in the same order, as libtpu
     does for a slice that it describes.
 
     Raises:
-      UsageError: all that is wrong, in one message.
+      UsageError: names all problems.
 
     >>> Torus((2, 4), "v5e").device_ids.ravel().tolist()
     [0, 2, 4, 6, 1, 3, 5, 7]
@@ -165,7 +165,7 @@ class Torus(Topology):
     host: tuple[int, ...] = None  # type: ignore[assignment]
     cores: int = None  # type: ignore[assignment]
     numbering: Numbering = PLAIN
-    # What a live device says and no plan depends on: JAX's own orders do.
+    # Reported by live devices; used only by JAX's own orders.
     kind: str = dataclasses.field(default="", compare=False)
     origin: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
@@ -212,7 +212,7 @@ class Torus(Topology):
         """Yield the chips of each process, with their ids and order.
 
         Raises:
-          UsageError: those of a process fill no box.
+          UsageError: the chips of a process do not form a box.
         """
         for process in np.unique(self.processes):
             own = np.argwhere(self.processes == process)
@@ -245,7 +245,7 @@ class Torus(Topology):
 
     @property
     def num_chips(self) -> int:
-        """How many chips."""
+        """Number of chips."""
         return math.prod(self.shape)
 
     def _ids(self) -> IntArray:
@@ -261,7 +261,7 @@ class Torus(Topology):
 
     @property
     def text(self) -> str:
-        """`v5p:4x4x8`, and what differs from its generation."""
+        """`v5p:4x4x8`, and any differences from its generation."""
         plain = Torus(self.shape, self.generation)
         words = [f"{self.generation or 'torus'}:{text_of(self.shape)}"]
         if self.wrap != plain.wrap:
@@ -279,11 +279,11 @@ class Slices(Topology):
     """Several tori over a slower network. The cells are those of one slice after the other.
 
     Args:
-      slices: the tori, in the order of their slice numbers; they may differ. If one has ids of
-        its own, those of all count; else each slice's ids and processes follow the last one's.
+      slices: the tori, in the order of their slice numbers; they may differ. If one has ids of its
+        own, those of all are used; else each slice's ids and processes follow the previous one's.
 
     Raises:
-      UsageError: there is none, one is no Torus, or an id comes twice.
+      UsageError: there is none, one is not a Torus, or an id occurs twice.
     """
 
     slices: tuple[Torus, ...]
@@ -294,7 +294,7 @@ class Slices(Topology):
         if not slices:
             raise UsageError("Slices: there must be one slice at least")
         if wrong := [one for one in slices if not isinstance(one, Torus)]:
-            raise UsageError(f"Slices: {wrong[0]!r} is no Torus")
+            raise UsageError(f"Slices: {wrong[0]!r} is not a Torus")
         plain = tuple(dataclasses.replace(one, numbering=PLAIN) for one in slices)
         object.__setattr__(self, "slices", plain)
         if plain != slices and self.numbering == PLAIN:
@@ -307,7 +307,7 @@ class Slices(Topology):
 
     @property
     def is_even(self) -> bool:
-        """Whether all slices are of one shape."""
+        """Whether all slices have the same shape."""
         return len({(one.shape, one.cores) for one in self.slices}) == 1
 
     @property
@@ -333,7 +333,7 @@ class Slices(Topology):
         return self._joined([one.processes for one in self.slices])
 
     def _joined(self, rows: list[IntArray], *, count: bool = False) -> IntArray:
-        """Put the numbers of the slices together, each after the largest of the one before."""
+        """Concatenate the numbers of the slices, each offset past the largest before it."""
         base, joined = 0, []
         for row in rows:
             joined.append(row.ravel() + base)

@@ -1,4 +1,4 @@
-"""Sizes and numbers that describe a topology, checked."""
+"""Validate sizes and numbers that describe a topology."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ DIMS = "xyz"
 
 
 def text_of(sizes: Iterable[int]) -> str:
-    """Write sizes as `4x8`."""
+    """Format sizes as `4x8`."""
     return "x".join(map(str, sizes))
 
 
 def sizes_of(
     given: object, name: str, offences: list[str], *, rank: int | None = None
 ) -> tuple[int, ...]:
-    """Return sizes, checked; () if they are wrong."""
+    """Return validated sizes; () if they are invalid."""
     values = (
         tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     )
     if wrong := [v for v in values if isinstance(v, bool) or not isinstance(v, int | np.integer)]:
-        offences.append(WrongType(f"{name}={given!r}: {wrong[0]!r} is no whole number"))
+        offences.append(WrongType(f"{name}={given!r}: {wrong[0]!r} is not a whole number"))
         return ()
     sizes = tuple(map(int, values))
     if not 1 <= len(sizes) <= len(DIMS) or min(sizes) < 1:
@@ -53,7 +53,7 @@ def stored(
     *,
     distinct: bool = False,
 ) -> bytes:
-    """Return numbers as they are stored: nothing where they follow the rule."""
+    """Return numbers as stored: empty if they follow the rule."""
     if given is None:
         return b""
     array = np.asarray(given)
@@ -62,5 +62,5 @@ def stored(
         return b""
     array = np.ascontiguousarray(array.reshape(rule.shape), np.int64)
     if (array < 0).any() or (distinct and np.unique(array).size != array.size):
-        offences.append(f"{name} must not be negative{' and none may come twice' * distinct}")
+        offences.append(f"{name} must not be negative{' and none may occur twice' * distinct}")
     return b"" if (array == rule).all() else array.tobytes()

@@ -1,4 +1,4 @@
-"""The text forms of meshes and layouts: words, checks, and how a mesh reads.
+"""The text forms of meshes and layouts: tokens, checks, and the notation of meshes.
 
-Knows neither class: both are made of what is read here.
+Knows neither class: both are built from what is parsed here.
 """

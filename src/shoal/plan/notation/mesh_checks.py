@@ -1,4 +1,4 @@
-"""What is refused in a mesh. Each check adds to one list, so that all offenders are named."""
+"""Checks of a mesh's arguments. Each appends to one list, so that all offenders are named."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_axes(axes: object, offences: list[str]) -> tuple[tuple[str, ...], tupl
 
 
 def check_name(name: object, what: str, offences: list[str], *, may_be_empty: bool = False) -> str:
-    """Return a name as a plain `str`, whatever subclass was given; "" if it is refused."""
+    """Return a name as a plain `str`, whatever subclass was given; "" if it is invalid."""
     if not isinstance(name, str):
         offences.append(WrongType(f"{what} {name!r} must be a string"))
         return ""
@@ -128,14 +128,14 @@ def _integers(values: object, what: str, offences: list[str]) -> IntArray | None
     if array.size and array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
         offences.append(f"{what} must be a row of 64-bit signed integers, not {_shown(values)}")
         return None
-    return np.array(array, dtype=np.int64)  # a copy: nobody else can change it
+    return np.array(array, dtype=np.int64)  # a private copy
 
 
 def _fit(
     array: IntArray | None, shape: tuple[int, ...] | None, what: str, offences: list[str]
 ) -> IntArray | None:
-    """Return the array in the mesh's shape; None if something is wrong."""
-    if array is None or shape is None:  # that is named already
+    """Return the array in the mesh's shape; None if it does not fit."""
+    if array is None or shape is None:  # already reported
         return None
     size = math.prod(shape)
     if array.size == size and array.shape in (shape, (size,)):

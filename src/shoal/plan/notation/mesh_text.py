@@ -1,4 +1,4 @@
-"""How a mesh reads: its exact text form and its one-line `repr`.
+"""The notation of a mesh: its exact text form and its one-line `repr`.
 
 ::
 
@@ -46,8 +46,8 @@ def write(
     return " | ".join(parts)
 
 
-def read(words: Words) -> dict[str, Any]:
-    """Read the arguments of a Mesh, up to whatever cannot belong to it."""
+def read_mesh(words: Words) -> dict[str, Any]:
+    """Parse the arguments of a Mesh, up to the first token that cannot belong to it."""
     axes: list[tuple[str, int]] = []
     if words.skip("("):
         words.expect(")")
@@ -56,7 +56,7 @@ def read(words: Words) -> dict[str, Any]:
             axis = words.name()
             words.expect("=")
             axes.append((axis, words.integer()))
-            words.skip(",")  # `data=4, model=2` is understood, too
+            words.skip(",")  # `data=4, model=2` is also accepted
         if not axes:
             raise words.error("axes, such as data=4 model=2, expected")
     size = math.prod(size for _, size in axes)
@@ -64,7 +64,7 @@ def read(words: Words) -> dict[str, Any]:
     while words.skip("|"):
         field = words.peek()
         if field in fields:
-            raise words.error(f"{field} stands twice,")
+            raise words.error(f"{field} occurs twice,")
         fields[field] = _read_field(words, size)
     return {
         "axes": axes,
@@ -90,7 +90,7 @@ def _read_field(words: Words, size: int) -> Any:
     raise words.error("ids, processes, kind, name or explicit expected")
 
 
-def show(
+def show_mesh(
     axes: Mapping[str, int],
     ids: IntArray | None,
     num_processes: int,

@@ -1,7 +1,7 @@
-"""The words of the text forms of meshes and layouts: names, numbers, runs of ids.
+"""Tokens of the text forms of meshes and layouts: names, numbers, runs of ids.
 
-A name that is a plain word stands as it is; any other is quoted as a JSON string, so that every
-name makes the round trip. Long rows of ids are written as runs: `0..3,8..11`, `7..0`, `5x4`.
+A name that is a plain word stands for itself; any other is quoted as a JSON string, so that every
+name survives the round trip. Long rows of ids are written as runs: `0..3,8..11`, `7..0`, `5x4`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from shoal.errors import UsageError
 _WORD = r"[A-Za-z_][A-Za-z0-9_.]*"
 _TOKEN = re.compile(rf'\s*("(?:[^"\\]|\\.)*"|{_WORD}|\d+|\.\.|[-+,=@|:()])', re.ASCII)
 
-_MOST_LISTED = (
-    1 << 24
-)  # a few words can stand for any number of ids: what is made of them ends here
+_MOST_LISTED = 1 << 24  # upper bound on expanded ids
 
 
 def quote(name: str) -> str:
-    """Return `name` as it stands in a text form."""
+    """Return `name` as written in a text form."""
     import json
 
     return name if re.fullmatch(_WORD, name, re.ASCII) else json.dumps(name)
@@ -85,7 +83,7 @@ def repeats_to_text(values: ArrayLike) -> str:
 
 
 class Words:
-    """A reader of one text form, word by word; every error shows the text and the place."""
+    """A tokeniser for one text form; every error shows the text and the position."""
 
     def __init__(self, text: str, kind: str) -> None:
         if not isinstance(text, str):
@@ -102,24 +100,24 @@ class Words:
         self._at = 0
 
     def peek(self) -> str:
-        """The next word, or "" at the end."""
+        """The next token, or "" at the end."""
         return self._words[self._at][0] if self._at < len(self._words) else ""
 
     def take(self) -> str:
-        """The next word, which is used up."""
+        """Consume and return the next token."""
         word = self.peek()
         self._at += 1
         return word
 
     def skip(self, word: str) -> bool:
-        """Use up `word` if it comes next."""
+        """Consume `word` if it is next."""
         if self.peek() != word:
             return False
         self._at += 1
         return True
 
     def expect(self, word: str) -> None:
-        """Use up `word`, which must come next."""
+        """Consume `word`, which must be next."""
         if not self.skip(word):
             raise self.error(f"{word!r} expected")
 
@@ -185,12 +183,12 @@ class Words:
                 return values, counts
 
     def end(self) -> None:
-        """Nothing may be left."""
+        """Check that nothing is left."""
         if self._at < len(self._words):
             raise self.error("end of the text expected")
 
     def error(self, wanted: str) -> UsageError:
-        """An error at the next word."""
+        """Return an error at the next token."""
         at_end = self._at >= len(self._words)
         return self._error(len(self._text) if at_end else self._words[self._at][1], wanted)
 

@@ -1,4 +1,4 @@
-"""The device orders of other libraries, bit by bit, for jobs that must go on as they began.
+"""The device orders of other libraries, bit by bit, for jobs that must keep theirs.
 
 Knows the hardware; knows no mesh.
 """

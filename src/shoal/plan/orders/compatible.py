@@ -1,4 +1,4 @@
-"""The device orders of other libraries, for a job that must go on as it began."""
+"""Dispatch to the device orders of other libraries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBRARIES = ("jax", "torch_xla", "dtensor")
 
 
 class OrderOptions(NamedTuple):
-    """What `place` is asked for beside the mesh; see there."""
+    """The options of `place` beside the mesh; see there."""
 
     library: str | None
     allow_split: bool | None
@@ -27,7 +27,7 @@ class OrderOptions(NamedTuple):
     rings: dtensor_order.Rings | None
 
     def offences(self) -> list[str]:
-        """Say which options do not go together."""
+        """Report options that cannot be combined."""
         library = self.library
         found = not_flags(contiguous_submeshes=self.contiguous)
         if self.allow_split is not None:
@@ -54,10 +54,10 @@ class OrderOptions(NamedTuple):
         Args:
           topology: the devices.
           sizes: of the mesh's axes, in all.
-          outer: how much of each axis lies across the slow network; None: nothing is said.
+          outer: how much of each axis spans the slow network; None: unspecified.
 
         Raises:
-          UsageError: that library refuses, or fails.
+          UsageError: that library raises an error.
         """
         if self.library == "torch_xla":
             split = self.allow_split is not False

@@ -1,9 +1,8 @@
 """The device order of TensorFlow DTensor's `create_tpu_mesh`, with all of its options.
 
-DTensor cuts a slice into rings of cores, orders each along a snake that comes back through its
-first column, and lays the rings one after another. The rules are written down anew from their
-behaviour, its weaknesses included: a row of chips becomes no ring, and rings that begin at an odd
-row get steps of two links.
+DTensor cuts a slice into rings of cores, orders each along a snake that returns through its first
+column, and concatenates the rings. Reimplemented from its behaviour, including its weaknesses: a
+row of chips becomes no ring, and rings that begin at an odd row get steps of two links.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Rings:
       bounds: of the box of a ring, along x, y, z, core; None: the whole slice's.
       can_split_host_across_rings: may the chips of one host belong to several rings?
       build_ring_across_rings: are the rings themselves in the order of a ring?
-      rotate_ring_across_rings: does that one go along y before x?
+      rotate_ring_across_rings: does that ring run along y before x?
 
     >>> from shoal.plan import placement, topology
     >>> mesh = placement.place(
@@ -56,10 +55,10 @@ def order(topology: Topology, sizes: Sequence[int], rings: Rings) -> IntArray:
     """Return the device ids [sizes] in the order of DTensor.
 
     Raises:
-      UsageError: DTensor has no such mesh; all that is wrong.
+      UsageError: DTensor has no such mesh; names all problems.
     """
     if not isinstance(topology, Torus):
-        raise UsageError(f"DTensor orders one TPU slice, and {topology.text} is none")
+        raise UsageError(f"DTensor orders one TPU slice, and {topology.text} is not")
     shape = (*topology.shape, 1, 1)[:3]
     whole = (*shape, topology.cores)
     dims = 1 - len(sizes) if rings.dims is None else rings.dims

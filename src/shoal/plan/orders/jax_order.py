@@ -1,9 +1,9 @@
-"""The device order that JAX gives, bit by bit, for those who must keep it.
+"""The device order of JAX, bit by bit, for jobs that must keep it.
 
-What `jax.experimental.mesh_utils.create_device_mesh` and `create_hybrid_device_mesh` of JAX 0.10.2
-return for the same devices, their weaknesses included: rings that are none on a 2x4 slice, shapes
-refused though they fit, an order that follows the devices' order in the list. The rules are written
-down anew from their behaviour; the tests hold them to JAX itself where it is installed.
+The results of `jax.experimental.mesh_utils.create_device_mesh` and `create_hybrid_device_mesh` of
+JAX 0.10.2 for the same devices, including their weaknesses: broken rings on a 2x4 slice, shapes
+refused although they fit, an order that depends on the order of the device list. Reimplemented from
+their behaviour; the tests compare it with JAX itself where it is installed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.plan.hardware.wiring_checks import text_of
 IntArray = NDArray[np.int64]
 Sizes = Sequence[int]
 
-# Positions in a list of chips (x fastest) that JAX takes one after the other.
+# Positions in a list of chips (x fastest), in JAX's order.
 _TRAY = (0, 1, 2, 3, 6, 7, 4, 5)
 _SQUARE = (0, 1, 3, 2)
 _SQUARE_4 = (0, 1, 2, 3, 7, 6, 5, 9, 10, 11, 15, 14, 13, 12, 8, 4)
@@ -34,7 +34,7 @@ _CUBE = (0, 1, 3, 2, 6, 7, 5, 4)
 _FLAT_KINDS = ("TPU v2", "TPU v3")  # their third physical dim is the cores
 _CORE_KINDS = ("TPU7x", "TPU7", "TPU8i")  # their cores are a physical dim of their own
 
-# Slices in which each host's block can be a block of the mesh: how the dims are exchanged for it.
+# Slices in which each host's block can be a block of the mesh: the permutation of dims for it.
 _CONTIGUOUS: Mapping[tuple[int, ...], Mapping[tuple[int, ...], tuple[int, ...]]] = {
     (2, 2, 1): {(2, 2): (0, 1, 2)},
     (2, 2, 4): {(4, 4): (0, 1, 2)},
@@ -77,7 +77,7 @@ def order(
     if isinstance(topology, Slices):
         raise UsageError(
             f"JAX's order within one slice says nothing of {topology.text}: say with across= "
-            "which axes lie across its slices"
+            "which axes span its slices"
         )
     listed = topology.listed_ids
     return (np.sort(listed) if topology.platform == "gpu" else listed).reshape(sizes)
@@ -106,7 +106,7 @@ def hybrid_order(
     if len(parts) != math.prod(outer):
         raise UsageError(
             f"{topology.text} has {len(parts)} granules (slices, or processes), and "
-            f"{text_of(outer)} of them are asked for"
+            f"{text_of(outer)} of them are requested"
         )
     split = allow_split_physical_axes
     meshes = [order(one, inner, allow_split_physical_axes=split) for one in parts]
@@ -114,7 +114,7 @@ def hybrid_order(
 
 
 def interleaved(meshes: Sequence[IntArray], inner: Sizes, outer: Sizes) -> IntArray:
-    """Lay a mesh of meshes: of each axis the part across them is major [inner * outer]."""
+    """Combine a mesh of meshes: on each axis the outer part is major [inner * outer]."""
     rank = len(inner)
     stacked = np.stack(meshes).reshape(*outer, *inner)
     turned = stacked.transpose([dim for axis in range(rank) for dim in (axis, rank + axis)])
@@ -122,7 +122,7 @@ def interleaved(meshes: Sequence[IntArray], inner: Sizes, outer: Sizes) -> IntAr
 
 
 def granules(topology: Topology) -> list[Topology]:
-    """Return the parts of a topology that a slow network joins, in order."""
+    """Return the parts of a topology that the slow network connects, in order."""
     if isinstance(topology, Slices | Torus):
         return list(topology.parts())
     ids, owners = topology.listed_ids, topology.process_of(topology.listed_ids)
@@ -131,11 +131,11 @@ def granules(topology: Topology) -> list[Topology]:
 
 
 def _special(torus: Torus, sizes: Sizes) -> IntArray | None:
-    """Return the order of small slices of some kinds; None: the common rule counts."""
+    """Return the order of small slices of some kinds; None: the general rule applies."""
     ids, count = torus.listed_ids, torus.num_devices
     origin = torus.origin or (0, 0, 0)
     full = (*torus.shape, 1, 1)[:3]
-    x, y, z = (size + begin for size, begin in zip(full, origin, strict=False))  # as JAX has it
+    x, y, z = (size + begin for size, begin in zip(full, origin, strict=False))  # as in JAX
     by_place = _by_place(torus)
     if torus.kind in _FLAT_KINDS:
         if count == 8:
@@ -158,7 +158,7 @@ def _special(torus: Torus, sizes: Sizes) -> IntArray | None:
 
 
 def _by_place(torus: Torus) -> IntArray:
-    """Return the ids by z, y, x; those of one chip as they are listed."""
+    """Return the ids by z, y, x; those of one chip in list order."""
     rank = np.empty(torus.num_devices, np.int64)
     rank[np.argsort(torus.listed_ids)] = np.arange(torus.num_devices)
     cells = torus.device_ids.transpose(*reversed(range(len(torus.shape))), -1)
@@ -192,7 +192,7 @@ def _exchanged(physical: IntArray, sizes: Sizes, torus: Torus) -> IntArray:
     if dims is None:
         fit = ", ".join(map(text_of, known))
         raise UsageError(
-            f"JAX has no contiguous submeshes of {torus.text} as {text_of(sizes)}; it has as {fit}"
+            f"JAX has no contiguous submeshes of {torus.text} as {text_of(sizes)}; but as {fit}"
         )
     return physical.transpose(dims)
 
@@ -200,7 +200,7 @@ def _exchanged(physical: IntArray, sizes: Sizes, torus: Torus) -> IntArray:
 def torus_order(
     physical: IntArray, sizes: Sizes, *, allow_split: bool
 ) -> tuple[IntArray, IntArray]:
-    """Lay mesh axes onto the dims of a torus: the last axis first, onto as many dims as make it up.
+    """Assign mesh axes to dims of a torus: the last axis first, to dims of the same product.
 
     Args:
       physical: the ids of the devices [dims of the torus].
@@ -211,7 +211,7 @@ def torus_order(
       The ids [sizes], and how much of each dim each axis takes [dims, axes].
 
     Raises:
-      UsageError: this search finds nothing.
+      UsageError: this search finds no assignment.
     """
     free = list(physical.shape)
     chosen: list[tuple[int, ...]] = [()] * len(sizes)
@@ -241,7 +241,7 @@ def torus_order(
 
 
 def _split_order(physical: IntArray, sizes: Sizes) -> tuple[IntArray, IntArray]:
-    """The same where axes may share a dim: each takes the share that JAX prefers."""
+    """The same if axes may share a dim: each takes the share that JAX prefers."""
     taken = np.ones((physical.ndim, len(sizes)), np.int64)
     for axis in reversed(range(len(sizes))):
         used = taken.prod(axis=1)
@@ -258,7 +258,7 @@ def _split_order(physical: IntArray, sizes: Sizes) -> tuple[IntArray, IntArray]:
             "take shoal's order"
         )
     count = len(sizes)
-    # Within a dim the busier axes lie inside; then each axis gathers its parts, by dim.
+    # Within a dim the busier axes are inner; then each axis collects its parts, by dim.
     parts = physical.reshape(taken.ravel().tolist())
     dims = [dim * count + axis for axis in range(count) for dim in range(physical.ndim)]
     return parts.transpose(dims).reshape(tuple(sizes)), taken
@@ -285,9 +285,9 @@ def _shares(shape: Sizes, used: IntArray, size: int) -> set[tuple[int, ...]]:
 
 
 def _factors(number: int) -> list[int]:
-    """Return prime factors as JAX 0.10.2 does: of 14 it knows only the 7.
+    """Return prime factors as JAX 0.10.2 does: for 14 it finds only the 7.
 
-    Mended after it: https://github.com/jax-ml/jax/issues/38286.
+    Fixed later: https://github.com/jax-ml/jax/issues/38286.
     """
     found = []
     for prime in range(2, math.isqrt(number) + 2):

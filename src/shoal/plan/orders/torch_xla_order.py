@@ -1,8 +1,7 @@
 """The device order of `torch_xla.distributed.spmd.HybridMesh`.
 
-It is the general rule of JAX's `mesh_utils`, of which torch_xla took a copy, without the rings that
-JAX has for small slices. From torch_xla 2.7 on axes may share a dim of the torus; before, they
-might not.
+This is the general rule of JAX's `mesh_utils`, of which torch_xla has a copy, without JAX's rings
+for small slices. From torch_xla 2.7 on axes may share a dim of the torus; before, they could not.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ def order(
       allow_split: may two axes share a dim?
 
     Raises:
-      UsageError: it would fail there, or is no TPU.
+      UsageError: it would fail there, or is not a TPU.
 
     >>> from shoal.plan.topology import parse
     >>> order(parse("v5e:4x2"), (8,), None, allow_split=True).tolist()  # no ring
     [0, 4, 1, 5, 2, 6, 3, 7]
     """
     if not isinstance(topology, Torus | Slices):
-        raise UsageError(f"torch_xla's HybridMesh is for TPUs, and {topology.text} is none")
+        raise UsageError(f"torch_xla's HybridMesh is for TPUs, and {topology.text} is not")
     if isinstance(topology, Torus):
         if outer is not None and np.prod(outer) > 1:
             raise UsageError(
                 f"across: torch_xla's HybridMesh has one slice here, {topology.text}, and nothing "
-                "lies across it (Invalid dcn_mesh_shape for single slice mesh)"
+                "spans it (Invalid dcn_mesh_shape for single slice mesh)"
             )
         return _in_slice(topology, sizes, allow_split)
     if outer is None:
         raise UsageError(
             f"torch_xla's HybridMesh must be given how {topology.text} is divided: say with "
-            "across= which axes lie across its slices (Provide dcn_mesh_shape)"
+            "across= which axes span its slices (Provide dcn_mesh_shape)"
         )
     inner = [size // part for size, part in zip(sizes, outer, strict=True)]
     meshes = [_in_slice(one, inner, allow_split) for one in topology.parts()]

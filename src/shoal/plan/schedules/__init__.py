@@ -1,4 +1,4 @@
-"""How collectives run over links, and what each stage of one costs.
+"""Schedules of collectives over links, and the cost of each stage.
 
 Knows the hardware; knows no mesh: `plan.cost` maps axes onto it.
 """

@@ -1,14 +1,13 @@
-"""A closed walk over the chips of a box that hops as little as can be.
+"""Closed walks over the chips of a box with the fewest possible hops.
 
-A collective over a mesh axis passes data round the devices of each group of the axis. A group is a
-box of chips, cut out of a torus: of every dim it has some chips, so many chips apart. The walk
-visits each chip once and comes back; a *hop* is the number of links between two chips that follow
-one another.
+A collective over a mesh axis passes data around the devices of each group of the axis. A group is a
+box of chips, cut out of a torus: in every dim some number of chips, at some stride. The walk visits
+each chip once and returns; a *hop* is the number of links between two consecutive chips.
 
-A box of an even number of chips in two dims or more has a walk whose hops are all 1 (a
-Hamiltonian cycle of the grid graph), and so has a dim whose ends are linked. Else, a grid being a
-bipartite graph, an odd box needs one hop of 2, and a line needs n - 2 of them: Itai, Papadimitriou
-and Szwarcfiter, "Hamilton paths in grid graphs", SIAM J. Comput. 11 (1982), for the boxes that have
+A box of an even number of chips in two dims or more has a walk whose hops are all 1 (a Hamiltonian
+cycle of the grid graph), and so has a dim that wraps around. Otherwise, since a grid is a bipartite
+graph, an odd box needs one hop of 2, and a line needs n - 2 of them: Itai, Papadimitriou and
+Szwarcfiter, "Hamilton paths in grid graphs", SIAM J. Comput. 11 (1982), for the boxes that have
 one.
 """
 

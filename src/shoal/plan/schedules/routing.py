@@ -1,4 +1,4 @@
-"""What travels over each link of a torus: data routed dim by dim, over shortest paths.
+"""Traffic over each link of a torus: data routed dim by dim, over shortest paths.
 
 Coordinates are rows of (slice, x, y, z, core): as many dims as the torus has, and slices of one
 shape side by side. The link numbered p of a line leads from chip p to chip p + 1, and the last one
@@ -47,12 +47,12 @@ class Grid(NamedTuple):
 
 
 class LinkTraffic:
-    """Bytes over each link, from all that is added."""
+    """Accumulated bytes over each link."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         count = math.prod(grid.chips)
-        # What a link carries more than the link before it: to the right, to the left.
+        # Difference to the previous link's traffic: to the right, to the left.
         self._changes = [np.zeros((2, count)) for _ in grid.shape]
 
     def add(self, source: IntArray, target: IntArray, num_bytes: float) -> None:
@@ -105,7 +105,7 @@ def distance(grid: Grid, source: IntArray, target: IntArray) -> IntArray:
 
 
 def box_values(groups: IntArray) -> list[IntArray] | None:
-    """Return where the boxes lie that groups fill; None if they are not boxes of one size.
+    """Return the boxes that groups fill; None if they are not boxes of one size.
 
     Args:
       groups: coordinates [groups, members, dims]; those of a group differ.

@@ -1,4 +1,4 @@
-"""One stage of a collective: what it puts on one kind of link, and how long that takes."""
+"""One stage of a collective: its load on one kind of link, and its duration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 2}
 
 
 class Stage(NamedTuple):
-    """Steps one after the other, and bytes over the busiest link."""
+    """Sequential steps, and bytes over the busiest link."""
 
     steps: int
     link_bytes: float
@@ -20,13 +20,13 @@ class Stage(NamedTuple):
     link: str
 
     def then(self, other: Stage) -> Stage:
-        """Return both stages, one after the other; the slower one's link binds."""
+        """Combine two stages sequentially; the slower one's link is reported."""
         slower = max(self, other, key=lambda stage: stage.seconds)
         steps, seconds = self.steps + other.steps, self.seconds + other.seconds
         return slower._replace(steps=steps, seconds=seconds)
 
     def beside(self, other: Stage) -> Stage:
-        """Return both stages, at the same time; the slower one binds."""
+        """Combine two concurrent stages; the slower one is reported."""
         return max(self, other, key=lambda stage: stage.seconds)
 
 

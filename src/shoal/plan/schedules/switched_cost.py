@@ -1,11 +1,11 @@
-"""Collectives across switches: the devices of a host, and hosts over a network.
+"""Cost of collectives across switches: the devices of a host, and hosts over a network.
 
-Every device, and every host, has a port of its own into a network that nothing else slows down.
-Recursive halving and doubling brings each port (n - 1) / n of the payload in log2(n) steps, and
-pairwise exchange does an all-to-all in n - 1 (Thakur, Rabenseifner and Gropp: see `stage`).
+Every device, and every host, has a port of its own into a network that is otherwise unlimited.
+Recursive halving and doubling moves (n - 1) / n of the payload through each port in log2(n) steps,
+and pairwise exchange does an all-to-all in n - 1 (Thakur, Rabenseifner and Gropp: see `stage`).
 
-Where a group has devices in several slices (or hosts), it works in stages: a reduce-scatter within
-each, an all-reduce of what each device then has across them, and an all-gather within.
+If a group has devices in several slices (or hosts), it works in stages: a reduce-scatter within
+each, an all-reduce of the results across them, and an all-gather within.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Members(NamedTuple):
     size: int  # of a group
     place: IntArray  # which slice or host
     inside: IntArray  # devices of its group in the same place, itself included
-    outside: IntArray  # places that its group has
-    host: IntArray  # whose network port it uses
+    outside: IntArray  # places of its group
+    host: IntArray  # host whose port it uses
     leaves: NDArray[np.bool_]  # whether the next device of its group is in another place
 
     @property
@@ -39,7 +39,7 @@ class Members(NamedTuple):
 
 
 def across_gather(members: Members, link: Link, num_bytes: int, passes: int) -> Stage:
-    """Gather across slices or hosts: each of a group's devices there brings in its share of them.
+    """Gather across slices or hosts: each of a group's devices there contributes its share.
 
     A device sends (k - 1) / k of its share of the payload, k being how many its group has; what the
     devices of a host send goes through one port.
@@ -53,16 +53,16 @@ def across_gather(members: Members, link: Link, num_bytes: int, passes: int) -> 
 
 
 def across_all_to_all(members: Members, link: Link, pair_bytes: float) -> Stage:
-    """Send to each device of the group that is in another slice or host."""
+    """Send to each device of the group in another slice or host."""
     sent = pair_bytes * (members.size - members.inside)
     if not sent.any():
         return NOTHING
-    steps = int(members.outside.max()) - 1  # what goes to one place goes together
+    steps = int(members.outside.max()) - 1  # data for one place are sent together
     return _stage(link, steps, float(np.bincount(members.host, sent).max()))
 
 
 def across_permute(members: Members, link: Link, num_bytes: int) -> Stage:
-    """Send to the next device, where that is in another slice or host."""
+    """Send to the next device, if it is in another slice or host."""
     if not members.leaves.any():
         return NOTHING
     sent = num_bytes * members.leaves

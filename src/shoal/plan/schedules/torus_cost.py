@@ -1,4 +1,4 @@
-"""Collectives on a torus: which schedule is assumed, and what it costs.
+"""Cost of collectives on a torus, and the schedules assumed.
 
 Groups that are boxes of chips, as placement makes them, gather dim after dim: the *bucket*
 algorithm. Each group cuts its payload into parts that go through the dims in different orders at
@@ -37,7 +37,7 @@ from shoal.plan.schedules.stage import NOTHING, Stage
 
 IntArray = NDArray[np.int64]
 
-_MOST_PAIRS = 1 << 24  # of devices that are routed one by one
+_MOST_PAIRS = 1 << 24  # pairs of devices routed individually
 
 
 def gather(

@@ -1,4 +1,4 @@
-"""Plans of moves: from one layout to another, on the same devices, on some of them, or on others.
+"""Plans of moves: from one layout to another, on the same, fewer or other devices.
 
 * `plan`: the plan of a move, by whichever way moves less.
 * `regions` (with `checks`): what must move, exactly: each box, who holds it, who needs it.

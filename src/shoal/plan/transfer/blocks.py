@@ -1,9 +1,9 @@
-"""Two layouts whose tiles are made of the same blocks, and which of these each device lacks.
+"""Two layouts whose tiles consist of the same blocks, and the blocks each device lacks.
 
-Where the tiles of one layout divide those of the other along every dim, both consist of equal
-blocks. Each device lacks a whole number of them, and a few permutes, one block a device, bring
-them: an *exchange*. It receives no byte that it does not need. An all-to-all is the special case
-in which all blocks come from the same group.
+If the tiles of one layout divide those of the other along every dim, both consist of equal blocks.
+Each device lacks a whole number of them, and a few permutes, one block per device, deliver them: an
+*exchange*. It receives no byte that it does not need. An all-to-all is the special case in which
+all blocks come from the same group.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def tile_numbers(tiles: Tiles) -> IntArray:
 
 
 def grid_of(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...] | None:
-    """Return how many blocks each dim has; None where tiles do not divide each other.
+    """Return the number of blocks in each dim; None if tiles do not divide each other.
 
     >>> grid_of((4, 1), (2, 3)), grid_of((2,), (3,))
     ((4, 3), None)
@@ -77,7 +77,7 @@ def missing(before: Tiles, after: Tiles) -> IntArray:
 
 
 def lacking(before: Tiles, after: Tiles, shape: Sequence[int]) -> int:
-    """Return how many items of an array the device that lacks most must receive."""
+    """Return the number of array items to be received by the device that lacks most."""
     held, wanted = (_items(tiles, shape) for tiles in (before, after))
     return int(_outside(wanted, held).max(initial=0))
 
@@ -103,12 +103,11 @@ def _boxes(tiles: Tiles, other: Tiles) -> tuple[IntArray, IntArray]:
 
 
 def exchange_rounds(before: Layout, after: Layout) -> tuple[tuple[Send, ...], ...]:
-    """Return who sends which block to whom: in each round every device sends and receives one
-    block at most.
+    """Return the sends of each round: every device sends and receives at most one block.
 
-    A block comes from the receiver's own process if a device there has it that has not yet as much
-    to send as any device has to receive; else from the device with the least to send. There are no
-    more rounds than the busiest device has blocks to send or to receive.
+    A block comes from the receiver's own process if a device there has it and does not yet have as
+    much to send as any device has to receive; else from the device with the least to send. There
+    are no more rounds than the busiest device has blocks to send or to receive.
 
     Returns:
       for each round (sender, receiver, block), devices by position in the mesh of `before`, blocks
@@ -178,7 +177,7 @@ def exchange_copies(before: Layout, after: Layout) -> tuple[Copies, ...]:
 def _copies(
     sends: Sequence[Send], kept: list[list[Block]], held: IntArray, wanted: IntArray
 ) -> Copies:
-    """Return one round; what is kept in it is taken off `kept`."""
+    """Return one round; blocks it keeps are removed from `kept`."""
     reads, keeps, writes = held.copy(), held.copy(), wanted.copy()
     receives, idle = np.zeros(len(held), bool), np.zeros(len(held), bool)
     for sender, receiver, block in sends:

@@ -1,4 +1,4 @@
-"""The least that any plan of a move must receive, and must hold."""
+"""Lower bounds on the bytes received and the memory of any plan of a move."""
 
 from __future__ import annotations
 
@@ -47,32 +47,32 @@ class Bounds(NamedTuple):
 
     @property
     def received_bytes(self) -> dict[int, int]:
-        """Device id → what it must receive."""
+        """Device id → bytes it must receive."""
         return {bound.device: bound.received_bytes for bound in self.devices}
 
     @property
     def largest_bytes(self) -> int:
-        """The most that one device must receive."""
+        """The most bytes that one device must receive."""
         return max(bound.received_bytes for bound in self.devices)
 
     @property
     def total_host_bytes(self) -> int:
-        """What must enter hosts, all together."""
+        """Bytes that must enter hosts, in total."""
         return sum(entered for _, entered in self.host_bytes)
 
     @property
     def largest_host_bytes(self) -> int:
-        """The most that must enter one host."""
+        """The most bytes that must enter one host."""
         return max(entered for _, entered in self.host_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """What the fullest device must hold while the source is kept."""
+        """Memory of the fullest device if the source is kept."""
         return max(bound.peak_bytes for bound in self.devices)
 
     @property
     def donated_peak_bytes(self) -> int:
-        """What it must hold where the source may be overwritten."""
+        """Memory of the fullest device if the source may be overwritten."""
         return max(bound.donated_peak_bytes for bound in self.devices)
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ def bounds(
     *,
     topology: Topology | None = None,
 ) -> Bounds:
-    """Return the lower bounds of the bytes and of the memory that a move takes.
+    """Return lower bounds on the bytes and the memory of a move.
 
     Local.
 

@@ -1,4 +1,4 @@
-"""What is wrong with the arguments of a move, all in one message."""
+"""Validate the arguments of a move, with all problems in one message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def terms_of(layout: Layout) -> dict[str, str]:
 
 
 def check_move(
-    asked: str,
+    operation: str,
     source: Layout,
     target: Layout,
     shape: Sequence[int],
@@ -29,12 +29,12 @@ def check_move(
     """Return `shape` as plain ints if an array can be moved so.
 
     Args:
-      asked: the function that the caller called.
+      operation: the function that the caller called.
       item_bytes: of one element.
       reduces: whether the source may have pending reductions.
 
     Raises:
-      UsageError: all that is wrong, in one message.
+      UsageError: names all problems.
     """
     offences: list[str] = []
     layouts = {"source": source, "target": target}
@@ -45,12 +45,12 @@ def check_move(
         offences.append(WrongType(f"item_bytes={item_bytes!r} must be an int"))
     elif item_bytes < 1:
         offences.append(f"item_bytes={item_bytes} must be 1 or more")
-    raise_all(asked, offences)
+    raise_all(operation, offences)
     sizes = _check_shape(source, target, shape, offences)
     if sizes and math.prod(max(size, 1) for size in sizes) * item_bytes > _MOST_BYTES:
         offences.append(f"shape {sizes} of {item_bytes} bytes an element has more than 2^62 bytes")
     _check_terms(source, target, reduces, offences)
-    raise_all(asked, offences)
+    raise_all(operation, offences)
     return sizes
 
 

@@ -1,4 +1,4 @@
-"""A large move in chunks: the same steps on one part of the array after the other.
+"""A large move in chunks: the same steps on one part of the array after another.
 
 A dim that all layouts on the way together cut into L tiles, of n items each, has an array for every
 k of 0..n-1: what lies at place k of each tile. All these move by the same steps. A chunk is a run
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from shoal.plan.transfer.move_steps import Step, received_bytes
 from shoal.plan.transfer.same_devices import in_one_order
 
-CHUNK_BYTES = 64 << 20  # what a move may hold beside both shards
+CHUNK_BYTES = 64 << 20  # temporary memory of a move
 _MOST_TIMES = 4  # as many chunks as are needed, for chunks of one size: more only cost time
 _PIECES = 4  # of an array's part, at the same time: cut out, on its way, received, put together
 
@@ -25,12 +25,12 @@ class ChunkCut(NamedTuple):
     dim: int
     tiles: int  # L
     parts: int  # how many chunks of one size
-    width: int  # how many places of each tile a chunk has
-    rest: int  # what is left for one more
+    width: int  # items of each tile in a chunk
+    rest: int  # remainder for one more chunk
 
 
 def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> ChunkCut | None:
-    """Return the chunks of a move; None if nothing is gained by them.
+    """Return the chunks of a move; None if chunking gains nothing.
 
     So it is of a small array, of one whose dims have too few places, and of a single step that
     sends nothing or is a permute, which needs no memory beside both shards; except for TPUs, where
@@ -63,7 +63,7 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
 
 
 def _is_lean(step: Step, shape: Sequence[int]) -> bool:
-    """Say whether a step needs no memory beside both shards."""
+    """Does a step need no temporary memory?"""
     if step.kind == "permute":
         return step.before.mesh.kind != "tpu"
     is_within = in_one_order(step.before.mesh, step.after.mesh)

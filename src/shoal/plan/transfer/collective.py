@@ -1,10 +1,10 @@
-"""The cheapest row of collectives from one layout to another over the same devices.
+"""The cheapest sequence of collectives from one layout to another over the same devices.
 
-A shortest path over the states of `states` (P. Hart, N. Nilsson and B. Raphael, "A formal basis
-for the heuristic determination of minimum cost paths", IEEE Trans. SSC 4, 1968: Dijkstra's, with a
-lower bound of what is left to receive). No state on the way holds more on a device
-than the larger of both ends, as in Rink et al. (arXiv:2112.01075); where they rewrite a trivial
-program until it is in normal form, a path is searched here, since the layouts of a mesh are few.
+A shortest path over the states of `states` (P. Hart, N. Nilsson and B. Raphael, "A formal basis for
+the heuristic determination of minimum cost paths", IEEE Trans. SSC 4, 1968: Dijkstra's, with a
+lower bound of what is left to receive). No state on the way holds more on a device than the larger
+of both ends, as in Rink et al. (arXiv:2112.01075); where they rewrite a trivial program until it is
+in normal form, a path is searched here, since the layouts of a mesh are few.
 
 Where the target's axes cannot be said in digits of the source's mesh (2x3 against 3x2, or devices
 in another order), its digits are a second basis, and a permute leads from one to the other.
@@ -38,9 +38,9 @@ from shoal.plan.transfer.layout_states import (
 )
 from shoal.plan.transfer.move_steps import Step, pairs
 
-MOST_STATES = 3000  # a search through all of them takes about a second
+MOST_STATES = 3000  # searching all of them takes about a second
 MOST_ROUNDS = 16  # messages of an exchange, one after the other
-_MESSAGE_BYTES = 256 << 10  # a message takes as long as a device needs to write so much
+_MESSAGE_BYTES = 256 << 10  # overhead of a message, as bytes written by a device
 
 # What a collective over digits of a mesh costs, given the bytes that each device holds before.
 Weigh = Callable[[str, Mesh, tuple[str, ...], int], float]
@@ -96,7 +96,7 @@ def shortest(
     most_states: int = MOST_STATES,
     most_rounds: int = MOST_ROUNDS,
 ) -> tuple[Step, ...] | None:
-    """Return the cheapest steps, of equals those with the least work; None if there is no path.
+    """Return the cheapest steps, among equals those with the least work; None without a path.
 
     Args:
       source, target: over the same devices, cutting every dim of `shape` evenly. Sums pending in
@@ -171,7 +171,7 @@ class _PathSearch:
         return None
 
     def _least(self, node: SearchNode) -> float:
-        """Return what the rest of the way weighs at least: 0 where that is not known.
+        """Return a lower bound on the weight of the rest of the path; 0 if unknown.
 
         A device must receive what it shall hold and does not hold; what it throws away on the way
         only adds to that, so that no step brings the end nearer than by what it weighs.
@@ -185,7 +185,7 @@ class _PathSearch:
         return float(self._rest[node] * self._item_bytes)
 
     def step(self, before: SearchNode, edge: Transition, after: SearchNode) -> Step:
-        """Return a hop in the terms of the plan."""
+        """Return a hop as a step of the plan."""
         mesh = self._meshes[before.basis]
         axes = tuple(mesh.axis_names[digit] for digit in edge.digits)
         return Step(edge.kind, axes, edge.dim, edge.to_dim, *map(self._layout, (before, after)))
@@ -203,7 +203,7 @@ class _PathSearch:
         return self._tiles[node]
 
     def _hops(self, node: SearchNode) -> Iterator[Weighed]:
-        """Yield what leaves a state."""
+        """Yield the hops from a state."""
         mesh, held = self._meshes[node.basis], self._held(node)
         for edge in edges(node.state, mesh.shape, self._shape):
             after = SearchNode(node.basis, edge.after)
@@ -282,7 +282,7 @@ class _PathSearch:
 
 
 def _work(edge: Transition, held: int, holds: int) -> int:
-    """Return about how many bytes a device writes for a collective, on the way and at its end.
+    """Estimate the bytes that a device writes for a collective, temporaries and result.
 
     It decides among paths that receive as much. A gather or an all-to-all writes what it receives,
     and writes it again where tiles are not joined along the first dim; what an all-to-all sends is
@@ -313,11 +313,11 @@ def _walked_back(came: dict[SearchNode, Hop], first: SearchNode, last: SearchNod
 
 
 def _joined(steps: Sequence[Step]) -> Iterator[Step]:
-    """Yield the steps that change what a device holds, slices of one dim as one."""
+    """Yield the steps that change a device's data, with slices of one dim merged."""
     held: Step | None = None
     for step in steps:
         if step.kind == "permute" and not pairs(step.before, step.after):
-            continue  # the same, said on the other mesh
+            continue  # the same placement on the other mesh
         if held and (held.kind, held.dim) == (step.kind, step.dim) and step.kind == "slice":
             held = step._replace(axes=held.axes + step.axes, before=held.before)
             continue

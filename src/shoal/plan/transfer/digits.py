@@ -1,7 +1,7 @@
-"""The axes of two meshes over the same devices, split into the prime factors they share.
+"""The axes of two meshes over the same devices, split into common prime factors.
 
-A device's position along an axis of size 4 is a number of two binary digits. Split so far, most
-layouts of one mesh can be said on another: `data=2, model=4` and `x=4, y=2` over one row of
+A device's position along an axis of size 4 is a number of two binary digits. With that split, most
+layouts of one mesh can be expressed on another: `data=2, model=4` and `x=4, y=2` over one row of
 devices are both `2, 2, 2`. Collectives then move digits, not axes (N. Rink et al.,
 "Memory-efficient array redistribution through portable collective communication",
 arXiv:2112.01075, section 4).
@@ -33,18 +33,18 @@ class Basis(NamedTuple):
     digits: Mapping[str, tuple[str, ...]]  # of each axis, most significant first
 
     def on(self, layout: Layout) -> Layout:
-        """Return a layout of the other mesh, said in digits."""
+        """Return a layout of the other mesh in terms of digits."""
         dims = [tuple(d for axis in dim for d in self.digits[axis]) for dim in layout.axes_of_dims]
         partial = {d: how for axis, how in layout.partial.items() for d in self.digits[axis]}
         return Layout(self.mesh, *dims, partial=partial)
 
 
 def bases(source: Layout, target: Layout, most_states: int) -> tuple[Basis, Basis]:
-    """Return the digits of both meshes: on one mesh of digits where the target can be said there.
+    """Return the digits of both meshes: on one mesh of digits if it can express the target.
 
     Args:
       source, target: layouts over the same devices, in any order.
-      most_states: the digits are as fine as leaves no more layouts of this rank than that.
+      most_states: limit on the layouts of this rank; the digits are as fine as it permits.
 
     Example:
       >>> rows = Layout(Mesh({"data": 2, "model": 4}), "model", None)
@@ -81,7 +81,7 @@ def count_states(digits: int, rank: int) -> int:
 
 
 def _common_cuts(here: Mesh, there: Mesh) -> set[int]:
-    """Return how many devices lie below each boundary of an axis, for both meshes together.
+    """Return the number of devices below each boundary of an axis, for both meshes together.
 
     Empty where these do not divide each other, or the devices are in another order.
     """
@@ -111,7 +111,7 @@ def _coords(sizes: Sequence[int], places: IntArray) -> list[bytes]:
 
 
 def _twins(own: list[bytes], other: list[bytes]) -> dict[int, int] | None:
-    """Return for each digit of the other mesh the equal one of this, or None."""
+    """Return for each digit of the other mesh its equal in this one, or None."""
     number = {digit: i for i, digit in enumerate(own)}
     if any(digit not in number for digit in other):
         return None
@@ -121,7 +121,7 @@ def _twins(own: list[bytes], other: list[bytes]) -> dict[int, int] | None:
 def _coarsened(
     sizes: list[int], own: Axes, other: Axes, rank: int, most: int
 ) -> tuple[list[int], Axes, Axes]:
-    """Merge digits that stand side by side in all axes, the smallest first, until few are left."""
+    """Merge digits that are adjacent in all axes, the smallest first, until few are left."""
     groups = [[digit] for digit in range(len(sizes))]
     rows = [*own.values(), *other.values()]
     while count_states(len(groups), rank) > most:

@@ -1,4 +1,4 @@
-"""Sends in the fewest rounds in which no device sends twice or receives twice."""
+"""Edge colouring: schedule sends in the fewest rounds, one send and one receive per device."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Rounds:
         self.taken: dict[tuple[int, int, int], int] = {}  # side, device, round → edge
 
     def place(self, number: int) -> None:
-        """Give an edge a round that is free at both ends; make one so if there is none."""
+        """Assign an edge a round that is free at both ends; add one if there is none."""
         sender, receiver = self.edges[number]
         both = self.free[0, sender] & self.free[1, receiver]
         if not both:

@@ -1,11 +1,11 @@
-"""Who sends each piece to whom: each host is entered once, and then passes on inside.
+"""Fan-out: each piece enters a host once, and is then passed on inside it.
 
-Deliveries are made in *waves*: what a device receives in one wave it can send in the next. Where
-many devices need the same piece, those that have it pass it on, and their number grows from wave to
-wave. The order and the senders follow Y. Zhuang et al., "On optimizing the communication of model
-parallelism", MLSys 2023 (arXiv 2211.05322): a slice of the array crosses to a host once, and among
-the replicas that can send it the least loaded does. What fewest can send comes first, and of that
-the largest (R. L. Graham: see `writers`).
+Deliveries are made in *waves*: what a device receives in one wave it can send in the next. If many
+devices need the same piece, those that have it pass it on, so the number of senders grows from wave
+to wave. The order and the senders follow Y. Zhuang et al., "On optimizing the communication of
+model parallelism", MLSys 2023 (arXiv 2211.05322): a slice of the array crosses to a host once, and
+among the replicas that can send it the least loaded does. Pieces with the fewest senders come
+first, and among those the largest (R. L. Graham: see `writers`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Parcel:
 
     @property
     def num_holders(self) -> int:
-        """How many devices have it."""
+        """Number of devices that have it."""
         return sum(map(len, self.holders.values()))
 
 
@@ -60,30 +60,30 @@ def waves(
 
 
 class _Load(NamedTuple):
-    """What a sender has to do; of several the least one sends."""
+    """The load of a sender; the least loaded of several sends."""
 
-    is_busy: bool  # sends as many parcels in this wave as it may
-    left_bytes: int  # what left its host
+    is_busy: bool  # at its limit of parcels in this wave
+    left_bytes: int  # bytes sent to other hosts
     sent_bytes: int
     device: int
 
 
 class _Queue:
-    """Senders of one parcel. Their loads grow, in other queues too, and are looked up anew."""
+    """The senders of one parcel. Other queues also add to their loads, which are looked up anew."""
 
     def __init__(self, load_of: Callable[[int], _Load], devices: Iterable[int]) -> None:
         self.load_of = load_of
         self.heap = sorted(map(load_of, devices))  # a sorted list is a heap
 
     def least(self) -> _Load:
-        """Return the load of the sender that has least to do."""
+        """Return the load of the least loaded sender."""
         while (now := self.load_of(self.heap[0].device)) != self.heap[0]:
             heapq.heapreplace(self.heap, now)
         return now
 
 
 class _Loads:
-    """What the devices have sent and received so far."""
+    """The bytes sent and received so far by the devices."""
 
     def __init__(
         self, hosts: Sequence[int], slices: Sequence[int], parcels: Sequence[Parcel]
@@ -91,8 +91,8 @@ class _Loads:
         self.hosts = hosts
         self.slice_of = dict(zip(hosts, slices, strict=True))
         self.sent_bytes = [0] * len(hosts)
-        self.entered_bytes = [0] * len(hosts)  # what a device brought into its host
-        self.left_bytes = dict.fromkeys(hosts, 0)  # what left a host
+        self.entered_bytes = [0] * len(hosts)  # bytes that a device received for its host
+        self.left_bytes = dict.fromkeys(hosts, 0)  # bytes that left a host
         self.missing = [0] * len(hosts)  # parcels that a device still needs
         for parcel in parcels:
             for device in (one for own in parcel.needers.values() for one in own):

@@ -1,4 +1,4 @@
-"""The layouts that a move may pass through, and what takes one to the next.
+"""The layouts that a move may pass through, and the collectives between them.
 
 A state says which digits cut which dim, and which have a sum pending; the other digits replicate.
 One collective joins the least significant digits of a dim, or moves them to another dim, or cuts
@@ -54,7 +54,7 @@ def tiles(state: LayoutState, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def edges(state: LayoutState, sizes: Sequence[int], shape: Sequence[int]) -> Iterator[Transition]:
-    """Yield what one collective can make of a state; only tiles that divide the dims evenly."""
+    """Yield the results of one collective on a state; only tiles that divide the dims evenly."""
     counts = tiles(state, sizes)
     used = {digit for dim in state.dims for digit in dim} | state.pending
     for digit in (d for d in range(len(sizes)) if d not in used):
@@ -75,7 +75,7 @@ def edges(state: LayoutState, sizes: Sequence[int], shape: Sequence[int]) -> Ite
 def _sums(
     state: LayoutState, sizes: Sequence[int], shape: Sequence[int], counts: Sequence[int]
 ) -> Iterator[Transition]:
-    """Yield the ways to carry out pending sums: all of them at once, or along one digit."""
+    """Yield the ways to reduce pending sums: all of them at once, or along one digit."""
     groups = {(digit,) for digit in state.pending} | {tuple(sorted(state.pending))}
     for group in sorted(groups):
         done = state._replace(pending=state.pending - set(group))

@@ -1,4 +1,4 @@
-"""One step of a move among devices of one mesh: a collective, or a cut that sends nothing."""
+"""Step of a move among the devices of one mesh: a collective, or a slice that sends nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 
 def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArray:
-    """Return how many bytes each device receives, by its position in the mesh before the step.
+    """Return the bytes received by each device, by its position in the mesh before the step.
 
     Of an all-gather, all that the others of its group hold; of an all-to-all or a reduce-scatter,
     its part of that; of an all-reduce both of these, one after the other (Thakur, Rabenseifner and
@@ -67,7 +67,7 @@ def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArra
 
 
 def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:
-    """Return who sends its shard to whom, so that all hold what the other layout says.
+    """Return the (sender, receiver) pairs of shards that turn one layout into the other.
 
     Both cut every dim into as many tiles, over the same devices in any order. A device that
     already holds its new shard keeps it; every other one receives once and sends at most once. Of

@@ -1,9 +1,9 @@
-"""Single sends as permutes of equal blocks, which one program runs on all devices of a move.
+"""Single sends as permutes of equal blocks, run by one program on all devices of a move.
 
-A permute sends as many bytes from every device that takes part. The boxes of a plan of single
-sends need not be equal; but where both layouts cut every dim evenly, all boxes consist of equal
-*blocks*: along a dim of 12 in tiles of 3 and of 4 a block has length 1. So a round of sends is as
-many permutes as its largest box has blocks, and no byte is sent to fill up.
+In a permute all participating devices send equally many bytes. The boxes of a plan of single sends
+need not be equal; but if both layouts split every dim evenly, all boxes consist of equal *blocks*:
+along a dim of 12 in tiles of 3 and of 4 a block has length 1. So a round of sends is as many
+permutes as its largest box has blocks, without padding.
 
     12 in tiles of 3   0 0 0 1 1 1 2 2 2 3 3 3
     12 in tiles of 4   0 0 0 0 1 1 1 1 2 2 2 2

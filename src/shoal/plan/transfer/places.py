@@ -1,4 +1,4 @@
-"""Where the devices of a move are: on which host, and in which slice."""
+"""The host and slice of each device of a move."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Places(NamedTuple):
         return np.searchsorted(self.devices, device_ids)
 
 
-def places(asked: str, source: Mesh, target: Mesh, topology: Topology | None) -> Places:
+def places(operation: str, source: Mesh, target: Mesh, topology: Topology | None) -> Places:
     """Return where the devices of both meshes are.
 
     Args:
-      asked: the function that the caller called.
+      operation: the function that the caller called.
       topology: says the host and the slice of each device. None: a host for each process of the
         meshes, and one slice.
 
@@ -41,15 +41,16 @@ def places(asked: str, source: Mesh, target: Mesh, topology: Topology | None) ->
     """
     devices: IntArray = np.union1d(source.device_ids, target.device_ids)
     if topology is None:
-        return Places(devices, _owners(asked, source, target), np.zeros(len(devices), np.int64))
+        return Places(devices, _owners(operation, source, target), np.zeros(len(devices), np.int64))
     if not isinstance(topology, Topology):
         raise UsageTypeError(
-            f"{asked}: topology={topology!r} is no topology: topology.parse makes one of a text"
+            f"{operation}: topology={topology!r} is not a topology: topology.parse makes one "
+            "from text"
         )
     known = topology.device_ids.ravel()
     if (strange := np.setdiff1d(devices, known)).size:
         raise UsageError(
-            f"{asked}: the meshes have devices that {topology.text} has not: {_listed(strange)}; "
+            f"{operation}: the meshes have devices that {topology.text} lacks: {_listed(strange)}; "
             f"its ids are {known.min()} to {known.max()}"
         )
     order = np.argsort(known)
@@ -57,7 +58,7 @@ def places(asked: str, source: Mesh, target: Mesh, topology: Topology | None) ->
     return Places(devices, topology.processes.ravel()[cells], _slices(topology)[cells])
 
 
-def _owners(asked: str, source: Mesh, target: Mesh) -> IntArray:
+def _owners(operation: str, source: Mesh, target: Mesh) -> IntArray:
     """Return the process of each device, on which both meshes must agree."""
     ids = np.concatenate([source.device_ids.ravel(), target.device_ids.ravel()])
     owners = np.concatenate([source.processes.ravel(), target.processes.ravel()])
@@ -66,7 +67,7 @@ def _owners(asked: str, source: Mesh, target: Mesh) -> IntArray:
     twice = ids[1:] == ids[:-1]
     if (strange := ids[1:][twice & (owners[1:] != owners[:-1])]).size:
         raise UsageError(
-            f"{asked}: source and target give other processes to the same devices: "
+            f"{operation}: source and target give other processes to the same devices: "
             f"{_listed(strange)}; a device has one process"
         )
     is_first = np.concatenate([[True], ~twice])

@@ -1,4 +1,4 @@
-"""The plan of a move: which way it goes, in which steps, and what that costs."""
+"""The plan of a move: its transport, steps and cost."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ class Transfer:
 
     @property
     def shard_bytes(self) -> tuple[int, int]:
-        """What a device holds before, and after."""
+        """Bytes that a device holds before and after."""
         return self._shard_bytes(self.source), self._shard_bytes(self.target)
 
     def seconds(self, topology: Topology, links: Links | None = None) -> float:
         """Return how long the steps take on a topology, one after the other, by `plan.cost`.
 
-        Single sends are counted as the permutes that they are run as.
+        Single sends are counted as the permutes that run them.
 
         Raises:
-          UsageError: the plan is one of single sends of uneven shards; or what `cost` refuses.
+          UsageError: the plan is one of single sends of uneven shards; or as `cost`.
         """
         weigh = by_seconds(topology, links)
         if self.sends is not None:
@@ -106,7 +106,7 @@ class Transfer:
     def _shard_bytes(self, layout: Layout) -> int:
         return math.prod(layout.shard_shape(self.shape)) * self.item_bytes
 
-    def __hash__(self) -> int:  # short: it is asked for in every relayout
+    def __hash__(self) -> int:  # cheap: computed in every relayout
         return hash((self.source, self.target, self.shape, self.item_bytes, self.steps))
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class Transfer:
         head = (
             f"{self.source!r}\n→ {self.target!r}\n"
             f"shape {self.shape}, {self.item_bytes} bytes an element; way: {self.way}\n"
-            f"a device receives {self.received_bytes:,} B at most; no plan can do with less than "
+            f"a device receives {self.received_bytes:,} B at most; no plan can receive less than "
             f"{self.bound_bytes:,} B"
         )
         if self.sends is not None:
@@ -172,12 +172,12 @@ def plan_transfer(
       Layout(c, b @ a=2 b=2 c=2)
       → Layout(c+b+a, - @ a=2 b=2 c=2)
       shape (64, 64), 4 bytes an element; way: collectives
-      a device receives 1,024 B at most; no plan can do with less than 1,024 B
+      a device receives 1,024 B at most; no plan can receive less than 1,024 B
         1. exchange: receives 1,024 B; a device held 4,096 B and holds 2,048 B
     """
     sizes = check_move("plan_transfer", source, target, shape, item_bytes)
     if other := {axis: how for axis, how in source.partial.items() if how != "sum"}:
-        raise UsageError(f"plan_transfer: {other}: only sums are carried out on the way")
+        raise UsageError(f"plan_transfer: {other}: only sums can be reduced by a move")
     if topology is None and links is None:
         return _by_bytes(source, target, sizes, item_bytes)
     if topology is None:

@@ -1,4 +1,4 @@
-"""A move as single sends, in rounds: at the bound of what is received, and easy to run.
+"""A move as single sends in rounds: received bytes at the lower bound, and easy to run.
 
 In a round each device sends at most once and receives at most once, so a round is one permute.
 """

@@ -1,9 +1,9 @@
-"""What must move between two layouts: boxes of the array, who holds them, and who needs them.
+"""What must move between two layouts: boxes of the array, their holders and their receivers.
 
-Along each dim the shards of the source and those of the target cut the array into *pieces*; a
-piece lies in one shard of each. A region is one piece of every dim, so it is what one shard of the
-source and one of the target have in common. The devices of a shard are treated as one group; pairs
-of devices are never enumerated.
+Along each dim the shards of the source and those of the target cut the array into *pieces*; a piece
+lies in one shard of each. A region is one piece of every dim: the intersection of one shard of the
+source and one of the target. The devices of a shard are treated as one group; pairs of devices are
+never enumerated.
 
     source: 3 shards   0 0 0 1 1 1 2 2
     target: 2 shards   0 0 0 0 1 1 1 1

@@ -1,7 +1,7 @@
-"""A move through host memory: the array in chunks, each of which is an array that moves by itself.
+"""A move via host memory: the array in chunks, each an array that moves by itself.
 
-As in `chunks`, but cut in as many dims as it takes, and the last chunk of a dim may be smaller, for
-each is moved by a program of its own.
+As in `chunks`, but cut in as many dims as necessary, and the last chunk of a dim may be smaller,
+since each is moved by a program of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Staging(NamedTuple):
         return tuple(n * (b.stop - b.start) for n, b in zip(self.tiles, box, strict=True))
 
     def view(self, shard: HostArray, layout: Layout, box: Box) -> HostArray:
-        """Return a chunk's part of a shard, without a copy: two dims, tiles and places, for each.
+        """Return a view of a chunk's part of a shard: each dim becomes two, tiles and places.
 
         Args:
           shard: contiguous.

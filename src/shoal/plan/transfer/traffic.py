@@ -1,4 +1,4 @@
-"""Which links the bytes of a move go over: within a host, between hosts, between slices."""
+"""Traffic of a move by class of link: within a host, between hosts, between slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of devices, meshes and layouts, as TensorFlow writes and reads it.
+"""The text forms of devices, meshes and layouts of TensorFlow.
 
-Knows neither JAX nor the classes that are made of it.
+Knows neither JAX nor the classes that are built from them.
 """

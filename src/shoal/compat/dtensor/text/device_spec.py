@@ -1,4 +1,4 @@
-"""The names of devices, as TensorFlow writes them: /job:localhost/replica:0/task:0/device:CPU:3."""
+"""TensorFlow's device names: /job:localhost/replica:0/task:0/device:CPU:3."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _read(part: str, spec: str) -> dict[str, str | int | None]:
     if field and re.fullmatch(r"\d{1,18}", field[2], re.ASCII):
         return {field[1]: int(field[2])}
     raise UsageError(
-        f"dtensor.DeviceSpec: {part!r} in {spec!r} is no part of a device's name, such as "
+        f"dtensor.DeviceSpec: {part!r} in {spec!r} is not part of a device's name, such as "
         "/job:localhost/replica:0/task:0/device:CPU:0"
     )
 

@@ -1,4 +1,4 @@
-"""The text of a DTensor layout, as TensorFlow writes and reads it, and the checks of its specs.
+"""The text form of DTensor layouts, as in TensorFlow, and checks of their specs.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What a DTensor mesh says, checked: the rules of its constructor and of its text are one."""
+"""Validated fields of a DTensor mesh: one set of rules for its constructor and its text form."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def single(device: object) -> MeshFields:
 
 
 def check(
-    asked: str, dims: Sequence[tuple[Any, int]], ids: Sequence[int], local_ids: object,
+    operation: str, dims: Sequence[tuple[Any, int]], ids: Sequence[int], local_ids: object,
     local_devices: object, name: object, global_devices: object, use_xla_spmd: object,
 ) -> MeshFields:  # fmt: skip
     """Return the fields of a mesh, if all of its rules hold.
 
     Raises:
-      UsageError: all that is wrong.
+      UsageError: names all problems.
     """
     offences = [*_dim_offences(dims), *_id_offences(ids)]
     owned = _ids(local_ids, offences)
@@ -83,7 +83,7 @@ def check(
     offences += _count_offences(ids, locals_, globals_)
     is_xla = bool(use_xla_spmd)
     offences += [*_type_offences([*locals_, *globals_], is_xla), *_name_offences(name)]
-    raise_all(asked, offences)
+    raise_all(operation, offences)
     here, everywhere = (tuple(one.to_string() for one in row) for row in (locals_, globals_))
     return MeshFields(str(name), tuple(dims), ids[0], tuple(owned), here, everywhere, is_xla)
 
@@ -102,7 +102,7 @@ def _name_offences(name: object) -> list[str]:
     if not isinstance(name, str):
         return [WrongType(f"mesh_name {name!r} must be a string")]
     if "|" in name or not name.isprintable():
-        return [f"mesh_name {name!r} has characters that the mesh's text cannot hold"]
+        return [f"mesh_name {name!r} has characters that the mesh's text cannot contain"]
     return []
 
 
@@ -184,7 +184,7 @@ def _where_offences(ids: Sequence[int], owned: Sequence[int]) -> list[str]:
     found = ["local_device_ids are repeated"] if len(set(owned)) < len(owned) else []
     known = range(ids[0], ids[0] + len(ids)) if len(ids) else range(0)
     if strange := [one for one in owned if one not in known]:
-        found.append(f"local_device_ids {strange[:8]} are none of the global_device_ids")
+        found.append(f"local_device_ids {strange[:8]} are not among the global_device_ids")
     if owned and len(ids) % len(owned):
         found.append(f"Uneven local clusters: {len(ids)} global and {len(owned)} local devices")
     return found

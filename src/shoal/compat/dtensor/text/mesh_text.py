@@ -1,10 +1,10 @@
-"""The text of a DTensor mesh, as TensorFlow writes and reads it.
+"""The text form of DTensor meshes, as in TensorFlow.
 
 Fields between bars; the last two only where the mesh has them::
 
     name|x=2,y=2|0,1,2,3|0,1,2,3|/job:…/device:CPU:0,…|global devices|use_xla_spmd
 
-`empty_mesh`, the name of one device, and `name|x=2|*CPU` (all devices made up) are meshes too.
+`empty_mesh`, the name of one device, and `name|x=2|*CPU` (all devices implied) are also meshes.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def read(text: str) -> MeshFields:
     size = math.prod(size for _, size in sizes)
     if len(rest) == 1:
         made_up, names = _made_up(size, rest[0], text)
-        return check(_asked(text), sizes, made_up, made_up, names, name, None, False)
+        return check(_operation(text), sizes, made_up, made_up, names, name, None, False)
     is_xla = _must_be_parts(rest, text)
     ids, owned = _ids(rest[0], text), list(_ids(rest[1], text))
     if size != len(ids):
         raise _bad(text, f"{len(ids)} global device ids for dims {dims}")
     everywhere = _devices(rest[3]) if len(rest) - is_xla == 4 else []
-    return check(_asked(text), sizes, ids, owned, _devices(rest[2]), name, everywhere, is_xla)
+    return check(_operation(text), sizes, ids, owned, _devices(rest[2]), name, everywhere, is_xla)
 
 
 def _must_be_parts(rest: list[str], text: str) -> bool:
@@ -82,14 +82,14 @@ def _dims(text: str, whole: str) -> list[tuple[str, int]]:
     for part in text.split(",") if text else []:
         name, equals, size = part.partition("=")
         if not equals or not _WHOLE.fullmatch(size) or int(size) < 1:
-            raise _bad(whole, f"{part!r} is no dim, such as x=2")
+            raise _bad(whole, f"{part!r} is not a dim, such as x=2")
         dims.append((name, int(size)))
     return dims
 
 
 def _made_up(size: int, kind: str, whole: str) -> tuple[list[int], list[str]]:
     if not re.fullmatch(r"\*[A-Za-z]\w*", kind, re.ASCII):
-        raise _bad(whole, f"{kind!r} is no device type with a star, such as *CPU")
+        raise _bad(whole, f"{kind!r} is not a device type with a star, such as *CPU")
     if size > _MOST_MADE_UP:
         raise _bad(whole, f"{size} devices are more than can be made up: {_MOST_MADE_UP}")
     kind = kind[1:]
@@ -100,7 +100,7 @@ def _ids(text: str, whole: str) -> tuple[int, ...]:
     words = text.split(",") if text else []
     wrong = [word for word in words if not _WHOLE.fullmatch(word)]
     if wrong:
-        raise _bad(whole, f"{wrong[0]!r} is no device id")
+        raise _bad(whole, f"{wrong[0]!r} is not a device id")
     return tuple(map(int, words))
 
 
@@ -108,10 +108,10 @@ def _devices(text: str) -> list[str]:
     return text.split(",") if text else []
 
 
-def _asked(text: str) -> str:
+def _operation(text: str) -> str:
     shown = text if len(text) <= 200 else f"{text[:200]}…"
     return f"dtensor.Mesh.from_string({shown!r})"
 
 
 def _bad(text: str, why: str) -> UsageError:
-    return UsageError(f"{_asked(text)}: {why}")
+    return UsageError(f"{_operation(text)}: {why}")
