@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.collectives.allgather import allgather_with
-from shoal.collectives.broadcast import broadcast_with
-from shoal.collectives.live import live_with
-from shoal.collectives.same import assert_same_with
+from shoal.collectives.allgather import allgather
+from shoal.collectives.broadcast import broadcast
+from shoal.collectives.live import live
+from shoal.collectives.same import assert_same
 from shoal.errors import ShoalError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.preemption import rearm
@@ -167,19 +167,19 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
     elif kind == "barrier":
         barrier.on(coordinator, name, processes=group, **more)
     elif kind == "live":
-        live_with(coordinator, group, **more)
+        live.on(coordinator, group, **more)
     elif kind in ("broadcast", "large"):
         source = members[at % len(members)]
         value = np.full(size, at + 1 if me == source else 0, np.uint8)
-        got = broadcast_with(coordinator, value, source, processes=group, name=name, **more)
+        got = broadcast.on(coordinator, value, source, processes=group, name=name, **more)
         return bool((got == at + 1).all())
     elif kind in ("allgather", "many"):
         value = np.full(size, 16 * at + me, np.uint8)
-        rows = allgather_with(coordinator, value, processes=group, name=name, **more)
+        rows = allgather.on(coordinator, value, processes=group, name=name, **more)
         return bool((rows == 16 * at + np.array(members)[:, None]).all())
     else:
         value = np.full(size, 0 if is_equal else me, np.uint8)
-        assert_same_with(coordinator, value, processes=group, name=name, **more)
+        assert_same.on(coordinator, value, processes=group, name=name, **more)
         return is_equal
     return True
 
@@ -233,7 +233,7 @@ def agree_at_last(coordinator, program):
         return
     for attempt in range(len(program.operations) + 4):
         try:
-            alive = live_with(coordinator, timeout_s=LONG_S)
+            alive = live.on(coordinator, timeout_s=LONG_S)
             barrier.on(coordinator, "at last", processes=alive, timeout_s=LONG_S)
             return
         except ShoalError:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from collectives.thread_jobs import PATIENCE_S, run_all
 from collectives.trees import DTYPES, arrays, bits_of
 from shoal.collectives import wire
-from shoal.collectives.allgather import allgather, allgather_with
+from shoal.collectives.allgather import allgather
 from shoal.collectives.columns import Parts, column_of
 from shoal.errors import DivergenceError, ShoalError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
@@ -23,7 +23,7 @@ def in_job(trees, tiled=False, **options):
 
     def go(coordinator):
         tree = trees[coordinator.process]
-        return allgather_with(coordinator, tree, tiled, timeout_s=PATIENCE_S, **options)
+        return allgather.on(coordinator, tree, tiled, timeout_s=PATIENCE_S, **options)
 
     return run_all(LocalJob(len(trees)), go)
 
@@ -143,7 +143,7 @@ def test_different_trees_are_an_error_on_every_process(one, other, tiled):
 def test_different_options_are_an_error_on_every_process():
     def go(coordinator):
         option = [{"tiled": True}, {"to": 0}, {"to": 1}][coordinator.process]
-        return allgather_with(coordinator, np.zeros(2), timeout_s=PATIENCE_S, **option)
+        return allgather.on(coordinator, np.zeros(2), timeout_s=PATIENCE_S, **option)
 
     assert [type(result) for result in run_all(LocalJob(3), go)] == [DivergenceError] * 3
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from collectives.thread_jobs import PATIENCE_S, run_all
 from collectives.trees import bits_of, trees
-from shoal.collectives.broadcast import broadcast, broadcast_with
+from shoal.collectives.broadcast import broadcast
 from shoal.errors import DivergenceError, PeerFailedError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -19,7 +19,7 @@ LARGE = 3 << 20  # bytes, of which a part lies in a second chunk
 def in_job(num_processes, tree_of, sources=(0,) * 8, **options):
     def go(coordinator):
         process = coordinator.process
-        return broadcast_with(
+        return broadcast.on(
             coordinator, tree_of(process), sources[process], timeout_s=PATIENCE_S, **options
         )
 
@@ -122,7 +122,7 @@ def test_the_source_need_not_be_known_to_the_others(flags, size):
     def go(coordinator):
         process = coordinator.process
         tree = {"a": np.full(size, process, np.uint8), "b": str(process)}
-        return broadcast_with(coordinator, tree, is_source=flags[process], timeout_s=PATIENCE_S)
+        return broadcast.on(coordinator, tree, is_source=flags[process], timeout_s=PATIENCE_S)
 
     sources = tuple(process for process, flag in enumerate(flags) if flag)
     others = tuple(process for process, flag in enumerate(flags) if not flag)
@@ -140,11 +140,9 @@ def test_the_source_need_not_be_known_to_the_others(flags, size):
 def test_after_wrong_sources_the_next_call_is_one_call_again():
     def go(coordinator):
         with pytest.raises(DivergenceError, match=r"processes 0-1: is_source=True"):
-            broadcast_with(coordinator, 1, is_source=True, timeout_s=PATIENCE_S)
+            broadcast.on(coordinator, 1, is_source=True, timeout_s=PATIENCE_S)
         mine = coordinator.process == 1
-        return broadcast_with(
-            coordinator, coordinator.process, is_source=mine, timeout_s=PATIENCE_S
-        )
+        return broadcast.on(coordinator, coordinator.process, is_source=mine, timeout_s=PATIENCE_S)
 
     assert run_all(LocalJob(2), go) == [1, 1]
 
@@ -156,7 +154,7 @@ def test_is_source_is_given_on_all_and_is_true_or_false():
 
     def go(coordinator):
         flag = None if coordinator.process else True
-        return broadcast_with(coordinator, 1, is_source=flag, timeout_s=PATIENCE_S)
+        return broadcast.on(coordinator, 1, is_source=flag, timeout_s=PATIENCE_S)
 
     assert [type(result) for result in run_all(LocalJob(2), go)] == [DivergenceError] * 2
 
@@ -166,8 +164,8 @@ def test_two_places_are_an_error_unless_a_name_says_that_they_are_one():
         def at(coordinator):
             options = {"name": name, "timeout_s": PATIENCE_S}
             if coordinator.process:
-                return broadcast_with(coordinator, 1, **options)
-            return broadcast_with(coordinator, 2, **options)
+                return broadcast.on(coordinator, 1, **options)
+            return broadcast.on(coordinator, 2, **options)
 
         return run_all(LocalJob(2), at)
 
@@ -178,7 +176,7 @@ def test_two_places_are_an_error_unless_a_name_says_that_they_are_one():
 def test_the_source_must_be_a_process():
     for wrong, error in ((2, UsageError), (-1, UsageError), (True, UsageTypeError)):
         with pytest.raises(error, match=f"broadcast: source={wrong}"):
-            broadcast_with(LocalJob(2).coordinators[0], 1, wrong)
+            broadcast.on(LocalJob(2).coordinators[0], 1, wrong)
     for wrong in (1.0, "0", None):
         with pytest.raises(UsageTypeError, match="must be the index of a process"):
             broadcast(1, wrong)
@@ -204,7 +202,7 @@ def test_what_does_not_travel_fails_where_it_is_before_anything_is_sent():
     def go(coordinator):
         tree = object() if coordinator.process else 1
         try:
-            return broadcast_with(coordinator, tree, timeout_s=PATIENCE_S)
+            return broadcast.on(coordinator, tree, timeout_s=PATIENCE_S)
         except UsageError:
             coordinator.tell("failed", "a traceback")
             raise

@@ -15,7 +15,7 @@ import shoal
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.collectives import drain as module
-from shoal.collectives.drain import drain, drain_with
+from shoal.collectives.drain import drain
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
@@ -137,7 +137,7 @@ def test_what_is_no_mesh_or_no_name_is_refused(mesh):
 def test_a_process_without_a_device_in_the_mesh_is_told_so(mesh):
     def go(coordinator):
         try:
-            drain_with(coordinator, mesh, timeout_s=PATIENCE_S)
+            drain.on(coordinator, mesh, timeout_s=PATIENCE_S)
         except UsageError as error:
             return error
         finally:  # it was nobody's call but of the first process

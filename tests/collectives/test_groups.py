@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from collectives.thread_jobs import PATIENCE_S, run_all
-from shoal.collectives.allgather import allgather_with
-from shoal.collectives.broadcast import broadcast_with
-from shoal.collectives.live import live_with
-from shoal.collectives.same import assert_same_with
+from shoal.collectives.allgather import allgather
+from shoal.collectives.broadcast import broadcast
+from shoal.collectives.live import live
+from shoal.collectives.same import assert_same
 from shoal.collectives.transport import stream, windows
 from shoal.errors import DivergenceError, ProcessLostError, UsageError, UsageTypeError
 from shoal.runtime.barrier import barrier
@@ -39,22 +39,22 @@ def works_among(coordinator, group):
     for num_bytes in (10, LARGE):
         own = value_of(me, num_bytes)
         for source in members:
-            came = broadcast_with(coordinator, own, source, **options)
+            came = broadcast.on(coordinator, own, source, **options)
             assert np.array_equal(came, value_of(source, num_bytes))
         rows = [value_of(p, num_bytes) for p in members]
-        found = allgather_with(coordinator, {"w": own, "who": f"process {me}"}, **options)
+        found = allgather.on(coordinator, {"w": own, "who": f"process {me}"}, **options)
         assert np.array_equal(found["w"], rows)
         assert found["who"] == [f"process {p}" for p in members]
-        long = allgather_with(coordinator, own[: len(own) - me], True, **options)
+        long = allgather.on(coordinator, own[: len(own) - me], True, **options)
         cut = [row[: len(row) - p] for row, p in zip(rows, members, strict=True)]
         assert np.array_equal(long, np.concatenate(cut))
         for to in members:
-            found = allgather_with(coordinator, own, to=to, **options)
+            found = allgather.on(coordinator, own, to=to, **options)
             assert (found is None) == (me != to)
             assert found is None or np.array_equal(found, rows)
-        assert_same_with(coordinator, {"w": rows, "who": members}, **options)
+        assert_same.on(coordinator, {"w": rows, "who": members}, **options)
         with pytest.raises(DivergenceError) as told:
-            assert_same_with(coordinator, np.arange(9) * (me != members[0]), **options)
+            assert_same.on(coordinator, np.arange(9) * (me != members[0]), **options)
         assert told.value.sides == {"[1] = 0": (members[0],), "[1] = 1": (*members[1:],)}
     return members
 
@@ -74,9 +74,9 @@ def test_a_process_alone_is_a_group():
     def go(coordinator):
         me = coordinator.process
         options = {"processes": [me], "timeout_s": PATIENCE_S}
-        assert broadcast_with(coordinator, me, me, **options) == me
-        assert_same_with(coordinator, me, **options)
-        return allgather_with(coordinator, {"x": np.float32(me)}, **options)["x"].tolist()
+        assert broadcast.on(coordinator, me, me, **options) == me
+        assert_same.on(coordinator, me, **options)
+        return allgather.on(coordinator, {"x": np.float32(me)}, **options)["x"].tolist()
 
     assert run_all(LocalJob(3), go) == [[0.0], [1.0], [2.0]]
 
@@ -90,8 +90,8 @@ def test_survivors_go_on(victim, way):
         if coordinator.process == victim:
             return job.lose(victim)
         with pytest.raises(ProcessLostError):
-            broadcast_with(coordinator, value_of(0), victim, timeout_s=PATIENCE_S)
-        alive = live_with(coordinator, timeout_s=PATIENCE_S)
+            broadcast.on(coordinator, value_of(0), victim, timeout_s=PATIENCE_S)
+        alive = live.on(coordinator, timeout_s=PATIENCE_S)
         return works_among(coordinator, alive)
 
     alive = [p for p in range(4) if p != victim]
@@ -99,9 +99,9 @@ def test_survivors_go_on(victim, way):
 
 
 CALLS = {
-    "broadcast": lambda c, **more: broadcast_with(c, 1, c.process, **more),
-    "allgather": lambda c, **more: allgather_with(c, 1, **more),
-    "assert_same": lambda c, **more: assert_same_with(c, 1, **more),
+    "broadcast": lambda c, **more: broadcast.on(c, 1, c.process, **more),
+    "allgather": lambda c, **more: allgather.on(c, 1, **more),
+    "assert_same": lambda c, **more: assert_same.on(c, 1, **more),
     "barrier": lambda c, **more: barrier.on(c, "x", **more),
 }
 
@@ -113,7 +113,7 @@ def test_all_processes_by_number_are_all_of_the_job(call):
         return call(coordinator, processes=which, timeout_s=PATIENCE_S)
 
     if call is CALLS["broadcast"]:
-        call = partial(lambda c, **more: broadcast_with(c, 1, 0, **more))
+        call = partial(lambda c, **more: broadcast.on(c, 1, 0, **more))
     assert not any(isinstance(found, Exception) for found in run_all(LocalJob(3), go))
 
 
@@ -153,9 +153,9 @@ def test_what_is_no_group_is_refused(call, processes, kind, told):
 def test_who_gives_and_who_gets_must_be_in_the_group():
     first = LocalJob(3).coordinators[0]
     with pytest.raises(UsageError, match=r"source=2 is not among the processes \[0, 1\]"):
-        broadcast_with(first, 1, 2, processes=[0, 1])
+        broadcast.on(first, 1, 2, processes=[0, 1])
     second = LocalJob(3).coordinators[1]
     with pytest.raises(UsageError, match=r"source=0 is not among the processes \[1, 2\]"):
-        broadcast_with(second, 1, processes=[2, 1])
+        broadcast.on(second, 1, processes=[2, 1])
     with pytest.raises(UsageError, match=r"to=2 is not among the processes \[0, 1\]"):
-        allgather_with(first, 1, to=2, processes=[0, 1])
+        allgather.on(first, 1, to=2, processes=[0, 1])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.thread_jobs import PATIENCE_S, run_all
-from shoal.collectives.live import live, live_with
+from shoal.collectives.live import live
 from shoal.errors import (
     DeadlineError,
     DivergenceError,
@@ -20,7 +20,7 @@ NEVER = 99
 
 
 def live_in(coordinator, *processes, **more):
-    return live_with(coordinator, *processes, **{"timeout_s": PATIENCE_S, **more})
+    return live.on(coordinator, *processes, **{"timeout_s": PATIENCE_S, **more})
 
 
 def test_alone():
@@ -145,14 +145,14 @@ def test_another_point_is_a_divergence_where_nobody_is_gone():
 )
 def test_wrong_arguments_are_refused(arguments, told):
     with pytest.raises(UsageError, match=told):
-        live_with(LocalJob(2).coordinators[0], **arguments)
+        live.on(LocalJob(2).coordinators[0], **arguments)
     with pytest.raises(UsageTypeError):
-        live_with(LocalJob(2).coordinators[0], **{**arguments, "lane": 3})
+        live.on(LocalJob(2).coordinators[0], **{**arguments, "lane": 3})
 
 
 @pytest.mark.parametrize("one", [0, "01", 1.5])
 def test_what_lists_no_processes_is_refused_in_words(one):
     first = LocalJob(2).coordinators[0]
-    for call, asked in ((live_with, ()), (barrier.on, ("x",))):
+    for call, asked in ((live.on, ()), (barrier.on, ("x",))):
         with pytest.raises(UsageTypeError, match=r"must be a list of process indices, such as \[0"):
             call(first, *asked, processes=one)

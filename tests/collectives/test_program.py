@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collectives.thread_jobs import PATIENCE_S, run_all
-from shoal.collectives.program import assert_same_program, assert_same_program_with
+from shoal.collectives.program import assert_same_program
 from shoal.errors import DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -19,7 +19,7 @@ def compare(*functions, args=(X,), **options):
 
     def go(coordinator):
         jitted = jax.jit(functions[coordinator.process])
-        return assert_same_program_with(coordinator, jitted, *args, timeout_s=PATIENCE_S, **options)
+        return assert_same_program.on(coordinator, jitted, *args, timeout_s=PATIENCE_S, **options)
 
     return run_all(job, go)
 
@@ -73,7 +73,7 @@ def test_more_operations_another_shape_and_versions_that_part_later():
     def go(coordinator):
         jitted = jax.jit(jnp.sin)
         shape = other[coordinator.process]
-        return assert_same_program_with(coordinator, jitted, shape, timeout_s=PATIENCE_S)
+        return assert_same_program.on(coordinator, jitted, shape, timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(2), go):
         assert "tensor<3xf32>" in str(error)
@@ -86,8 +86,8 @@ def test_a_name_declares_calls_to_be_one():
 
     def go(coordinator, **name):
         if coordinator.process:
-            return assert_same_program_with(coordinator, jitted, X, timeout_s=PATIENCE_S, **name)
-        return assert_same_program_with(coordinator, jitted, X, timeout_s=PATIENCE_S, **name)
+            return assert_same_program.on(coordinator, jitted, X, timeout_s=PATIENCE_S, **name)
+        return assert_same_program.on(coordinator, jitted, X, timeout_s=PATIENCE_S, **name)
 
     assert [type(error) for error in run_all(job, go)] == [DivergenceError] * 2
     assert run_all(job, lambda c: go(c, name="train step")) == [None, None]
@@ -97,8 +97,8 @@ def test_what_is_no_program_is_refused():
     first = LocalJob(2).coordinators[0]
     for wrong in (times(2.0), 3, "x"):
         with pytest.raises(UsageTypeError, match="cannot be lowered"):
-            assert_same_program_with(first, wrong, X)
+            assert_same_program.on(first, wrong, X)
     with pytest.raises(UsageTypeError, match="takes no arguments"):
-        assert_same_program_with(first, jax.jit(times(2.0)).lower(X), X)
+        assert_same_program.on(first, jax.jit(times(2.0)).lower(X), X)
     with pytest.raises(UsageError, match="timeout_s"):
-        assert_same_program_with(first, jax.jit(times(2.0)), X, timeout_s=-1)
+        assert_same_program.on(first, jax.jit(times(2.0)), X, timeout_s=-1)

@@ -15,7 +15,7 @@ from collectives.trees import bits_of, trees
 from shoal.collectives.hashes import FlatItems, digest_of
 from shoal.collectives.leaves import leaf_of
 from shoal.collectives.replicas import SharedPart
-from shoal.collectives.same import _judge, _Shared, assert_same, assert_same_with
+from shoal.collectives.same import _judge, _Shared, assert_same
 from shoal.collectives.versions import groups_of, version_rows
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.agreement import Call, agree
@@ -26,7 +26,7 @@ def compare(*trees, **options):
     """Let each process compare its tree; return what each got or raised."""
     job = LocalJob(len(trees), hosts=[f"h{i}" for i in range(len(trees))])
     more = {"timeout_s": PATIENCE_S, **options}
-    return run_all(job, lambda c: assert_same_with(c, trees[c.process], **more))
+    return run_all(job, lambda c: assert_same.on(c, trees[c.process], **more))
 
 
 def told(*trees, **options):
@@ -212,7 +212,7 @@ def test_the_next_call_works_after_a_difference():
     def go(coordinator):
         for value in (1, coordinator.process, 2):
             try:
-                assert_same_with(coordinator, value, timeout_s=PATIENCE_S)
+                assert_same.on(coordinator, value, timeout_s=PATIENCE_S)
                 yield None
             except DivergenceError as error:
                 yield error.sides
@@ -239,7 +239,7 @@ def test_a_value_that_changes_while_it_is_compared_hangs_nobody():
 
     def go(coordinator):
         value = np.full((1000,), coordinator.process)
-        return assert_same_with(Restless(coordinator, value), [value], timeout_s=PATIENCE_S)
+        return assert_same.on(Restless(coordinator, value), [value], timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(2), go):
         assert type(error) is DivergenceError
@@ -276,19 +276,19 @@ def test_holders_are_known_by_jaxs_numbers_of_processes():
 )
 def test_what_cannot_be_compared_is_refused_at_once(tree, told):
     with pytest.raises(UsageError, match=told):
-        assert_same_with(LocalJob(2).coordinators[0], tree, timeout_s=PATIENCE_S)
+        assert_same.on(LocalJob(2).coordinators[0], tree, timeout_s=PATIENCE_S)
 
 
 def test_wrong_arguments_are_refused_and_the_deadline_holds():
     first = LocalJob(2).coordinators[0]
     for arguments in ({"timeout_s": -1}, {"name": ""}, {"lane": ""}):
         with pytest.raises(UsageError):
-            assert_same_with(first, 1, **arguments)
+            assert_same.on(first, 1, **arguments)
     for arguments in ({"timeout_s": "x"}, {"name": 3}, {"lane": None}):
         with pytest.raises(UsageTypeError):
-            assert_same_with(first, 1, **arguments)
+            assert_same.on(first, 1, **arguments)
     with pytest.raises(DeadlineError):
-        assert_same_with(first, 1, timeout_s=0.05)
+        assert_same.on(first, 1, timeout_s=0.05)
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9))

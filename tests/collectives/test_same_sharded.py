@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.hashes import FlatItems, digest_of, hashing_pool
-from shoal.collectives.same import assert_same, assert_same_with
+from shoal.collectives.same import assert_same
 from shoal.errors import DivergenceError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -44,7 +44,7 @@ def test_how_an_array_lies_on_this_process_does_not_count(spec):
     other[1, 5] = -1
     trees = [placed(values, *spec), values, jnp.asarray(values)]
     job = LocalJob(3)
-    compare = [lambda c: assert_same_with(c, trees[c.process], timeout_s=PATIENCE_S)]
+    compare = [lambda c: assert_same.on(c, trees[c.process], timeout_s=PATIENCE_S)]
     assert run_all(job, compare[0]) == [None] * 3
     trees[2] = other
     for error in run_all(job, compare[0]):
@@ -67,7 +67,7 @@ def test_a_replica_that_differs_within_a_process_is_told_to_all(spec, device, sh
 
     def go(coordinator):
         tree = {"w": [good, bad, good][coordinator.process]}
-        return assert_same_with(coordinator, tree, timeout_s=PATIENCE_S)
+        return assert_same.on(coordinator, tree, timeout_s=PATIENCE_S)
 
     for error in run_all(LocalJob(3), go):
         assert type(error) is DivergenceError
@@ -78,7 +78,7 @@ def test_processes_whose_replicas_differ_alike_share_a_side():
     bad, good = with_bad_replica(5), np.zeros(SHAPE, np.float32)
 
     def go(coordinator):
-        return assert_same_with(
+        return assert_same.on(
             coordinator, [bad, good, bad][coordinator.process], timeout_s=PATIENCE_S
         )
 
@@ -90,7 +90,7 @@ def test_keys_are_compared_by_their_words_wherever_they_lie():
     keys, others = (jax.random.split(jax.random.key(n), (4, 2)) for n in range(2))
     trees = [placed(keys, "a"), keys, placed(keys), placed(others, None, "b")]
     job = LocalJob(4)
-    errors = run_all(job, lambda c: assert_same_with(c, trees[c.process], timeout_s=PATIENCE_S))
+    errors = run_all(job, lambda c: assert_same.on(c, trees[c.process], timeout_s=PATIENCE_S))
     first = [np.asarray(jax.random.key_data(k)).ravel()[0] for k in (keys, others)]
     for error in errors:
         sides = {f"[0, 0, 0] = {first[0]}": (0, 1, 2), f"[0, 0, 0] = {first[1]}": (3,)}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from collectives.thread_jobs import PATIENCE_S, run_all
-from shoal.collectives.broadcast import broadcast_with
+from shoal.collectives.broadcast import broadcast
 from shoal.errors import PeerFailedError, UsageError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
@@ -19,8 +19,8 @@ def barrier_of(kind, processes):
     return call
 
 
-def broadcast(one, timeout_s):
-    broadcast_with(one, 1, 0, processes=iter([0, 1]), name="x", timeout_s=timeout_s)
+def broadcast_of(one, timeout_s):
+    broadcast.on(one, 1, 0, processes=iter([0, 1]), name="x", timeout_s=timeout_s)
 
 
 def goes_on(one):
@@ -32,7 +32,7 @@ def goes_on(one):
 
 @pytest.mark.parametrize(
     "call",
-    [barrier_of(iter, [0, 1]), barrier_of(np.array, [0, 1]), barrier_of(set, [0, 1]), broadcast],
+    [barrier_of(iter, [0, 1]), barrier_of(np.array, [0, 1]), barrier_of(set, [0, 1]), broadcast_of],
     ids=["iterator", "array", "set", "broadcast"],
 )
 def test_a_wrong_argument_ends_the_call_of_its_processes_alone(call):

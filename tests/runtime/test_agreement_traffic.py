@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from shoal.collectives.same import assert_same_with
+from shoal.collectives.same import assert_same
 from shoal.errors import DivergenceError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.wire.connection import Channel
@@ -59,7 +59,7 @@ def agree_on_much(coordinator):
 
 
 def compare_much(coordinator):
-    assert_same_with(coordinator, [np.ones(1 << 20), "x" * 5000], name="w", timeout_s=FOR_EVER)
+    assert_same.on(coordinator, [np.ones(1 << 20), "x" * 5000], name="w", timeout_s=FOR_EVER)
 
 
 @pytest.mark.parametrize("call", [agree_on_much, compare_much])
@@ -76,7 +76,7 @@ def test_a_difference_costs_little_however_large_the_values(meeting_places, traf
         values = np.zeros(1 << 20)
         values[(1 << 19) + coordinator.process % 2] = 1
         with pytest.raises(DivergenceError, match=r"\[524288\] = 1\.0"):
-            assert_same_with(coordinator, values, name="w", timeout_s=FOR_EVER)
+            assert_same.on(coordinator, values, name="w", timeout_s=FOR_EVER)
 
     for sent, received in costs(meeting_places, traffic, 4, differ):
         assert sent < 10_000

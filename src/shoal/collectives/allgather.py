@@ -21,13 +21,17 @@ from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.verb import verb
 
 _HEAD = struct.Struct("<?Q")  # are the bytes streamed; how many lengths follow
 _NUMBER = np.dtype("<u8")
 
 
 @collective("processes")
+@verb
+@one_call("allgather")
 def allgather(
+    coordinator: Coordinator,
     tree: Any,
     tiled: bool = False,
     *,
@@ -83,33 +87,6 @@ def allgather(
     >>> allgather({"loss": 0.5, "host": "a"})  # one process
     {'host': ['a'], 'loss': array([0.5])}
     """
-    from shoal.runtime.process import coordinator
-
-    return allgather_with(
-        coordinator(),
-        tree,
-        tiled,
-        to=to,
-        processes=processes,
-        name=name,
-        timeout_s=timeout_s,
-        lane=lane,
-    )
-
-
-@one_call("allgather")
-def allgather_with(
-    coordinator: Coordinator,
-    tree: Any,
-    tiled: bool = False,
-    *,
-    to: int | None = None,
-    processes: Iterable[int] | None = None,
-    name: str | None = None,
-    timeout_s: float | None = None,
-    lane: str = "main",
-) -> Any:
-    """Like `allgather`, with an explicit coordinator."""
     deadline = deadline_of("allgather", name, timeout_s, lane)
     group = group_in(coordinator, "allgather", processes)
     if not isinstance(tiled, bool):

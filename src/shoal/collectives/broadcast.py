@@ -21,13 +21,17 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.verb import verb
 
 _INLINE, _LARGE = b"i", b"l"
 _SIZE = struct.Struct("<Q")
 
 
 @collective("processes")
+@verb
+@one_call("broadcast")
 def broadcast(
+    coordinator: Coordinator,
     tree: Any,
     source: int = 0,
     *,
@@ -84,33 +88,6 @@ def broadcast(
     >>> broadcast({"seed": 1 << 70, "run": "a", "w": np.float32([1, -0.0])})
     {'run': 'a', 'seed': 1180591620717411303424, 'w': array([ 1., -0.], dtype=float32)}
     """
-    from shoal.runtime.process import coordinator
-
-    return broadcast_with(
-        coordinator(),
-        tree,
-        source,
-        is_source=is_source,
-        processes=processes,
-        name=name,
-        timeout_s=timeout_s,
-        lane=lane,
-    )
-
-
-@one_call("broadcast")
-def broadcast_with(
-    coordinator: Coordinator,
-    tree: Any,
-    source: int = 0,
-    *,
-    is_source: bool | None = None,
-    processes: Iterable[int] | None = None,
-    name: str | None = None,
-    timeout_s: float | None = None,
-    lane: str = "main",
-) -> Any:
-    """Like `broadcast`, with an explicit coordinator."""
     deadline = deadline_of("broadcast", name, timeout_s, lane)
     group = group_in(coordinator, "broadcast", processes)
     if is_source is None:

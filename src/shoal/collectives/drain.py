@@ -24,13 +24,29 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.verb import verb
 
 _LOG = logging.getLogger("shoal")
 
 
+def _owners(coordinator: Coordinator, mesh: object = None, **_: object) -> tuple[int, ...] | None:
+    """Return the processes of a mesh, as far as known before they meet."""
+    if isinstance(mesh, Mesh):
+        return mesh.process_indices
+    if isinstance(mesh, jax.sharding.Mesh):
+        return tuple({device.process_index for device in mesh.devices.flat})
+    return None
+
+
 @collective("the mesh's processes")
+@verb
+@one_call("drain", among=_owners)
 def drain(
-    mesh: Mesh | jax.sharding.Mesh, *, name: str = "drain", timeout_s: float | None = None
+    coordinator: Coordinator,
+    mesh: Mesh | jax.sharding.Mesh,
+    *,
+    name: str = "drain",
+    timeout_s: float | None = None,
 ) -> None:
     """Wait until every device of a mesh has finished what was issued before, on all processes.
 
@@ -68,29 +84,6 @@ def drain(
     >>> from shoal.arrays.make_mesh import make_mesh
     >>> drain(make_mesh({"x": -1}), name="before the timer starts")
     """
-    from shoal.runtime.process import coordinator
-
-    drain_with(coordinator(), mesh, name=name, timeout_s=timeout_s)
-
-
-def _owners(coordinator: Coordinator, mesh: object, **_: object) -> tuple[int, ...] | None:
-    """Return the processes of a mesh, as far as known before they meet."""
-    if isinstance(mesh, Mesh):
-        return mesh.process_indices
-    if isinstance(mesh, jax.sharding.Mesh):
-        return tuple({device.process_index for device in mesh.devices.flat})
-    return None
-
-
-@one_call("drain", among=_owners)
-def drain_with(
-    coordinator: Coordinator,
-    mesh: Mesh | jax.sharding.Mesh,
-    *,
-    name: str = "drain",
-    timeout_s: float | None = None,
-) -> None:
-    """Like `drain`, with an explicit coordinator."""
     if not isinstance(name, str):
         raise UsageTypeError(f"drain: name={name!r} must be text")
     deadline = deadline_of(f"drain({name!r})", name, timeout_s, "main")

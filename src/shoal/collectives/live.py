@@ -10,10 +10,13 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.verb import verb
 
 
 @collective("processes")
+@verb
 def live(
+    coordinator: Coordinator,
     processes: Iterable[int] | None = None,
     *,
     timeout_s: float | None = None,
@@ -54,19 +57,6 @@ def live(
     >>> live()
     (0,)
     """
-    from shoal.runtime.process import coordinator
-
-    return live_with(coordinator(), processes, timeout_s=timeout_s, lane=lane)
-
-
-def live_with(
-    coordinator: Coordinator,
-    processes: Iterable[int] | None = None,
-    *,
-    timeout_s: float | None = None,
-    lane: str = "main",
-) -> tuple[int, ...]:
-    """Like `live`, with an explicit coordinator."""
     with coordinator.call("live", lane, processes, survivors=True):
         if not isinstance(lane, str):
             raise UsageTypeError(f"live: lane={lane!r} must be text")

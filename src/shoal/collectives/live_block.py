@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 
 from shoal.collectives.arguments import Deadline, deadline_of
-from shoal.collectives.live import live_with
+from shoal.collectives.live import live
 from shoal.errors import DivergenceError, PeerFailedError, ProcessLostError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import ThisProcess, gone_error, listed
@@ -48,7 +48,7 @@ class LiveBlock:
         self._living: tuple[int, ...] = ()
 
     def __enter__(self) -> tuple[int, ...]:
-        self._living = live_with(self._coordinator, self._processes, timeout_s=self._timeout_s)
+        self._living = live.on(self._coordinator, self._processes, timeout_s=self._timeout_s)
         return self._living
 
     def __exit__(
@@ -77,7 +77,7 @@ class LiveBlock:
         deadline = Deadline(time.monotonic(), self._timeout_s)
         while True:
             try:
-                left = live_with(self._coordinator, self._living, timeout_s=deadline.left_s)
+                left = live.on(self._coordinator, self._living, timeout_s=deadline.left_s)
             except (DivergenceError, PeerFailedError):
                 if deadline.is_over:
                     raise

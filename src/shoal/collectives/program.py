@@ -18,12 +18,16 @@ from shoal.runtime.client.lanes import one_call
 from shoal.runtime.rules.first_difference import find_line
 from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.verb import verb
 
 _WIDTH = 120  # characters shown of the line before the difference
 
 
 @collective("processes")
+@verb
+@one_call("assert_same_program")
 def assert_same_program(
+    coordinator: Coordinator,
     jitted: Any,
     *args: Any,
     name: str | None = None,
@@ -63,21 +67,6 @@ def assert_same_program(
     >>> import jax
     >>> assert_same_program(jax.jit(lambda x: x + 1), 2.0, name="train step")
     """
-    from shoal.runtime.process import coordinator
-
-    assert_same_program_with(coordinator(), jitted, *args, name=name, timeout_s=timeout_s, **kwargs)
-
-
-@one_call("assert_same_program")
-def assert_same_program_with(
-    coordinator: Coordinator,
-    jitted: Any,
-    *args: Any,
-    name: str | None = None,
-    timeout_s: float | None = None,
-    **kwargs: Any,
-) -> None:
-    """Like `assert_same_program`, with an explicit coordinator."""
     deadline = deadline_of("assert_same_program", name, timeout_s, "main")
     text = _text(jitted, args, kwargs)
     call = Call("assert_same_program", name, callsite())

@@ -24,10 +24,14 @@ from shoal.runtime.rules.first_difference import Meet, find_first
 from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.verb import verb
 
 
 @collective("processes")
+@verb
+@one_call("assert_same")
 def assert_same(
+    coordinator: Coordinator,
     tree: Any,
     *,
     processes: Iterable[int] | None = None,
@@ -77,24 +81,6 @@ def assert_same(
     >>> import numpy as np
     >>> assert_same({"seed": 7, "w": np.zeros(3)}, name="start")
     """
-    from shoal.runtime.process import coordinator
-
-    assert_same_with(
-        coordinator(), tree, processes=processes, name=name, timeout_s=timeout_s, lane=lane
-    )
-
-
-@one_call("assert_same")
-def assert_same_with(
-    coordinator: Coordinator,
-    tree: Any,
-    *,
-    processes: Iterable[int] | None = None,
-    name: str | None = None,
-    timeout_s: float | None = None,
-    lane: str = "main",
-) -> None:
-    """Like `assert_same`, with an explicit coordinator."""
     deadline = deadline_of("assert_same", name, timeout_s, lane)
     group = group_in(coordinator, "assert_same", processes)
     spec, values = flatten(tree, "assert_same")
