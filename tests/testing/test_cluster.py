@@ -187,7 +187,7 @@ def test_a_wrong_program_is_refused(cluster, child_env):
     for program, kind, told in (
         (inner, UsageError, "not at the top of its module"),
         (lambda: 1, UsageError, "not at the top"),
-        (len, UsageTypeError, "is no function"),
+        (len, UsageTypeError, "is not a function"),
         ("no.such:thing", UsageError, "there is no module 'no.such'"),
         ("no_such.py", UsageError, "there is no script 'no_such.py'"),
     ):

@@ -120,7 +120,7 @@ def test_long_text_lies_in_data_files():
         plain_values.bulk_of("a" * (plain_values.LARGE_BYTES + 1)).size
         == plain_values.LARGE_BYTES + 1
     )
-    with pytest.raises(UsageError, match="no text"):
+    with pytest.raises(UsageError, match="not valid text"):
         plain_values.value_of_bulk("str", np.array([255], np.uint8))
 
 

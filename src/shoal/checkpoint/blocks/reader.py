@@ -242,7 +242,7 @@ def _boxes(checkpoint: Checkpoint, wants: Sequence[Want]) -> Boxes:
         record = checkpoint.manifest.leaves[want.leaf]
         shape = want.out.shape
         if want.out.dtype != dtype_of(record.dtype) or len(shape) != len(want.origin):
-            raise UsageError(f"{record.name}: {want.out.dtype}{shape}is not a box of it")
+            raise UsageError(f"{record.name}: {want.out.dtype}{shape} is not a box of it")
         origin[row, : len(shape)] = want.origin
         extent[row, : len(shape)] = shape
     return Boxes(leaf, origin, extent)
