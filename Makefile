@@ -23,7 +23,7 @@ lint: $(VENV)/.installed ## Check style, formatting and types
 	$(VENV)/bin/mypy
 
 test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 3.12 and JAX
-	$(NEWEST)/bin/python -m pytest $(AT_ONCE)
+	$(NEWEST)/bin/python -m pytest $(AT_ONCE) --optimize
 
 test-faults-newest: $(NEWEST)/.installed ## The same on the newest Python and JAX
 	$(NEWEST)/bin/python -m pytest -m faults

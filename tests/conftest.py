@@ -12,8 +12,10 @@ carries none of this file's settings: a real program does not run under them.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -46,11 +48,34 @@ os.environ.update(
     JAX_NUMPY_RANK_PROMOTION="raise",
 )
 
+# Most of the time of a test of arrays went into good code for what runs once.
+QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
 # The suite finds the same examples in every run. Look for new ones with
 # `pytest --hypothesis-profile=explore`; what it finds becomes an @example.
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("steady")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run have XLA's optimizations, as users do: the one on the newest Python and JAX."""
+    parser.addoption("--optimize", action="store_true", help="with all of XLA's optimizations")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how XLA compiles, before anything imports JAX."""
+    if not config.getoption("--optimize"):
+        os.environ["XLA_FLAGS"] = QUICKLY
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep what all tests share out of every collection of garbage: it is never garbage."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
