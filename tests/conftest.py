@@ -7,7 +7,7 @@ that tests/plan need not import JAX to have them.
 What the machine around the suite says (a scheduler's job, another JAX configuration) is removed
 first: the suite must pass inside a Slurm job too, and a container's PYTHONDONTWRITEBYTECODE would
 have each of a thousand children compile shoal anew. A child process should get `child_env`, which
-carries none of this file's settings: a real program does not run under them.
+carries none of this file's settings but how XLA compiles: a real program does not run under them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 from hypothesis import settings
@@ -64,9 +64,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how XLA compiles, before anything imports JAX."""
+    """Choose how XLA compiles, before anything imports JAX, and in the processes of jobs."""
     if not config.getoption("--optimize"):
-        os.environ["XLA_FLAGS"] = QUICKLY
+        os.environ["XLA_FLAGS"] = OUTSIDE["XLA_FLAGS"] = QUICKLY
 
 
 @pytest.hookimpl(wrapper=True)
@@ -85,7 +85,13 @@ def pytest_xdist_auto_num_workers() -> int:
     return cores + (cores + 1) // 2
 
 
+@pytest.fixture(scope="session")
+def outside() -> Mapping[str, str]:
+    """Return the environment of child processes: CPU, how XLA compiles, nothing else decided."""
+    return OUTSIDE
+
+
 @pytest.fixture
-def child_env() -> dict[str, str]:
-    """Return an environment for a child process: CPU, and nothing else decided."""
-    return dict(OUTSIDE)
+def child_env(outside: Mapping[str, str]) -> dict[str, str]:
+    """Return `outside`, to be changed."""
+    return dict(outside)
