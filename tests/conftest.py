@@ -59,23 +59,28 @@ settings.load_profile("steady")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run have XLA's optimizations, as users do: the one on the newest Python and JAX."""
-    parser.addoption("--optimize", action="store_true", help="with all of XLA's optimizations")
+    """Let a run do without XLA's optimizations, which users have: not on the newest JAX."""
+    words = "without XLA's optimizations, which only some versions of JAX can leave out"
+    parser.addoption("--compile-quickly", action="store_true", help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how XLA compiles, before anything imports JAX, and in the processes of jobs."""
-    if not config.getoption("--optimize"):
+    if config.getoption("--compile-quickly"):
         os.environ["XLA_FLAGS"] = OUTSIDE["XLA_FLAGS"] = QUICKLY
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep what all tests share out of every collection of garbage: it is never garbage."""
+    """Keep what all tests share out of every collection of garbage: it is never garbage.
+
+    And collect less often: most of what a test makes lives until its end.
+    """
     gc.disable()
     yield
     gc.freeze()
     gc.enable()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from meta.source import ROOT, Tree, module_name, parse
+from meta.source import ROOT, Tree, module_name, nodes, parse
 
 Done = subprocess.CompletedProcess[str]
 
@@ -138,7 +138,7 @@ def modules_with_examples(tree: Tree) -> tuple[list[str], list[str]]:
         if ">>> " not in text:
             continue
         owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        docs = [ast.get_docstring(n) or "" for n in ast.walk(parse(text)) if isinstance(n, owners)]
+        docs = [ast.get_docstring(n) or "" for n in nodes(parse(text)) if isinstance(n, owners)]
         if any(">>> " in doc for doc in docs):
             (alone if any(map(JOINS.search, docs)) else shared).append(module_name(path))
     return shared, alone
