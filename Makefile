@@ -2,6 +2,8 @@
 VENV := .venv
 # Much of a test's time is waiting: several run at a time. The fault matrix sees to that itself.
 AT_ONCE := -n auto --dist worksteal
+# Good code for what runs once was most of the work; on the newest JAX the suite has what users have.
+QUICKLY := --compile-quickly
 NEWEST := .venv-newest
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
@@ -12,10 +14,10 @@ demo: $(VENV)/.installed ## Train a digit classifier, preempt it, resume it on a
 	$(VENV)/bin/python examples/preempted.py
 
 test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
-	$(VENV)/bin/python -m pytest $(AT_ONCE)
+	$(VENV)/bin/python -m pytest $(AT_ONCE) $(QUICKLY)
 
 test-faults: $(VENV)/.installed ## Kill, freeze, cut off and fail processes, in all ways (minutes)
-	$(VENV)/bin/python -m pytest -m faults
+	$(VENV)/bin/python -m pytest $(QUICKLY) -m faults
 
 lint: $(VENV)/.installed ## Check style, formatting and types
 	$(VENV)/bin/ruff check

@@ -7,13 +7,15 @@ that tests/plan need not import JAX to have them.
 What the machine around the suite says (a scheduler's job, another JAX configuration) is removed
 first: the suite must pass inside a Slurm job too, and a container's PYTHONDONTWRITEBYTECODE would
 have each of a thousand children compile shoal anew. A child process should get `child_env`, which
-carries none of this file's settings: a real program does not run under them.
+carries none of this file's settings but how XLA compiles: a real program does not run under them.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Iterator, Mapping
 
 import pytest
 from hypothesis import settings
@@ -46,6 +48,9 @@ os.environ.update(
     JAX_NUMPY_RANK_PROMOTION="raise",
 )
 
+# Most of the time of a test of arrays went into good code for what runs once.
+QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+
 # The suite finds the same examples in every run. Look for new ones with
 # `pytest --hypothesis-profile=explore`; what it finds becomes an @example.
 settings.register_profile("steady", derandomize=True, deadline=None)
@@ -53,14 +58,44 @@ settings.register_profile("explore", deadline=None, max_examples=2000, print_blo
 settings.load_profile("steady")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run do without XLA's optimizations, which users have: not on the newest JAX."""
+    words = "without XLA's optimizations, which only some versions of JAX can leave out"
+    parser.addoption("--compile-quickly", action="store_true", help=words)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how XLA compiles, before anything imports JAX, and in the processes of jobs."""
+    if config.getoption("--compile-quickly"):
+        os.environ["XLA_FLAGS"] = OUTSIDE["XLA_FLAGS"] = QUICKLY
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep what all tests share out of every collection of garbage: it is never garbage.
+
+    And collect less often: most of what a test makes lives until its end.
+    """
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(20_000, 20, 20)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return how many tests `pytest -n auto` runs at a time: a third of their time is waiting."""
-    cores = os.cpu_count() or 1
-    return cores + (cores + 1) // 2
+    """Return how many tests `pytest -n auto` runs at a time: half of their time is waiting."""
+    return 2 * (os.cpu_count() or 1)
+
+
+@pytest.fixture(scope="session")
+def outside() -> Mapping[str, str]:
+    """Return the environment of child processes: CPU, how XLA compiles, nothing else decided."""
+    return OUTSIDE
 
 
 @pytest.fixture
-def child_env() -> dict[str, str]:
-    """Return an environment for a child process: CPU, and nothing else decided."""
-    return dict(OUTSIDE)
+def child_env(outside: Mapping[str, str]) -> dict[str, str]:
+    """Return `outside`, to be changed."""
+    return dict(outside)

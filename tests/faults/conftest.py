@@ -7,7 +7,7 @@ most of its time. The slice in the suite, under `pytest -n`, starts each process
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -18,19 +18,19 @@ AT_ONCE = 3 * (os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session")
-def told_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Cell], Told]]:
+def told_of(
+    request: pytest.FixtureRequest, outside: Mapping[str, str]
+) -> Iterator[Callable[[Cell], Told]]:
     """Return a function that returns what came of a cell; all that were chosen begin at once."""
-    from conftest import OUTSIDE
-
     chosen = [
         item.callspec.params["cell"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and "cell" in item.fixturenames
     ]
     if hasattr(request.config, "workerinput"):  # pytest -n runs the tests several at a time
-        yield lambda cell: run(cell, OUTSIDE)
+        yield lambda cell: run(cell, outside)
         return
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        cells = {cell: pool.submit(run, cell, OUTSIDE, "fork") for cell in dict.fromkeys(chosen)}
+        cells = {cell: pool.submit(run, cell, outside, "fork") for cell in dict.fromkeys(chosen)}
         yield lambda cell: cells[cell].result()
         pool.shutdown(cancel_futures=True)

@@ -51,13 +51,14 @@ def jobs() -> list[Job]:
 
 
 @pytest.fixture(scope="module")
-def told_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Job], Mapping[int, Any]]]:
+def told_of(
+    request: pytest.FixtureRequest, outside: Mapping[str, str]
+) -> Iterator[Callable[[Job], Mapping[int, Any]]]:
     """Return a function that returns what each process of a job says; several run at a time."""
-    from conftest import OUTSIDE
 
     def run(job: Job) -> Mapping[int, Any]:
         with Cluster(
-            job.processes, env=OUTSIDE | SETTINGS, start_method="fork", deadline_s=110.0
+            job.processes, env={**outside, **SETTINGS}, start_method="fork", deadline_s=110.0
         ) as bench:
             bench.start(random_jobs.play, list(job.seeds), job.deadly)
             ended = bench.wait(only=job.survivors)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from meta.source import ROOT, Tree, module_name, parse
+from meta.source import ROOT, Tree, module_name, nodes, parse
 
 Done = subprocess.CompletedProcess[str]
 
@@ -38,10 +38,16 @@ for name in sys.argv[1:]:
 sys.exit(1 if runner.summarize(verbose=False).failed else 0)
 """
 
-# Each program in a process of its own; that JAX is imported before saves a second of computing.
+# Each program in a process of its own; that all is imported before, and stays in the pages that the
+# forks share, saves a second of computing.
 IN_FORKS = """
-import json, os, runpy, sys, warnings
-import jax
+import gc, json, os, runpy, sys, warnings
+import jax, shoal
+
+for name in shoal.__all__:
+    getattr(shoal, name)
+gc.collect()
+gc.freeze()
 
 def fork():
     with warnings.catch_warnings():  # Python >= 3.12 warns of OpenBLAS's threads
@@ -132,7 +138,7 @@ def modules_with_examples(tree: Tree) -> tuple[list[str], list[str]]:
         if ">>> " not in text:
             continue
         owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        docs = [ast.get_docstring(n) or "" for n in ast.walk(parse(text)) if isinstance(n, owners)]
+        docs = [ast.get_docstring(n) or "" for n in nodes(parse(text)) if isinstance(n, owners)]
         if any(">>> " in doc for doc in docs):
             (alone if any(map(JOINS.search, docs)) else shared).append(module_name(path))
     return shared, alone

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 
-from meta.source import PACKAGE, Tree, parse
+from meta.source import PACKAGE, Tree, nodes, parse
 from shoal import colour
 
 COLOUR_LINE = re.compile(
@@ -22,7 +22,7 @@ def declared(door: str) -> dict[str, str]:
     """Return what the door imports from the package, at once or for types: name → module."""
     return {
         alias.asname or alias.name: node.module or ""
-        for node in ast.walk(parse(door))
+        for node in nodes(parse(door))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}.")
         for alias in node.names
     }
@@ -86,7 +86,7 @@ def colour_offences(tree: Tree) -> list[str]:
     for path, text in tree.items():
         if path == "colour.py":
             continue
-        for node in ast.walk(parse(text)):
+        for node in nodes(parse(text)):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = colour_lines(ast.get_docstring(node))
                 recorded = list(_recorded(node))

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from meta.source import PACKAGE, Tree, docstring_nodes, module_name, parse, scopes
+from meta.source import PACKAGE, Tree, docstring_nodes, module_name, nodes, parse, scopes
 
 PRIVATE_JAX_FILE = "runtime/jax_service/jax_runtime.py"
 # A finder that waits for the user's program to import this; it imports nothing of JAX itself.
@@ -174,7 +174,7 @@ def private_jax(tree: Tree) -> list[str]:
         names = [(line, target) for target, line, _ in imports(path, tree)]
         module = parse(text)
         prose = docstring_nodes(module)
-        for node in ast.walk(module):
+        for node in nodes(module):
             if isinstance(node, ast.Attribute) and node.attr == "_src":
                 names.append((node.lineno, "jax._src"))
             elif isinstance(node, ast.Constant) and id(node) not in prose:
@@ -198,7 +198,7 @@ def computed_imports(tree: Tree) -> list[str]:
     for path, text in tree.items():
         if path in DOORS:
             continue
-        for node in ast.walk(parse(text)):
+        for node in nodes(parse(text)):
             if isinstance(node, ast.Call) and _callee(node) in IMPORTERS[:2] and not (
                 node.args and isinstance(node.args[0], ast.Constant)
             ):  # fmt: skip

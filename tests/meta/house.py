@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
-from meta.source import Tree, docstring_nodes, parse, scopes
+from meta.source import Tree, docstring_nodes, nodes, parse, scopes
 
 FILE_LINES, FUNCTION_LINES, COLUMNS = 400, 40, 100
 
@@ -115,7 +116,7 @@ def asserts(tree: Tree) -> list[str]:
         f"{path}:{node.lineno}: assert"
         for path, text in tree.items()
         if path not in ASSERTS_ALLOWED
-        for node in ast.walk(parse(text))
+        for node in nodes(parse(text))
         if isinstance(node, ast.Assert)
     ]
 
@@ -149,7 +150,7 @@ def nameless_errors(tree: Tree) -> list[str]:
     return [
         f"{path}:{node.lineno}: raises {name}"
         for path, text in tree.items()
-        for node in ast.walk(parse(text))
+        for node in nodes(parse(text))
         if isinstance(node, ast.Raise) and node.exc is not None
         for name in [ast.unparse(node.exc).split("(")[0]]
         if name in NAMELESS
@@ -195,7 +196,7 @@ def module_state(tree: Tree) -> list[str]:
         ]
         offences += [
             f"{path}:{node.lineno}: global {', '.join(node.names)}"
-            for node in ast.walk(module)
+            for node in nodes(module)
             if isinstance(node, ast.Global) and not set(node.names) <= allowed
         ]
     return offences
@@ -205,7 +206,7 @@ def shadowing_exports(tree: Tree) -> list[str]:
     """Find top-level exports that a folder or file under src/shoal would shadow."""
     taken = {path.split("/")[0].removesuffix(".py") for path in tree}
     exported = set()
-    for node in ast.walk(parse(tree.get("__init__.py", ""))):
+    for node in nodes(parse(tree.get("__init__.py", ""))):
         if isinstance(node, ast.ImportFrom):
             exported |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
@@ -214,13 +215,13 @@ def shadowing_exports(tree: Tree) -> list[str]:
 
 
 def _functions(module: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(module):
+    for node in nodes(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
 
 def _defined_names(module: ast.Module) -> Iterator[tuple[str, int, str]]:
-    for node in ast.walk(module):
+    for node in nodes(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno, "function"
         elif isinstance(node, ast.ClassDef):
@@ -258,11 +259,12 @@ def _is_mutable(value: ast.expr, module: ast.Module) -> bool:
     return name in STATEFUL or name in _unfrozen_classes(module)
 
 
+@functools.cache
 def _unfrozen_classes(module: ast.Module) -> set[str]:
     """Return the classes of this file whose instances can change."""
     return {
         node.name
-        for node in ast.walk(module)
+        for node in nodes(module)
         if isinstance(node, ast.ClassDef)
         and not FROZEN & {ast.unparse(base).split(".")[-1] for base in node.bases}
         and not any("frozen=True" in ast.unparse(mark) for mark in node.decorator_list)
@@ -272,7 +274,7 @@ def _unfrozen_classes(module: ast.Module) -> set[str]:
 def _writes(module: ast.Module) -> Iterator[tuple[str, int]]:
     """Yield the names whose content some statement changes."""
     prose = docstring_nodes(module)
-    for node in ast.walk(module):
+    for node in nodes(module):
         if id(node) in prose:
             continue
         if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):

@@ -47,13 +47,20 @@ def parse(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@functools.cache
+def nodes(module: ast.Module) -> tuple[ast.AST, ...]:
+    """Walk once, too."""
+    return tuple(ast.walk(module))
+
+
 def module_name(path: str) -> str:
     """Name a file: plan/mesh.py is shoal.plan.mesh, plan/__init__.py is shoal.plan."""
     parts = [PACKAGE, *path.removesuffix(".py").split("/")]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def scopes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
+@functools.cache
+def scopes(tree: ast.Module) -> tuple[tuple[ast.AST, bool], ...]:
     """Walk all nodes; say of each whether it runs when the module is imported."""
 
     def walk(node: ast.AST, at_import: bool) -> Iterator[tuple[ast.AST, bool]]:
@@ -62,15 +69,16 @@ def scopes(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
         for child in ast.iter_child_nodes(node):
             yield from walk(child, at_import and not deferred)
 
-    return walk(tree, True)
+    return tuple(walk(tree, True))
 
 
-def docstring_nodes(tree: ast.Module) -> set[int]:
+@functools.cache
+def docstring_nodes(tree: ast.Module) -> frozenset[int]:
     """Return the ids of the string constants that are docstrings."""
     owners = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return {
+    return frozenset(
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, owners) and ast.get_docstring(node, clean=False) is not None
         and isinstance(node.body[0], ast.Expr)
-    }  # fmt: skip
+    )  # fmt: skip

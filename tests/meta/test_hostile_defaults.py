@@ -27,6 +27,9 @@ def test_examples_are_the_same_in_every_run():
     assert settings.default.deadline is None
 
 
-def test_a_child_is_told_nothing_but_the_platform(child_env):
+def test_a_child_is_told_nothing_but_the_platform_and_how_to_compile(child_env, pytestconfig):
+    expected = {"JAX_PLATFORMS"}
+    if pytestconfig.getoption("--compile-quickly"):
+        expected.add("XLA_FLAGS")
     told = {name for name in child_env if name.startswith(("JAX_", "XLA_", "SHOAL_", "SLURM_"))}
-    assert told == {"JAX_PLATFORMS"}
+    assert told == expected

@@ -35,10 +35,8 @@ SEED = 100
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory):
-    import conftest
-
-    forks = Forks(tmp_path_factory.mktemp("forks"), conftest.OUTSIDE)
+def forks(tmp_path_factory, outside):
+    forks = Forks(tmp_path_factory.mktemp("forks"), outside)
     yield forks
     forks.close()
 
