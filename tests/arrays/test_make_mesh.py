@@ -171,7 +171,7 @@ def test_without_a_default_mesh_the_error_says_how_to_get_one():
 def test_a_platform_names_all_of_its_devices():
     mesh = make_mesh({"x": -1}, devices="cpu")
     assert mesh is make_mesh({"x": 8})
-    with pytest.raises(NoDevicesError, match=r"no TPU device was found: .*\nthe program asks"):
+    with pytest.raises(NoDevicesError, match=r"no TPU device was found: .*\nthe program requests"):
         make_mesh({"x": -1}, devices="tpu")
     with pytest.raises(
         UsageError, match="devices='cpus' is neither a list nor one of 'tpu', 'gpu'"

@@ -181,7 +181,7 @@ def check_differences(first, second, third):
     """Process 1 is one of the sides, whoever of the others came before it and who later."""
     for dims, devices in (first, second, third):
         assert "relayout among processes 0-2" in dims
-        assert "circle" in devices
+        assert "cycle" in devices
     assert "the array: float32[8,8] as (x, -)" in second[0]
     assert "the array: float32[8,8] as (-, x)" in second[0]
     assert "process 1 waits at 'relayout among processes 0-1'" in second[1]
