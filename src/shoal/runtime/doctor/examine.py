@@ -1,0 +1,156 @@
+"""Run all checks in this process, and exchange the reports with the other processes of its job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from shoal.errors import ShoalError
+from shoal.runtime.client.over_tcp import TcpCoordinator
+from shoal.runtime.doctor import host_state, installed, meeting_check
+from shoal.runtime.doctor.comparing import compare
+from shoal.runtime.doctor.device_probe import DeviceProbe
+from shoal.runtime.doctor.findings import CheckResult, Finding, Report, packed, unpacked
+from shoal.runtime.doctor.launcher_rules import rule_states
+from shoal.runtime.doctor.proxies import check_proxies
+from shoal.runtime.doctor.shared_folders import Marks
+from shoal.runtime.rules.point import Point
+from shoal.runtime.startup.launchers import JobPlace, decide
+from shoal.runtime.startup.options import Arguments
+from shoal.runtime.wire.frames import split_address
+
+
+class Request(NamedTuple):
+    """What to check."""
+
+    program: str | None = None  # a script that must be equal everywhere
+    shared: tuple[str, ...] = ()  # folders that all processes must share
+    timeout_s: float = 60.0  # for each wait: for the other processes, for the devices
+    alone: bool = False  # only this process: without waiting for others
+
+
+class Diagnosis(NamedTuple):
+    """The reports of all processes that exchanged them, else this one's; and what differs."""
+
+    reports: tuple[Report, ...]
+    differences: tuple[Finding, ...]
+    process: int | None
+    is_complete: bool  # whether all processes of the job are here
+
+    @property
+    def findings(self) -> tuple[tuple[Report | None, Finding], ...]:
+        """All findings, each with its process; None: it is about several."""
+        own = ((report, finding) for report in self.reports for finding in report.findings)
+        return (*((None, finding) for finding in self.differences), *own)
+
+
+@contextlib.contextmanager
+def diagnosed(request: Request, env: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """Yield the diagnosis; at the end, wait until all processes have come that far.
+
+    Launchers end all processes when the first of them ends with an error: none may end before the
+    one that prints has printed.
+    """
+    report, place = _begin(env)
+    marks = Marks(_folders(request, env), secrets.token_hex(8))
+    probe = DeviceProbe(place, request.timeout_s)
+    joined: TcpCoordinator | None = None
+    try:
+        report = _here(report, request)
+        report = report.with_check("folders", marks.write())
+        if place is not None and place.num_processes > 1 and not request.alone:
+            report, joined = _join(report, place, request, env)
+        elif place is not None and place.address is not None:
+            host = split_address(place.address)[0]
+            report = report.with_check("proxy", check_proxies(host, (), env))
+        report = report.with_check("devices", probe.result())
+        diagnosis = _of_one(report)
+        if joined is not None:
+            diagnosis = _exchange(joined, report, marks, request.timeout_s)
+        yield diagnosis
+        if joined is not None and diagnosis.is_complete:
+            with contextlib.suppress(ShoalError):
+                joined.arrive(Point("shoal doctor: the end"), timeout_s=request.timeout_s)
+    finally:
+        marks.remove()
+        if joined is not None:
+            joined.close()
+
+
+def of_processes(reports: tuple[Report, ...]) -> Diagnosis:
+    """Return the diagnosis of a whole job."""
+    return Diagnosis(reports, compare(reports), reports[0].process, True)
+
+
+def _of_one(report: Report) -> Diagnosis:
+    return Diagnosis((report,), (), report.process, report.num_processes == 1)
+
+
+def _begin(env: Mapping[str, str]) -> tuple[Report, JobPlace | None]:
+    """Return a report of the launcher's rule, and the place in the job that it gives."""
+    rows = [state._asdict() for state in rule_states(env)]
+    report = Report(None, None, socket.gethostname(), os.getpid(), {}, ())
+    try:
+        place = decide(Arguments(), env)
+    except ShoalError as error:
+        finding = Finding("launcher", " ".join(str(error).splitlines()))
+        return report.with_check("launcher", CheckResult({"rules": rows}, (finding,))), None
+    facts: dict[str, Any] = {"rule": place.reason, "rules": rows}
+    if place.local_device_ids is not None:
+        facts["local_device_ids"] = list(place.local_device_ids)
+    report = report._replace(process=place.process, num_processes=place.num_processes)
+    return report.with_check("launcher", CheckResult(facts)), place
+
+
+def _here(report: Report, request: Request) -> Report:
+    """Add the checks that need no other process."""
+    report = report.with_check("versions", installed.check_versions(os.environ))
+    if request.program is not None:
+        report = report.with_check("program", installed.check_program(request.program))
+    report = report.with_check("host", host_state.check_host())
+    report = report.with_check("memory", host_state.check_memory())
+    report = report.with_check("disk", host_state.check_disk())
+    report = report.with_check("proxy", check_proxies("", (), os.environ))
+    return report.with_check("clock", CheckResult({"time_s": time.time()}))
+
+
+def _folders(request: Request, env: Mapping[str, str]) -> tuple[str, ...]:
+    meets = env.get("SHOAL_RENDEZVOUS", "").strip()
+    return (*request.shared, *((meets,) if meets else ()))
+
+
+def _join(
+    report: Report, place: JobPlace, request: Request, env: Mapping[str, str]
+) -> tuple[Report, TcpCoordinator | None]:
+    checked = meeting_check.check_address(place)
+    report = report.with_check("address", checked)
+    if "resolves_to" in checked.facts and not checked.facts["resolves_to"]:
+        return report, None
+    try:
+        joined = meeting_check.join_job(place, request.timeout_s)
+    except ShoalError as error:
+        return report.with_check("address", meeting_check.why_not_joined(place, error)), None
+    return report.with_check("address", meeting_check.check_jax_service(joined, env)), joined
+
+
+def _exchange(joined: TcpCoordinator, report: Report, marks: Marks, timeout_s: float) -> Diagnosis:
+    """Exchange the reports. The clocks are read when all have arrived, so at one moment."""
+    wait_s = 2 * timeout_s  # another process may still wait for its devices
+    try:
+        names = joined.arrive(Point("shoal doctor"), marks.name.encode(), timeout_s=wait_s)
+        report = report.with_check("clock", CheckResult({"time_s": time.time()}))
+        hidden = marks.see({process: name.decode() for process, name in names.items()})
+        report = report.with_check("hidden", CheckResult(hidden))
+        answers = joined.arrive(
+            Point("shoal doctor: the reports"), packed(report), timeout_s=wait_s
+        )
+    except ShoalError as error:
+        finding = Finding("joining", " ".join(str(error).splitlines()))
+        return _of_one(report.with_check("address", CheckResult({}, (finding,))))
+    reports = (unpacked(answers[process]) for process in sorted(answers))
+    return of_processes(tuple(reports))._replace(process=joined.process)
