@@ -10,12 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shoal.runtime.doctor.examine import Diagnosis, Request, of_processes
+from shoal.runtime.doctor.examine import Diagnosis, DoctorRequest, of_processes
 from shoal.runtime.doctor.findings import Finding, Report, unpacked
 from shoal.runtime.system.environment import own_environment
 
 
-def diagnose_here(request: Request, processes: str, devices: str | None) -> Diagnosis:
+def diagnose_here(request: DoctorRequest, processes: str, devices: str | None) -> Diagnosis:
     """Run the checks in N processes of this machine; return all reports, compared."""
     options = [] if devices is None else ["--devices", devices]
     shared = [part for folder in request.shared for part in ("--shared", folder)]

@@ -12,7 +12,7 @@ import typer
 from shoal.cli.doctor.local_job import diagnose_here
 from shoal.cli.doctor.render import print_diagnosis
 from shoal.errors import raise_all
-from shoal.runtime.doctor.examine import Diagnosis, Request, diagnosed
+from shoal.runtime.doctor.examine import Diagnosis, DoctorRequest, diagnosed
 from shoal.runtime.doctor.findings import PROBLEM, packed
 
 _HELP = """\
@@ -67,7 +67,10 @@ _Shared = Annotated[
     typer.Option(metavar="DIR", help="A folder that all processes must share; may be repeated."),
 ]
 _Timeout = Annotated[
-    float, typer.Option(metavar="SECONDS", help="Limit of each wait: for processes, for devices.")
+    float,
+    typer.Option(
+        "--timeout", metavar="SECONDS", help="Limit of each wait: for processes, for devices."
+    ),
 ]
 _Alone = Annotated[bool, typer.Option("--alone", help="Do not wait for the other processes.")]
 _To = Annotated[str | None, typer.Option(hidden=True)]
@@ -80,13 +83,13 @@ def doctor(
     devices: _Devices = None,
     as_json: _AsJson = False,
     shared: _Shared = None,
-    timeout: _Timeout = 60.0,
+    timeout_s: _Timeout = 60.0,
     alone: _Alone = False,
     to: _To = None,
 ) -> None:
     """Say why a job does not start: launcher, addresses, versions, devices, clocks, folders."""
-    _check(processes, devices, timeout, alone)
-    request = Request(program, tuple(shared or ()), timeout, alone)
+    _check(processes, devices, timeout_s, alone)
+    request = DoctorRequest(program, tuple(shared or ()), timeout_s, alone)
     if processes is not None:
         diagnosis = diagnose_here(request, processes, devices)
         print_diagnosis(diagnosis, as_json=as_json)

@@ -86,20 +86,24 @@ def _title(reports: tuple[Report, ...]) -> str:
     return f"shoal doctor: process {index} of {report.num_processes or '?'} on {safe(where)}"
 
 
-def _findings(diagnosis: Diagnosis) -> Iterator[Text]:
+def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     found = grouped(diagnosis)
     problems = sum(finding.level == PROBLEM for finding in found)
     if not problems:
         yield Text("no problem found", style="bold green")
     else:
         yield Text(f"{problems} problem{'s' * (problems > 1)}", style=_STYLES[True])
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for finding, processes in list(found.items())[:_MOST_FINDINGS]:
-        is_problem = finding.level == PROBLEM
         whose = _whose(diagnosis.reports, [one for one in processes if one is not None])
-        line = Text(f"  {finding.level}: ", style=_STYLES[is_problem])
-        yield line.append(safe(f"{finding.check}: {whose}{finding.words}"), style="default")
+        words = Text(safe(f"{finding.check}: {whose}{finding.words}"))
         if finding.advice:
-            yield Text(f"    {safe(finding.advice)}")
+            words.append(f"\n-> {safe(finding.advice)}", style="green")
+        label = Text(f"  {finding.level}", style=_STYLES[finding.level == PROBLEM])
+        table.add_row(label, words)
+    yield table
     if len(found) > _MOST_FINDINGS:
         yield Text(f"  and {len(found) - _MOST_FINDINGS} more (--json has all)")
 

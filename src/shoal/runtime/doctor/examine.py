@@ -15,17 +15,23 @@ from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.doctor import host_state, installed, meeting_check
 from shoal.runtime.doctor.comparing import compare
 from shoal.runtime.doctor.device_probe import DeviceProbe
-from shoal.runtime.doctor.findings import CheckResult, Finding, Report, packed, unpacked
+from shoal.runtime.doctor.findings import (
+    CheckResult,
+    Finding,
+    Report,
+    packed,
+    problem_of,
+    unpacked,
+)
 from shoal.runtime.doctor.launcher_rules import rule_states
 from shoal.runtime.doctor.proxies import check_proxies
-from shoal.runtime.doctor.shared_folders import Marks
+from shoal.runtime.doctor.shared_folders import FolderMarks
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.launchers import JobPlace, decide
 from shoal.runtime.startup.options import Arguments
-from shoal.runtime.wire.frames import split_address
 
 
-class Request(NamedTuple):
+class DoctorRequest(NamedTuple):
     """What to check."""
 
     program: str | None = None  # a script that must be equal everywhere
@@ -50,24 +56,21 @@ class Diagnosis(NamedTuple):
 
 
 @contextlib.contextmanager
-def diagnosed(request: Request, env: Mapping[str, str]) -> Iterator[Diagnosis]:
+def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagnosis]:
     """Yield the diagnosis; at the end, wait until all processes have come that far.
 
     Launchers end all processes when the first of them ends with an error: none may end before the
     one that prints has printed.
     """
     report, place = _begin(env)
-    marks = Marks(_folders(request, env), secrets.token_hex(8))
+    marks = FolderMarks(_folders(request, env), secrets.token_hex(8))
     probe = DeviceProbe(place, request.timeout_s)
     joined: TcpCoordinator | None = None
     try:
         report = _here(report, request)
         report = report.with_check("folders", marks.write())
-        if place is not None and place.num_processes > 1 and not request.alone:
-            report, joined = _join(report, place, request, env)
-        elif place is not None and place.address is not None:
-            host = split_address(place.address)[0]
-            report = report.with_check("proxy", check_proxies(host, (), env))
+        if place is not None and place.num_processes > 1:
+            report, joined = _meet(report, place, request, env)
         report = report.with_check("devices", probe.result())
         diagnosis = _of_one(report)
         if joined is not None:
@@ -98,7 +101,7 @@ def _begin(env: Mapping[str, str]) -> tuple[Report, JobPlace | None]:
     try:
         place = decide(Arguments(), env)
     except ShoalError as error:
-        finding = Finding("launcher", " ".join(str(error).splitlines()))
+        finding = problem_of("launcher", error)
         return report.with_check("launcher", CheckResult({"rules": rows}, (finding,))), None
     facts: dict[str, Any] = {"rule": place.reason, "rules": rows}
     if place.local_device_ids is not None:
@@ -107,7 +110,7 @@ def _begin(env: Mapping[str, str]) -> tuple[Report, JobPlace | None]:
     return report.with_check("launcher", CheckResult(facts)), place
 
 
-def _here(report: Report, request: Request) -> Report:
+def _here(report: Report, request: DoctorRequest) -> Report:
     """Add the checks that need no other process."""
     report = report.with_check("versions", installed.check_versions(os.environ))
     if request.program is not None:
@@ -119,18 +122,20 @@ def _here(report: Report, request: Request) -> Report:
     return report.with_check("clock", CheckResult({"time_s": time.time()}))
 
 
-def _folders(request: Request, env: Mapping[str, str]) -> tuple[str, ...]:
+def _folders(request: DoctorRequest, env: Mapping[str, str]) -> tuple[str, ...]:
     meets = env.get("SHOAL_RENDEZVOUS", "").strip()
     return (*request.shared, *((meets,) if meets else ()))
 
 
-def _join(
-    report: Report, place: JobPlace, request: Request, env: Mapping[str, str]
+def _meet(
+    report: Report, place: JobPlace, request: DoctorRequest, env: Mapping[str, str]
 ) -> tuple[Report, TcpCoordinator | None]:
     checked = meeting_check.check_address(place)
     report = report.with_check("address", checked)
     if "resolves_to" in checked.facts and not checked.facts["resolves_to"]:
         return report, None
+    if request.alone:
+        return report.with_check("address", meeting_check.check_connecting(place)), None
     try:
         joined = meeting_check.join_job(place, request.timeout_s)
     except ShoalError as error:
@@ -138,7 +143,9 @@ def _join(
     return report.with_check("address", meeting_check.check_jax_service(joined, env)), joined
 
 
-def _exchange(joined: TcpCoordinator, report: Report, marks: Marks, timeout_s: float) -> Diagnosis:
+def _exchange(
+    joined: TcpCoordinator, report: Report, marks: FolderMarks, timeout_s: float
+) -> Diagnosis:
     """Exchange the reports. The clocks are read when all have arrived, so at one moment."""
     wait_s = 2 * timeout_s  # another process may still wait for its devices
     try:
@@ -150,7 +157,7 @@ def _exchange(joined: TcpCoordinator, report: Report, marks: Marks, timeout_s: f
             Point("shoal doctor: the reports"), packed(report), timeout_s=wait_s
         )
     except ShoalError as error:
-        finding = Finding("joining", " ".join(str(error).splitlines()))
+        finding = problem_of("joining", error)
         return _of_one(report.with_check("address", CheckResult({}, (finding,))))
     reports = (unpacked(answers[process]) for process in sorted(answers))
     return of_processes(tuple(reports))._replace(process=joined.process)

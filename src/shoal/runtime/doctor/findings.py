@@ -54,6 +54,11 @@ class Report(NamedTuple):
         )
 
 
+def problem_of(check: str, error: Exception) -> Finding:
+    """Return an error as a problem: its lines, joined."""
+    return Finding(check, "; ".join(str(error).splitlines()))
+
+
 def packed(report: Report) -> bytes:
     """Return a report as JSON."""
     findings = [finding._asdict() for finding in report.findings]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from shoal.errors import ShoalError
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.doctor import reachability
-from shoal.runtime.doctor.findings import CheckResult, Finding
+from shoal.runtime.doctor.findings import CheckResult, Finding, problem_of
 from shoal.runtime.doctor.port_owner import port_owner
 from shoal.runtime.doctor.proxies import check_proxies
 from shoal.runtime.rules.deadline import ends_at, left_of
@@ -70,7 +70,7 @@ def join_job(place: JobPlace, timeout_s: float) -> TcpCoordinator:
         visit = Visit(place.rendezvous, place.process, place.num_processes)
     meeting, joined = None, None
     try:
-        meeting = find_place(place, visit, deadline, attempt=None)
+        meeting = find_place(place, visit, deadline, attempt=None, versions=_VERSIONS)
         joined = join(
             meeting.address,
             process=place.process,
@@ -91,9 +91,15 @@ def join_job(place: JobPlace, timeout_s: float) -> TcpCoordinator:
 
 def why_not_joined(place: JobPlace, error: ShoalError) -> CheckResult:
     """Return the error of joining as a finding, with what an attempt to connect shows."""
-    findings = [Finding("joining", " ".join(str(error).splitlines()))]
+    tried = check_connecting(place)
+    return tried._replace(findings=(problem_of("joining", error), *tried.findings))
+
+
+def check_connecting(place: JobPlace) -> CheckResult:
+    """Check once that a meeting place answers, if it is not this process that runs it."""
     if place.address is None or (place.process == 0 and place.jax_service is None):
-        return CheckResult({}, tuple(findings))
+        return CheckResult({})
+    findings = []
     tried = reachability.connect_to(place.address, _CONNECT_S)
     if tried.outcome == reachability.REFUSED:
         words = f"nothing listens at {place.address}, though its host answers"

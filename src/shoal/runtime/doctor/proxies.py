@@ -1,8 +1,8 @@
 """Whether a web proxy stands between JAX's client and its service.
 
 gRPC, by which JAX's client connects, uses the proxy of the first of three variables that is set,
-unless the first of three others names the host. `shoal.initialize` goes around it, and what calls
-`jax.distributed.initialize` alone does not.
+even for the loopback, unless the first of three others names the host ("*" names none).
+`shoal.initialize` goes around it, and what calls `jax.distributed.initialize` alone does not.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _spares(entry: str, host: str, addresses: Iterable[str]) -> bool:
     try:
         network = ipaddress.ip_network(entry, strict=False)
     except ValueError:
-        return entry == "*" or host.lower().endswith(entry.lower())
+        return host.lower().endswith(entry.lower())
     return any(ipaddress.ip_address(one.partition("%")[0]) in network for one in addresses)
 
 

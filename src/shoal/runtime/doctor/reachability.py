@@ -21,7 +21,7 @@ class ResolvedName(NamedTuple):
     error: str = ""
 
 
-class Connection(NamedTuple):
+class ConnectAttempt(NamedTuple):
     """How an attempt to connect ended: open, refused (the host answers) or unreachable."""
 
     outcome: str
@@ -63,7 +63,7 @@ def _resolve(host: str) -> ResolvedName:
     return ResolvedName(tuple(dict.fromkeys(str(row[4][0]) for row in rows)))
 
 
-def connect_to(address: str, timeout_s: float) -> Connection:
+def connect_to(address: str, timeout_s: float) -> ConnectAttempt:
     """Try once to connect to `address`, host:port, and close the connection."""
     began = time.monotonic()
     try:
@@ -76,7 +76,7 @@ def connect_to(address: str, timeout_s: float) -> Connection:
         outcome, words = UNREACHABLE, error.strerror or str(error)
     else:
         outcome, words = OPEN, ""
-    return Connection(outcome, words, time.monotonic() - began)
+    return ConnectAttempt(outcome, words, time.monotonic() - began)
 
 
 def bind_error(host: str, port: int) -> int:

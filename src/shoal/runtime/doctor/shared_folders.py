@@ -17,7 +17,7 @@ _CLOCK_OFF_S = 10.0
 _LITTLE_BYTES = 64 << 20
 
 
-class Marks:
+class FolderMarks:
     """This process's file in each folder, from `write` until `remove`."""
 
     def __init__(self, folders: Iterable[str], name: str) -> None:
