@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import sysconfig
 import threading
 from pathlib import Path
 
@@ -36,11 +35,12 @@ class Folder:
         (folder / "bin").mkdir()
         source = str(Path(shoal.__file__).parents[1])
         scripts = Path(sys.executable).parent
+        packages = [path for path in sys.path if path.endswith("site-packages")]
         self.env = {
             **env, "JAX_PLATFORMS": "cpu", "RUN": str(folder / "run"), "STEPS": "60",
             "SHOAL_INITIALIZE_TIMEOUT_S": "60", "PYTHONUNBUFFERED": "1",
             "PATH": f"{folder / 'bin'}:{scripts}:{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join([source, sysconfig.get_path("purelib")]),
+            "PYTHONPATH": os.pathsep.join([source, *packages]),
         }  # fmt: skip
         self._started = []
 

@@ -1,6 +1,7 @@
-"""Slurm on this machine, as one node: its own daemons, where they are installed (Debian: slurm-wlm).
+"""Slurm on this machine, as one node: its own daemons, where they are installed.
 
-And an `srun` for where they are not: it sets the variables that Slurm 22.05 set for `srun -n 2`.
+Debian has them in slurm-wlm. And an `srun` for where they are not: it sets the variables that Slurm
+22.05 set for `srun -n 2`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
 CredType=cred/none
-AuthInfo=cred_expire=2
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
 StateSaveLocation={folder}/state
@@ -58,7 +58,7 @@ START_S = 60.0
 
 
 def recorded(folder):
-    """Put an `srun` with recorded variables, and an `scontrol` that notes its orders, on the path."""
+    """Put an `srun` with recorded variables, and an `scontrol` that notes its orders, there."""
     folder.stand_in("srun", SRUN.format(python=sys.executable))
     folder.stand_in("scontrol", f'#!/bin/sh\necho "$@" >> {folder.path}/scontrol.said\n')
     return {"SLURM_JOB_ID": "77", "SLURM_SUBMIT_DIR": str(folder.path)}
@@ -100,24 +100,31 @@ class Slurm:
                         daemon, env=whole, stdout=log, stderr=log, stdin=subprocess.DEVNULL
                     )
                 )
-        self._await_node(whole)
+        self._await(["sinfo", "-h", "-o", "%T"], "idle")
 
     def close(self):
         for daemon in reversed(self._daemons):
             daemon.terminate()
             daemon.wait(START_S)
 
-    @staticmethod
-    def _await_node(env):
-        """Wait until the node is idle; `sinfo` has no way to wait."""
+    def order(self, *command):
+        """Run a command of Slurm; return what it printed."""
+        env = {**os.environ, **self.env}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
+
+    def start_again(self, job):
+        """Wait until a job that runs is queued again, and have it start now, not in two minutes."""
+        self._await(["scontrol", "show", "job", job], "JobState=PENDING")
+        self.order("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+    def _await(self, command, words):
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            asked = subprocess.run(
-                ["sinfo", "-h", "-o", "%T"], env=env, capture_output=True, text=True, timeout=60
-            )
-            if asked.stdout.strip() == "idle":
+            said = self.order(*command)
+            if words in said:
                 return
-        raise TimeoutError(f"no node of Slurm is idle: {asked.stdout}{asked.stderr}")
+        raise TimeoutError(f"{command} does not say {words}: {said}")
 
 
 def _plugins():

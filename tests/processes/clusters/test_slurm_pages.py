@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 
 import pytest
 
@@ -68,8 +67,8 @@ def test_slurm_itself_requeues(folder, slurm):
     job, log = submit(folder, slurm, "slurm.md", STEPS=str(STEPS_WITH_NOTICE))
     log.until("from step 0")
     number = job.said.split()[-1]
-    env = {**folder.env, **slurm.env}
-    subprocess.run(["scancel", "--signal=USR1", number], env=env, check=True, timeout=60)
+    slurm.order("scancel", "--signal=USR1", number)
+    slurm.start_again(number)
     log.until("from step ", times=2)
     log.until(f"done after step {STEPS_WITH_NOTICE}")
     assert job.code() == 0, job.said
@@ -90,7 +89,7 @@ def test_the_table_of_gpus(tasks, more, devices, monkeypatch):
 
 
 def test_gpus_that_cannot_be_shared(monkeypatch):
-    with pytest.raises(ValueError, match="this process sees 8 GPUs .* cannot share them equally"):
+    with pytest.raises(ValueError, match=r"this process sees 8 GPUs .* cannot share them equally"):
         of_gpu_node(0, 3, {}, monkeypatch)
 
 
