@@ -27,6 +27,7 @@ def test_equal_processes_differ_in_nothing():
         "program": {"path": "a.py", "digest": "1"},
         "clock": {"time_s": NOW},
         "devices": {"platform": "cpu", "count": 2},
+        "folders": {"/shared": {}},
         "hidden": {"/shared": []},
         "address": {"address": "a:1", "resolves_to": ["10.0.0.1"]},
     }
@@ -80,11 +81,16 @@ def test_platforms_and_counts_of_devices():
 
 
 def test_a_folder_that_is_not_shared():
-    rows = [{"hidden": {"/s": [1]}}, {"hidden": {"/s": [0, 2]}}, {"hidden": {"/s": [1]}}]
+    rows = [{"folders": {"/s": {}}, "hidden": {"/s": hidden}} for hidden in ([1], [0, 2], [1])]
     assert said(*rows) == [
         "/s is not shared: process 0 (a) does not see the files of process 1; process 1 (b) does "
         "not see the files of processes 0, 2; process 2 (a) does not see the files of process 1"
     ]
+
+
+def test_a_folder_that_one_cannot_write_is_not_called_unshared_too():
+    rows = [{"folders": {"/s": {}}, "hidden": {"/s": [1]}}, {"hidden": {"/s": [0, 1]}}]
+    assert said(*rows) == []
 
 
 def test_the_loopback_is_no_address_for_several_hosts():

@@ -62,8 +62,10 @@ def _address(facts: Mapping[str, Any]) -> str:
         words = f"{facts['address']}, which resolves to {to}"
     else:
         return "none needed"
+    if "connecting" in facts:
+        words += f": {facts['connecting']}"
     if service := facts.get("jax_service"):
-        words += f"; JAX's service at {service}: {facts['jax_service_connects']}"
+        words += f"; JAX's service at {service}: {facts['connecting_to_jax_service']}"
     return words
 
 

@@ -110,10 +110,14 @@ def _devices(reports: Sequence[Report]) -> list[Finding]:
 
 
 def _folders(reports: Sequence[Report]) -> list[Finding]:
+    """Find folders whose files are not seen, among the processes that could write there."""
     findings = []
-    folders = dict.fromkeys(name for one in reports for name in one.facts.get("hidden", {}))
+    folders = dict.fromkeys(name for one in reports for name in one.facts.get("folders", {}))
     for folder in folders:
-        blind = [(one, at) for one in reports if (at := one.facts.get("hidden", {}).get(folder))]
+        writers = [one for one in reports if folder in one.facts.get("folders", {})]
+        wrote = {one.process for one in writers}
+        hidden = [(one, one.facts.get("hidden", {}).get(folder, ())) for one in writers]
+        blind = [(one, at) for one, all_at in hidden if (at := [p for p in all_at if p in wrote])]
         if blind:
             rows = [f"{one} does not see the files of {listed(at)}" for one, at in blind[:_SHOWN]]
             more = f"; and {len(blind) - _SHOWN} more" if len(blind) > _SHOWN else ""

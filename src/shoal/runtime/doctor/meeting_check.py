@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from shoal.errors import ShoalError
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
@@ -34,13 +35,15 @@ def check_address(place: JobPlace) -> CheckResult:
         return CheckResult({})
     host, port = split_address(place.address)
     found = reachability.resolve(host, _RESOLVER_S, retry_s=_NAME_S)
-    facts = {"address": place.address, "resolves_to": list(found.addresses)}
+    facts: dict[str, Any] = {"address": place.address, "resolves_to": list(found.addresses)}
     if not found.addresses:
         words = f"the name {host!r} of the coordinator {place.address} does not resolve on this "
         advice = f"set SHOAL_COORDINATOR=IP:{port}, or make the name known (DNS, /etc/hosts)"
         return CheckResult(facts, (Finding("address", f"{words}host: {found.error}", advice),))
-    is_bound_here = place.process == 0 and place.jax_service is None
-    number = reachability.bind_error(place.bind_host or host, port) if is_bound_here else 0
+    if place.process != 0 or place.jax_service is not None:  # this process does not listen there
+        return CheckResult(facts)
+    number = reachability.bind_error(place.bind_host or host, port)
+    facts["can_be_bound"] = number == 0
     return CheckResult(facts, _why_not_bound(place.address, number) if number else ())
 
 
@@ -115,11 +118,12 @@ def check_connecting(place: JobPlace) -> CheckResult:
 def check_jax_service(joined: TcpCoordinator, env: Mapping[str, str]) -> CheckResult:
     """Check that JAX's service answers, and that no proxy stands before it."""
     if not joined.jax_service:
-        return CheckResult({})
+        return CheckResult({"connecting": reachability.OPEN})
     host = split_address(joined.jax_service)[0]
     addresses = reachability.resolve(host, _RESOLVER_S).addresses
     tried = reachability.connect_to(joined.jax_service, _CONNECT_S)
-    facts = {"jax_service": joined.jax_service, "jax_service_connects": tried.outcome}
+    facts = {"jax_service": joined.jax_service, "connecting_to_jax_service": tried.outcome}
+    facts["connecting"] = reachability.OPEN  # or it had not joined
     findings = list(check_proxies(host, addresses, env).findings)
     if tried.outcome != reachability.OPEN:
         words = f"JAX's service at {joined.jax_service} cannot be reached: {tried.words}"

@@ -21,10 +21,10 @@ class FolderMarks:
     """This process's file in each folder, from `write` until `remove`."""
 
     def __init__(self, folders: Iterable[str], name: str) -> None:
-        self.folders, self.name = tuple(dict.fromkeys(map(os.path.abspath, folders))), name
+        self.folders, self.name = tuple(dict.fromkeys(folders)), name
 
     def write(self) -> CheckResult:
-        """Write them; return the facts of each folder, by path."""
+        """Write them; return the facts of each folder, by the path that was given."""
         facts, findings = {}, []
         for folder in self.folders:
             path = Path(folder, self._file(self.name))
@@ -36,7 +36,10 @@ class FolderMarks:
                 words = f"no file can be written in {folder}: {error.strerror}"
                 findings.append(Finding("folders", words))
                 continue
-            facts[folder] = {"file_system": file_system(folder), "free_bytes": free}
+            facts[folder] = {
+                "file_system": file_system(os.path.abspath(folder)),
+                "free_bytes": free,
+            }
             if abs(ahead_s) > _CLOCK_OFF_S:
                 words = f"the clock of {folder} is {ahead_s:+.0f} s from that of this host"
                 findings.append(Finding("clock", words, "synchronise both (chrony, ntpd)"))
