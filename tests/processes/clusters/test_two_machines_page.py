@@ -49,6 +49,13 @@ def test_it_runs(start):
     assert is_done(both[0].said, 2), both[0].said
 
 
+def test_it_ends_if_the_other_machine_is_missing(start):
+    first, second = start(SHOAL_INITIALIZE_TIMEOUT_S="6")
+    os.killpg(second.popen.pid, signal.SIGKILL)
+    assert first.code() == 74, first.said
+    assert "process 1 of 2 did not join within 6 s" in first.said
+
+
 def test_it_starts_again_after_75(start):
     both = start(STEPS=str(STEPS_WITH_NOTICE))
     both[0].until("from step 0")
