@@ -12,7 +12,7 @@ import pytest
 
 from shoal.cli.doctor.render import grouped, json_of, print_diagnosis, render
 from shoal.draw.media.terminal import plain
-from shoal.runtime.doctor.examine import Diagnosis, of_processes
+from shoal.runtime.doctor.diagnosis import Diagnosis, of_processes
 from shoal.runtime.doctor.findings import NOTE, Finding, Report
 
 LATE = Finding("devices", "the driver hangs", "look at it")
@@ -65,7 +65,7 @@ def test_what_stands_on_the_screen():
 
 def test_untrusted_words_do_not_reach_the_terminal():
     report = Report(0, 1, "a\x1b[2J", 7, {"program": {"path": "\x1b[31m"}}, ())
-    assert "\x1b" not in plain(render(Diagnosis((report,), (), 0, True)), 100)
+    assert "\x1b" not in plain(render(Diagnosis((report,), (), 0, True, False)), 100)
 
 
 def test_the_same_as_json():
@@ -91,4 +91,4 @@ def test_colours_only_on_a_terminal(capfd, monkeypatch):
 
 
 def test_a_job_of_which_no_process_reported():
-    assert "no process reported" in plain(render(Diagnosis((), (LATE,), None, False)), 100)
+    assert "no process reported" in plain(render(Diagnosis((), (LATE,), None, False, True)), 100)

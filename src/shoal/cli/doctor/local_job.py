@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shoal.runtime.doctor.examine import Diagnosis, DoctorRequest, of_processes
+from shoal.runtime.doctor.diagnosis import Diagnosis, of_processes
+from shoal.runtime.doctor.examine import DoctorRequest
 from shoal.runtime.doctor.findings import Finding, Report, unpacked
 from shoal.runtime.system.environment import own_environment
 
@@ -41,5 +42,7 @@ def _whole(reports: tuple[Report, ...], processes: int, code: int) -> Diagnosis:
     if not missing and code == 0:
         return of_processes(reports)
     finding = Finding("joining", f"shoal run ended with code {code}; its last lines say why")
-    diagnosis = of_processes(reports) if reports else Diagnosis((), (), None, False)
-    return diagnosis._replace(differences=(finding, *diagnosis.differences))
+    diagnosis = of_processes(reports) if reports else Diagnosis((), (), None, False, True)
+    return diagnosis._replace(
+        differences=(finding, *diagnosis.differences), is_complete=False, has_problem=True
+    )

@@ -12,8 +12,9 @@ import typer
 from shoal.cli.doctor.local_job import diagnose_here
 from shoal.cli.doctor.render import print_diagnosis
 from shoal.errors import raise_all
-from shoal.runtime.doctor.examine import Diagnosis, DoctorRequest, diagnosed
-from shoal.runtime.doctor.findings import PROBLEM, packed
+from shoal.runtime.doctor.diagnosis import Diagnosis
+from shoal.runtime.doctor.examine import DoctorRequest, diagnosed
+from shoal.runtime.doctor.findings import packed
 
 _HELP = """\
 Say why a job does not start: launcher, addresses, versions, devices, clocks, folders.
@@ -122,5 +123,4 @@ def _check(processes: str | None, devices: str | None, timeout_s: float, alone: 
 
 
 def _code(diagnosis: Diagnosis) -> int:
-    is_problem = any(finding.level == PROBLEM for _, finding in diagnosis.findings)
-    return _FOUND if is_problem else 0
+    return _FOUND if diagnosis.has_problem else 0

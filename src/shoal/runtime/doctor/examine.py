@@ -13,16 +13,10 @@ from typing import Any, NamedTuple
 from shoal.errors import ShoalError
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.doctor import host_state, installed, meeting_check
-from shoal.runtime.doctor.comparing import compare
 from shoal.runtime.doctor.device_probe import DeviceProbe
-from shoal.runtime.doctor.findings import (
-    CheckResult,
-    Finding,
-    Report,
-    packed,
-    problem_of,
-    unpacked,
-)
+from shoal.runtime.doctor.diagnosis import Diagnosis, of_one
+from shoal.runtime.doctor.exchange import exchange
+from shoal.runtime.doctor.findings import CheckResult, Report, problem_of
 from shoal.runtime.doctor.launcher_rules import rule_states
 from shoal.runtime.doctor.proxies import check_proxies
 from shoal.runtime.doctor.shared_folders import FolderMarks
@@ -40,21 +34,6 @@ class DoctorRequest(NamedTuple):
     alone: bool = False  # only this process: without waiting for others
 
 
-class Diagnosis(NamedTuple):
-    """The reports of all processes that exchanged them, else this one's; and what differs."""
-
-    reports: tuple[Report, ...]
-    differences: tuple[Finding, ...]
-    process: int | None
-    is_complete: bool  # whether all processes of the job are here
-
-    @property
-    def findings(self) -> tuple[tuple[Report | None, Finding], ...]:
-        """All findings, each with its process; None: it is about several."""
-        own = ((report, finding) for report in self.reports for finding in report.findings)
-        return (*((None, finding) for finding in self.differences), *own)
-
-
 @contextlib.contextmanager
 def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagnosis]:
     """Yield the diagnosis; at the end, wait until all processes have come that far.
@@ -63,35 +42,25 @@ def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagno
     one that prints has printed.
     """
     report, place = _begin(env)
-    marks = FolderMarks(_folders(request, env), secrets.token_hex(8))
     probe = DeviceProbe(place, request.timeout_s)
     joined: TcpCoordinator | None = None
     try:
         report = _here(report, request)
-        report = report.with_check("folders", marks.write())
         if place is not None and place.num_processes > 1:
             report, joined = _meet(report, place, request, env)
         report = report.with_check("devices", probe.result())
-        diagnosis = _of_one(report)
-        if joined is not None:
-            diagnosis = _exchange(joined, report, marks, request.timeout_s)
+        folders = _folders(request, env)
+        if joined is None:
+            diagnosis = of_one(_try_folders(report, folders))
+        else:  # another process may still wait for its devices
+            diagnosis = exchange(joined, report, folders, 2 * request.timeout_s)
         yield diagnosis
         if joined is not None and diagnosis.is_complete:
             with contextlib.suppress(ShoalError):
                 joined.arrive(Point("shoal doctor: the end"), timeout_s=request.timeout_s)
     finally:
-        marks.remove()
         if joined is not None:
             joined.close()
-
-
-def of_processes(reports: tuple[Report, ...]) -> Diagnosis:
-    """Return the diagnosis of a whole job."""
-    return Diagnosis(reports, compare(reports), reports[0].process, True)
-
-
-def _of_one(report: Report) -> Diagnosis:
-    return Diagnosis((report,), (), report.process, report.num_processes == 1)
 
 
 def _begin(env: Mapping[str, str]) -> tuple[Report, JobPlace | None]:
@@ -127,6 +96,15 @@ def _folders(request: DoctorRequest, env: Mapping[str, str]) -> tuple[str, ...]:
     return (*request.shared, *((meets,) if meets else ()))
 
 
+def _try_folders(report: Report, folders: tuple[str, ...]) -> Report:
+    """Add what one process sees of folders."""
+    marks = FolderMarks(folders, secrets.token_hex(8))
+    try:
+        return report.with_check("folders", marks.write())
+    finally:
+        marks.remove()
+
+
 def _meet(
     report: Report, place: JobPlace, request: DoctorRequest, env: Mapping[str, str]
 ) -> tuple[Report, TcpCoordinator | None]:
@@ -141,23 +119,3 @@ def _meet(
     except ShoalError as error:
         return report.with_check("address", meeting_check.why_not_joined(place, error)), None
     return report.with_check("address", meeting_check.check_jax_service(joined, env)), joined
-
-
-def _exchange(
-    joined: TcpCoordinator, report: Report, marks: FolderMarks, timeout_s: float
-) -> Diagnosis:
-    """Exchange the reports. The clocks are read when all have arrived, so at one moment."""
-    wait_s = 2 * timeout_s  # another process may still wait for its devices
-    try:
-        names = joined.arrive(Point("shoal doctor"), marks.name.encode(), timeout_s=wait_s)
-        report = report.with_check("clock", CheckResult({"time_s": time.time()}))
-        hidden = marks.see({process: name.decode() for process, name in names.items()})
-        report = report.with_check("hidden", CheckResult(hidden))
-        answers = joined.arrive(
-            Point("shoal doctor: the reports"), packed(report), timeout_s=wait_s
-        )
-    except ShoalError as error:
-        finding = problem_of("joining", error)
-        return _of_one(report.with_check("address", CheckResult({}, (finding,))))
-    reports = (unpacked(answers[process]) for process in sorted(answers))
-    return of_processes(tuple(reports))._replace(process=joined.process)

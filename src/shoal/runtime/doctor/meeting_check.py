@@ -15,6 +15,7 @@ from shoal.runtime.doctor.port_owner import port_owner
 from shoal.runtime.doctor.proxies import check_proxies
 from shoal.runtime.rules.deadline import ends_at, left_of
 from shoal.runtime.startup import services
+from shoal.runtime.startup.addresses import is_loopback
 from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.meeting_address import find_place
 from shoal.runtime.startup.rendezvous import Visit
@@ -107,6 +108,8 @@ def check_connecting(place: JobPlace) -> CheckResult:
     if tried.outcome == reachability.REFUSED:
         words = f"nothing listens at {place.address}, though its host answers"
         advice = "process 0 must run there, with the same SHOAL_COORDINATOR"
+        if is_loopback(split_address(place.address)[0]):
+            advice += "; the loopback is this host: if process 0 is elsewhere, give its address"
         findings.append(Finding("address", words, advice))
     elif tried.outcome == reachability.UNREACHABLE:
         words = f"the host of {place.address} cannot be reached: {tried.words}"
