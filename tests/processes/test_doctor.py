@@ -143,6 +143,12 @@ def test_a_taken_port(see):
     assert f"port {port} of this host is taken by pid {os.getpid()} (" in out
 
 
+def test_the_address_of_another_host(see):
+    code, out = see("--timeout", "2", **member(0, 2, "192.0.2.1:8476")).ended()
+    assert code == 1
+    assert "process 0 is here, and 192.0.2.1 (192.0.2.1) is not an address of this host" in out
+
+
 def test_two_processes_with_one_index(see, address):
     both = [see("--timeout", "30", **member(index, 3, address)) for index in (0, 1, 1)]
     for patient in both:

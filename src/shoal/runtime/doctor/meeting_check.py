@@ -10,16 +10,16 @@ from typing import Any
 from shoal.errors import ShoalError
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.doctor import reachability
-from shoal.runtime.doctor.findings import CheckResult, Finding, problem_of
+from shoal.runtime.doctor.findings import NOTE, CheckResult, Finding, problem_of
 from shoal.runtime.doctor.port_owner import port_owner
 from shoal.runtime.doctor.proxies import check_proxies
 from shoal.runtime.rules.deadline import ends_at, left_of
 from shoal.runtime.startup import services
 from shoal.runtime.startup.addresses import is_loopback
 from shoal.runtime.startup.launchers import JobPlace
-from shoal.runtime.startup.meeting_address import find_place
+from shoal.runtime.startup.meeting_address import bind_for, find_place
 from shoal.runtime.startup.rendezvous import Visit
-from shoal.runtime.wire.frames import split_address
+from shoal.runtime.wire.frames import address_text, split_address
 
 _NAME_S = 5.0  # how long a name may be unknown
 _RESOLVER_S = 10.0
@@ -43,12 +43,23 @@ def check_address(place: JobPlace) -> CheckResult:
         return CheckResult(facts, (Finding("address", f"{words}host: {found.error}", advice),))
     if place.process != 0 or place.jax_service is not None:  # this process does not listen there
         return CheckResult(facts)
-    number = reachability.bind_error(place.bind_host or host, port)
+    bind = place.bind_host or bind_for(host)
+    number = reachability.bind_error(bind, port)
     facts["can_be_bound"] = number == 0
-    return CheckResult(facts, _why_not_bound(place.address, number) if number else ())
+    if number:
+        return CheckResult(facts, (_why_not_bound(address_text(bind, port), number),))
+    return CheckResult(facts, _strange_address(host, found.addresses[0]))
 
 
-def _why_not_bound(address: str, number: int) -> tuple[Finding, ...]:
+def _strange_address(host: str, address: str) -> tuple[Finding, ...]:
+    """Return a note on process 0 if its host does not have the address itself."""
+    if reachability.bind_error(address, 0) != errno.EADDRNOTAVAIL:
+        return ()
+    words = f"process 0 is here, and {host} ({address}) is not an address of this host"
+    return (Finding("address", words, "right only if the network translates it (NAT)", NOTE),)
+
+
+def _why_not_bound(address: str, number: int) -> Finding:
     host, port = split_address(address)
     if number == errno.EADDRINUSE:
         owner = port_owner(port)
@@ -60,7 +71,7 @@ def _why_not_bound(address: str, number: int) -> tuple[Finding, ...]:
     else:
         words = f"process 0 cannot listen at {address}: {os.strerror(number)}"
         advice = "ports below 1024 are for root"
-    return (Finding("address", words, advice),)
+    return Finding("address", words, advice)
 
 
 def join_job(place: JobPlace, timeout_s: float) -> TcpCoordinator:

@@ -80,7 +80,7 @@ def _start(
     Args:
       host: by which other processes reach this one.
     """
-    bind = cluster.bind_host or _bind_for(host)
+    bind = cluster.bind_host or bind_for(host)
     started = services.start(
         cluster.num_processes,
         bind=bind,
@@ -158,7 +158,8 @@ def _probe_taken_port(
     return taken
 
 
-def _bind_for(host: str) -> str:
+def bind_for(host: str) -> str:
+    """Return the address that process 0 binds if its host is reached by `host`."""
     if is_loopback(host):
         return host if host[0].isdigit() or ":" in host else "127.0.0.1"
     return "::" if ":" in host else "0.0.0.0"
