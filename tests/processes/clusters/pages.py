@@ -16,7 +16,7 @@ import shoal
 
 PAGES = Path(__file__).parents[3] / "docs" / "clusters"
 WAIT_S = 100
-STEPS_WITH_NOTICE = 4000  # seconds of work: none of them is over before a notice arrives
+STEPS_WITH_NOTICE = 2000  # seconds of work: they are not over before a notice arrives
 
 
 def page_file(page, name):
@@ -130,3 +130,14 @@ def is_done(said, processes, devices=None):
     """Return whether this is what the pages show of a job that works."""
     start = f"{processes} processes, {devices or processes} devices\nfrom step 0\n"
     return start in said and "done after step 60\n" in said
+
+
+def check_went_on(said, processes, devices=None):
+    """Check that a job worked as the pages show, was preempted, and went on in a second start."""
+    said = said.replace("\r", "")
+    start = f"{processes} processes, {devices or processes} devices\nfrom step "
+    assert said.count(start) == 2, said
+    first, second = (int(part.split()[0]) for part in said.split(start)[1:])
+    assert first == 0, said
+    assert 0 < second < STEPS_WITH_NOTICE, said
+    assert f"done after step {STEPS_WITH_NOTICE}\n" in said, said

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from processes.clusters.pages import STEPS_WITH_NOTICE, is_done
+from processes.clusters.pages import STEPS_WITH_NOTICE, check_went_on
 
 # What torchrun of torch 2.9 set for its processes, and no more; one node.
 RECORDED = """#!{python}
@@ -59,16 +59,10 @@ def start(folder, request):
     return run
 
 
-def test_it_runs(start):
-    job = start()
-    assert job.code() == 0, job.said
-    assert is_done(job.said, 2), job.said
-
-
-def test_it_starts_again_after_75(start):
+def test_it_runs_and_starts_again_after_75(start):
     job = start(STEPS=str(STEPS_WITH_NOTICE))
     job.until("from step 0")
     os.kill(job.pids("--rdzv-id train")[0], signal.SIGTERM)
     job.until("from step ", times=2)
     assert job.code() == 0, job.said
-    assert 0 < int(job.said.split("from step ")[2].split()[0]) < STEPS_WITH_NOTICE
+    check_went_on(job.said, 2)
