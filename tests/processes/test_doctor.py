@@ -143,6 +143,18 @@ def test_a_taken_port(see):
     assert f"port {port} of this host is taken by pid {os.getpid()} (" in out
 
 
+def test_the_port_of_a_job_that_runs(see, child_env):
+    """As `kubectl exec POD -- shoal doctor --alone` on process 0."""
+    place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", "2"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*place, "--until-stdin-closes"], env=child_env, **pipes) as popen:
+        address = json.loads(popen.stdout.readline())["address"]
+        code, out = see("--alone", **member(0, 2, address)).ended()
+        popen.stdin.close()
+    assert code == 0
+    assert f"a job of shoal meets at port {address.rpartition(':')[2]} of this host: pid " in out
+
+
 def test_the_address_of_another_host(see):
     code, out = see("--timeout", "2", **member(0, 2, "192.0.2.1:8476")).ended()
     assert code == 1

@@ -37,6 +37,7 @@ def _listening(port: int) -> set[str]:
 
 def _command(pid: int) -> str:
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    words[0] = os.path.basename(words[0])
     text = " ".join(word.decode(errors="replace") for word in words if word)
     text = re.sub(r"\s+", " ", text) or "?"
     return text if len(text) <= _MOST_WORDS else text[: _MOST_WORDS - 1] + "…"
