@@ -22,6 +22,8 @@ In it, `shoal.initialize()` and `jax.distributed.initialize()` need no arguments
 variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Lines are prefixed with their rank: `p1|`.
 (gloo's messages about its connections are only in the logs, which hold all output.)
 
+On a cluster: one page for each in docs/clusters. If a job does not start: shoal doctor.
+
 \b
 Examples:
   shoal run -n 4 train.py --lr 0.1           4 processes

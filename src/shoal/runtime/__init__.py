@@ -4,6 +4,7 @@ The modules here are the verbs that programs call: `process` (initialize, shutdo
 `barrier`, `step`, `rollcall`, `preemption`, `agreement`; and `clouds`, which users import by name.
 Each folder knows only those below it:
 
+* `doctor`: why a job does not start.
 * `startup`: how a process becomes a member of its job. `exit`: how it ends, in every case.
 * `jax_service`: isolation from JAX's runtime and coordination service.
 * `client`: a process's end of the meeting place. `server`: the meeting place itself.

@@ -38,7 +38,12 @@ class Place(NamedTuple):
 
 
 def find_place(
-    cluster: JobPlace, visit: Visit | None, deadline: float, *, attempt: int | None
+    cluster: JobPlace,
+    visit: Visit | None,
+    deadline: float,
+    *,
+    attempt: int | None,
+    versions: str | None = None,
 ) -> Place:
     """Return the meeting place; on process 0 it runs, but is released by the caller.
 
@@ -46,6 +51,7 @@ def find_place(
       visit: the rendezvous of a job without an address.
       deadline: on the monotonic clock.
       attempt: the number of earlier attempts, in a job that JAX joined; else None.
+      versions: what must be equal on all processes; None: the versions of shoal and JAX.
 
     Raises:
       InitializeError: it cannot be started, or process 0 did not publish it in time.
@@ -63,7 +69,7 @@ def find_place(
     try:
         return _start(cluster, host, deadline, port=port, token=cluster.token)
     except InitializeError as taken:
-        raise _probe_taken_port(cluster, address, taken, deadline) from None
+        raise _probe_taken_port(cluster, address, taken, deadline, versions) from None
 
 
 def _start(
@@ -74,7 +80,7 @@ def _start(
     Args:
       host: by which other processes reach this one.
     """
-    bind = cluster.bind_host or _bind_for(host)
+    bind = cluster.bind_host or bind_for(host)
     started = services.start(
         cluster.num_processes,
         bind=bind,
@@ -128,7 +134,11 @@ def _token_of(cluster: JobPlace) -> str:
 
 
 def _probe_taken_port(
-    cluster: JobPlace, address: str, taken: InitializeError, deadline: float
+    cluster: JobPlace,
+    address: str,
+    taken: InitializeError,
+    deadline: float,
+    versions: str | None,
 ) -> InitializeError:
     """Send HELLO to the server that has the port: perhaps another process 0 of this job was faster.
 
@@ -141,13 +151,15 @@ def _probe_taken_port(
             num_processes=cluster.num_processes,
             token=cluster.token,
             timeout_s=min(_ASK_S, left_of(deadline)),
+            versions=versions,
         ).close()
     except InitializeError as error:
         return InitializeError(f"{taken}\nthe process there: {error}")
     return taken
 
 
-def _bind_for(host: str) -> str:
+def bind_for(host: str) -> str:
+    """Return the address that process 0 binds if its host is reached by `host`."""
     if is_loopback(host):
         return host if host[0].isdigit() or ":" in host else "127.0.0.1"
     return "::" if ":" in host else "0.0.0.0"

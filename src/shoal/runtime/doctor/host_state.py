@@ -1,0 +1,75 @@
+"""This host: its name, memory and disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from shoal.runtime.doctor.findings import NOTE, CheckResult, Finding
+from shoal.runtime.doctor.reachability import resolve
+
+_LITTLE_MEMORY_BYTES = 512 << 20
+_LITTLE_DISK_BYTES = 64 << 20
+_RESOLVE_S = 5.0
+
+
+def check_host() -> CheckResult:
+    """Check that this host's name resolves: CPU devices of several processes connect by it."""
+    name = socket.gethostname()
+    found = resolve(name, _RESOLVE_S)
+    facts = {"name": name, "addresses": list(found.addresses), "cores": _cores()}
+    if found.addresses:
+        return CheckResult(facts)
+    words = f"this host's own name {name!r} does not resolve: {found.error}"
+    advice = "CPU devices of several processes need it: add it to /etc/hosts"
+    return CheckResult(facts, (Finding("host", words, advice, NOTE),))
+
+
+def check_memory(root: str = "/") -> CheckResult:
+    """Return the memory of this host, or of its container, that is available.
+
+    Args:
+      root: where `proc` and `sys` are mounted.
+    """
+    rows = (line.split() for line in _text(root, "proc/meminfo").splitlines())
+    kilobytes = {row[0].rstrip(":"): int(row[1]) for row in rows if len(row) > 1}
+    total = kilobytes.get("MemTotal", 0) << 10
+    free = kilobytes.get("MemAvailable", 0) << 10
+    limit = _text(root, "sys/fs/cgroup/memory.max").strip()
+    if limit.isdigit():
+        used = _text(root, "sys/fs/cgroup/memory.current").strip()
+        total = min(total, int(limit)) if total else int(limit)
+        free = max(0, min(free, int(limit) - int(used or 0)))
+    if not total:  # not Linux
+        return CheckResult({})
+    facts = {"available_bytes": free, "total_bytes": total}
+    if free >= _LITTLE_MEMORY_BYTES:
+        return CheckResult(facts)
+    return CheckResult(facts, (Finding("memory", f"only {free >> 20} MiB of memory are free"),))
+
+
+def check_disk() -> CheckResult:
+    """Return the free space where temporary files lie, and in the current directory."""
+    facts, findings = {}, []
+    for directory in dict.fromkeys((tempfile.gettempdir(), os.getcwd())):
+        free = shutil.disk_usage(directory).free
+        facts[directory] = {"free_bytes": free}
+        if free < _LITTLE_DISK_BYTES:
+            findings.append(Finding("disk", f"only {free >> 20} MiB are free in {directory}"))
+    return CheckResult(facts, tuple(findings))
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _text(root: str, path: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path(root, path).read_text(encoding="ascii")
+    return ""

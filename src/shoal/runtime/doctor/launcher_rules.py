@@ -1,0 +1,70 @@
+"""Which rule of the table of launchers holds in an environment, and why each other one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shoal.errors import InitializeError
+from shoal.runtime.startup.launcher_table import LAUNCHERS, Environment, Launcher
+
+
+class RuleState(NamedTuple):
+    """One row of the table, with the reason why it is used or is not."""
+
+    launcher: str
+    is_used: bool
+    is_seen: bool  # whether any of its variables is set
+    why: str
+
+
+def rule_states(env: Environment) -> tuple[RuleState, ...]:
+    """Return the state of each row, in order: at most one is used, the first that can be.
+
+    >>> env = {"RANK": "1", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    >>> [(row.launcher, row.is_used) for row in rule_states(env) if row.is_seen]
+    [('torchrun', True), ('Slurm step', False)]
+    """
+    used, states = "", []
+    for launcher in LAUNCHERS:
+        state = _state(launcher, env, used)
+        used = used or (launcher.name if state.is_used else "")
+        states.append(state)
+    return tuple(states)
+
+
+def _state(launcher: Launcher, env: Environment, used: str) -> RuleState:
+    try:
+        whole = env if launcher.completed is None else launcher.completed(env, [])
+    except InitializeError as error:
+        return RuleState(launcher.name, False, True, str(error))
+    numbers = (*launcher.indices, *launcher.counts)
+    found = _found(whole, (*launcher.needs, *numbers, *launcher.same_index))
+    why_not = _why_not(launcher, found)
+    if why_not:
+        return RuleState(launcher.name, False, bool(found), why_not)
+    if used:
+        return RuleState(launcher.name, False, True, f"{_shown(found)}: {used} is further inside")
+    return RuleState(launcher.name, True, True, _shown(found))
+
+
+def _why_not(launcher: Launcher, found: Mapping[str, str]) -> str:
+    """Return why these variables are not this launcher's, or show no job; else ""."""
+    numbers = [name for name in (*launcher.indices, *launcher.counts) if name in found]
+    if not numbers:
+        lacking = " and ".join((*launcher.indices[:1], *launcher.counts[:1]))
+        return f"{_shown(found)} without {lacking}" if found else f"{lacking} not set"
+    lacking = ", ".join(name for name in launcher.needs if name not in found)
+    if lacking:
+        return f"{_shown(found)} without {lacking}"
+    if len(numbers) == 1 and (half := f"{numbers[0]}={found[numbers[0]]}") in launcher.no_job:
+        return f"{half} without {launcher.counts[0]}: a batch script or a shell, not a step"
+    return ""
+
+
+def _found(env: Environment, names: tuple[str, ...]) -> dict[str, str]:
+    return {name: env[name].strip() for name in names if env.get(name, "").strip()}
+
+
+def _shown(found: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in found.items())

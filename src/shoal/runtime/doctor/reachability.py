@@ -1,0 +1,96 @@
+"""Whether a name resolves, an address answers and a port can be bound: each within a deadline."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+import time
+from typing import NamedTuple
+
+from shoal.runtime.wire.frames import split_address
+
+OPEN, REFUSED, UNREACHABLE = "open", "refused", "unreachable"
+_AGAIN_S = 0.25
+
+
+class ResolvedName(NamedTuple):
+    """The addresses of a name; none, and the error, if it does not resolve."""
+
+    addresses: tuple[str, ...]
+    error: str = ""
+
+
+class ConnectAttempt(NamedTuple):
+    """How an attempt to connect ended: open, refused (the host answers) or unreachable."""
+
+    outcome: str
+    words: str
+    took_s: float
+
+
+def resolve(host: str, timeout_s: float, *, retry_s: float = 0.0) -> ResolvedName:
+    """Resolve a name. The resolver has no deadline of its own, so a thread waits for it.
+
+    Args:
+      timeout_s: time limit, seconds.
+      retry_s: how long to try again if the name is not known: names of pods appear late.
+
+    >>> resolve("127.0.0.1", 5).addresses
+    ('127.0.0.1',)
+    """
+    found: list[ResolvedName] = []
+
+    def run() -> None:
+        until = time.monotonic() + retry_s
+        while not (answer := _resolve(host)).addresses and time.monotonic() < until:
+            time.sleep(_AGAIN_S)
+        found.append(answer)
+
+    thread = threading.Thread(target=run, name="shoal resolves a name", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    late = ResolvedName((), f"the resolver did not answer within {timeout_s:g} s")
+    return found[0] if found else late
+
+
+def _resolve(host: str) -> ResolvedName:
+    try:
+        rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        words = error.strerror if isinstance(error, OSError) else None
+        return ResolvedName((), words or str(error))
+    return ResolvedName(tuple(dict.fromkeys(str(row[4][0]) for row in rows)))
+
+
+def connect_to(address: str, timeout_s: float) -> ConnectAttempt:
+    """Try once to connect to `address`, host:port, and close the connection."""
+    began = time.monotonic()
+    try:
+        socket.create_connection(split_address(address), timeout_s).close()
+    except ConnectionRefusedError as error:
+        outcome, words = REFUSED, error.strerror or str(error)
+    except TimeoutError:
+        outcome, words = UNREACHABLE, f"no answer within {timeout_s:g} s"
+    except OSError as error:
+        outcome, words = UNREACHABLE, error.strerror or str(error)
+    else:
+        outcome, words = OPEN, ""
+    return ConnectAttempt(outcome, words, time.monotonic() - began)
+
+
+def bind_error(host: str, port: int) -> int:
+    """Return the error number of binding as a server does, 0 if it can be bound."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            probe.listen()
+    except socket.gaierror:
+        return errno.EADDRNOTAVAIL
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0

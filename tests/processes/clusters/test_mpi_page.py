@@ -1,0 +1,46 @@
+"""docs/clusters/mpi.md under the launchers themselves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from processes.clusters.pages import STEPS_WITH_NOTICE, check_went_on
+
+
+def installed(name):
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed (pip install shoal[test])")
+    return found
+
+
+def open_mpi(folder):
+    """Start jobs with Open MPI's launcher: the wheels of both have an `mpirun`."""
+    prterun = installed("prterun")
+    folder.stand_in("mpirun", f'#!/bin/sh\nexec {prterun} --personality ompi "$@"\n')
+    folder.add("mpi.md", "open-mpi.sh")
+    return ["sh", "open-mpi.sh", "--allow-run-as-root", "--oversubscribe", "-n", "2"], "prterun"
+
+
+def mpich(folder):
+    folder.stand_in("mpiexec", f'#!/bin/sh\nexec {installed("mpiexec.hydra")} "$@"\n')
+    folder.add("mpi.md", "mpich.sh")
+    return ["sh", "mpich.sh", "-n", "2"], "mpiexec.hydra"
+
+
+@pytest.mark.parametrize("mpi", [open_mpi, mpich])
+def test_it_runs_and_starts_again_after_75(folder, mpi):
+    command, name = mpi(folder)
+    job = folder.start(*command, STEPS=str(STEPS_WITH_NOTICE))
+    job.until("from step 0")
+    os.kill(job.pids(name)[0], signal.SIGUSR1)
+    job.until("from step ", times=2)
+    assert job.code() == 0, job.said
+    check_went_on(job.said, 2)

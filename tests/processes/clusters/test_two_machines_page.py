@@ -1,0 +1,59 @@
+"""docs/clusters/two-machines.md on two network namespaces, each with an address of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+
+import pytest
+
+from processes.clusters.pages import STEPS_WITH_NOTICE, check_went_on
+from shoal.testing import enter
+from shoal.testing.network import address_of, why_no_cuts
+from shoal.testing.warding import Warden
+
+pytestmark = pytest.mark.skipif(bool(why_no_cuts()), reason=why_no_cuts() or "-")
+
+
+@pytest.fixture(scope="module")
+def machines():
+    """Return the namespaces of two machines."""
+    warden = Warden(2)
+    yield warden.namespaces
+    warden.close()
+
+
+@pytest.fixture
+def start(folder, machines):
+    """Return a function that starts the file on both machines."""
+    folder.add("two-machines.md", "start.sh")
+    inside = [sys.executable, "-I", "-S", enter.__file__]
+
+    def run(**env):
+        return [
+            folder.start(
+                *inside, *machine, shutil.which("sh"), "start.sh", address_of(0), str(index),
+                SHOAL_TOKEN="a secret", **env,
+            )
+            for index, machine in enumerate(machines)
+        ]  # fmt: skip
+
+    return run
+
+
+def test_it_ends_if_the_other_machine_is_missing(start):
+    first, second = start(SHOAL_INITIALIZE_TIMEOUT_S="6")
+    os.killpg(second.popen.pid, signal.SIGKILL)
+    assert first.code() == 74, first.said
+    assert "process 1 of 2 did not join within 6 s" in first.said
+
+
+def test_it_runs_and_starts_again_after_75(start):
+    both = start(STEPS=str(STEPS_WITH_NOTICE))
+    both[0].until("from step 0")
+    os.kill(both[1].pids("python train.py")[-1], signal.SIGTERM)
+    both[0].until("from step ", times=2)
+    assert [job.code() for job in both] == [0, 0], [job.said for job in both]
+    check_went_on(both[0].said, 2)

@@ -1,0 +1,263 @@
+"""`shoal doctor` on broken set-ups, with real processes, sockets, folders and launchers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import shoal
+from shoal.testing import enter
+from shoal.testing.network import address_of, why_no_cuts
+from shoal.testing.warding import Warden
+
+WAIT_S = 100
+DOCTOR = [sys.executable, "-P", "-m", "shoal", "doctor"]
+# A process whose clock is off: Python runs this file before anything else.
+AHEAD = "import time\n_now = time.time\ntime.time = lambda: _now() + 300\n"
+HANGING = "import time\ndef initialize(): time.sleep(1000)\n"
+
+
+class Patient:
+    """A process of `shoal doctor`."""
+
+    def __init__(self, env, folder, *options, command=()):
+        self.popen = subprocess.Popen(
+            [*command, *DOCTOR, *options], env=env, cwd=folder, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def ended(self):
+        """Return its code and its output, on one line as if the screen were wide."""
+        try:
+            out, err = self.popen.communicate(timeout=WAIT_S)
+        finally:
+            self.popen.kill()
+        assert "Traceback" not in err, err
+        return self.popen.returncode, " ".join(out.split())
+
+
+@pytest.fixture
+def see(child_env, tmp_path):
+    """Return a function that starts a process of `shoal doctor`."""
+
+    def start(*options, command=(), folder=tmp_path, **variables):
+        return Patient({**child_env, **variables}, folder, *options, command=command)
+
+    return start
+
+
+@pytest.fixture
+def address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def member(process, count, address):
+    """Return the variables of one process of a job."""
+    return {
+        "SHOAL_PROCESS_ID": str(process), "SHOAL_NUM_PROCESSES": str(count),
+        "SHOAL_COORDINATOR": address,
+    }  # fmt: skip
+
+
+def installed(folder, **versions):
+    """Make a folder for PYTHONPATH in which packages have other versions."""
+    for name, version in versions.items():
+        info = folder / f"{name}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    return folder
+
+
+def paths(folder):
+    """Return a PYTHONPATH with a folder before all others."""
+    source = str(Path(shoal.__file__).parents[1])
+    return os.pathsep.join([str(folder), source, sysconfig.get_path("purelib")])
+
+
+def test_nothing_is_wrong_here(see, tmp_path):
+    (tmp_path / "train.py").write_text("x = 1\n")
+    both = see("-n", "2", "--devices", "2", "--shared", str(tmp_path), "train.py", "--json")
+    code, out = both.ended()
+    said = json.loads(out)
+    assert (code, said["findings"], said["is_complete"]) == (0, [], True)
+    assert [report["process"] for report in said["processes"]] == [0, 1]
+    facts = said["processes"][1]["facts"]
+    assert facts["devices"] == {"platform": "cpu", "kind": "cpu", "count": 2, "cpu_devices": 2}
+    assert facts["hidden"] == {str(tmp_path): []}
+    assert facts["address"]["connecting_to_jax_service"] == "open"
+    rules = {rule["launcher"]: rule for rule in facts["launcher"]["rules"]}
+    assert (rules["SHOAL_*"]["is_used"], rules["torchrun"]["is_used"]) == (True, False)
+    assert rules["torchrun"]["why"] == "RANK=1, WORLD_SIZE=2: SHOAL_* is further inside"
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
+def test_all_that_can_differ(see, address, tmp_path):
+    """Versions, the program and the clock; and a folder that is another one in each process."""
+    other = tmp_path / "other"
+    installed(other, jax="9.9.9", shoal="0.0.1")
+    (other / "sitecustomize.py").write_text(AHEAD)
+    rooms = [tmp_path / "room0", tmp_path / "room1"]
+    for number, room in enumerate(rooms):
+        (room / "data").mkdir(parents=True)
+        (room / "train.py").write_text(f"x = {number}\n")
+    options = ("--shared", "data", "train.py")
+    first = see(*options, folder=rooms[0], **member(0, 2, address))
+    more = {"PYTHONPATH": paths(other)}
+    second = see(*options, folder=rooms[1], **member(1, 2, address), **more)
+    code, out = first.ended()
+    assert code == 1
+    assert "jax differs: " in out
+    assert "9.9.9 on process 1" in out
+    assert "0.0.1 on process 1" in out
+    assert "the program train.py differs: digest " in out
+    assert "that of process 1 (" in out
+    assert "is 5.0 min ahead" in out
+    assert "data is not shared: process 0 (" in out
+    assert "6 problems" in out  # the folder's clock differs from that of process 1, too
+    assert second.ended() == (1, "")  # only process 0 prints, and all end with its code
+
+
+def test_a_name_that_does_not_resolve(see):
+    code, out = see(**member(1, 2, "no-such-host.invalid:8476")).ended()
+    assert code == 1
+    assert "the name 'no-such-host.invalid' of the coordinator" in out
+    assert "does not resolve on this host" in out
+    assert "which resolves to nothing" in out
+
+
+def test_a_taken_port(see):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, out = see(**member(0, 2, f"127.0.0.1:{port}"), SHOAL_INITIALIZE_TIMEOUT_S="5").ended()
+    assert code == 1
+    assert f"port {port} of this host is taken by pid {os.getpid()} (" in out
+
+
+def test_the_port_of_a_job_that_runs(see, child_env):
+    """As `kubectl exec POD -- shoal doctor --alone` on process 0."""
+    place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", "2"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*place, "--until-stdin-closes"], env=child_env, **pipes) as popen:
+        address = json.loads(popen.stdout.readline())["address"]
+        code, out = see("--alone", **member(0, 2, address)).ended()
+        popen.stdin.close()
+    assert code == 0
+    assert f"a job of shoal meets at port {address.rpartition(':')[2]} of this host: pid " in out
+
+
+def test_the_address_of_another_host(see):
+    code, out = see("--timeout", "2", **member(0, 2, "192.0.2.1:8476")).ended()
+    assert code == 1
+    assert "process 0 is here, and 192.0.2.1 (192.0.2.1) is not an address of this host" in out
+
+
+def test_two_processes_with_one_index(see, address):
+    both = [see("--timeout", "30", **member(index, 3, address)) for index in (0, 1, 1)]
+    for patient in both:
+        code, out = patient.ended()
+        assert code == 1
+        assert "two processes have the index 1: process 1 (" in out
+
+
+def test_a_process_that_is_not_there(see, address):
+    code, out = see("--timeout", "2", **member(0, 2, address)).ended()
+    assert code == 1
+    assert "process 1 of 2 did not join within 2 s" in out
+
+
+def test_process_0_is_not_there(see, address):
+    patients = [
+        see("--timeout", "2", **member(1, 2, address)),
+        see("--alone", **member(1, 2, address)),
+    ]
+    for patient in patients:
+        code, out = patient.ended()
+        assert (code, f"nothing listens at {address}, though its host answers" in out) == (1, True)
+
+
+@pytest.mark.skipif(bool(why_no_cuts()), reason=why_no_cuts() or "-")
+def test_a_host_that_cannot_be_reached(see):
+    warden = Warden(2)
+    try:
+        warden.order("cut", 0)
+        address = f"{address_of(0)}:7171"
+        inside = [sys.executable, "-I", "-S", enter.__file__]
+        processes = [
+            see("--timeout", "4", command=[*inside, *place], **member(index, 2, address))
+            for index, place in enumerate(warden.namespaces)
+        ]
+        (_, first), (code, out) = (patient.ended() for patient in processes)
+    finally:
+        warden.close()
+    assert code == 1
+    assert f"the host of {address} cannot be reached: " in out
+    assert "process 1 of 2 did not join within 4 s" in first
+
+
+def test_a_proxy_in_the_way(see):
+    proxy = "http://127.0.0.1:9"
+    code, out = see("-n", "2", http_proxy=proxy).ended()
+    assert code == 1
+    assert f"http_proxy={proxy} is in the way" in out
+    assert see("-n", "2", http_proxy=proxy, no_proxy="127.0.0.1").ended()[0] == 0
+
+
+def test_a_driver_that_hangs(see, tmp_path):
+    plugin = tmp_path / "plugin" / "jax_plugins" / "hanging"
+    plugin.mkdir(parents=True)
+    (plugin / "__init__.py").write_text(HANGING)
+    code, out = see("--timeout", "8", PYTHONPATH=paths(tmp_path / "plugin")).ended()
+    assert code == 1
+    assert "the devices did not start within 8 s: the driver hangs" in out
+
+
+def test_devices_that_are_not_there(see):
+    code, out = see(JAX_PLATFORMS="rocket").ended()
+    assert code == 1
+    assert "the devices do not start: RuntimeError: Unable to initialize backend 'rocket'" in out
+
+
+def test_half_of_the_variables(see):
+    code, out = see(RANK="1").ended()
+    assert code == 1
+    assert "torchrun (RANK=1) without WORLD_SIZE: set both or neither" in out
+
+
+def test_a_shared_folder_that_each_host_has_for_itself(see, tmp_path):
+    """A rendezvous in one directory whose content differs: each process names it."""
+    rooms = [tmp_path / "room0", tmp_path / "room1"]
+    patients = []
+    for index, room in enumerate(rooms):
+        room.mkdir()
+        more = member(index, 2, "") | {"SHOAL_RENDEZVOUS": str(room)}
+        patients.append(see("--timeout", "3", **more))
+    for patient in patients:
+        code, out = patient.ended()
+        assert code == 1
+        assert "SHOAL_RENDEZVOUS must be one directory that all hosts share" in out
+
+
+def test_under_mpich(see):
+    hydra = Path(sys.executable).with_name("mpiexec.hydra")
+    hydra = str(hydra) if hydra.exists() else shutil.which("mpiexec.hydra")
+    if hydra is None:
+        pytest.skip("mpich is not installed (pip install shoal[test])")
+    code, out = see("--json", command=[hydra, "-n", "2"]).ended()
+    said = json.loads(out)  # one object: that of process 0
+    assert (code, said["findings"]) == (0, [])
+    assert [report["process"] for report in said["processes"]] == [0, 1]
+    used = [
+        [rule["launcher"] for rule in report["facts"]["launcher"]["rules"] if rule["is_used"]]
+        for report in said["processes"]
+    ]
+    assert used == [["MPICH"], ["MPICH"]]
