@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from runtime.bare_sockets import BEAT, LIMITS, PATIENCE_S, TOKEN, Place, Process
+from shoal.runtime.rules.joining import hosts_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.server.meeting_place import MeetingPlace
 
