@@ -1,5 +1,7 @@
 """The rules of joining under a clock that the test turns."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,4 +169,4 @@ def test_a_hello_needs_all_its_fields():
 def test_hosts_travel_as_runs_without_a_change(hosts):
     runs = host_runs(hosts)
     assert hosts_of(runs) == tuple(hosts)
-    assert all(before != after for (before, _), (after, _) in zip(runs, runs[1:], strict=False))
+    assert all(before != after for (before, _), (after, _) in pairwise(runs))
