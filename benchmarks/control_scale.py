@@ -26,6 +26,7 @@ from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Point
 from shoal.runtime.wire.frames import MAX_HEADER_BYTES, FrameReader, pack_frame, split_address
 
 SIZES = (10, 100, 1_000, 10_000)
+PER_HOST = 8
 BARRIERS, ROUNDS = 4, 5
 BYTES_AT_ONCE = 1 << 16
 
@@ -38,7 +39,7 @@ class Crowd:
         self._readers: dict[int, tuple[socket.socket, FrameReader]] = {}
         self._poll = select.epoll()
         self.sent_bytes = self.received_bytes = self.received = 0
-        self.lives = [self._connect() for _ in range(count)]
+        self.lives = [self._connect(index) for index in range(count)]
         self.lanes: list[socket.socket] = []
 
     def join(self) -> None:
@@ -46,14 +47,14 @@ class Crowd:
         for index, sock in enumerate(self.lives):
             hello = {
                 "do": "hello", "protocol": PROTOCOL, "process": index,
-                "processes": len(self.lives), "host": f"host{index // 8}", "pid": 1,
+                "processes": len(self.lives), "host": f"host{index // PER_HOST}", "pid": 1,
                 "incarnation": str(index), "versions": "", "jax_service": "", "token": "",
-                "host_id": f"host{index // 8}", "timeout_s": 300.0,
+                "host_id": f"host{index // PER_HOST}", "timeout_s": 300.0,
             }  # fmt: skip
             self._send(sock, pack_frame(hello))
         self._await_answers()
         for index in range(len(self.lives)):
-            self.lanes.append(self._connect())
+            self.lanes.append(self._connect(index))
             lane = {"do": "lane", "token": "", "process": index, "incarnation": str(index)}
             self._send(self.lanes[-1], pack_frame(lane))
 
@@ -75,8 +76,11 @@ class Crowd:
         for sock in [*self.lanes, *self.lives]:
             sock.close()
 
-    def _connect(self) -> socket.socket:
-        sock = socket.create_connection(self._address)
+    def _connect(self, index: int) -> socket.socket:
+        """Connect from the address of the process's host: one address would run out of ports."""
+        host = index // PER_HOST
+        source = (f"127.1.{host // 250}.{host % 250 + 1}", 0)
+        sock = socket.create_connection(self._address, source_address=source)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limits = {"max_header_bytes": MAX_HEADER_BYTES, "max_body_bytes": MAX_PAYLOAD_BYTES}
         self._readers[sock.fileno()] = sock, FrameReader(**limits)

@@ -1,8 +1,19 @@
 """The rules of joining under a clock that the test turns."""
 
-import pytest
+from itertools import pairwise
 
-from shoal.runtime.rules.joining import PROTOCOL, Hello, Joining, parse_hello
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.runtime.rules.joining import (
+    PROTOCOL,
+    Hello,
+    Joining,
+    host_runs,
+    hosts_of,
+    parse_hello,
+)
 from shoal.runtime.wire.frames import FrameError
 
 
@@ -152,3 +163,10 @@ def test_a_hello_needs_all_its_fields():
     for wrong in ({"timeout_s": 0}, {"process": True}, {"host": None}):
         with pytest.raises(FrameError):
             parse_hello({**header, **wrong})
+
+
+@given(st.lists(st.sampled_from(["a", "b", ""])))
+def test_hosts_travel_as_runs_without_a_change(hosts):
+    runs = host_runs(hosts)
+    assert hosts_of(runs) == tuple(hosts)
+    assert all(before != after for (before, _), (after, _) in pairwise(runs))

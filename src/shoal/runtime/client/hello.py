@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
-from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.rules.joining import PROTOCOL, hosts_of
 from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import (
@@ -176,7 +176,7 @@ def _welcome_of(
             raise InitializeError(f"{what}: {frame.body.decode(errors='replace')}", missing=missing)
         service = text_field(frame.header, "jax_service")
         return Welcome(
-            hosts=tuple(json.loads(frame.body)),
+            hosts=hosts_of(json.loads(frame.body)),
             jax_service=service,
             incarnation=incarnation,
             max_body_bytes=max_body_bytes,

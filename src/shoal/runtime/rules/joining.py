@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain, groupby, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.point import Member
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 
-PROTOCOL = 4
+PROTOCOL = 5
 _STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
 
 To = TypeVar("To", bound=Hashable)
@@ -97,7 +99,7 @@ class Joining(Generic[To]):
         """The time at which `tick` must be called."""
         return math.inf if self.is_complete or self.refusal else self.deadline
 
-    @property
+    @cached_property
     def hosts(self) -> list[str]:
         """The host of each process, in order, once complete."""
         return [self._here[process].host for process in range(self.num_processes)]
@@ -107,6 +109,7 @@ class Joining(Generic[To]):
         """The process id of each process on its host, in order, once complete."""
         return [self._here[process].pid for process in range(self.num_processes)]
 
+    @cached_property
     def shared_hosts(self) -> dict[str, dict[int, int]]:
         """Return {process: pid} for each known host_id, in order, once complete."""
         shared: dict[str, dict[int, int]] = {}
@@ -236,10 +239,24 @@ class Joining(Generic[To]):
             offences.append(f"{hello} does not exist: the job has processes 0..{count - 1}")
         if there := self._here.get(hello.process):
             offences.append(f"two processes have the index {hello.process}: {there} and {hello}")
-        other = next((h for h in self._here.values() if h.versions != hello.versions), None)
-        if other is not None:
-            offences.append(f"{other} runs {other.versions}, but {hello} runs {hello.versions}")
+        first = next(iter(self._here.values()), hello)  # the others run what it runs
+        if first.versions != hello.versions:
+            offences.append(f"{first} runs {first.versions}, but {hello} runs {hello.versions}")
         return offences
+
+
+def host_runs(hosts: Iterable[str]) -> list[tuple[str, int]]:
+    """Return the host of each process as runs, which is how all are sent to all.
+
+    >>> host_runs(["a", "a", "b"])
+    [('a', 2), ('b', 1)]
+    """
+    return [(host, len([*run])) for host, run in groupby(hosts)]
+
+
+def hosts_of(runs: Iterable[Sequence[Any]]) -> tuple[str, ...]:
+    """Inverse of `host_runs`."""
+    return tuple(chain.from_iterable(repeat(host, count) for host, count in runs))
 
 
 def _claim(header: Mapping[str, Any]) -> str:

@@ -132,7 +132,7 @@ class Meeting(Roster[To]):
             self._lines.leave(process, waits, answer)
             return []
         replies: list[Reply[To]] = []
-        for gathering in self._lines.left_by(process, point, after_loss=record.has_lost):
+        for gathering in self._lines.left_by(process, point, after_loss=self._has_lost(process)):
             replies += self._finish(now, gathering, answer)
             self._lines.settle(process, gathering)
         return replies
@@ -163,7 +163,7 @@ class Meeting(Roster[To]):
             return []
         self._gone[process] = state
         self._records[process].leave(now, state, words)
-        self._lose()
+        self._num_losses += 1
         replies: list[Reply[To]] = []
         self._lines.drop_process(process)
         for line in self._lines.of(process):
@@ -185,7 +185,7 @@ class Meeting(Roster[To]):
         It is an error on all processes until the survivors have met.
         """
         self._losses.services.append((name, words))
-        self._lose()
+        self._num_losses += 1
         answer = self._losses.service_answer()
         ended = [g for g in self._lines.all_open() if not g.survivors]
         return [reply for g in ended for reply in self._finish(now, g, answer)]
@@ -234,7 +234,7 @@ class Meeting(Roster[To]):
         """
         answer: Outcome
         replies: list[Reply[To]] = []
-        after_loss = self._records[process].has_lost
+        after_loss = self._has_lost(process)
         while True:
             gathering = self._lines.next_of(process, point, after_loss=after_loss)
             if gathering is None:
@@ -326,7 +326,7 @@ class Meeting(Roster[To]):
         """Settle the lane: all survivors are at one point, so earlier failures are not owed."""
         for process in alive:
             self._records[process].acknowledged = len(self._losses.services)
-            self._records[process].has_lost = False
+            self._records[process].met_after = self._num_losses
         self._lines.restart(met, {*alive, *self._gone})
 
     def _do_without(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:

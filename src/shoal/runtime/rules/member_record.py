@@ -23,9 +23,9 @@ class Record(Generic[To]):
         "beat_came",
         "blocked",
         "departure_reason",
-        "has_lost",
         "host",
         "index",
+        "met_after",
         "pid",
         "point",
         "silent_since",
@@ -50,7 +50,7 @@ class Record(Generic[To]):
         self.silent_since: float | None = None
         self.stopped_since: float | None = None  # since the keeper reported it as stopped
         self.departure_reason = ""  # why it is gone, and its last place
-        self.has_lost = False  # whether there was a loss since it last met survivors
+        self.met_after = 0  # number of losses when it last met survivors
         self.acknowledged = 0  # number of lost services that it has acknowledged
         self.blocked: dict[str, Gathering[To]] = {}  # the gathering at which it waits, by lane
         self.arrivals: dict[str, int] = {}  # number of arrivals, by lane

@@ -94,6 +94,22 @@ def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
     return Arrival(point, timeout_s, _step_of(header), ticket, after)
 
 
+class ArrivalHeaders:
+    """Parses the arrivals of a job. Processes at one point send equal headers, parsed once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Mapping[str, Any], Arrival] | None = None
+
+    def read(self, header: Mapping[str, Any], process: int, count: int) -> Arrival:
+        """Return `arrival_of` these; `FrameReader` gives equal headers as one object."""
+        if self._last is not None and header is self._last[0]:
+            return self._last[1]
+        arrival = arrival_of(header, process, count)
+        if arrival.point.group is None:  # any process may send it
+            self._last = header, arrival
+        return arrival
+
+
 def abandoned_header(left: Abandoned) -> dict[str, Any]:
     """Return the header of an abandoned call; its `words` are the body."""
     counts = {"arrivals": left.arrivals, "sent": left.sent, "number": left.number}

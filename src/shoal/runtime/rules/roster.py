@@ -23,6 +23,7 @@ class Roster(Generic[To]):
         ]
         self._losses = Losses(self.departure_reason)
         self._gone = self._losses.states
+        self._num_losses = 0  # of processes and services
 
     def has_gone(self, process: int) -> bool:
         """Return whether this process has left, failed or been lost."""
@@ -67,7 +68,6 @@ class Roster(Generic[To]):
         """Return the state of each process, in order."""
         return tuple(record.member(now) for record in self._records)
 
-    def _lose(self) -> None:
-        """Mark a new loss on all records, until survivors have met."""
-        for record in self._records:
-            record.has_lost = True
+    def _has_lost(self, process: int) -> bool:
+        """Return whether there was a loss since this process last met survivors."""
+        return self._num_losses > self._records[process].met_after

@@ -21,7 +21,6 @@ from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import (
     Arrival,
     abandoned_of,
-    arrival_of,
     beat_of,
     notice_of,
     processes_of,
@@ -147,7 +146,7 @@ class LaneCaller:
         if meeting is None:
             raise FrameError(f"{verb[:40]!r} before all processes had joined")
         if verb == "arrive":
-            arrival = arrival_of(header, process, self._count)
+            arrival = job.arrival_headers.read(header, process, self._count)
             self._last = header, arrival
             self._arrive(meeting, connection, arrival, frame.body)
         elif verb == "who":

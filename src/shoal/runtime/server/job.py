@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from shoal.runtime.rules.gathering import Reply
-from shoal.runtime.rules.joining import Hello, Joining, JoinReply
+from shoal.runtime.rules.joining import Hello, Joining, JoinReply, host_runs
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.meeting_answers import MembersKnown, StacksHeard
-from shoal.runtime.rules.messages import Beat
+from shoal.runtime.rules.messages import ArrivalHeaders, Beat
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
 from shoal.runtime.server.keeper_connections import KeeperConnections
 from shoal.runtime.server.leaving import Leaving
@@ -47,6 +47,7 @@ class ServedJob:
         self._running = running  # the clock by which silence is counted
         self._keepers = KeeperConnections(connections)
         self._marks = LatestMarks()
+        self.arrival_headers = ArrivalHeaders()
         self.near = ""  # see `unix_socket`
         self.service_rows: Callable[[], list[list[str]]] = list
         self.on_news: Callable[..., None] = lambda **_news: None  # see `meeting_place.MeetingPlace`
@@ -173,7 +174,7 @@ class ServedJob:
         if self.meeting is None or not self.joining.knows(process, incarnation):
             return None
         host_id = self.joining.host_id(process)
-        kept = self.joining.shared_hosts().get(host_id, {})
+        kept = self.joining.shared_hosts.get(host_id, {})
         if min(kept, default=None) != process:
             return None
         self._keepers.add(host_id, connection)
@@ -192,7 +193,7 @@ class ServedJob:
         """Handle the end of a keeper: what it reported is no longer known."""
         if self._keepers.discard(host_id, connection):
             self.on_news(keeper_gone=host_id, at_s=self.now())
-            self.hear_states(self.joining.shared_hosts()[host_id], (), ())
+            self.hear_states(self.joining.shared_hosts[host_id], (), ())
 
     def answer_members(self, to: Connection, ticket: int) -> None:
         """Answer a query for the members."""
@@ -254,10 +255,10 @@ class ServedJob:
 
 def _welcomes(joining: Joining[Connection], more: Mapping[str, Any]) -> Iterator[bytes]:
     """Return what each process is told when all are here, in order."""
-    leads = {min(pids): pids for pids in joining.shared_hosts().values()}
+    leads = {min(pids): pids for pids in joining.shared_hosts.values()}
     leader_of = {process: leader for leader, pids in leads.items() for process in pids}
     header = {"is": "welcome", "jax_service": joining.jax_service, **more}
-    hosts = json.dumps(joining.hosts).encode()
+    hosts = json.dumps(host_runs(joining.hosts)).encode()
     for process in range(joining.num_processes):
         told: dict[str, Any] = {**header, "leader": leader_of.get(process, process)}
         if process in leads:

@@ -71,15 +71,19 @@ class JobMail:
                 self.push((process,), pack_frame({"is": "stacks", "ticket": ticket}))
 
     def answer(self, replies: Iterable[Reply[Connection]]) -> None:
-        """Send the answers; the body of each is packed once for all."""
+        """Send the answers; a frame for many is packed once, and so is each body."""
         bodies: dict[int, bytes] = {}
+        packed: tuple[Answer | None, int] = None, 0
+        frame = b""
         for to, ticket, answer in replies:
-            body = bodies.get(id(answer))
-            if body is None:
-                body = bodies[id(answer)] = _body_of(answer)
-                if isinstance(answer, SurvivorsMet):
-                    self._reported_gone = 0
-            self._connections.send(to, pack_answer(ticket, answer.kind, body))
+            if packed[0] is not answer or packed[1] != ticket:
+                body = bodies.get(id(answer))
+                if body is None:
+                    body = bodies[id(answer)] = _body_of(answer)
+                    if isinstance(answer, SurvivorsMet):
+                        self._reported_gone = 0
+                packed, frame = (answer, ticket), pack_answer(ticket, answer.kind, body)
+            self._connections.send(to, frame)
 
     def forget(self, life: Life) -> None:
         """Stop sending to a process, and close the connections of its lanes."""

@@ -28,6 +28,7 @@ from shoal.runtime.wire.keepalive import is_cut_off
 
 STRANGER_S = 30.0  # a connection not trusted by then is closed
 
+_ACCEPTS_AT_ONCE = 64
 _CLOSED = "its connection closed (killed?)"
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -173,6 +174,13 @@ class Connections:
                 self._selector.register(server, selectors.EVENT_READ, None)
 
     def _accept(self, server: socket.socket) -> None:
+        """Accept those that wait; one at a time, a large job would overflow the kernel's queue."""
+        for _ in range(_ACCEPTS_AT_ONCE):
+            if not self._accept_one(server):
+                return
+
+    def _accept_one(self, server: socket.socket) -> bool:
+        """Accept a connection; return whether there may be more."""
         try:
             sock, origin = server.accept()
         except OSError as error:
@@ -182,7 +190,7 @@ class Connections:
                 self._accepts = False
                 for each in self._servers:
                     self._selector.unregister(each)
-            return  # the peer has gone
+            return False  # none is left, or the peer has gone
         sock.setblocking(False)
         if sock.family == socket.AF_UNIX:
             origin = ("this host",)
@@ -191,6 +199,7 @@ class Connections:
         connection = Connection(sock, str(origin[0]), self._clock(), self._listener)
         self._strangers[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, connection)
+        return True
 
     def _read(self, connection: Connection) -> None:
         if connection.is_closed:
