@@ -19,12 +19,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from processes.forked import Forks, Outcome, decode_tree
+from processes.forked import Forks, Outcome, tree_of
 from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
 from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.format.blobs import decode_tree as tree_of_blob
+from shoal.checkpoint.format.blobs import decode_tree
 from shoal.errors import NotCommitted
 
 EARLY = ("preflight", "snapshot", "write", "written")
@@ -65,7 +65,7 @@ def holds(path: Path, seed: int, processes: int) -> None:
                 number, (0,) * len(leaf.shape), np.empty(leaf.shape, leaf.dtype)
             )
     read_boxes(checkpoint, list(wants.values()), most_bytes=1 << 26)
-    expected = decode_tree(seed)
+    expected = tree_of(seed)
     for name, want in wants.items():
         assert np.array_equal(want.out, expected[name]), name
     assert len(wants) == 6
@@ -73,7 +73,7 @@ def holds(path: Path, seed: int, processes: int) -> None:
     for process, (origin, size) in checkpoint.values_of(own).items():
         out = np.empty(size, np.uint8)
         read_boxes(checkpoint, [Want(own, (origin,), out)], most_bytes=1 << 26)
-        assert tree_of_blob(out.tobytes()) == {"process": process, "seed": seed}
+        assert decode_tree(out.tobytes()) == {"process": process, "seed": seed}
     assert len(checkpoint.values_of(own)) == processes
 
 
