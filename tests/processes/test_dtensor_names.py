@@ -169,7 +169,7 @@ def test_every_process_reads_its_own_rows(cluster):
     wanted = np.arange(16, dtype=np.float32).reshape(2, 4, 2).tolist()
     for found, told in cluster.run(feeds):
         assert found == [wanted] * 9
-        assert "DTensorDataset: float64 is no int32; cast it" in told
+        assert "DTensorDataset: float64 is not int32; cast it" in told
 
 
 def barriers():
