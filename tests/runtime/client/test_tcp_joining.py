@@ -83,16 +83,16 @@ def test_after_a_refusal_all_may_try_again(fresh_place, come):
 
 
 def test_who_dies_before_all_have_come_ends_it_for_those_who_come_later(fresh_place, come):
-    address = fresh_place(2)
+    address = fresh_place(3)
     host, port = address.rsplit(":", 1)
     hello = {
         "do": "hello", "protocol": PROTOCOL, "token": "the secret of the tests", "process": 1,
-        "processes": 2, "host": "far", "pid": 7, "incarnation": "x", "versions": "",
+        "processes": 3, "host": "far", "pid": 7, "incarnation": "x", "versions": "",
         "jax_service": "", "timeout_s": 10, "host_id": "",
     }  # fmt: skip
     with socket.create_connection((host, int(port))) as victim:
         victim.sendall(pack_frame(hello))
-    [error] = come(address, 2, {"process": 0})
+    [error] = come(address, 3, {"process": 0, "versions": ""})
     assert type(error) is InitializeError
     assert error.missing == (1,)
     assert "process 1 (far, pid 7) died or gave up" in str(error)
