@@ -2,7 +2,7 @@
 VENV := .venv
 # Much of a test's time is waiting: several run at a time. The fault matrix sees to that itself.
 AT_ONCE := -n auto --dist worksteal
-# Good code for what runs once was most of the work; on the newest JAX the suite has what users have.
+# Optimized code is wasted on what runs once; on the newest JAX the suite compiles as users do.
 QUICKLY := --compile-quickly
 NEWEST := .venv-newest
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)

@@ -1,6 +1,7 @@
 """Unix-socket fast path for clients on the server's host.
 
-A round trip takes two thirds of the time of loopback TCP. The socket's name is in Linux's abstract
+A barrier over loopback TCP takes about a tenth to a quarter longer (`benchmarks/control.py`, row
+`barrier sockets`). The socket's name is in Linux's abstract
 namespace (unix(7)): no file is left behind, only one network namespace sees it, and the name is
 random; clients must show the token all the same. It carries calls only. Connections that determine
 liveness stay on TCP, where the kernel watches the link.
