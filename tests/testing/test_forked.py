@@ -68,3 +68,30 @@ def test_a_server_that_is_killed_takes_its_processes_with_it(bench):
 def test_another_way_to_start_is_refused(cluster):
     with pytest.raises(UsageError, match="start_method='thread' is neither 'spawn' nor 'fork'"):
         cluster(2, start_method="thread")
+
+
+def test_clusters_of_one_environment_fork_from_one_server_and_others_do_not(cluster, child_env):
+    def grandparent(env):
+        bench = cluster(2, env=env, start_method="fork")
+        bench.start(functions.meet, *["again"] * 100_000)
+        return status_of(status_of(bench.pid(0)).parent).parent
+
+    first, second = (grandparent(child_env | {"SHOAL_WARN_AFTER_S": s}) for s in ("7", "8"))
+    assert first == second
+    assert grandparent(child_env | {"XLA_FLAGS": "--xla_dump_max_hlo_modules=7"}) != first
+
+
+def test_a_killed_server_is_replaced(cluster, child_env):
+    env = child_env | {"MINE": "of this test"}
+    bench = cluster(2, env=env, start_method="fork")
+    bench.start(functions.meet, *["again"] * 100_000)
+    os.kill(status_of(status_of(bench.pid(0)).parent).parent, signal.SIGKILL)
+    assert [ended.code for ended in bench.wait()] == [-signal.SIGKILL] * 2
+    again = cluster(2, env=env, start_method="fork")
+    assert again.run(functions.meet, "once") == [None, None]
+
+
+def test_more_files_than_one_message_passes(cluster, child_env):
+    many = cluster(130, env=child_env, start_method="fork")
+    parents = many.run("os:getppid", initialize=False)
+    assert parents == parents[:1] * 130

@@ -1,73 +1,161 @@
-"""A process that imports JAX and forks into the processes of a `Cluster`.
+"""A process that imports JAX once, and forks into the processes of one `Cluster` after another.
 
-Importing JAX costs each process a second of CPU time; here it is done once per cluster.
+Importing JAX costs a process a second of CPU time; this one spends it once for all clusters of a
+test session that have the same environment. A cluster's *group* stands between:
 
-    test ──one line of JSON──▶ fork server ──fork──▶ process 0, process 1, …
-    test ◀──"INDEX PID", then "INDEX code CODE"── fork server
+    test ──one order per cluster──▶ fork server ──fork──▶ group ──fork──▶ process 0, process 1, …
+    test ◀──"group PID", "INDEX PID", then "INDEX code CODE"── group
 
 Each process has its own environment, session, pipes and (with a network) namespaces before any of
-the program runs. JAX has no backend and no thread yet when the server forks. The server ends after
-the last of its processes; if it is killed, so are they.
+the program runs. JAX has no backend and no thread yet when the server forks. A group ends after the
+last of its processes; if it is killed, so are they. The server ends after its last group, once the
+test's end of its socket is closed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from shoal.testing.enter import enter
+from shoal.testing.warden import MARK
 
-__all__ = ["serve"]
+__all__ = ["MOST_FDS", "NO_MARK", "serve"]
 
+NO_MARK = "0" * 16  # the server's own: it outlives each cluster and its warden
+MOST_FDS = 250  # in one message; the kernel passes at most 253 (SCM_MAX_FD, unix(7))
 _PR_SET_PDEATHSIG = 1
 
 
-def serve() -> dict[str, Any]:
-    """Fork as requested on stdin; returns, in each forked process only, its entry."""
-    orders = json.loads(sys.stdin.readline())
+class Order(NamedTuple):
+    """The processes of one cluster.
+
+    `fds` are the folder they run in, a pipe to report to, then stdout and stderr of each.
+    """
+
+    mark: str
+    entries: Sequence[dict[str, Any]]  # fields of a `ForkOrder`
+    num_fds: int
+    fds: Sequence[int] = ()
+
+
+def serve() -> list[str]:
+    """Fork as the orders on stdin say; returns, in each forked process only, its arguments."""
+    mark_at = _address_of_mark()
+    trouble = _import_what_is_shared()
+    with socket.socket(fileno=0) as orders:
+        while (order := _next_order(orders)) is not None:
+            if _fork() == 0:
+                return _be_group(order, mark_at, trouble)
+            for fd in order.fds:
+                os.close(fd)
+            _reap(os.WNOHANG)
+    _reap(0)
+    os._exit(0)
+
+
+def _import_what_is_shared() -> str:
+    """Import what the processes share; return the traceback if that fails, else ""."""
     try:
         import jax  # noqa: F401 - what the processes share
 
         import shoal.runtime.process  # noqa: F401
-    except BaseException:
-        for entry in orders[1:]:  # the first shares this process's stderr
-            os.write(entry["err"], traceback.format_exc().encode())
-        raise
+    except BaseException:  # noqa: BLE001 - each process reports it as its own
+        return traceback.format_exc()
     gc.collect()
     gc.freeze()  # so that garbage collection in a child does not copy shared pages
+    return ""
+
+
+def _next_order(orders: socket.socket) -> Order | None:
+    """Receive an order; None: there will be no more."""
+    try:
+        size = int.from_bytes(_receive(orders, 4), "big")
+        order, fds = Order(**json.loads(_receive(orders, size))), list[int]()
+        while len(fds) < order.num_fds:
+            data, more, _flags, _address = socket.recv_fds(orders, 1, MOST_FDS)
+            if not data:
+                return None
+            fds += more
+    except EOFError:
+        return None
+    return order._replace(fds=fds)
+
+
+def _receive(orders: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = orders.recv(size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python >= 3.12 warns of threads: those of OpenBLAS, which stops them around a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def _reap(options: int) -> None:
+    """Collect the groups that have ended; without WNOHANG wait for all."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, options)[0]:
+            pass
+
+
+def _be_group(order: Order, mark_at: int, trouble: str) -> list[str]:
+    """Fork into the processes of an order, and report them; returns in these only."""
+    _live_apart()
+    ctypes.memmove(mark_at, order.mark.encode(), len(NO_MARK))
+    os.chdir(order.fds[0])
+    _say(order, f"group {os.getpid()}")
     pids = {}
-    for index, entry in enumerate(orders):
-        with warnings.catch_warnings():
-            # Python >= 3.12 warns of threads: those of OpenBLAS, which stops them around a fork.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+    for index, entry in enumerate(order.entries):
+        out, err = order.fds[2 + 2 * index :][:2]
+        if trouble:
+            os.write(err, trouble.encode())
+            _say(order, f"{index} code 1")
+            continue
+        pid = _fork()
         if pid == 0:
-            _become(entry, orders)
-            return entry  # type: ignore[no-any-return]
+            _become(entry, out, err, order.fds)
+            return list(entry["arguments"])
         pids[pid] = index
-        _say(f"{index} {pid}")
-    _close(orders)
-    for _ in orders:
+        _say(order, f"{index} {pid}")
+    for fd in order.fds[2:]:
+        os.close(fd)
+    while pids:
         pid, status = os.wait()
-        _say(f"{pids[pid]} code {os.waitstatus_to_exitcode(status)}")
+        _say(order, f"{pids.pop(pid)} code {os.waitstatus_to_exitcode(status)}")
     os._exit(0)
 
 
-def _say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())
+def _say(order: Order, line: str) -> None:
+    os.write(order.fds[1], f"{line}\n".encode())
 
 
-def _become(entry: dict[str, Any], orders: list[dict[str, Any]]) -> None:
-    """Make this fork equivalent to a process started by itself."""
+def _live_apart() -> None:
+    """Have a session of its own, and end with the parent."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _become(entry: dict[str, Any], out: int, err: int, fds: Sequence[int]) -> None:
+    """Make this fork equivalent to a process started by itself."""
+    _live_apart()
     os.environ.clear()
     os.environ.update(entry["env"])
     for path in entry["namespaces"]:
@@ -75,22 +163,27 @@ def _become(entry: dict[str, Any], orders: list[dict[str, Any]]) -> None:
         enter(fd)
         os.close(fd)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (entry["out"], 1), (entry["err"], 2)):
+    for source, target in ((nothing, 0), (out, 1), (err, 2)):
         os.dup2(source, target)
-    os.close(nothing)
-    _close(orders)
+    for fd in (nothing, *fds):
+        os.close(fd)
     if "numpy.random" in sys.modules:  # unseeded, it differs between processes
         sys.modules["numpy.random"].seed()
 
 
-def _close(orders: list[dict[str, Any]]) -> None:
-    for entry in orders:
-        os.close(entry["out"])
-        os.close(entry["err"])
+def _address_of_mark() -> int:
+    """Return where in memory this process's mark is.
+
+    /proc/PID/environ shows the memory that holds the first environment, in forks as well: a group
+    writes its cluster's mark there, for the warden to find. A mark has always the same length.
+    """
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    return int(getenv(MARK.encode()))
 
 
 if __name__ == "__main__":
-    mine = serve()
+    arguments = serve()
     from shoal.testing import child
 
-    child.main(mine["arguments"])
+    child.main(arguments)
