@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from shoal.testing.forked import Forked, ForkOrder, fork_all
 from shoal.testing.running import Pump, Running
 from shoal.testing.warden import MARK, marked
 from shoal.testing.warding import Warden
@@ -64,9 +66,17 @@ class Started:
 
     def __init__(self, running: Running, pump: Pump) -> None:
         self.running, self._pump = running, pump
-        self.pid, self.kill = running.popen.pid, running.popen.kill
-        self.send_signal = running.popen.send_signal
+        self.pid = running.popen.pid
         self.stdout = self._lines()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it has not ended."""
+        if self.running.code is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL, if it has not ended."""
+        self.send_signal(signal.SIGKILL)
 
     def until(self, is_so: Callable[[], bool]) -> None:
         """Sleep until it is so; each line that is said, and each end, wakes."""
@@ -90,8 +100,10 @@ class Job:
     """Processes that run one script, with HEAD before it. The numbers are arguments of the script:
     unlike those of a `Cluster`, two may have one index, and none need join."""
 
-    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+    def __init__(self, folder: Path, env: dict[str, str], *, forks: bool = True) -> None:
+        """`forks`: its processes fork from one that has imported JAX, see `fork_server`."""
         self.folder = folder
+        self.forks = forks
         self.warden = Warden(0)
         self.pump = Pump()
         self.env = {**env, MARK: self.warden.mark}
@@ -103,17 +115,22 @@ class Job:
         """Start one process."""
         path = self.folder / f"script{index}.py"
         path.write_text(HEAD + textwrap.dedent(script))
-        popen = subprocess.Popen(
-            [sys.executable, str(path), self.address, str(index), str(count), *more],
+        popen = self._popen([str(path), self.address, str(index), str(count), *more], env)
+        running = Running(f"process {index}", popen)
+        self.pump.follow(running)
+        self.processes.append(Started(running, self.pump))
+        return self.processes[-1]
+
+    def _popen(self, command: list[str], env: dict[str, str]) -> Forked | subprocess.Popen[bytes]:
+        if self.forks:
+            return fork_all([ForkOrder(command, {**self.env, **env}, is_script=True)])[0]
+        return subprocess.Popen(
+            [sys.executable, *command],
             env={**self.env, **env},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        running = Running(f"process {index}", popen)
-        self.pump.follow(running)
-        self.processes.append(Started(running, self.pump))
-        return self.processes[-1]
 
     def run(self, count: int, script: str, *more: str, **env: str) -> list[Ended]:
         """Start all processes and wait until all have ended."""
@@ -173,9 +190,9 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def job(tmp_path: Path, child_env: dict[str, str]) -> Iterator[Job]:
+def job(request: pytest.FixtureRequest, tmp_path: Path, child_env: dict[str, str]) -> Iterator[Job]:
     """Return a job without processes; nothing of it outlives the test."""
-    job = Job(tmp_path, child_env)
+    job = Job(tmp_path, child_env, forks=getattr(request.module, "FORKS", True))
     yield job
     job.end()
 

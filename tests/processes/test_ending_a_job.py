@@ -9,6 +9,8 @@ from textwrap import dedent
 
 import pytest
 
+FORKS = False  # each interpreter starts and ends as a user's does
+
 
 def line(process, word):
     """Read a process's stdout up to a line that begins with `word`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import runpy
 import sys
 import traceback
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from typing import Any
 from shoal.errors import UsageError
 from shoal.testing.values import decoded, encoded
 
-__all__ = ["main", "result_path"]
+__all__ = ["main", "result_path", "run_script"]
 
 _MAIN = "__mp_main__"  # as in multiprocessing: the program's `__main__` block must not run
 
@@ -56,6 +57,13 @@ def main(arguments: list[str]) -> None:
         _leave(path, {"error": text, "kind": type(error).__name__})
         raise
     _leave(path, outcome)
+
+
+def run_script(arguments: list[str]) -> None:
+    """Run a script as `python SCRIPT` does: as `__main__`, its folder first in sys.path."""
+    sys.argv[:] = arguments
+    sys.path.insert(0, str(Path(arguments[0]).parent))
+    runpy.run_path(arguments[0], run_name="__main__")
 
 
 def _leave(path: Path, outcome: object) -> None:

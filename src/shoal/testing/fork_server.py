@@ -35,9 +35,11 @@ __all__ = ["MOST_FDS", "NO_MARK", "serve"]
 NO_MARK = "0" * 16  # the server's own: it outlives each cluster and its warden
 MOST_FDS = 250  # in one message; the kernel passes at most 253 (SCM_MAX_FD, unix(7))
 _PR_SET_PDEATHSIG = 1
+# A test may send these to everything that a job started; a group is no part of the job.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Order(NamedTuple):
+class GroupOrder(NamedTuple):
     """The processes of one cluster.
 
     `fds` are the folder they run in, a pipe to report to, then stdout and stderr of each.
@@ -49,8 +51,8 @@ class Order(NamedTuple):
     fds: Sequence[int] = ()
 
 
-def serve() -> list[str]:
-    """Fork as the orders on stdin say; returns, in each forked process only, its arguments."""
+def serve() -> dict[str, Any]:
+    """Fork as the orders on stdin say; returns, in each forked process only, its entry."""
     mark_at = _address_of_mark()
     trouble = _import_what_is_shared()
     with socket.socket(fileno=0) as orders:
@@ -77,11 +79,11 @@ def _import_what_is_shared() -> str:
     return ""
 
 
-def _next_order(orders: socket.socket) -> Order | None:
+def _next_order(orders: socket.socket) -> GroupOrder | None:
     """Receive an order; None: there will be no more."""
     try:
         size = int.from_bytes(_receive(orders, 4), "big")
-        order, fds = Order(**json.loads(_receive(orders, size))), list[int]()
+        order, fds = GroupOrder(**json.loads(_receive(orders, size))), list[int]()
         while len(fds) < order.num_fds:
             data, more, _flags, _address = socket.recv_fds(orders, 1, MOST_FDS)
             if not data:
@@ -116,7 +118,7 @@ def _reap(options: int) -> None:
             pass
 
 
-def _be_group(order: Order, mark_at: int, trouble: str) -> list[str]:
+def _be_group(order: GroupOrder, mark_at: int, trouble: str) -> dict[str, Any]:
     """Fork into the processes of an order, and report them; returns in these only."""
     _live_apart()
     ctypes.memmove(mark_at, order.mark.encode(), len(NO_MARK))
@@ -132,18 +134,20 @@ def _be_group(order: Order, mark_at: int, trouble: str) -> list[str]:
         pid = _fork()
         if pid == 0:
             _become(entry, out, err, order.fds)
-            return list(entry["arguments"])
+            return entry
         pids[pid] = index
         _say(order, f"{index} {pid}")
     for fd in order.fds[2:]:
         os.close(fd)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     while pids:
         pid, status = os.wait()
         _say(order, f"{pids.pop(pid)} code {os.waitstatus_to_exitcode(status)}")
     os._exit(0)
 
 
-def _say(order: Order, line: str) -> None:
+def _say(order: GroupOrder, line: str) -> None:
     os.write(order.fds[1], f"{line}\n".encode())
 
 
@@ -183,7 +187,7 @@ def _address_of_mark() -> int:
 
 
 if __name__ == "__main__":
-    arguments = serve()
+    mine = serve()
     from shoal.testing import child
 
-    child.main(arguments)
+    (child.run_script if mine["is_script"] else child.main)(mine["arguments"])

@@ -24,11 +24,12 @@ _OF_JOB = "SHOAL_"  # variables that importing does not read
 
 
 class ForkOrder(NamedTuple):
-    """How one process of a cluster is to run `shoal.testing.child`."""
+    """How one process of a cluster is to run `shoal.testing.child`, or a script."""
 
     arguments: Sequence[str]
     env: Mapping[str, str]
     namespaces: Sequence[str] = ()  # paths of its network and its host name namespace
+    is_script: bool = False  # the first argument is the path of a program
 
 
 class Forked:
