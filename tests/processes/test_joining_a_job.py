@@ -197,8 +197,8 @@ def test_one_job_after_the_other_at_one_address(job, said):
 
 def test_process_0_dies_before_anybody_could_meet(job):
     script = """
-    from shoal.runtime.startup import membership
-    membership.join = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    from shoal.runtime.startup import meeting_address
+    meeting_address.join = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     initialize()
     """
     job.start(0, 2, script)

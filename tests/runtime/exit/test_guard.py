@@ -9,15 +9,16 @@ from shoal.runtime.rules.point import Member
 ENDED = Member(1, "h", "failed", "it hung after JAX's service was lost, and was ended")
 
 
-def test_a_lost_service_is_named_before_those_who_died_of_it(capsys):
+def test_a_lost_service_is_named_before_those_who_died_of_it():
     coordinator = LocalJob(2).coordinators[0]
     coordinator.troubles.hear(None, "JAX's service", "lost", "silent for 2 s")
-    assert _explain(coordinator, {1: ENDED}) == 71
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "shoal: JAX's service is lost: silent for 2 s"
-    assert second.startswith("shoal: process 1 of 2 (h) is gone: it hung")
+    code, (first, second) = _explain(coordinator, {1: ENDED})
+    assert code == 71
+    assert first == "JAX's service is lost: silent for 2 s"
+    assert second.startswith("process 1 of 2 (h) is gone: it hung")
 
 
-def test_a_failed_peer_alone_is_a_failed_peer(capsys):
-    assert _explain(LocalJob(2).coordinators[0], {1: ENDED}) == 72
-    assert "process 1 of 2 (h) is gone: it hung" in capsys.readouterr().err
+def test_a_failed_peer_alone_is_a_failed_peer():
+    code, (line,) = _explain(LocalJob(2).coordinators[0], {1: ENDED})
+    assert code == 72
+    assert line.startswith("process 1 of 2 (h) is gone: it hung")

@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shoal.runtime.doctor.findings import NOTE, PROBLEM, Finding, Report
+from shoal.runtime.doctor.findings import CLOCK_OFF_S, NOTE, PROBLEM, Finding, Report
 from shoal.runtime.rules.outcomes import listed
 
-_CLOCK_OFF_S = 10.0
 _MUST_BE_EQUAL = ("shoal", "jax", "jaxlib")
 _SHOWN = 5
 
@@ -78,7 +77,7 @@ def _clocks(reports: Sequence[Report]) -> list[Finding]:
         return []
     middle = statistics.median_low(times.values())
     off = {
-        at: time_s - middle for at, time_s in times.items() if abs(time_s - middle) > _CLOCK_OFF_S
+        at: time_s - middle for at, time_s in times.items() if abs(time_s - middle) > CLOCK_OFF_S
     }
     if not off:
         return []

@@ -11,7 +11,6 @@ import os
 import select
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from shoal.runtime.doctor.findings import CheckResult, Finding
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.startup.launchers import JobPlace
-from shoal.runtime.system.environment import own_environment
+from shoal.runtime.system.child_process import Spawned
 
 _REAP_S = 1.0
 _ADVICE = (
@@ -34,15 +33,10 @@ class DeviceProbe:
     def __init__(self, place: JobPlace | None, timeout_s: float) -> None:
         wanted = (None, None) if place is None else (place.virtual_devices, place.local_device_ids)
         self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `result`
-        self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "shoal.runtime.doctor.device_probe", json.dumps(wanted)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            bufsize=0,
-            env={**own_environment(), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-            start_new_session=True,
+        self._child = Spawned(
+            "shoal.runtime.doctor.device_probe",
+            json.dumps(wanted),
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
         )
 
     def result(self) -> CheckResult:
@@ -51,12 +45,10 @@ class DeviceProbe:
             return self._checked()
         finally:
             self._child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one in a driver cannot be reaped
                 self._child.wait(_REAP_S)
-            self._child.returncode = self._child.returncode or 0  # one in a driver cannot be reaped
-            for file in (self._child.stdout, self._errors):
-                if file is not None:
-                    file.close()
+            self._child.stdin.close()
+            self._child.detach()
 
     def _checked(self) -> CheckResult:
         said = self._said()
@@ -71,8 +63,6 @@ class DeviceProbe:
     def _said(self) -> dict[str, Any] | None:
         """Return what the child printed; None: nothing by the deadline."""
         data, stdout = b"", self._child.stdout
-        if stdout is None:
-            return None
         readable = select.poll()
         readable.register(stdout, select.POLLIN)
         while readable.poll(max(0.0, self._deadline - time.monotonic()) * 1000):
@@ -87,9 +77,7 @@ class DeviceProbe:
             if line.startswith("{"):
                 with contextlib.suppress(ValueError):
                     return dict(json.loads(line))
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return {"error": lines[-1] if lines else "the child ended without a word"}
+        return {"error": self._child.last_words() or "the child ended without a word"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

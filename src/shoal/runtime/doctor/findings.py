@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 PROBLEM, NOTE = "problem", "note"
+CLOCK_OFF_S = 10.0  # clocks that differ by more are a problem
+LITTLE_DISK_BYTES = 64 << 20  # less free space is a problem
 
 
 class Finding(NamedTuple):

@@ -9,11 +9,11 @@ import socket
 import tempfile
 from pathlib import Path
 
-from shoal.runtime.doctor.findings import NOTE, CheckResult, Finding
+from shoal.runtime.doctor.findings import LITTLE_DISK_BYTES, NOTE, CheckResult, Finding
 from shoal.runtime.doctor.reachability import resolve
+from shoal.runtime.system.cores import num_cores
 
 _LITTLE_MEMORY_BYTES = 512 << 20
-_LITTLE_DISK_BYTES = 64 << 20
 _RESOLVE_S = 5.0
 
 
@@ -21,7 +21,7 @@ def check_host() -> CheckResult:
     """Check that this host's name resolves: CPU devices of several processes connect by it."""
     name = socket.gethostname()
     found = resolve(name, _RESOLVE_S)
-    facts = {"name": name, "addresses": list(found.addresses), "cores": _cores()}
+    facts = {"name": name, "addresses": list(found.addresses), "cores": num_cores()}
     if found.addresses:
         return CheckResult(facts)
     words = f"this host's own name {name!r} does not resolve: {found.error}"
@@ -58,15 +58,9 @@ def check_disk() -> CheckResult:
     for directory in dict.fromkeys((tempfile.gettempdir(), os.getcwd())):
         free = shutil.disk_usage(directory).free
         facts[directory] = {"free_bytes": free}
-        if free < _LITTLE_DISK_BYTES:
+        if free < LITTLE_DISK_BYTES:
             findings.append(Finding("disk", f"only {free >> 20} MiB are free in {directory}"))
     return CheckResult(facts, tuple(findings))
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _text(root: str, path: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from shoal.hashing import short_digest
 from shoal.runtime.doctor.findings import CheckResult, Finding
 
 _PACKAGES = ("shoal", "jax", "jaxlib", "numpy")
@@ -39,7 +39,7 @@ def check_program(path: str) -> CheckResult:
     except OSError as error:
         problem = f"the program {path} cannot be read: {error.strerror}"
         return CheckResult({"path": path}, (Finding("program", problem),))
-    digest = hashlib.blake2b(data, digest_size=8).hexdigest()
+    digest = short_digest(data).hex()
     return CheckResult({"path": path, "digest": digest, "size_bytes": len(data)})
 
 

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoal.errors import InitializeError
-from shoal.runtime.startup.launcher_table import LAUNCHERS, Environment, Launcher
+from shoal.runtime.startup.launcher_table import (
+    LAUNCHERS,
+    Environment,
+    Launcher,
+    shown,
+    variables_of,
+)
 
 
 class RuleState(NamedTuple):
@@ -35,17 +41,17 @@ def rule_states(env: Environment) -> tuple[RuleState, ...]:
 
 def _state(launcher: Launcher, env: Environment, used: str) -> RuleState:
     try:
-        whole = env if launcher.completed is None else launcher.completed(env, [])
+        whole = launcher.completed(env, [])
     except InitializeError as error:
         return RuleState(launcher.name, False, True, str(error))
     numbers = (*launcher.indices, *launcher.counts)
-    found = _found(whole, (*launcher.needs, *numbers, *launcher.same_index))
+    found = variables_of(whole, (*launcher.needs, *numbers, *launcher.same_index))
     why_not = _why_not(launcher, found)
     if why_not:
         return RuleState(launcher.name, False, bool(found), why_not)
     if used:
-        return RuleState(launcher.name, False, True, f"{_shown(found)}: {used} is further inside")
-    return RuleState(launcher.name, True, True, _shown(found))
+        return RuleState(launcher.name, False, True, f"{shown(found)}: {used} is further inside")
+    return RuleState(launcher.name, True, True, shown(found))
 
 
 def _why_not(launcher: Launcher, found: Mapping[str, str]) -> str:
@@ -53,18 +59,10 @@ def _why_not(launcher: Launcher, found: Mapping[str, str]) -> str:
     numbers = [name for name in (*launcher.indices, *launcher.counts) if name in found]
     if not numbers:
         lacking = " and ".join((*launcher.indices[:1], *launcher.counts[:1]))
-        return f"{_shown(found)} without {lacking}" if found else f"{lacking} not set"
+        return f"{shown(found)} without {lacking}" if found else f"{lacking} not set"
     lacking = ", ".join(name for name in launcher.needs if name not in found)
     if lacking:
-        return f"{_shown(found)} without {lacking}"
+        return f"{shown(found)} without {lacking}"
     if len(numbers) == 1 and (half := f"{numbers[0]}={found[numbers[0]]}") in launcher.no_job:
         return f"{half} without {launcher.counts[0]}: a batch script or a shell, not a step"
     return ""
-
-
-def _found(env: Environment, names: tuple[str, ...]) -> dict[str, str]:
-    return {name: env[name].strip() for name in names if env.get(name, "").strip()}
-
-
-def _shown(found: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in found.items())

@@ -8,17 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.errors import ShoalError
-from shoal.runtime.client.over_tcp import TcpCoordinator, join
+from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.doctor import reachability
 from shoal.runtime.doctor.findings import NOTE, CheckResult, Finding, problem_of
 from shoal.runtime.doctor.port_owner import port_owner
 from shoal.runtime.doctor.proxies import check_proxies
-from shoal.runtime.rules.deadline import ends_at, left_of
-from shoal.runtime.startup import services
+from shoal.runtime.rules.deadline import ends_at
 from shoal.runtime.startup.addresses import is_loopback
 from shoal.runtime.startup.launchers import JobPlace
-from shoal.runtime.startup.meeting_address import bind_for, find_place
-from shoal.runtime.startup.rendezvous import Visit
+from shoal.runtime.startup.meeting_address import bind_for, join_place
 from shoal.runtime.wire.frames import address_text, split_address
 
 _NAME_S = 5.0  # how long a name may be unknown
@@ -84,28 +82,7 @@ def join_job(place: JobPlace, timeout_s: float) -> TcpCoordinator:
     Raises:
       ShoalError: on every process that arrived, with the reason.
     """
-    deadline, visit = ends_at(timeout_s), None
-    if place.rendezvous is not None:
-        visit = Visit(place.rendezvous, place.process, place.num_processes)
-    meeting, joined = None, None
-    try:
-        meeting = find_place(place, visit, deadline, attempt=None, versions=_VERSIONS)
-        joined = join(
-            meeting.address,
-            process=place.process,
-            num_processes=place.num_processes,
-            token=meeting.token,
-            timeout_s=left_of(deadline),
-            jax_service=meeting.jax_service,
-            versions=_VERSIONS,
-        )
-    finally:
-        if meeting is not None and meeting.services is not None:
-            end = services.release if joined is not None else services.retire
-            end(meeting.services)
-        if visit is not None:
-            visit.leave(has_begun=joined is not None)
-    return joined
+    return join_place(place, ends_at(timeout_s), versions=_VERSIONS)[0]
 
 
 def why_not_joined(place: JobPlace, error: ShoalError) -> CheckResult:

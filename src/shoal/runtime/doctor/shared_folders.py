@@ -9,12 +9,10 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from shoal.runtime.doctor.findings import CheckResult, Finding
+from shoal.runtime.doctor.findings import CLOCK_OFF_S, LITTLE_DISK_BYTES, CheckResult, Finding
 
 _LOOK_S = 5.0  # a shared file system may show a new file late
 _PAUSE_S = 0.1
-_CLOCK_OFF_S = 10.0
-_LITTLE_BYTES = 64 << 20
 
 
 class FolderMarks:
@@ -40,10 +38,10 @@ class FolderMarks:
                 "file_system": file_system(os.path.abspath(folder)),
                 "free_bytes": free,
             }
-            if abs(ahead_s) > _CLOCK_OFF_S:
+            if abs(ahead_s) > CLOCK_OFF_S:
                 words = f"the clock of {folder} is {ahead_s:+.0f} s from that of this host"
                 findings.append(Finding("clock", words, "synchronise both (chrony, ntpd)"))
-            if free < _LITTLE_BYTES:
+            if free < LITTLE_DISK_BYTES:
                 findings.append(Finding("folders", f"only {free >> 20} MiB are free in {folder}"))
         return CheckResult(facts, tuple(findings))
 

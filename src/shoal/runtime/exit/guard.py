@@ -33,7 +33,15 @@ from shoal import settings
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import Trouble
+from shoal.runtime.exit.causes import (
+    UNHEARD,
+    gone_behind,
+    gone_members,
+    is_of_runtime,
+    peers_behind,
+)
 from shoal.runtime.exit.main_program import MainProgram
+from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (
@@ -43,29 +51,13 @@ from shoal.runtime.system.failure_words import (
     fate_of,
     one_line,
     stands,
-    text_of,
 )
 
 DEVICE_WORK = "shoal's work on devices"  # the name of threads that do it
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-_ASK_S = 2.0  # how long an ending process waits for news of the other processes
-_BEHIND_S = 0.5
+_BUSY_S = 2.0  # for work on devices to end
 _LOOK_S = 0.25  # interval of checks whether the program has ended
 _EXPLAINED = 8  # processes that a message names
-_UNHEARD = "the meeting place does not answer"
-_RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
-
-
-def gone_members(coordinator: Coordinator, timeout_s: float = _ASK_S) -> dict[int, Member]:
-    """Return the processes that are lost or have failed; all others if there is no answer."""
-    try:
-        members = coordinator.members(timeout_s=timeout_s)
-    except (ShoalError, OSError):
-        hosts = dict(enumerate(coordinator.hosts))
-        del hosts[coordinator.process]
-        return {process: Member(process, host, "lost", _UNHEARD) for process, host in hosts.items()}
-    bad = [m for m in members if m.state in ("lost", "failed")]
-    return {m.process: m for m in bad if m.process != coordinator.process}
 
 
 def pause_s(coordinator: Coordinator) -> float:
@@ -89,6 +81,10 @@ class ExitGuard:
         self._is_leaving = False
         self._wake = threading.Event()
         self._program = MainProgram()
+        self._agent = TorchAgent(os.environ)
+        self._error: BaseException | None = None  # the uncaught exception
+        self._peers: Mapping[int, str] | None = None  # whose end led to it, or to sys.exit()
+        self._explanation = ""  # which processes those are, if the exception does not say it
 
     def hook(self) -> None:
         """Install the interpreter hooks; until `watch` they affect only exit codes."""
@@ -149,24 +145,53 @@ class ExitGuard:
         coordinator = self._coordinator if self._is_owner() else None
         self._code = _code_of(error)
         if coordinator is None:
+            if self._is_owner():
+                self._record(error, {}, time.time())
             self._excepthook(kind, error, trace)
-            if self._is_owner() and isinstance(error, ShoalError):
-                raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
+            if self._is_owner():
+                self._outlast(None)
+                if isinstance(error, ShoalError):
+                    raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
             return
-        gone = _report_failure(coordinator, error)
+        self._agent.note_signals(coordinator.process)
+        gone = self._report_failure(coordinator, error)
         try:
             self._excepthook(kind, error, trace)
         finally:
             self._explain(coordinator, error, gone)
             self._limit_end()
 
+    def _report_failure(self, coordinator: Coordinator, error: BaseException) -> dict[int, Member]:
+        """Report an uncaught exception; return the lost processes if they may be its cause."""
+        at_s = time.time()
+        gone = gone_behind(coordinator, error)
+        self._record(error, gone, at_s)  # before any other process learns of it
+        with contextlib.suppress(ShoalError, OSError):
+            coordinator.tell("failed", failure_of(error).words)
+        return gone
+
+    def _record(self, error: BaseException, gone: Mapping[int, Member], at_s: float) -> None:
+        """Write torch's error file of an exception, if no other process led to it."""
+        self._error, self._peers = error, peers_behind(error, gone)
+        if self._peers is None:
+            self._agent.record(error, at_s)
+
+    def _outlast(self, process: int | None) -> None:
+        """End after the process that led to the exception, and write torch's error file then."""
+        if self._error is not None and self._peers is not None:
+            self._limit = None  # the wait has a limit of its own
+            at_s = self._agent.outlast(process, self._peers)
+            self._agent.record(self._error, at_s, self._explanation)
+
     def _explain(
         self, coordinator: Coordinator, error: BaseException, gone: Mapping[int, Member]
     ) -> None:
         """After an error of JAX's runtime was printed, add which processes are gone."""
         self._code = _code_of(error)
-        if gone or (_is_of_runtime(error) and _lost_services(coordinator)):
-            self._code = _explain(coordinator, gone)
+        if gone or (is_of_runtime(error) and _lost_services(coordinator)):
+            self._code, lines = _explain(coordinator, gone)
+            self._explanation = "\n".join(f"shoal: {line}" for line in lines)
+            print(self._explanation, file=sys.stderr)
 
     def _limit_end(self) -> None:
         """Let the thread end this process if it does not end by itself in time."""
@@ -178,6 +203,7 @@ class ExitGuard:
         if threading.current_thread() is threading.main_thread():
             self._exit_status = status if isinstance(status, int) else int(status is not None)
             error = sys.exc_info()[1]
+            self._peers = None if error is None else peers_behind(error, {})
             if isinstance(error, SystemExit):  # a runner such as runpy raises it again
                 self._exit_report = exit_of(error)
             else:
@@ -193,14 +219,14 @@ class ExitGuard:
             _end(self._known_code())
         error = self._program.uncaught()
         if self._code is None and error is not None:  # another hook was called instead of this one
-            self._explain(coordinator, error, _report_failure(coordinator, error))
+            self._explain(coordinator, error, self._report_failure(coordinator, error))
         if self._code is not None:
+            self._outlast(coordinator.process)
             _end(self._code)
         words = self._leaving_words()
         fails = self._exit_status not in (0, REQUEUE)
         if fails:
-            with contextlib.suppress(ShoalError, OSError):
-                coordinator.tell("failed", words)
+            self._report_exit(coordinator, words)
         # Only now can a teardown hang; otherwise Python's own end keeps its exit code, which is not
         # known here for certain: the program may have raised SystemExit itself.
         is_idle = self._is_idle()
@@ -216,6 +242,19 @@ class ExitGuard:
         self._wake.set()
         self._leave(words)
         self.release()
+
+    def _report_exit(self, coordinator: Coordinator, words: str) -> None:
+        """Report an end by `sys.exit`, as `_report_failure` and `_outlast` do for an exception."""
+        peers = self._peers
+        if lost := [t for t in coordinator.troubles.open() if peers is None]:
+            peers = {t.process: t.words for t in lost if t.process is not None}
+        at_s = time.time()
+        if peers is None:
+            self._agent.record_words(words, at_s)
+        with contextlib.suppress(ShoalError, OSError):
+            coordinator.tell("failed", words)
+        if peers is not None:
+            self._agent.record_words(words, self._agent.outlast(coordinator.process, peers))
 
     def _leaving_words(self) -> str:
         """Return the report, for the other processes, of an end without an exception."""
@@ -234,7 +273,7 @@ class ExitGuard:
             if error is None or not self._is_owner():
                 continue
             if not has_reported:
-                _report_failure(coordinator, error)
+                self._report_failure(coordinator, error)
                 has_reported = True
             if self._program.joins_threads():  # the other hook has finished
                 self._code = _code_of(error)
@@ -257,60 +296,25 @@ class ExitGuard:
             time.sleep(0.2)
 
 
-def _report_failure(coordinator: Coordinator, error: BaseException) -> dict[int, Member]:
-    """Report an uncaught exception; return the lost processes if they may be its cause."""
-    gone = _cause(coordinator) if _is_of_runtime(error) else {}
-    with contextlib.suppress(ShoalError, OSError):
-        coordinator.tell("failed", failure_of(error).words)
-    return gone
-
-
-def _is_of_runtime(error: BaseException) -> bool:
-    """Return whether the error is from XLA or a transport, which do not name the lost peer.
-
-    Also true if the program caught such an error and raised another about it.
-    """
-    seen: list[BaseException] = []
-    at: BaseException | None = error
-    while at is not None and at not in seen and not isinstance(at, ShoalError):
-        is_xla = type(at).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
-        if is_xla or any(words in text_of(at) for words in _RUNTIME_WORDS):
-            return True
-        seen.append(at)
-        at = at.__cause__ or at.__context__
-    return False
-
-
-def _cause(coordinator: Coordinator) -> dict[int, Member]:
-    """Return the lost processes; the meeting place may learn of them just after the transport."""
-    gone = gone_members(coordinator)
-    if not gone:
-        time.sleep(_BEHIND_S)
-        gone = gone_members(coordinator)
-    return gone
-
-
 def _lost_services(coordinator: Coordinator) -> list[Trouble]:
     return [trouble for trouble in coordinator.troubles.open() if trouble.process is None]
 
 
-def _explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> int:
-    """Print the losses behind an error of JAX's runtime; return the exit code."""
+def _explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> tuple[int, list[str]]:
+    """Return the exit code for an error of JAX's runtime, and a line for each loss behind it."""
     services = _lost_services(coordinator)  # the other processes may have died of these
-    if gone and all(member.said == _UNHEARD for member in gone.values()):
+    if gone and all(member.said == UNHEARD for member in gone.values()):
         try:
             coordinator.check()
         except ShoalError as error:  # the meeting place is lost, or declared this process lost
-            print(f"shoal: {error}", file=sys.stderr)
-            return error.exit_code
-    for service in services:
-        print(f"shoal: {service.name} is lost: {service.words}", file=sys.stderr)
+            return error.exit_code, [str(error)]
+    lines = [f"{service.name} is lost: {service.words}" for service in services]
     for member in list(gone.values())[:_EXPLAINED]:
         place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
         fate = f"is lost: {member.said}" if member.state == "lost" else fate_of(member.said)
-        print(f"shoal: {place} {one_line(fate)}", file=sys.stderr)
+        lines.append(f"{place} {one_line(fate)}")
     is_lost = bool(services) or any(member.state == "lost" for member in gone.values())
-    return ProcessLostError.exit_code if is_lost else PeerFailedError.exit_code
+    return (ProcessLostError if is_lost else PeerFailedError).exit_code, lines
 
 
 def _code_of(error: BaseException) -> int:
@@ -330,7 +334,7 @@ def _report_stuck(coordinator: Coordinator) -> None:
 def _works_on_devices() -> bool:
     """Return whether a thread that gave up at its deadline still works in native code. Python must
     not end around it: tearing it down in the middle of C++ aborts."""
-    limit = time.monotonic() + _ASK_S
+    limit = time.monotonic() + _BUSY_S
     for thread in threading.enumerate():
         if thread.name == DEVICE_WORK:
             thread.join(max(0.0, limit - time.monotonic()))

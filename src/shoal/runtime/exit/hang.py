@@ -14,6 +14,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Hashable
 
 from shoal import settings
@@ -21,6 +22,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import TICK_S, Trouble, Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.exit.guard import flush
+from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.system.stacks import stacks
@@ -131,6 +133,7 @@ def _write_before_exit(text: str) -> None:
         with contextlib.suppress(OSError):
             os.write(2, text.encode(errors="replace"))
         flush()
+        TorchAgent(os.environ).record_words(text, time.time())
 
     # The hanging thread may hold a stream's lock, and the pipe may have no reader.
     writer = threading.Thread(target=run, daemon=True)

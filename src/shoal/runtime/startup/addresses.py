@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from shoal.hashing import short_digest
 from shoal.runtime.startup.launched_by import launcher_of
 from shoal.runtime.startup.launcher_table import Launcher, jax_address
 from shoal.runtime.startup.local_devices import LocalPlace
@@ -104,7 +104,7 @@ def _name(launched: Launched | None, *more: str) -> str:
     name = re.sub("[^a-z0-9]+", "-", launched.launcher.name.lower()).strip("-")
     values = [launched.env.get(variable, "").strip() for variable in launched.launcher.job]
     key = "\n".join([*values, *more]).encode()
-    return f"shoal-{name}-{hashlib.blake2b(key, digest_size=8).hexdigest()}"
+    return f"shoal-{name}-{short_digest(key).hex()}"
 
 
 def _no_address(launched: Launched) -> str:

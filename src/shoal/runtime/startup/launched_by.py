@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
+
+from shoal.runtime.system.process_status import status_of
 
 
 def launcher_of(variables: Collection[str]) -> str:
@@ -14,21 +17,16 @@ def launcher_of(variables: Collection[str]) -> str:
     parent.
     """
     wanted = {variable.encode() for variable in variables}
-    pid = os.getpid()
-    try:
-        while True:
-            pid, _ = _parent_and_start(pid)
-            if pid <= 1 or not wanted & _environment(pid):
-                return f"{pid} started {_parent_and_start(pid)[1]}" if pid > 0 else "outside"
-    except OSError:
-        return str(os.getppid())
-
-
-def _parent_and_start(pid: int) -> tuple[int, int]:
-    """Return the parent's pid, 0 if it is outside of this container, and the start of `pid`."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    return int(fields[1]), int(fields[19])
+    status = status_of(os.getpid())
+    with contextlib.suppress(OSError):  # one of them has ended
+        while status is not None:
+            pid = status.parent
+            if pid == 0:  # outside of this container
+                return "outside"
+            status = status_of(pid)
+            if status is not None and (pid == 1 or not wanted & _environment(pid)):
+                return f"{pid} started {status.started_ticks}"
+    return str(os.getppid())
 
 
 def _environment(pid: int) -> set[bytes]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from shoal.runtime.startup import dtensor_jobs, pods, slurm_step, tpu_hosts
@@ -35,9 +35,23 @@ class Launcher(NamedTuple):
     needs: tuple[str, ...] = ()  # required: without these the variables are not this launcher's
     no_job: tuple[str, ...] = ()  # halves of a pair that mean a job of one process
     binds_devices: Callable[[Environment], bool] = lambda env: False  # each process sees its own
-    completed: Callable[[Environment, list[str]], Environment] | None = None
+    completed: Callable[[Environment, list[str]], Environment] = lambda env, offences: env
     advice: str = ""  # if the pair has no count
     shows_job: bool = True  # also before `initialize` is called
+
+
+def variables_of(env: Environment, names: Iterable[str]) -> dict[str, str]:
+    """Return those of the variables that are set, stripped."""
+    return {name: env[name].strip() for name in names if env.get(name, "").strip()}
+
+
+def shown(found: Mapping[str, object]) -> str:
+    """Return variables or arguments as text.
+
+    >>> shown({"RANK": "1", "WORLD_SIZE": "4"})
+    'RANK=1, WORLD_SIZE=4'
+    """
+    return ", ".join(f"{name}={value}" for name, value in found.items())
 
 
 def derived_port(key: str) -> int:

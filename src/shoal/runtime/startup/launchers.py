@@ -14,7 +14,13 @@ from shoal.arguments import not_texts
 from shoal.errors import InitializeError, raise_all
 from shoal.runtime.startup import local_devices
 from shoal.runtime.startup.addresses import Launched, MeetsAt, meets_at
-from shoal.runtime.startup.launcher_table import LAUNCHERS, Environment, Launcher
+from shoal.runtime.startup.launcher_table import (
+    LAUNCHERS,
+    Environment,
+    Launcher,
+    shown,
+    variables_of,
+)
 from shoal.runtime.startup.local_devices import LocalPlace
 from shoal.runtime.startup.options import (
     Arguments,
@@ -149,7 +155,7 @@ def _place(
         found = {name: value for name, value in given.items() if value is not None}
         if len(found) == 1:
             (lacking,) = given.keys() - found.keys()
-            offences.append(f"{_shown(found)} without {lacking}: give both or neither")
+            offences.append(f"{shown(found)} without {lacking}: give both or neither")
             return _JobNumbers(0, 1, "arguments")
         return _JobNumbers(*_fit(found, "process_id", "num_processes", offences), "arguments")
     numbers = _of_environment(env, offences, passed_over)
@@ -157,7 +163,7 @@ def _place(
         alone = {name: env[name] for name in _ADDRESSES if env.get(name, "").strip()}
         if alone:
             offences.append(
-                f"{_shown(alone)} without a count: set SHOAL_NUM_PROCESSES and SHOAL_PROCESS_ID, "
+                f"{shown(alone)} without a count: set SHOAL_NUM_PROCESSES and SHOAL_PROCESS_ID, "
                 "or give num_processes= and process_id= (num_processes=1: a job of one)"
             )
         return _JobNumbers(0, 1, "no launcher's variables: a job of one process")
@@ -195,14 +201,14 @@ def _of_launcher(
     launcher: Launcher, env: Environment, offences: list[str], passed_over: list[str]
 ) -> _Numbers | None:
     """Return the numbers of this launcher, or None."""
-    env = env if launcher.completed is None else launcher.completed(env, offences)
+    env = launcher.completed(env, offences)
     indices = (*launcher.indices, *launcher.same_index)
-    found = _found(env, (*launcher.needs, *indices, *launcher.counts))
+    found = variables_of(env, (*launcher.needs, *indices, *launcher.counts))
     at = next((name for name in launcher.indices if name in found), None)
     of = next((name for name in launcher.counts if name in found), None)
     if not (at or of) or any(name not in found for name in launcher.needs):
         return None
-    words = f"{launcher.name} ({_shown(found)})"
+    words = f"{launcher.name} ({shown(found)})"
     if at is not None and of is not None:
         for main, aliases in ((at, indices), (of, launcher.counts)):
             differ = [n for n in aliases if n in found and found[n] != found[main]]
@@ -221,7 +227,7 @@ def _local_place(
     launcher: Launcher, env: Environment, num_processes: int, offences: list[str]
 ) -> LocalPlace:
     """Return the local index and count of this process."""
-    found = _found(env, (*launcher.local_indices, *launcher.local_counts))
+    found = variables_of(env, (*launcher.local_indices, *launcher.local_counts))
     at = next((name for name in launcher.local_indices if name in found), None)
     of = next((name for name in launcher.local_counts if name in found), None)
     index = count = None
@@ -233,7 +239,7 @@ def _local_place(
         count = whole(of, found[of], 1, offences)
     if of is not None and count is not None and count > num_processes:
         offences.append(f"{of}={count} contradicts the {num_processes} processes of the whole job")
-    return LocalPlace(index, count, _shown(found), launcher.binds_devices(env))
+    return LocalPlace(index, count, shown(found), launcher.binds_devices(env))
 
 
 def _local_devices(
@@ -245,14 +251,6 @@ def _local_devices(
     if ids is not None or launched is None or is_cpu_only:
         return ids
     return local_devices.chosen(launched.local, env, offences)
-
-
-def _found(env: Environment, names: tuple[str, ...]) -> dict[str, str]:
-    return {name: env[name].strip() for name in names if env.get(name, "").strip()}
-
-
-def _shown(found: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in found.items())
 
 
 def _fit(found: Mapping[str, object], at: str, of: str, offences: list[str]) -> tuple[int, int]:

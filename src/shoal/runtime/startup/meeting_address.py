@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from typing import NamedTuple
 
 from shoal.errors import InitializeError
-from shoal.runtime.client.over_tcp import join
+from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import left_of
 from shoal.runtime.startup import services
@@ -37,21 +38,64 @@ class Place(NamedTuple):
     services: services.ServiceAddresses | None = None  # if this process started them
 
 
-def find_place(
+def join_place(
+    cluster: JobPlace,
+    deadline: float,
+    *,
+    attempt: int | None = None,
+    versions: str | None = None,
+    before_hello: Callable[[], None] = lambda: None,
+) -> tuple[TcpCoordinator, str]:
+    """Join the job at its meeting place; return the coordinator and the job's token.
+
+    On process 0 the services run from now on until the last member has left; if it does not join,
+    they end soon.
+
+    Args:
+      deadline: on the monotonic clock.
+      attempt: the number of earlier attempts, in a job that JAX joined; else None.
+      versions: what must be equal on all processes; None: the versions of shoal and JAX.
+      before_hello: called once the address is known.
+
+    Raises:
+      InitializeError: on every living process, before the deadline.
+    """
+    visit, place, joined = None, None, None
+    if cluster.rendezvous is not None:
+        visit = Visit(cluster.rendezvous, cluster.process, cluster.num_processes)
+    try:
+        place = _find_place(cluster, visit, deadline, attempt=attempt, versions=versions)
+        before_hello()
+        joined = join(
+            place.address,
+            process=cluster.process,
+            num_processes=cluster.num_processes,
+            token=place.token,
+            timeout_s=left_of(deadline),
+            jax_service=place.jax_service,
+            versions=versions,
+        )
+        return joined, place.token
+    finally:
+        if place is not None and place.services is not None:
+            end = services.retire if joined is None else services.release
+            end(place.services)
+        if visit is not None:
+            visit.leave(has_begun=joined is not None)
+
+
+def _find_place(
     cluster: JobPlace,
     visit: Visit | None,
     deadline: float,
     *,
     attempt: int | None,
-    versions: str | None = None,
+    versions: str | None,
 ) -> Place:
     """Return the meeting place; on process 0 it runs, but is released by the caller.
 
     Args:
       visit: the rendezvous of a job without an address.
-      deadline: on the monotonic clock.
-      attempt: the number of earlier attempts, in a job that JAX joined; else None.
-      versions: what must be equal on all processes; None: the versions of shoal and JAX.
 
     Raises:
       InitializeError: it cannot be started, or process 0 did not publish it in time.

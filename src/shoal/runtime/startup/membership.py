@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.over_tcp import TcpCoordinator, join
+from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.exit.guard import pause_s
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.keeper_link import (
@@ -27,13 +27,11 @@ from shoal.runtime.jax_service.keeper_link import (
 )
 from shoal.runtime.rules.deadline import given_s, left_of
 from shoal.runtime.rules.point import Point
-from shoal.runtime.startup import services
 from shoal.runtime.startup.addresses import is_loopback
 from shoal.runtime.startup.launchers import JobPlace, decide
-from shoal.runtime.startup.meeting_address import Place, find_place
+from shoal.runtime.startup.meeting_address import join_place
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
-from shoal.runtime.startup.rendezvous import Visit
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
@@ -115,27 +113,21 @@ def become_member(
     """
     if cluster.num_processes == 1:
         return alone()
-    visit: Visit | None = None
-    if cluster.rendezvous is not None:
-        visit = Visit(cluster.rendezvous, cluster.process, cluster.num_processes)
-    place, keeper, joined = None, HostKeeper(), None
-    try:
-        place = find_place(cluster, visit, deadline, attempt=attempt if is_attached else None)
+    keeper = HostKeeper()
+
+    def before_hello() -> None:
         if is_likely_leader(cluster.process, os.environ):
             keeper.start_early()
-        joined = _join(cluster, place, deadline)
+        fault_points.reach("initialize.before_hello", cluster.process)
+
+    try:
+        number = attempt if is_attached else None
+        joined, token = join_place(cluster, deadline, attempt=number, before_hello=before_hello)
     except BaseException:
         keeper.dismiss()
-        if place is not None and place.services is not None:
-            services.retire(place.services)
         raise
-    finally:
-        if visit is not None:
-            visit.leave(has_begun=joined is not None)
-    if place.services is not None:
-        services.release(place.services)
     try:
-        _enter(joined, keeper, place.token, deadline, is_attached=is_attached)
+        _enter(joined, keeper, token, deadline, is_attached=is_attached)
     except BaseException as error:
         joined.tell("failed", f"initialize: {error}")
         if not is_attached:  # before the services end: JAX's client aborts when its service does
@@ -146,18 +138,6 @@ def become_member(
             raise InitializeError(f"initialize: {error}", missing=missing) from None
         raise
     return joined
-
-
-def _join(cluster: JobPlace, place: Place, deadline: float) -> TcpCoordinator:
-    fault_points.reach("initialize.before_hello", cluster.process)
-    return join(
-        place.address,
-        process=cluster.process,
-        num_processes=cluster.num_processes,
-        token=place.token,
-        timeout_s=left_of(deadline),
-        jax_service=place.jax_service,
-    )
 
 
 def _enter(

@@ -7,7 +7,7 @@ import time
 
 from shoal.errors import DeadlineError, ProcessLostError
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.exit.guard import gone_members
+from shoal.runtime.exit.causes import gone_members
 from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import fate_of

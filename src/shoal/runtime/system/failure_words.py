@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
@@ -93,6 +94,20 @@ def exit_of(error: SystemExit) -> str:
     """Return `exit_words` of a SystemExit that was raised."""
     place, other = _places(error.__traceback__)
     return exit_words(error.code, place or other, error.__context__)
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it, the last one first.
+
+    >>> [type(one).__name__ for one in causes_of(ValueError("no data"))]
+    ['ValueError']
+    """
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:
+        yield at
+        seen.add(id(at))
+        at = at.__cause__ or at.__context__
 
 
 def headline_of(words: str) -> str:

@@ -1,0 +1,81 @@
+"""Which other processes' end led to an exception of this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.point import Member
+from shoal.runtime.system.failure_words import causes_of, text_of
+
+UNHEARD = "the meeting place does not answer"
+_ASK_S = 2.0  # how long an ending process waits for news of the other processes
+_BEHIND_S = 0.5
+_RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
+
+
+def gone_members(coordinator: Coordinator, timeout_s: float = _ASK_S) -> dict[int, Member]:
+    """Return the processes that are lost or have failed; all others if there is no answer."""
+    try:
+        members = coordinator.members(timeout_s=timeout_s)
+    except (ShoalError, OSError):
+        hosts = dict(enumerate(coordinator.hosts))
+        del hosts[coordinator.process]
+        return {process: Member(process, host, "lost", UNHEARD) for process, host in hosts.items()}
+    bad = [m for m in members if m.state in ("lost", "failed")]
+    return {m.process: m for m in bad if m.process != coordinator.process}
+
+
+def gone_behind(coordinator: Coordinator, error: BaseException) -> dict[int, Member]:
+    """Return the lost processes that may be the cause of an error of JAX's runtime.
+
+    The meeting place may learn of them just after the transport.
+    """
+    if not is_of_runtime(error):
+        return {}
+    gone = gone_members(coordinator)
+    if not gone:
+        time.sleep(_BEHIND_S)
+        gone = gone_members(coordinator)
+    return gone
+
+
+def peers_behind(error: BaseException, gone: Mapping[int, Member]) -> Mapping[int, str] | None:
+    """Return the processes whose end led to `error`, with their words, the first one first.
+
+    Empty if it was the end of a service; None: the failure is this process's own.
+
+    Args:
+      gone: as `gone_behind` found them.
+
+    >>> peers_behind(PeerFailedError("barrier", failed={3: "ValueError: no data"}), {})
+    {3: 'ValueError: no data'}
+    >>> peers_behind(ValueError("no data"), {}) is None
+    True
+    """
+    if gone:
+        heard = [member for member in gone.values() if member.said != UNHEARD]
+        heard.sort(key=lambda member: -member.since_s)
+        return {member.process: member.said for member in heard}
+    for at in causes_of(error):
+        if isinstance(at, PeerFailedError):
+            return at.failed
+        if isinstance(at, ProcessLostError):
+            return at.lost
+    return None
+
+
+def is_of_runtime(error: BaseException) -> bool:
+    """Return whether the error is from XLA or a transport, which do not name the lost peer.
+
+    Also true if the program caught such an error and raised another about it.
+    """
+    for at in causes_of(error):
+        if isinstance(at, ShoalError):
+            return False
+        is_xla = type(at).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+        if is_xla or any(words in text_of(at) for words in _RUNTIME_WORDS):
+            return True
+    return False

@@ -1,0 +1,129 @@
+"""torchrun blames the process that failed, however it failed and however slowly it ended.
+
+Real processes at a real meeting place, without JAX; under torchrun itself where torch is installed,
+else under its agent as recorded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+from processes import recorded_torchrun
+
+PATIENCE_S = 120.0  # a deadline of the test itself: reached only when something is broken
+COUNT, FAILED = 3, 1
+
+HEAD = """
+import atexit, json, os, signal, sys, time, traceback
+from shoal.errors import PeerFailedError, ProcessLostError
+from shoal.runtime.barrier import barrier
+from shoal.runtime.client.over_tcp import join
+from shoal.runtime.exit.guard import ExitGuard
+
+rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+job = join(sys.argv[1], process=rank, num_processes=count, timeout_s=60)
+guard = ExitGuard()
+guard.hook()
+guard.watch(job, is_idle=lambda: True, leave=job.close, parts_together=False)
+
+def record(main):  # as torch's @record
+    try:
+        main()
+    except Exception as error:
+        extra = {"py_callstack": traceback.format_exc(), "timestamp": str(int(time.time()))}
+        record = {"message": {"message": f"mine: {error}", "extraInfo": extra}}
+        with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+            json.dump(record, file)
+        raise
+
+def at_the_end_of_a_second():  # torch's times are whole seconds
+    time.sleep((0.95 - time.time()) % 1)
+
+def meet():
+    barrier.on(job, "after", timeout_s=60)
+
+barrier.on(job, "before", timeout_s=60)
+"""
+RAISES = "raise ValueError('no data')"
+KILLED = "at_the_end_of_a_second(); os.kill(os.getpid(), signal.SIGKILL)"
+# What the failed process and the others do; its exit code, its words, and the others' code.
+ENDS = {
+    "raises": (RAISES, "meet()", 1, "ValueError: no data", 72),
+    "raises and ends slowly": (
+        f"atexit.register(time.sleep, 1.5)\nat_the_end_of_a_second()\n{RAISES}", "meet()",
+        1, "ValueError: no data", 72,
+    ),
+    "is killed": (KILLED, "meet()", -9, "", 71),
+    "is killed, with @record": (KILLED, "record(meet)", -9, "", 71),
+    "raises, with @record": (
+        f"def main():\n {RAISES}\nrecord(main)", "record(meet)", 1, "ValueError: no data", 72,
+    ),
+    "sys.exit": (
+        "sys.exit(3)",
+        "try:\n meet()\nexcept PeerFailedError:\n sys.exit(4)", 3, "exited with code 3", 4,
+    ),
+    "other errors about it": (
+        KILLED, "try:\n meet()\nexcept ProcessLostError:\n raise RuntimeError('oh')", -9, "", 1,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(params=["itself", "recorded"])
+def torchrun(request):
+    """Return the command of torchrun."""
+    if request.param == "recorded":
+        return [sys.executable, recorded_torchrun.__file__]
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed (pip install torch)")
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
+@pytest.fixture
+def address(child_env):
+    """Return the address of a meeting place."""
+    place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", str(COUNT)]
+    server = subprocess.Popen([*place, "--until-empty"], stdout=subprocess.PIPE, env=child_env)
+    yield json.loads(server.stdout.readline())["address"]
+    server.kill()
+    server.communicate()
+
+
+def failures_of(said):
+    """Return {rank: (code, traceback)} of torchrun's report, the root cause last."""
+    found = {}
+    for block in re.split(r"\n\[\d+\]:\n", said.partition("Failures:")[2])[1:]:
+        rank, code = re.findall(r"^  (?:rank|exitcode) +: (-?\d+) ", block, re.M)
+        found[int(rank)] = int(code), block.partition("traceback : ")[2]
+    return found
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_failed_process_is_the_root_cause(end, torchrun, address, tmp_path, child_env):
+    failed, others, code, words, others_code = ENDS[end]
+    script = tmp_path / "train.py"
+    bodies = {True: failed, False: others}
+    script.write_text(HEAD + f"exec({bodies!r}[rank == {FAILED}])\n")
+    paths = [str(Path(shoal.__file__).parents[1]), *(p for p in sys.path if "site-packages" in p)]
+    # Three polls a second: the end of a process is seen in the next second, after the others'.
+    options = ["--nproc-per-node", str(COUNT), "--monitor-interval", "0.3"]
+    env = {**child_env, "PYTHONPATH": ":".join(paths)}
+    ended = subprocess.run(
+        [*torchrun, *options, str(script), address],
+        env=env, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == 1, said
+    found = failures_of(said)
+    root = [*found][-1]
+    assert (root, found[root][0]) == (FAILED, code), said
+    assert words in found[root][1]
+    assert {found[rank][0] for rank in found if rank != FAILED} == {others_code}, said
+    assert all(f"process {FAILED} (" in found[rank][1] for rank in found if rank != FAILED), said
