@@ -1,4 +1,4 @@
-"""What arguments of public functions may be; each offence names the argument and its value."""
+"""Checks of the arguments of public functions; each offence names the argument and its value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
 SCALARS = (bool, int, float, complex)
-# Values of Python that travel and are saved as they are, by their type; not those of a subclass.
+# Python types whose values are sent and saved unchanged; subclasses are not among them.
 PLAIN_KINDS: Mapping[type, str] = {
     **{kind: kind.__name__ for kind in (*SCALARS, str, bytes)},
     type(None): "None",
@@ -48,12 +48,12 @@ def not_texts(**values: object) -> list[str]:
 
 
 def check_flags(asked: str, **values: object) -> None:
-    """Raise a UsageTypeError for those that are neither True nor False."""
+    """Raise a UsageTypeError for values that are neither True nor False."""
     raise_all(asked, not_flags(**values))
 
 
 def as_integer(value: object) -> int | None:
-    """Return a whole number as Python's own; None: it is none, as True is not."""
+    """Return an integer as a Python int; None for other values, bools among them."""
     if isinstance(value, bool):
         return None
     try:
@@ -70,10 +70,10 @@ def integer(
     least: int | None = None,
     wanted: str = "a whole number",
 ) -> int:
-    """Return a whole number; True is none.
+    """Return an integer as a Python int; a bool is not an integer.
 
     Raises:
-      UsageError: it is none, or less than `least`.
+      UsageError: not an integer, or less than `least`.
     """
     number = as_integer(value)
     if number is None:
@@ -84,7 +84,7 @@ def integer(
 
 
 def check_kind(asked: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
-    """Raise a UsageTypeError for what is of no such type; `wanted` says what is, or how to get it.
+    """Raise a UsageTypeError unless `value` is a `kind`; `wanted` says what to pass instead.
 
     >>> check_kind("region", "x", int, "a Layout")
     Traceback (most recent call last):
@@ -95,7 +95,7 @@ def check_kind(asked: str, value: object, kind: type | tuple[type, ...], wanted:
 
 
 def not_one_of(name: str, value: object, known: Collection[str]) -> list[str]:
-    """Return an offence if a value is none of some words; whatever is no text is of a wrong type.
+    """Return an offence unless a value is one of some words; non-text values have the wrong type.
 
     >>> not_one_of("way", "colectives", ["collectives"])
     ["way='colectives' is none of 'collectives'; did you mean 'collectives'?"]

@@ -213,7 +213,7 @@ def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Orde
 
 
 def _view(devices: Sequence[jax.Device], kind: str) -> View:
-    """Return what this process sees, and reports of its own devices."""
+    """Return the devices as this process sees them, and what its own devices report."""
     ids = {device.id for device in devices}
     own = [device for device in jax.local_devices(backend=kind) if device.id in ids]
     return View(jax.process_index(), devices, own)

@@ -162,7 +162,7 @@ def test_where_xla_gathers_everything():
     [
         (np.ones((8, 8)), ROWS, "not on devices yet"),
         ({"a": 1}, ROWS, "one by one"),
-        (jax.random.split(jax.random.key(0), 8), ROWS, "PRNG keys go the way"),
+        (jax.random.split(jax.random.key(0), 8), ROWS, "PRNG keys move as XLA"),
         (jax.ShapeDtypeStruct((8, 8), np.float32), ROWS, "names no sharding"),
         (jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding(ROWS)), "a", "needs a mesh"),
         (

@@ -92,7 +92,7 @@ def test_gradients_of_what_devices_decide_over():
     def chosen(x, a):
         return psum(cond(x[0, 0] > 9, lambda: a, lambda: 2 * a), "data")
 
-    with pytest.raises(UsageError, match=r"over a float32\[\] which does not: .*pcast.*'data'"):
+    with pytest.raises(UsageError, match=r"uses a float32\[\] that does not: .*pcast.*'data'"):
         manual(chosen, (ROWS, ONE), ONE)(VALUE, np.float32(1))
     by = manual(lambda x, a: chosen(x, pcast(a, ("data",), to="varying")), (ROWS, ONE), ONE)
     slope = jax.grad(by, 1)(VALUE, jnp.float32(1))

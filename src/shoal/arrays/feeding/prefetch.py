@@ -1,4 +1,4 @@
-"""Prefetch: a thread that computes results a few ahead of their consumer, in order.
+"""Prefetch: a thread that computes a few results ahead of their consumer, in order.
 
 The thread is a daemon that holds no reference to its consumer: when that is garbage-collected, the
 thread is closed. An error is raised in its place in the order, on every further call. When the

@@ -110,5 +110,5 @@ def check_numbers(operation: str, answers: Mapping[int, bytes]) -> None:
 def _refuse_numbers(operation: str, found: Sequence[int]) -> NoReturn:
     raise UsageError(
         f"{operation}: the processes of this job have the numbers {list(found)} in "
-        "JAX, so JAX's job is another one; initialize both together"
+        "JAX, so JAX's job is not the same as shoal's; initialize both together"
     )
