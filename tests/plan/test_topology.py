@@ -201,7 +201,7 @@ def test_hosts_of_a_torus_are_blocks():
         (lambda: Torus("22"), "is not a whole number"),
         (lambda: Torus((4,), "v9"), "'v9' is none of v2, v3"),
         (lambda: Hosts(4, 8, switch=3), "4 hosts do not divide into groups of 3"),
-        (lambda: Slices(()), "one slice at least"),
+        (lambda: Slices(()), "at least one slice"),
         (lambda: Flat(4).numbered([0, 1, 2, 2]), "none may occur twice"),
         (lambda: Flat(4).numbered([0, 1, 2]), "4 whole numbers"),
         (lambda: Flat(4).numbered(listed=[0, 1, 2, 5]), "listed must be the ids"),

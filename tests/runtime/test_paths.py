@@ -50,7 +50,7 @@ def home(tmp_path, monkeypatch) -> Path:
         ("file:/tmp/x", "write '/tmp/x'"),
         (Path("file:///tmp/x"), "write '/tmp/x'"),
         ("file://tmp/x", "write '/tmp/x'"),
-        ("~no-such-user/x", r"no home of a user 'no-such-user'.*'\./~no-such-user/x'"),
+        ("~no-such-user/x", r"no home directory of a user 'no-such-user'.*'\./~no-such-user/x'"),
         ("", "no path"),
         ("a\0b", "no path"),
         ("~\0b", "no path"),

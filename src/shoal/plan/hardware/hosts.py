@@ -52,7 +52,7 @@ class Hosts(Topology):
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Switch groups where there are any, hosts, devices."""
+        """Switch groups if there are any, hosts, devices."""
         if self.switch is None:
             return (self.count, self.devices)
         return (self.count // self.switch, self.switch, self.devices)
@@ -69,7 +69,7 @@ class Hosts(Topology):
 
 @dataclasses.dataclass(frozen=True)
 class Flat(Topology):
-    """Devices of which only the number is known."""
+    """Devices about which only their number is known."""
 
     count: int
     on: str = "cpu"
