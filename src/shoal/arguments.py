@@ -47,9 +47,9 @@ def not_texts(**values: object) -> list[str]:
     ]
 
 
-def check_flags(asked: str, **values: object) -> None:
+def check_flags(caller: str, **values: object) -> None:
     """Raise a UsageTypeError for values that are neither True nor False."""
-    raise_all(asked, not_flags(**values))
+    raise_all(caller, not_flags(**values))
 
 
 def as_integer(value: object) -> int | None:
@@ -63,7 +63,7 @@ def as_integer(value: object) -> int | None:
 
 
 def integer(
-    asked: str,
+    caller: str,
     name: str,
     value: object,
     *,
@@ -77,13 +77,13 @@ def integer(
     """
     number = as_integer(value)
     if number is None:
-        raise UsageTypeError(f"{asked}: {name}={shown(value)} must be {wanted}")
+        raise UsageTypeError(f"{caller}: {name}={shown(value)} must be {wanted}")
     if least is not None and number < least:
-        raise UsageError(f"{asked}: {name}={number} must be at least {least}")
+        raise UsageError(f"{caller}: {name}={number} must be at least {least}")
     return number
 
 
-def check_kind(asked: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+def check_kind(caller: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
     """Raise a UsageTypeError unless `value` is a `kind`; `wanted` says what to pass instead.
 
     >>> check_kind("region", "x", int, "a Layout")
@@ -91,17 +91,17 @@ def check_kind(asked: str, value: object, kind: type | tuple[type, ...], wanted:
     shoal.errors.UsageTypeError: region: 'x' must be a Layout
     """
     if not isinstance(value, kind):
-        raise UsageTypeError(f"{asked}: {shown(value)} must be {wanted}")
+        raise UsageTypeError(f"{caller}: {shown(value)} must be {wanted}")
 
 
 def not_one_of(name: str, value: object, known: Collection[str]) -> list[str]:
     """Return an offence unless a value is one of some words; non-text values have the wrong type.
 
     >>> not_one_of("way", "colectives", ["collectives"])
-    ["way='colectives' is none of 'collectives'; did you mean 'collectives'?"]
+    ["way='colectives' is not one of 'collectives'; did you mean 'collectives'?"]
     """
     if isinstance(value, str) and value in known:
         return []
     words = ", ".join(map(repr, known))
-    told = f"{name}={shown(value)} is none of {words}"
-    return [told + nearest(value, known)] if isinstance(value, str) else [WrongType(told)]
+    problem = f"{name}={shown(value)} is not one of {words}"
+    return [problem + nearest(value, known)] if isinstance(value, str) else [WrongType(problem)]

@@ -83,7 +83,7 @@ class UsageTypeError(UsageError, TypeError):
 
 
 class DivergenceError(ShoalError):
-    """Processes disagree about what they are doing. Raised on every one of them.
+    """Processes have made different calls, or hold different values. Raised on every one of them.
 
     `sides` maps each version, as text, to the processes that hold it.
     """

@@ -48,7 +48,7 @@ class LeafSpec(NamedTuple):
 
     @property
     def line(self) -> str:
-        """What must be equal on all processes: `['w']: float32[3,4]`."""
+        """The line that must be equal on all processes: `['w']: float32[3,4]`."""
         if self.dtype is None or self.kind in _PLAIN_BYTES:
             return f"{self.path}: {self.kind}"
         if self.kind == "scalar":

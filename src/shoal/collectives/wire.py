@@ -35,7 +35,7 @@ class Spec(NamedTuple):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What must be equal on all processes: a line for each leaf, then the nodes."""
+        """Lines that must be equal on all processes: one for each leaf, then the nodes."""
         text = nodes_text(self.treedef)
         nodes = [text[at : at + _LINE] for at in range(0, len(text), _LINE)]
         leaves = (leaf.line for leaf in self.leaves)

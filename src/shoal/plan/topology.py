@@ -99,7 +99,7 @@ def _torus(words: str, text: str) -> Torus:
             named[key] = int(value)
         else:
             raise UsageError(
-                f"{text!r}: {option!r} is none of wrap=xy, wrap=none, host=2x2x1, cores=2"
+                f"{text!r}: {option!r} is not one of wrap=xy, wrap=none, host=2x2x1, cores=2"
             )
     return Torus(shape, "" if name == "torus" else name, **named)
 
@@ -170,7 +170,7 @@ def _device(one: Any) -> Device:
         if unknown := [name for name in one if name not in ("id", *read)]:
             known = ("id", *read)
             raise UsageError(
-                f"from_devices: {unknown[0]!r} is none of {', '.join(known)}"
+                f"from_devices: {unknown[0]!r} is not one of {', '.join(known)}"
                 f"{nearest(str(unknown[0]), known)}"
             )
         if "id" not in one:
@@ -352,7 +352,7 @@ def from_json(values: Mapping[str, Any]) -> Topology:
     if not isinstance(values, Mapping) or "topology" not in values:
         raise UsageError(f"from_json: a topology has the keys {', '.join(known)}, the first always")
     if unknown := [name for name in values if name not in known]:
-        raise UsageError(f"from_json: {unknown[0]!r} is none of {', '.join(known)}")
+        raise UsageError(f"from_json: {unknown[0]!r} is not one of {', '.join(known)}")
     topology = parse(values["topology"])
     facts = {name: values[name] for name in ("kind", "origin") if name in values}
     if "origin" in facts:

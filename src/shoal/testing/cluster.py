@@ -360,7 +360,7 @@ def _offences(
     if devices is not None and (not isinstance(devices, int) or devices < 1):
         offences.append(f"devices={devices!r} must be a whole number, at least 1, or None")
     if services not in WAYS:
-        offences.append(f"services={services!r} is none of {', '.join(map(repr, WAYS))}")
+        offences.append(f"services={services!r} is not one of {', '.join(map(repr, WAYS))}")
     if network and services == "launcher":
         offences.append("shoal run starts all on one host: it has no network to cut")
     if not isinstance(deadline_s, int | float) or not deadline_s > 0:

@@ -148,7 +148,12 @@ def test_batches_that_are_none(batch, words):
         (DATA, {"batch": 8, "order": range(-1, 9)}, UsageError, "has the row numbers -1 to 8"),
         ({"x": DATA["x"], "n": DATA["n"][1:]}, {"batch": 8}, UsageError, "these have 43, 44"),
         ([], {"order": [1]}, UsageError, "order= is for rows read by number: give batch="),
-        ([], {"last": "dorp"}, UsageError, "last='dorp' is none of drop, pad, error; did you mean"),
+        (
+            [],
+            {"last": "dorp"},
+            UsageError,
+            "last='dorp' is not one of drop, pad, error; did you mean",
+        ),
         ([], {"prefetch": 0}, UsageError, "prefetch=0 must be at least 1"),
         ([], {"start": -1}, UsageError, "start=-1 must be at least 0"),
         ([], {"start": True}, UsageTypeError, "start=True must be a whole number"),

@@ -247,8 +247,8 @@ def test_where_create_tpu_mesh_fails(text, sizes, options, words):
     [
         ({"compatible_with": "dtensr"}, "did you mean 'dtensor'"),
         ({"rings": Rings()}, "rings requires compatible_with='dtensor'"),
-        ({"compatible_with": "torch_xla", "contiguous_submeshes": True}, "says nothing"),
-        ({"compatible_with": "dtensor", "allow_split_physical_axes": True}, "says nothing"),
+        ({"compatible_with": "torch_xla", "contiguous_submeshes": True}, "has no effect"),
+        ({"compatible_with": "dtensor", "allow_split_physical_axes": True}, "has no effect"),
         ({"compatible_with": "dtensor", "rings": {"dims": 1}}, "must be a placement.Rings"),
         ({"compatible_with": "dtensor", "across": {"a0": 2}}, "across has no effect"),
     ],

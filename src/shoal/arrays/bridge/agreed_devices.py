@@ -58,7 +58,7 @@ def owners_of(
 
 
 class View(NamedTuple):
-    """What one process sees, as reported by JAX."""
+    """The devices as one process sees them, as reported by JAX."""
 
     process: int  # its own number in JAX
     devices: Sequence[Any]  # of the mesh, in the order of the call

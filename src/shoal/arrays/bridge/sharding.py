@@ -138,7 +138,7 @@ def _platform(given: Sharding) -> str:
 
 @lru_cache(maxsize=16)
 def _default_memory(platform: str) -> str:
-    """Of this process's devices: remote devices cannot be queried, and are the same."""
+    """Return the default memory of this process's devices; remote ones cannot be queried."""
     here = jax.local_devices(backend=platform)
     return str(here[0].default_memory().kind) if here else ""
 

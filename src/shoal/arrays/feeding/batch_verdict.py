@@ -42,7 +42,7 @@ class Status(NamedTuple):
 
 
 class BatchVerdict(NamedTuple):
-    """What all processes do."""
+    """The decision on a batch, the same on all processes."""
 
     size: int  # rows of the batch; 0: all have ended
     leaves: str = ""  # their description

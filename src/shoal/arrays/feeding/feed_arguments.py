@@ -36,7 +36,7 @@ def offences_of(
     if order is not None and batch is None:
         offences.append("order= is for rows read by number: give batch=, too")
     if not isinstance(last, str) or last not in LAST:
-        offences.append(f"last={last!r} is none of {', '.join(LAST)}{nearest(last, LAST)}")
+        offences.append(f"last={last!r} is not one of {', '.join(LAST)}{nearest(last, LAST)}")
     if not isinstance(same, bool):
         offences.append(WrongType(f"same={same!r} must be True or False"))
     if skip is not None and not isinstance(skip, bool):

@@ -1,4 +1,4 @@
-"""Wait for a batch: which process is late, and until when that is no error."""
+"""Wait for a batch: which process is late, and when lateness becomes an error."""
 
 from __future__ import annotations
 

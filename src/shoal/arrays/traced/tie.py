@@ -96,7 +96,7 @@ def _structure_offences(
 
 
 def _differences(first: Any, second: Any) -> list[str]:
-    """Say why two leaves cannot have the same layout."""
+    """Return why two leaves cannot have the same layout."""
     shapes = [jnp.shape(value) for value in (first, second)]
     if shapes[0] != shapes[1]:
         return [f"shapes {shapes[0]} and {shapes[1]} differ; only equal shapes have one layout"]

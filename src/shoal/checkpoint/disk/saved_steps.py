@@ -287,8 +287,8 @@ def retain(
     steps = {one.step: one for one in _committed(pairs, skipped)}
     if (last := max(steps, default=saved)) > saved:
         _LOG.warning(
-            "step %d is saved, but step %d is later, and what a run resumes: delete what is later "
-            "if this run went back",
+            "step %d is saved, but a run would resume the later step %d: delete later steps if "
+            "this run went back",
             saved,
             last,
         )

@@ -82,7 +82,7 @@ def _numbers(members: SaveMembers, state: State) -> list[int] | None:
 def _share(
     members: SaveMembers, state: State, numbers: Sequence[int] | None
 ) -> tuple[int, list[Own]]:
-    """Decide what this process writes; return its number as a holder, and its boxes.
+    """Choose the boxes that this process writes; return its number as a holder, and the boxes.
 
     Raises:
       UsageError: parts of the state are held only by processes outside the group.

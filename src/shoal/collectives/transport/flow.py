@@ -5,8 +5,8 @@ own, while the caller's thread watches the clock and the liveness of peers. At t
 either all have succeeded, or all survivors get an error.
 
 Before the work all agree on the earliest of their deadlines, since working processes cannot be
-notified: it ends the work of all. Shortly before it, each process reports what it is busy with,
-one-way, so that this is known even if it is frozen by then.
+notified: it ends the work of all. Shortly before it, each process reports its activity,
+one-way, so that this is known even if it is frozen at the deadline.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Flat(Topology):
         offences: list[str] = []
         sizes_of((self.count,), "count", offences)
         if self.on not in ("cpu", "gpu", "tpu"):
-            offences.append(f"on={self.on!r} is none of 'cpu', 'gpu', 'tpu'")
+            offences.append(f"on={self.on!r} is not one of 'cpu', 'gpu', 'tpu'")
         raise_all("Flat", offences)
 
     @property

@@ -176,7 +176,7 @@ class Torus(Topology):
         known = GENERATIONS.get(self.generation)
         if self.generation and known is None:
             offences.append(
-                f"generation={self.generation!r} is none of {', '.join(GENERATIONS)}; "
+                f"generation={self.generation!r} is not one of {', '.join(GENERATIONS)}; "
                 "without one it is a plain torus"
             )
         raise_all("Torus", offences)

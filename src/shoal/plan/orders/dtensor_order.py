@@ -119,7 +119,7 @@ def _offences(
 def _enumerated(
     whole: Sequence[int], bounds: Sequence[int], host: Sequence[int], axes: Sequence[int]
 ) -> IntArray:
-    """List the cores [cores, (x, y, z, core)]: ring boxes, in each its hosts, in each its cores."""
+    """List the cores [cores, (x, y, z, core)], grouped by ring box, and within each by host."""
     places = np.zeros((1, 1, 1, 4), np.int64)  # [ring boxes, hosts of each, cores of each]
     for axis in axes:
         part, own = bounds[axis], host[axis]
