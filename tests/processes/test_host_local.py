@@ -381,4 +381,4 @@ def told_words(name, others, one, message):
         assert one.startswith(here)
         assert (": values " in one) == (name in ("replicas", "some replicas"))
     if name in ("replicas", "some replicas"):
-        assert "let broadcast make it equal" in message
+        assert "broadcast them first" in message

@@ -149,7 +149,7 @@ def test_the_deadline_shows_what_each_said_last(cluster, child_env):
 def test_words_that_were_never_said(cluster, child_env):
     bench = cluster(1, env=child_env)
     bench.start(functions.exit_with, 3, initialize=False)
-    with pytest.raises(PeerFailedError, match=r"never said 'ready'.*\(pid .*ended with code 3"):
+    with pytest.raises(PeerFailedError, match=r"never printed 'ready'.*\(pid .*ended with code 3"):
         bench.wait_for("ready", 0)
 
 

@@ -65,7 +65,7 @@ def _say(line: str) -> None:
 
 
 def _become(entry: dict[str, Any], orders: list[dict[str, Any]]) -> None:
-    """Make this fork equivalent to a process started by itself."""
+    """Make this fork equivalent to a process that was started directly."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.clear()

@@ -16,7 +16,7 @@ __all__ = ["ForkOrder", "Forked", "fork_all"]
 
 
 class ForkOrder(NamedTuple):
-    """How one process of a cluster is to run `shoal.testing.child`."""
+    """The settings with which one process of a cluster runs `shoal.testing.child`."""
 
     arguments: Sequence[str]
     env: Mapping[str, str]
