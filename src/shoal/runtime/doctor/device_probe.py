@@ -89,7 +89,7 @@ class DeviceProbe:
                     return dict(json.loads(line))
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return {"error": lines[-1] if lines else "the child ended without a word"}
+        return {"error": lines[-1] if lines else "the child ended without output"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

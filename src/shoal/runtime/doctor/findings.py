@@ -1,4 +1,4 @@
-"""What the checks of a process find, and its report, in a form that travels as JSON."""
+"""The findings of a process's checks, and its report, which can be sent as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PROBLEM, NOTE = "problem", "note"
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong (a problem), or that may be (a note)."""
+    """A problem, or a possible problem (a note)."""
 
     check: str  # the check that found it: "address", "clock", …
     words: str  # what is wrong, on one line
@@ -19,7 +19,7 @@ class Finding(NamedTuple):
 
 
 class CheckResult(NamedTuple):
-    """What one check saw: facts by name (plain values of JSON), and its findings.
+    """The result of one check: facts by name (plain values of JSON), and its findings.
 
     Names of facts that end in `_bytes` and `_s` have those units.
     """
@@ -29,7 +29,7 @@ class CheckResult(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What one process saw: the facts of each check, and all its findings."""
+    """The report of one process: the facts of each check, and all its findings."""
 
     process: int | None  # None: its index is not known
     num_processes: int | None
