@@ -113,8 +113,8 @@ def _sharding(layout: Layout, devices: tuple[jax.Device, ...] | None) -> NamedSh
     other = sorted({reduction for reduction in partial.values() if reduction != "sum"})
     if other:
         raise UsageError(
-            f"sharding: {layout!r} still has to be reduced by {', '.join(other)}; "
-            "JAX supports only pending sums"
+            f"sharding: {layout!r} has pending reductions other than sums: {', '.join(other)}; "
+            "JAX supports only sums"
         )
     auto = [axis for axis in partial if layout.mesh.axis_types[axis] == "auto"]
     if auto:

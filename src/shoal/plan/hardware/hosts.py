@@ -69,7 +69,7 @@ class Hosts(Topology):
 
 @dataclasses.dataclass(frozen=True)
 class Flat(Topology):
-    """Devices about which only their number is known."""
+    """Devices of unknown arrangement."""
 
     count: int
     on: str = "cpu"
