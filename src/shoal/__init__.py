@@ -1,10 +1,10 @@
 """shoal: the missing multi-host layer for JAX.
 
-Launch, agree, place, move, save; and be told who when it goes wrong. The tree has floors, and
-imports only go down:
+Launch, agree, place, move, save; and when a process fails, know which one. The tree has floors,
+and imports only go down:
 
-* `errors`, `settings`, `colour`: what may go wrong, what may be set, who must call.
-* `plan`: decides, moves nothing; NumPy only.
+* `errors`, `settings`, `colour`: exceptions, environment variables, and which processes must call.
+* `plan`: decides what to move where, and moves nothing; NumPy only.
 * `runtime`: processes: who is here, alive, agreed.
 * `arrays`: device arrays.
 * `collectives`: values between processes.
@@ -228,8 +228,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         import shoal.compat.names as names
 
-        told = f"module 'shoal' has no attribute {name!r}"
-        raise AttributeError("; ".join(filter(None, [told, names.facades_of(name)])))
+        problem = f"module 'shoal' has no attribute {name!r}"
+        raise AttributeError("; ".join(filter(None, [problem, names.facades_of(name)])))
     import importlib
 
     import shoal.runtime.system.interrupts as interrupts
@@ -246,7 +246,7 @@ def __dir__() -> list[str]:
 
 
 def _show_in_notebooks() -> None:
-    """Let a notebook that this is imported in show pictures; elsewhere, load nothing."""
+    """Register pictures with the notebook that imports this; elsewhere, load nothing."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     if shell is not None and (ip := shell()) is not None:
         import shoal.draw.notebook as notebook

@@ -1,4 +1,4 @@
-"""What arguments of public functions may be; each offence names the argument and its value."""
+"""Checks of the arguments of public functions; each offence names the argument and its value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
 SCALARS = (bool, int, float, complex)
-# Values of Python that travel and are saved as they are, by their type; not those of a subclass.
+# Python types whose values are sent and saved unchanged; subclasses are not among them.
 PLAIN_KINDS: Mapping[type, str] = {
     **{kind: kind.__name__ for kind in (*SCALARS, str, bytes)},
     type(None): "None",
@@ -47,13 +47,13 @@ def not_texts(**values: object) -> list[str]:
     ]
 
 
-def check_flags(asked: str, **values: object) -> None:
-    """Raise a UsageTypeError for those that are neither True nor False."""
-    raise_all(asked, not_flags(**values))
+def check_flags(caller: str, **values: object) -> None:
+    """Raise a UsageTypeError for values that are neither True nor False."""
+    raise_all(caller, not_flags(**values))
 
 
 def as_integer(value: object) -> int | None:
-    """Return a whole number as Python's own; None: it is none, as True is not."""
+    """Return an integer as a Python int; None for other values, bools among them."""
     if isinstance(value, bool):
         return None
     try:
@@ -63,45 +63,45 @@ def as_integer(value: object) -> int | None:
 
 
 def integer(
-    asked: str,
+    caller: str,
     name: str,
     value: object,
     *,
     least: int | None = None,
     wanted: str = "a whole number",
 ) -> int:
-    """Return a whole number; True is none.
+    """Return an integer as a Python int; a bool is not an integer.
 
     Raises:
-      UsageError: it is none, or less than `least`.
+      UsageError: not an integer, or less than `least`.
     """
     number = as_integer(value)
     if number is None:
-        raise UsageTypeError(f"{asked}: {name}={shown(value)} must be {wanted}")
+        raise UsageTypeError(f"{caller}: {name}={shown(value)} must be {wanted}")
     if least is not None and number < least:
-        raise UsageError(f"{asked}: {name}={number} must be at least {least}")
+        raise UsageError(f"{caller}: {name}={number} must be at least {least}")
     return number
 
 
-def check_kind(asked: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
-    """Raise a UsageTypeError for what is of no such type; `wanted` says what is, or how to get it.
+def check_kind(caller: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Raise a UsageTypeError unless `value` is a `kind`; `wanted` says what to pass instead.
 
     >>> check_kind("region", "x", int, "a Layout")
     Traceback (most recent call last):
     shoal.errors.UsageTypeError: region: 'x' must be a Layout
     """
     if not isinstance(value, kind):
-        raise UsageTypeError(f"{asked}: {shown(value)} must be {wanted}")
+        raise UsageTypeError(f"{caller}: {shown(value)} must be {wanted}")
 
 
 def not_one_of(name: str, value: object, known: Collection[str]) -> list[str]:
-    """Return an offence if a value is none of some words; whatever is no text is of a wrong type.
+    """Return an offence unless a value is one of some words; non-text values have the wrong type.
 
     >>> not_one_of("way", "colectives", ["collectives"])
-    ["way='colectives' is none of 'collectives'; did you mean 'collectives'?"]
+    ["way='colectives' is not one of 'collectives'; did you mean 'collectives'?"]
     """
     if isinstance(value, str) and value in known:
         return []
     words = ", ".join(map(repr, known))
-    told = f"{name}={shown(value)} is none of {words}"
-    return [told + nearest(value, known)] if isinstance(value, str) else [WrongType(told)]
+    problem = f"{name}={shown(value)} is not one of {words}"
+    return [problem + nearest(value, known)] if isinstance(value, str) else [WrongType(problem)]

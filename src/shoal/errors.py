@@ -15,7 +15,7 @@
     └── CheckpointError       the storage: a checkpoint on disk
         ├── NotCommitted          no checkpoint at this path       (also a FileNotFoundError)
         ├── StepAlreadyCommitted  there is one; it is kept        (also a FileExistsError)
-        ├── SaveAborted           this save failed; earlier checkpoints stand
+        ├── SaveAborted           this save failed; earlier checkpoints are unaffected
         ├── CorruptCheckpoint     bytes on disk differ from those saved
         ├── UnsupportedCheckpoint written by a newer shoal
         └── StorageError          the file system failed          (also an OSError)
@@ -83,7 +83,7 @@ class UsageTypeError(UsageError, TypeError):
 
 
 class DivergenceError(ShoalError):
-    """Processes disagree about what they are doing. Raised on every one of them.
+    """Processes have made different calls, or hold different values. Raised on every one of them.
 
     `sides` maps each version, as text, to the processes that hold it.
     """
@@ -202,7 +202,7 @@ class StepAlreadyCommitted(CheckpointError, FileExistsError):
 
 
 class SaveAborted(CheckpointError):
-    """This save failed; earlier checkpoints stand. Raised on every process.
+    """This save failed; earlier checkpoints are unaffected. Raised on every process.
 
     `phase` is the phase it reached, `processes` are those that caused the failure. Its exit code is
     that of its cause: 71 if a process was lost, 72 if one failed, 73 if one was late.

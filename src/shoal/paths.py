@@ -1,7 +1,7 @@
-"""What may be given as a path: one of a file system, `~` for the home; no address such as gs://.
+"""Validate paths: of a file system, with `~` for the home; not an address such as gs://.
 
-Every function and command that takes a path asks here, before it does anything: else an address
-would become a folder called `gs:`, and `~` one called `~`, below the working directory.
+Every function and command that takes a path calls this first: otherwise an address would become a
+folder named `gs:`, and `~` a folder named `~`, in the working directory.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 
 
 def local_path(path: object, said: str = "") -> str:
-    """Return a path of a file system as text, with `~` replaced by the home it stands for.
+    """Return a path of a file system as text, with `~` expanded.
 
     Args:
       path: str, bytes or an os.PathLike.
-      said: what leads messages, such as "save: path='x'"; "": the path itself.
+      said: the prefix of messages, such as "save: path='x'"; "": the path itself.
 
     Raises:
-      UsageError: it is an address (`gs://…`), the home of an unknown user, or no path at all.
+      UsageError: it is an address (`gs://…`), the home of an unknown user, or not a path at all.
 
     >>> local_path("runs/7"), local_path("./gs:/x")
     ('runs/7', './gs:/x')
@@ -40,19 +40,19 @@ def local_path(path: object, said: str = "") -> str:
     except UnicodeEncodeError:
         is_path = False
     if not is_path:
-        raise UsageError(f"{said} is no path")
+        raise UsageError(f"{said} is not a path")
     whole = os.path.expanduser(text)
     if whole.startswith("~"):
         user = whole[1:].partition("/")[0]
         raise UsageError(
-            f"{said}: there is no home of a user {user!r}\n"
+            f"{said}: there is no home directory of a user {user!r}\n"
             f"a folder of that very name is {'./' + whole!r}"
         )
     return whole
 
 
 def _no_address(text: str, scheme: str, rest: str) -> str:
-    """Return why this is no path, and what to write."""
+    """Return why this is not a path, and what to write instead."""
     if scheme.lower() == "file":
         from urllib.parse import unquote
 

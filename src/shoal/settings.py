@@ -26,7 +26,7 @@ class Setting(NamedTuple):
 
 
 _ROWS = (
-    # who am I (set by `shoal run`, or by you)
+    # identity (set by `shoal run`, or by you)
     ("SHOAL_COORDINATOR", "", "host:port", "the meeting place of the job"),
     ("SHOAL_RENDEZVOUS", "", "folder", "shared by all hosts, in which process 0 publishes the "
      "meeting place; for launchers that give no address"),
@@ -35,7 +35,7 @@ _ROWS = (
     ("SHOAL_PROCESS_ID", "", "index", "index of this process, from 0"),
     ("SHOAL_TOKEN", "", "text", "the secret that processes present to the meeting place"),
     ("SHOAL_VIRTUAL_DEVICES", "", "devices", "virtual CPU devices per process; forces CPU"),
-    # how long to wait
+    # time limits
     ("SHOAL_INITIALIZE_TIMEOUT_S", "300", "seconds", "time limit for all processes to join"),
     ("SHOAL_TIMEOUT_S", "600", "seconds", "default deadline of a wait"),
     ("SHOAL_WARN_AFTER_S", "10", "seconds", "a wait this long logs the missing processes"),
@@ -51,10 +51,10 @@ _ROWS = (
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
     ("SHOAL_LEAVE_S", "300", "seconds", "the same for processes that took SIGTERM as a notice, "
      "to save and exit"),
-    # what lies on disk
+    # storage
     ("SHOAL_LEASE_S", "60", "seconds", "a save that was not touched for this long is stale, and "
      "others may end it; a running save is touched several times as often"),
-    # how values travel
+    # transport of values
     ("SHOAL_HOST_MEMORY", "1", "0 or 1", "large values between processes of one host go through "
      "its memory; 0: over the devices, as between hosts"),
     # for tests

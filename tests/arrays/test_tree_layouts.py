@@ -158,9 +158,9 @@ def test_everything_that_is_wrong_is_said_at_once():
     for words in (
         "dense/kernel: Layout('data', 'modl') on",
         "did you mean 'model'?",
-        "embed/0, embed/1: no rule matches; '**': () at the end leaves whole what is left",
+        "embed/0, embed/1: no rule matches; '**': () at the end replicates all other leaves",
         "name: a str has no shape",
-        "shape: (3, 4) are numbers, and no shape: give jax.ShapeDtypeStruct((3, 4), dtype)",
+        "shape: (3, 4) are numbers, not a shape: give jax.ShapeDtypeStruct((3, 4), dtype)",
         "dense/bias: dim 0 of (5,) has size 5, which 4 shards (data=4) do not divide; 4 or 8",
         "rule '**/kernal': matches nothing; did you mean 'kernel'?",
         "rule 'kernel': matches nothing at the top of the tree; did you mean '**/kernel'?",

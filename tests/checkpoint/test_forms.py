@@ -105,7 +105,7 @@ def test_a_target_that_is_a_tree_has_its_own_form(path, form):
 
 
 def test_a_form_that_there_is_not(path):
-    with pytest.raises(UsageError, match="form='name' is none of 'tree', 'dicts', 'names'; did"):
+    with pytest.raises(UsageError, match="form='name' is not one of 'tree', 'dicts', 'names'; did"):
         shoal.restore(path, form="name")
 
 

@@ -87,7 +87,7 @@ def test_layout_as_json():
         (["mesh", "data=4", "-n", "3"], "cannot be spread evenly over 3"),
         (["mesh", '{"a":' * 20_000], "is not JSON"),
         (["mesh", "x=1099511627776", "-n", "2"], "at most 16777216 devices"),
-        (["layout", "x @ x=1099511627776"], "16777216 devices are the most"),
+        (["layout", "x @ x=1099511627776"], "it has more than 16777216 devices"),
         (["layout", "data, - @ data=4", "--shape", "4,,4"], "must be numbers"),
         (["layout", "data @ data=4", "--shape", "4", "--dtype", "f4,("], "not a dtype"),
         (["mesh", "data=4", "-n", "0"], "cannot be spread evenly over 0"),

@@ -212,7 +212,7 @@ def test_a_place_that_is_frozen_or_gone_is_told_apart(server):
     looking.ask()
     assert looking.answer(time.monotonic() + 0.1) is None
     assert looking.waits_s() >= 0.1
-    with pytest.raises(DeadlineError, match=f"{server.address} does not answer for 0.1 s: frozen"):
+    with pytest.raises(DeadlineError, match=f"{server.address} has not answered for 0.1 s: frozen"):
         Observer("watch", server.place, answer_s=0.1)
     os.kill(server.popen.pid, signal.SIGCONT)
     looking.ask()  # no second question: the first is answered now

@@ -187,7 +187,7 @@ def test_tracers_and_deleted_arrays_are_refused():
 
 
 def test_keys_that_cannot_be_sorted_are_refused():
-    with pytest.raises(UsageError, match=r"broadcast: no tree for JAX: '<' not supported between"):
+    with pytest.raises(UsageError, match=r"broadcast: not a pytree: '<' not supported between"):
         wire.spec_of({1: 0, "a": 0}, "broadcast")
 
 

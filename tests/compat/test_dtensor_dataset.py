@@ -125,7 +125,7 @@ def test_arrays_side_by_side_are_a_dataset(kind):
     assert [one.dtype for one in spec] == [np.float32, np.int16]
     _, named = batches_of({"n": pair[0], "more": [pair[1]]}, {"n": 1, "more": [1]})
     np.testing.assert_array_equal(named["more"][0], LABELS[:8])
-    with pytest.raises(ValueError, match=r"as many rows, not \[8, 9\]"):
+    with pytest.raises(ValueError, match=r"equally many rows, not \[8, 9\]"):
         batches_of((pair[0], pair[1][:8]), (1, 1))
     with pytest.raises(ValueError, match="layouts have the structure"):
         batches_of(pair, {"n": 1})
@@ -145,7 +145,7 @@ def test_arrays_side_by_side_are_a_dataset(kind):
         ({"dataset": ["text"]}, ValueError, "an element is 'text': only numbers"),
         ({"dataset": [ROWS]}, ValueError, "Expected layout with rank 3, got 2"),
         ({"dataset": []}, ValueError, "no elements"),
-        ({"dataset": iter(ROWS)}, TypeError, "used up but once"),
+        ({"dataset": iter(ROWS)}, TypeError, "read only once"),
         ({"dataset": 3}, TypeError, "not iterable"),
         (
             {"dataset": [ROWS], "dataset_already_batched": True},

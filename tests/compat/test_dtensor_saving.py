@@ -125,10 +125,10 @@ def test_numbers_and_lists_of_them_are_saved_as_arrays(mesh, tmp_path):
     [
         ([], [], "at least one"),
         (["a"], [], "0 shape_and_slices"),
-        (["a"], ["8 4 0,2:-"], "no slice that a tensor of"),
-        (["a"], ["8 4 6,8:-"], "no slice that a tensor of"),
-        (["a"], ["8 4 -"], "no shape and slice"),
-        (["a"], ["rows"], "no shape and slice"),
+        (["a"], ["8 4 0,2:-"], "not a slice of the shape"),
+        (["a"], ["8 4 6,8:-"], "not a slice of the shape"),
+        (["a"], ["8 4 -"], "not a shape and a slice with as many dims"),
+        (["a"], ["rows"], "not a shape and slice"),
         (["a"], ["16 4 0,8:-"], "do not make up one array"),
         (["a", "a"], ["16 4 0,8:-", "16 4 4,8:-"], "do not make up one array"),
         (["a", "a"], ["", ""], "do not make up one array"),
@@ -208,7 +208,7 @@ def test_a_checkpoint_of_objects(mesh, tmp_path):
         DTensorCheckpoint(mesh, root=other).read(path)
     for call, kind, words in [
         (lambda: DTensorCheckpoint(mesh, x=values()), ValueError, "no DVariable"),
-        (lambda: DTensorCheckpoint(mesh, save_counter=bias), ValueError, "is its own"),
+        (lambda: DTensorCheckpoint(mesh, save_counter=bias), ValueError, "is reserved"),
         (lambda: DTensorCheckpoint(None, bias=bias), TypeError, "not a valid Mesh"),
         (lambda: later.save(tmp_path / "d", options=1), NotImplementedError, "options=1"),
     ]:

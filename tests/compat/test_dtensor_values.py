@@ -201,7 +201,7 @@ def test_the_empty_ones():
         ("a|b|c|d|e", "is not a dim"),  # these two crash the interpreter there
         ("|x|*CPU", "is not a dim"),
         ("|x=a|*CPU", "is not a dim"),
-        ("|x=99999999|*CPU", "more than can be made up"),
+        ("|x=99999999|*CPU", "exceed the limit for implied devices"),
         ("|x=2|*", "not a device type with a star"),
         ("a|b=1|c|d", "but found 4"),
         ("|x=2|0,1|0,1|CPU:0,CPU:1|CPU:0,CPU:1|y", "as the 7th argument"),
@@ -300,7 +300,7 @@ def test_no_damaged_text_does_worse_than_a_usage_error(row, data):
         (lambda m: Layout(["x"], m).num_shards(1), ValueError, "not a dim of rank 1"),
         (lambda m: Layout(["match"], m).num_shards(0), ValueError, "'match'"),
         (lambda m: Layout(["match"], m).offset_to_shard(), ValueError, "'match'"),
-        (lambda m: Layout(["match"], m).shoal_layout, ValueError, "'match' says no layout"),
+        (lambda m: Layout(["match"], m).shoal_layout, ValueError, "'match' does not define"),
         (lambda m: Layout(["x"], m).global_shape_from_local_shape([]), ValueError, "rank 0"),
         (lambda m: Layout(["x"], m).local_shape_from_global_shape([3]), ValueError, "uneven"),
         (lambda m: Layout(["x"], m).local_shape_from_global_shape([4, 4]), ValueError, "rank 2"),

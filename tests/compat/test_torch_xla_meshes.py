@@ -187,7 +187,7 @@ def test_a_hybrid_mesh_off_tpus():
     assert mesh == xs.Mesh(range(8), (4, 2), ("x", "y"))
     with pytest.raises(ValueError, match="Invalid dcn_mesh_shape for single slice mesh"):
         xs.HybridMesh((4, 2), (2, 1))
-    with pytest.raises(NotImplementedError, match="not one TPU slice") as caught:
+    with pytest.raises(NotImplementedError, match="not a single TPU slice") as caught:
         mesh._get_physical_tpu_mesh(np.arange(8))
     assert isinstance(caught.value, NoMeaningHere)
 

@@ -121,7 +121,7 @@ def test_scalars_rows_and_pending_sums():
     assert re.search(r"│ 0\.\.3 │", describe(Layout(mesh)))
     assert "dim 0 (x) →" in describe(Layout(mesh, "x"))
     assert "\ndim 0 (whole) →\n" in describe(Layout(mesh, None))  # wider than its table
-    assert "still to be done: sum over x" in describe(Layout(mesh, None, partial={"x": "sum"}))
+    assert "pending: sum over x" in describe(Layout(mesh, None, partial={"x": "sum"}))
 
 
 @given(

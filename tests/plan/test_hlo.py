@@ -94,7 +94,7 @@ def test_pending_sums_are_unreduced():
         "{devices=[4,2]<=[8] last_tile_dims={unreduced}}"
     )
     assert hlo_text(Layout(mesh, partial={"x": "sum", "y": "sum"}), 2) == "{unreduced}"
-    with pytest.raises(UsageError, match="pending sums only"):
+    with pytest.raises(UsageError, match="only pending sums"):
         hlo_text(Layout(mesh, "x", partial={"y": "max"}))
 
 

@@ -76,7 +76,7 @@ def test_host_mesh_per_process_has_the_first_device_of_each(mesh):
 
 
 def test_host_mesh_of_what():
-    with pytest.raises(UsageError, match="per='host' is none of 'device', 'process'"):
+    with pytest.raises(UsageError, match="per='host' is not one of 'device', 'process'"):
         Mesh({"x": 2}).host_mesh(per="host")
 
 

@@ -61,7 +61,7 @@ def test_boxes_are_what_the_regions_of_the_devices_make(data):
     mesh = layout.mesh
     boxes = {process: held(layout, process) for process in mesh.process_indices}
     if None in boxes.values() or len({box[1] for box in boxes.values()}) > 1:
-        with pytest.raises(UsageError, match="order the mesh so that each process's devices are"):
+        with pytest.raises(UsageError, match="each process's devices form one block of it"):
             process_box(layout, mesh.process_indices[0])
         return
     for process, (first, shards) in boxes.items():

@@ -195,13 +195,13 @@ def test_hosts_of_a_torus_are_blocks():
         (lambda: parse("v5p:4x4x4x4"), "is not a topology"),
         (lambda: parse("v5p:0x4x4"), "each at least 1"),
         (lambda: parse("v5e:3x4 host=2x2"), "x=3 in blocks of 2"),
-        (lambda: parse("v5e:4x4 wraps=x"), "'wraps=x' is none of wrap=xy"),
+        (lambda: parse("v5e:4x4 wraps=x"), "'wraps=x' is not one of wrap=xy"),
         (lambda: Torus((4, 4), wrap=(True,)), "one entry for each dim"),
         (lambda: Torus((4, 2.5)), "2.5 is not a whole number"),
         (lambda: Torus("22"), "is not a whole number"),
-        (lambda: Torus((4,), "v9"), "'v9' is none of v2, v3"),
+        (lambda: Torus((4,), "v9"), "'v9' is not one of v2, v3"),
         (lambda: Hosts(4, 8, switch=3), "4 hosts do not divide into groups of 3"),
-        (lambda: Slices(()), "one slice at least"),
+        (lambda: Slices(()), "at least one slice"),
         (lambda: Flat(4).numbered([0, 1, 2, 2]), "none may occur twice"),
         (lambda: Flat(4).numbered([0, 1, 2]), "4 whole numbers"),
         (lambda: Flat(4).numbered(listed=[0, 1, 2, 5]), "listed must be the ids"),
@@ -213,7 +213,7 @@ def test_hosts_of_a_torus_are_blocks():
         (lambda: from_devices([row(n, 0, (0, 0, 0), 0, 0, "tpu", "") for n in (1, 2)]),
          "1 places occur twice"),
         (lambda: from_json({"ids": [1]}), "has the keys topology"),
-        (lambda: from_json({"topology": "flat:1", "id": [1]}), "'id' is none of"),
+        (lambda: from_json({"topology": "flat:1", "id": [1]}), "'id' is not one of"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(make, words):
@@ -222,7 +222,7 @@ def test_what_is_wrong_is_said(make, words):
 
 
 def test_what_is_no_text_is_a_type_error():
-    with pytest.raises(UsageTypeError, match="must be text"):
+    with pytest.raises(UsageTypeError, match="takes the text of"):
         parse(4)
     with pytest.raises(UsageTypeError, match="neither a device"):
         from_devices([3])

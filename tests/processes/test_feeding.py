@@ -101,7 +101,9 @@ def test_a_reader_that_hangs_is_named_within_the_deadline(told):
     for process, (count, kind, words, _) in enumerate(of(told, "held_up")):
         assert (count, kind) == (1, "DeadlineError")
         # The deadlines of the others are two: who comes to its own later misses the first, too.
-        named = "its own reader has given nothing" if process == 1 else "process 1 (vm): last at"
+        named = (
+            "its own reader has returned no batch" if process == 1 else "process 1 (vm): last at"
+        )
         assert named.replace("vm", socket.gethostname()) in words
 
 
@@ -110,8 +112,8 @@ def test_a_program_that_is_busy_is_not_late(told):
 
 
 def test_the_same_rows_on_every_process_are_suspicious(told):
-    (line,) = [line for line in told[0]["log"] if "brought the same values" in line]
-    assert "processes 1-2 brought the same values as this process, for other rows" in line
+    (line,) = [line for line in told[0]["log"] if "equal those of this" in line]
+    assert "the values of processes 1-2 equal those of this process, for other rows" in line
     assert told[1]["log"] == told[2]["log"] == []
 
 

@@ -354,7 +354,7 @@ def test_parts_of_four_processes():
 def refused_words(words):
     assert "process 0 holds 2 of the 4 shards between its first and last" in words["order"]
     assert "its devices are at (x, y) = (0, 0), (1, 1)" in words["order"]
-    assert "order the mesh so that each process's devices are one block of it" in words["order"]
+    assert "order the mesh so that each process's devices form one block of it" in words["order"]
     assert "process 0 holds shards 0,4 of dim 1, which x=8 cuts into 8" in words["gap"]
     assert "or give pack a piece for each device" in words["gap"]
     assert "of the 3 shards of dim 0 (x=3) process 0 holds 1 and process 1 2" in words["uneven"]
@@ -381,4 +381,4 @@ def told_words(name, others, one, message):
         assert one.startswith(here)
         assert (": values " in one) == (name in ("replicas", "some replicas"))
     if name in ("replicas", "some replicas"):
-        assert "let broadcast make it equal" in message
+        assert "broadcast them first" in message

@@ -96,7 +96,7 @@ def test_what_differs_is_everybodys_error(cluster):
         assert "device 2048: cpu, process 1" in told
         assert "device 99: cpu, process 1" in told
     for told in (one[6], other[6]):
-        assert "process 1: does not have what the list has: device 2048" in told
+        assert "process 1: lacks a device of the list: device 2048" in told
     assert one[7] == other[7]
     assert one[7].startswith("x=4")
 

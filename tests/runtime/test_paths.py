@@ -50,11 +50,11 @@ def home(tmp_path, monkeypatch) -> Path:
         ("file:/tmp/x", "write '/tmp/x'"),
         (Path("file:///tmp/x"), "write '/tmp/x'"),
         ("file://tmp/x", "write '/tmp/x'"),
-        ("~no-such-user/x", r"no home of a user 'no-such-user'.*'\./~no-such-user/x'"),
-        ("", "no path"),
-        ("a\0b", "no path"),
-        ("~\0b", "no path"),
-        ("\ud800", "no path"),
+        ("~no-such-user/x", r"no home directory of a user 'no-such-user'.*'\./~no-such-user/x'"),
+        ("", "not a path"),
+        ("a\0b", "not a path"),
+        ("~\0b", "not a path"),
+        ("\ud800", "not a path"),
     ],
 )
 def test_what_is_no_local_path(given, words):

@@ -149,7 +149,7 @@ def test_the_deadline_shows_what_each_said_last(cluster, child_env):
 def test_words_that_were_never_said(cluster, child_env):
     bench = cluster(1, env=child_env)
     bench.start(functions.exit_with, 3, initialize=False)
-    with pytest.raises(PeerFailedError, match=r"never said 'ready'.*\(pid .*ended with code 3"):
+    with pytest.raises(PeerFailedError, match=r"never printed 'ready'.*\(pid .*ended with code 3"):
         bench.wait_for("ready", 0)
 
 
@@ -164,7 +164,7 @@ def test_what_cannot_travel_is_the_process_s_own_error(cluster, child_env):
         ({"processes": 0}, "processes=0"),
         ({"processes": True}, "processes=True"),
         ({"processes": 2, "devices": 0}, "devices=0"),
-        ({"processes": 2, "services": "none"}, "'none' is none of 'process 0', 'stand-alone'"),
+        ({"processes": 2, "services": "none"}, "'none' is not one of 'process 0', 'stand-alone'"),
         ({"processes": 2, "services": "launcher", "network": True}, "no network to cut"),
         ({"processes": 2, "deadline_s": 0}, "deadline_s=0"),
         ({"processes": 2, "deadline_s": None}, "deadline_s=None"),

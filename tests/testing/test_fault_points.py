@@ -153,7 +153,10 @@ def test_a_signal_that_does_not_end_the_read_of_a_pause_is_handled_in_it(faults,
     [
         ("x", "'x' is not POINT[@PROCESS][#TURN]:KIND[=VALUE]"),
         ("x@a:kill", "is not POINT"),
-        ("x:kil", "'kil' is none of kill, stop, raise, exit, delay, pause; did you mean 'kill'?"),
+        (
+            "x:kil",
+            "'kil' is not one of kill, stop, raise, exit, delay, pause; did you mean 'kill'?",
+        ),
         ("barrier.before_arive:kill", "no point 'barrier.before_arive'; did you mean 'barrier.be"),
         ("x#0:kill", "turns are counted from 1"),
         ("x:kill=9", "kill takes no value"),

@@ -98,7 +98,7 @@ def test_failures_are_told_with_their_traceback(child_env, tmp_path):
         "    assert 1 + 1 == 3",
         "Skipped: not today",
         "@pytest.mark.processes(2, initialise=False)",
-        "is a MonkeyPatch, which does not travel",
+        "is a MonkeyPatch, which cannot be sent",
         "UnspeakableError: <exception str() failed>",
     ):
         assert words in done.stdout, words

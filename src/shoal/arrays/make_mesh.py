@@ -67,10 +67,11 @@ def make_mesh(
     on the wires, and the first axes span slices; devices of CPU and GPU hosts are ordered by
     process. The logger "shoal" reports at level DEBUG what was recognised and chosen, and why.
 
-    It is impossible that a device is left out unnoticed: a subset must be named. Nor does it return
-    if the processes that own the mesh's devices call it with other arguments, see other devices
-    (ids, owners, coordinates) or own other devices than their peers believe: they meet in one round
-    trip. A process without a device in the mesh may call it or not; where one process owns all
+    It is impossible that a device is left out unnoticed: a subset must be named. It is also
+      impossible that it returns if the processes that own the mesh's devices pass different
+      arguments, see different devices (ids, owners, coordinates) or own other devices than their
+      peers believe: they meet in one round trip. A process without a device in the mesh may call
+      it or not; where one process owns all
     devices, nothing is sent. No call relies on an earlier one: after an interrupt one process might
     not remember what the others do.
 
@@ -78,7 +79,7 @@ def make_mesh(
 
     Args:
       axes: name → size, major first, the busiest axis last; a dict or pairs. One size may be
-        -1: whatever is left.
+              -1: the remaining factor.
       devices: JAX devices or their ids, in mesh order; or a platform, "tpu", "gpu" or
         "cpu", for all of its devices. None: all of `jax.devices()`.
       order: "wires": placed as above, even if `devices` lists them; "given": as listed.
@@ -213,7 +214,7 @@ def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Orde
 
 
 def _view(devices: Sequence[jax.Device], kind: str) -> View:
-    """Return what this process sees, and reports of its own devices."""
+    """Return the devices as this process sees them, and what its own devices report."""
     ids = {device.id for device in devices}
     own = [device for device in jax.local_devices(backend=kind) if device.id in ids]
     return View(jax.process_index(), devices, own)
@@ -269,7 +270,7 @@ def _pairs(axes: object) -> list[tuple[str, int]]:
     raise_all(
         "make_mesh",
         [
-            f"axis {name!r}: size {size} must be at least 1, or -1 for whatever is left"
+            f"axis {name!r}: size {size} must be at least 1, or -1 for the remaining factor"
             for name, size in pairs
             if size < 1 and size != -1
         ],
@@ -315,7 +316,7 @@ def _filled(pairs: list[tuple[str, int]], count: int, all_devices: bool) -> list
     shown = "{" + ", ".join(f"{name!r}: {size}" for name, size in pairs) + "}"
     if len(free) > 1:
         names = ", ".join(map(repr, free))
-        raise UsageError(f"make_mesh({shown}): {names} are all -1; only one can be what is left")
+        raise UsageError(f"make_mesh({shown}): {names} are all -1; only one may be")
     if (fixed == count and not free) or (free and count and count % fixed == 0):
         return [(name, count // fixed if size == -1 else size) for name, size in pairs]
     near = _nearest_shape([size for _, size in pairs], count)

@@ -181,7 +181,7 @@ class _Filling:
 def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_rule: bool) -> Layout:
     if _is_bare_shape(value):
         raise UsageTypeError(
-            f"{value!r} are numbers, and no shape: give jax.ShapeDtypeStruct({value!r}, dtype), or "
+            f"{value!r} are numbers, not a shape: give jax.ShapeDtypeStruct({value!r}, dtype), or "
             "numbers that are leaves as np.int32"
         )
     if not hasattr(value, "shape") and not isinstance(value, bool | int | float | complex):
@@ -189,7 +189,7 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
     if np.ndim(value) == 0:
         return Layout(_mesh_named(given) or mesh)
     if not has_rule:
-        raise UsageError("no rule matches; '**': () at the end leaves whole what is left")
+        raise UsageError("no rule matches; '**': () at the end replicates all other leaves")
     if callable(given):
         function, given = given, given(name, value)
         if given is None:  # a function without a return statement

@@ -176,7 +176,7 @@ class _Services:
                 where, words = address_text(request.bind, port), spawned.last_words()
                 raise InitializeError(f"coordinator: {name} cannot start at {where}: {words}")
             found.append(str(json.loads(line)["address"]))
-        with contextlib.suppress(BrokenPipeError):  # it ended, as is found out later
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is handled elsewhere
             message = json.dumps({"meeting_place": found[0]})
             self.jax_service.stdin.write(message.encode() + b"\n")
         return _reachable(found[0]), _reachable(found[1])

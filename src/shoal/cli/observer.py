@@ -277,7 +277,7 @@ class Observer:
         return ProcessLostError(f"{self._name()} is gone ({error})")
 
     def _late(self) -> DeadlineError:
-        reason = f"does not answer for {self._answer_s:g} s: frozen or cut off"
+        reason = f"has not answered for {self._answer_s:g} s: frozen or cut off"
         return DeadlineError(f"{self._name()} {reason}", waited_s=self._answer_s)
 
     def _strange(self, error: object) -> ShoalError:

@@ -134,6 +134,7 @@ def _walk(tree: Mapping[str, Any], path: str, source: str) -> Iterator[tuple[str
         known = ("shape", "dtype", "layout")
         if unknown := [word for word in value if word not in known]:
             raise UsageError(
-                f"--params {source}: {name} has {unknown[0]!r}, none of {', '.join(known)}"
+                f"--params {source}: {name} has {unknown[0]!r}, which is not one of "
+                f"{', '.join(known)}"
             )
         yield name, value["shape"], value.get("dtype", "float32"), value.get("layout")

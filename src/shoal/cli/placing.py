@@ -45,7 +45,7 @@ def placed(
     """
     if order is not None and order not in _ORDERS:
         raise UsageError(
-            f"--order {order!r} is none of {', '.join(_ORDERS)}{nearest(order, _ORDERS)}"
+            f"--order {order!r} is not one of {', '.join(_ORDERS)}{nearest(order, _ORDERS)}"
         )
     if order == "given" or (order is None and not grid.is_iota):
         for option, value in (("--across", across), ("--weights", weights)):

@@ -192,7 +192,7 @@ def _check(sort: str, every: float | None, log: str | None, table: bool) -> str 
     except UsageError as error:
         offences.append(str(error))
     if sort not in ORDERS:
-        offences.append(f"--sort {sort} is none of {', '.join(ORDERS)}{nearest(sort, ORDERS)}")
+        offences.append(f"--sort {sort} is not one of {', '.join(ORDERS)}{nearest(sort, ORDERS)}")
     if every is not None and not 0 < every < math.inf:
         offences.append(f"--every {every:g} must be a positive number of seconds")
     if not (table or log):

@@ -48,7 +48,7 @@ class LeafSpec(NamedTuple):
 
     @property
     def line(self) -> str:
-        """What must be equal on all processes: `['w']: float32[3,4]`."""
+        """The line that must be equal on all processes: `['w']: float32[3,4]`."""
         if self.dtype is None or self.kind in _PLAIN_BYTES:
             return f"{self.path}: {self.kind}"
         if self.kind == "scalar":
@@ -92,7 +92,7 @@ def leaf_of(path: str, value: Any) -> LeafSpec | str:
             return LeafSpec(path, "key", dtype, value.shape, words, impl)
         if value.dtype in _dtypes():
             return LeafSpec(path, "array", value.dtype, value.shape)
-        return WrongType(f"{path}: has dtype {value.dtype}, which does not travel")
+        return WrongType(f"{path}: has dtype {value.dtype}, which cannot be sent")
     return WrongType(
         f"{path}: is a {type(value).__name__}; give arrays, numbers, str, bytes, PRNG keys or None"
     )
@@ -185,7 +185,7 @@ def _of_numpy(path: str, value: Any) -> LeafSpec | str:
         return WrongType(f"{path}: is a masked array, and the mask would be lost; fill it first")
     dtype = value.dtype if value.dtype.isnative else value.dtype.newbyteorder("=")
     if dtype not in _dtypes():
-        return WrongType(f"{path}: has dtype {value.dtype}, which does not travel")
+        return WrongType(f"{path}: has dtype {value.dtype}, which cannot be sent")
     kind = "array" if isinstance(value, np.ndarray) else "scalar"
     return LeafSpec(path, kind, dtype, value.shape)
 

@@ -69,7 +69,7 @@ class LiveBlock:
             raise gone_error("failed", failed, me, what)
 
     def _meet(self, words: bytes) -> Mapping[int, bytes]:
-        """Return what each survivor reports of its exception.
+        """Return each survivor's report of its exception.
 
         A process that is waiting elsewhere inside the block gets an error there, and then arrives
         here; so does this one, once more, also if one dies between the two meetings.

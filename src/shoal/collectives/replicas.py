@@ -45,7 +45,7 @@ class SharedPart(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What is compared of a leaf."""
+    """The parts of a leaf that are compared."""
 
     line: str  # its distribution over devices, if global; else empty
     parts: list[SharedPart]

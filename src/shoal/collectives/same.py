@@ -137,7 +137,7 @@ def _compared(parts: Sequence[SharedPart], num_processes: int) -> list[_Shared]:
 
 
 def _hashed(shared: Sequence[_Shared], here: int, pool: ThreadPoolExecutor) -> list[_Shared]:
-    """Hash what this process holds, one part at a time, so that few are in memory at once."""
+    """Hash the parts that this process holds, one at a time, so that few are in memory at once."""
 
     def digests(parts: Sequence[SharedPart]) -> tuple[bytes, ...]:
         return tuple(digest_of(part.open(), pool) for part in parts if part.open is not None)

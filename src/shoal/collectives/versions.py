@@ -29,8 +29,8 @@ def version_rows(
 ) -> list[tuple[str, Sequence[int]]]:
     """Return each group's version of the first differing item, with the group's processes.
 
-    A group that agrees with another there, and differs later, is marked so: all texts are distinct.
-    Groups without a speaker share a row.
+    A group that agrees with another there but differs later is marked, so that all texts are
+    distinct. Groups without a speaker share a row.
 
     >>> version_rows(["1", "2", "1"], [[0, 3], [1], [2]])
     [('1', [0, 3]), ('2', [1]), ('1 (differs later)', [2])]

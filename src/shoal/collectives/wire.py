@@ -35,7 +35,7 @@ class Spec(NamedTuple):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What must be equal on all processes: a line for each leaf, then the nodes."""
+        """Lines that must be equal on all processes: one for each leaf, then the nodes."""
         text = nodes_text(self.treedef)
         nodes = [text[at : at + _LINE] for at in range(0, len(text), _LINE)]
         leaves = (leaf.line for leaf in self.leaves)
@@ -56,7 +56,7 @@ def flatten(tree: Any, operation: str) -> tuple[Spec, list[Any]]:
     try:
         found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
     except ValueError as error:  # dicts with unsortable keys
-        raise UsageError(f"{operation}: no tree for JAX: {error.__cause__ or error}") from error
+        raise UsageError(f"{operation}: not a pytree: {error.__cause__ or error}") from error
     leaves = [leaf_of(jax.tree_util.keystr(path) or "the value", v) for path, v in found]
     raise_all(operation, [leaf for leaf in leaves if isinstance(leaf, str)])
     spec = Spec(tuple(leaf for leaf in leaves if isinstance(leaf, LeafSpec)), treedef)

@@ -15,7 +15,7 @@ _WITHOUT = (
     jax.Array, np.ndarray, np.generic, str, bytes,
     type, ModuleType, FunctionType, MethodType, BuiltinFunctionType,
 )  # fmt: skip
-"""What holds no parts of a program's own: values, and code."""
+"""Types that are not containers of a program's objects: values, and code."""
 
 
 def members_of(value: Any) -> list[tuple[Any, Any]]:

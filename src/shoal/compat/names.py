@@ -133,7 +133,7 @@ FACADES: Mapping[str, Mapping[str, str]] = {
 
 
 def facades_of(name: str) -> str:
-    """Say where a predecessor's name is, and what it is called in shoal; empty if unknown.
+    """Return where a predecessor's name is, and its name in shoal, as text; empty if unknown.
 
     >>> facades_of("sync_global_devices")
     'it is shoal.compat.multihost_utils.sync_global_devices; ours is shoal.barrier'

@@ -12,12 +12,12 @@ __all__ = ["errors_named"]
 
 @contextmanager
 def errors_named(name: str, *also: type[ShoalError], facade: str = "") -> Iterator[None]:
-    """Let the errors of a block begin with a predecessor's name, before ours.
+    """Prefix the errors of a block with the predecessor's name of the function.
 
     Args:
-      facade: how names of it begin; what begins so is left as it is.
-      also: classes that are an error of ours and one that the predecessor raised. An error of
-        ours becomes the first of them that derives from its class.
+      facade: the prefix of its names; messages that have it are left unchanged.
+      also: classes that are both an error of shoal and one that the predecessor raised. An error
+              of shoal becomes the first of them that derives from its class.
     """
     try:
         yield

@@ -29,12 +29,12 @@ def draw_layout(
       layout: the layout.
       shape: the array's shape [rank]; default: one index for each shard.
       item_bytes: bytes of one element; 0: unknown.
-      name: what to call the array, and its dtype.
+      name: a label for the array, such as its name and dtype.
     """
     given = layout.global_shape((1,) * layout.rank) if shape is None else shape
     sizes = layout.check_shape(given)
     if layout.mesh.size > _MOST_DEVICES:
-        raise UsageError(f"{layout!r} cannot be drawn: {_MOST_DEVICES} devices are the most")
+        raise UsageError(f"{layout!r} cannot be drawn: it has more than {_MOST_DEVICES} devices")
     blocks = _Blocks(Layout(layout.mesh, *layout.dims), sizes)  # pending sums do not matter
     outer = [range(count) for count in blocks.counts[:-2]]
     places = list(itertools.islice(itertools.product(*outer), 1 + _MOST_PANELS))
@@ -122,5 +122,5 @@ def _notes(layout: Layout, sizes: Sequence[int], item_bytes: float) -> list[str]
     notes = [note]
     if layout.partial:
         terms = ", ".join(f"{how} over {quote(axis)}" for axis, how in layout.partial.items())
-        notes.append(f"still to be done: {terms}")
+        notes.append(f"pending: {terms}")
     return notes

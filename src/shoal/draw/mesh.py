@@ -55,7 +55,7 @@ def _fitting(mesh: Mesh) -> int:
 
 
 def _cell(mesh: Mesh, place: tuple[int | None, ...], has_owners: bool) -> Cell:
-    """Return the device at a position, where None is a gap and -1 stands for a missing axis."""
+    """Return the cell of a position, in which None is a gap and -1 stands for a missing axis."""
     index = tuple(number for number in place if number is not None and number >= 0)
     if None in place:
         return GAP

@@ -51,7 +51,7 @@ def page(title: str, subtitle: str, svgs: Iterable[str], tables: Iterable[Table]
       title: its heading.
       subtitle: the line below it; may be "".
       svgs: pictures without style sheets of their own.
-      tables: what they show, in words.
+      tables: the same content as text.
     """
     figures = "".join(f"<figure>\n{svg}</figure>\n" for svg in svgs)
     below = f"<p>{escape(subtitle)}</p>\n" if subtitle else ""
@@ -69,9 +69,9 @@ def wires_page(scene: Scene, bars: Iterable[str] = (), further: Iterable[Table] 
     """Return the page of a topology and a mesh on it.
 
     Args:
-      scene: what is seen.
+      scene: the scene.
       bars: further pictures, without style sheets of their own.
-      further: tables that stand before those of the scene.
+      further: tables to place before those of the scene.
     """
     tables = [Table("Devices", _heads(scene), _devices(scene), is_folded=True)]
     if scene.axes:

@@ -1,7 +1,7 @@
 """Table of a job's processes and where each one is, for reading in a hurry.
 
-Most processes wait where the trouble is; those that are elsewhere come first. In a large job,
-processes at the same place share a row.
+Most processes usually wait at one place, for a few that are elsewhere; those few come first. In a
+large job, processes at the same place share a row.
 """
 
 from __future__ import annotations

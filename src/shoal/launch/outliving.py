@@ -62,7 +62,7 @@ class Outliving:
         gone = self._news.gone.get(process.index)
         if gone is None or gone.state != "lost" or process.is_lost:
             return math.inf
-        # No process waits for it; only a stopped one never ends by itself.
+        # No process waits for it; only a stopped process never ends by itself.
         if not gone.is_missed and not is_stopped(process.popen.pid):
             return math.inf
         return gone.at_s if gone.is_dismissed else gone.at_s + self._lost_after_s
@@ -112,4 +112,4 @@ class Outliving:
             return words.get(gone.state, f"the others have lost it ({gone.words})")
         if process.index not in self._news.joined:
             return "it has not joined the job"
-        return "`shoal stacks` shows what it does"
+        return "`shoal stacks` shows its stacks"

@@ -203,7 +203,7 @@ def _lost(ending: Ending) -> str:
 
 
 def _reported_before(ending: Ending) -> str:
-    """Describe what a process that exited with 0 had reported to the others."""
+    """Describe the report of a process that exited with 0."""
     if ending.code or ending.gone is None:
         return ""
     if ending.gone.state == "lost":

@@ -109,7 +109,7 @@ class ServiceProcesses:
         if addresses := self.addresses:
             line = json.dumps({"meeting_place": addresses[0]}).encode() + b"\n"
             stdin = self._all[1].popen.stdin
-            with contextlib.suppress(BrokenPipeError):  # it ended, as is found out later
+            with contextlib.suppress(BrokenPipeError):  # it has ended, which is handled elsewhere
                 stdin.write(line)  # type: ignore[union-attr] # a PIPE is never None
                 stdin.flush()  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""Planning: decides, moves nothing. Pure NumPy: never imports JAX.
+"""Planning: decides what to move where, and moves nothing. Pure NumPy: never imports JAX.
 
 For users: `mesh`, `layout`, `shards`, `hlo`, `topology`, `placement`, `cost`. Beside them: `rows`,
 `process_boxes`, `write_shares`, `boxes` (which process holds and writes what), `hlo_reading`,

@@ -72,14 +72,14 @@ def cost(
     Args:
       topology: where the devices are.
       mesh: its devices, or some of them, in any order.
-      collective: "all_reduce" and "broadcast" (`num_bytes` is what each device holds, before and
-        after), "all_gather" (what each holds after), "reduce_scatter", "all_to_all" and "permute"
+      collective: "all_reduce" and "broadcast" (`num_bytes` is what each device holds before and
+        after), "all_gather" (what each holds after), "reduce_scatter", "all_to_all" or "permute"
         (what each holds before). A permute sends to the next device along the axis, and from the
         last one to the first; a broadcast is a scatter and an all-gather.
       axis: a name, or several, the first major.
       num_bytes: the payload of one device. Where it does not divide by the group, the shards are
         counted as equal fractions.
-      links: how fast the links are; default `links_of(topology)`.
+      links: the speed of the links; default `links_of(topology)`.
 
     Raises:
       UsageError: unknown collectives or axes; devices that the topology lacks; links of unknown
@@ -113,7 +113,7 @@ def box_seconds(sides: Sequence[Side], link: Link, num_bytes: float, *, cores: i
       sides: of one box, as `placement` makes them: one for each dim of links, then one for the
         cores of a chip. Copies of the box fill the torus.
       link: of the torus.
-      num_bytes: what each device holds.
+      num_bytes: the bytes that each device holds.
       cores: devices of a chip.
 
     >>> from shoal.plan.topology import parse

@@ -169,7 +169,7 @@ def hlo_text(layout: Layout, version: int = 1) -> str:
 
     Raises:
       UsageError: the version is neither 1 nor 2; or a reduction other than "sum" is pending,
-        for which HLO has no word.
+        which HLO cannot express.
 
     Example:
       >>> from shoal.plan.mesh import Mesh
@@ -181,7 +181,7 @@ def hlo_text(layout: Layout, version: int = 1) -> str:
     if integer("hlo_text", "version", version) not in (1, 2):
         raise UsageError(f"hlo_text: version {version!r} must be 1 or 2")
     if other := {axis: how for axis, how in layout.partial.items() if how != "sum"}:
-        raise UsageError(f"hlo_text: {other}: HLO knows pending sums only")
+        raise UsageError(f"hlo_text: {other}: HLO can express only pending sums")
     if layout.is_replicated:
         return "{replicated}"
     if math.prod(layout.mesh.axes[axis] for axis in layout.partial) == layout.mesh.size:

@@ -1,7 +1,7 @@
 """Device orders in which each host's devices form a box of the mesh.
 
 Then the part of an array that one host reads or saves is one box, too. The price is longer hops: a
-ring through all of a host's chips, then the next host's, cannot fold as freely.
+ring that visits all of a host's chips before the next host's cannot fold as freely.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Place = Callable[[Torus, Sizes], IntArray]
 def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
     """Return the ids [sizes] of the best order in which each host's devices form a box.
 
-    The hosts are placed like chips, and the devices within each; of all ways to divide the axes
-    between the two, the one with the shortest hops wins, the last axis first.
+    The hosts are placed like chips, and so are the devices within each; of all ways to divide the
+        axes between the two, the one with the shortest hops is chosen, the last axis first.
 
     Args:
       torus: its processes have adjacent boxes of one shape.

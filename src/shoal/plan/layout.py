@@ -178,7 +178,7 @@ class Layout:
         return sizes
 
     def with_mesh(self, mesh: Mesh) -> Layout:
-        """Return the same split on another mesh that has the axes. Local.
+        """Return the same split on another mesh that has these axes. Local.
 
         Raises:
           UsageError: the mesh lacks axes that this layout uses.
@@ -200,7 +200,7 @@ class Layout:
         """Read the text form. Local.
 
         Raises:
-          UsageError: where the text is wrong, or what is wrong with the layout it says.
+          UsageError: the text is malformed (says where), or describes an invalid layout.
         """
         words = Words(text, "Layout")
         dims = _read_dims(words)
@@ -211,7 +211,7 @@ class Layout:
         return cls(mesh, *dims, partial=partial)
 
     def __repr__(self) -> str:
-        mesh = self._mesh  # whose text lists its ids and processes: few enough for a line?
+        mesh = self._mesh  # its text lists ids and processes: do they fit on a line?
         is_short = mesh.is_iota and (mesh.size <= 64 or len(mesh.process_indices) == 1)
         return f"Layout({self._dims_text()} @ {mesh.text if is_short else repr(mesh)})"
 

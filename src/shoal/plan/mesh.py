@@ -35,8 +35,8 @@ class Mesh:
     Local.
 
     Immutable, hashable, equal by content, picklable. *Position* (where in the grid) and *device
-    id* (which device) are two things: the first counts row-major, the second is the hardware's
-    number. A mesh whose ids are 0..n-1 and whose devices all belong to process 0 stores nothing
+    id* (which device) are different: the first counts row-major, the second is the hardware's
+        number. A mesh whose ids are 0..n-1 and whose devices all belong to process 0 stores nothing
     per device, whatever its size.
 
     Args:
@@ -270,7 +270,7 @@ class Mesh:
         return Mesh._of(names, ids.shape, ids, processes, self._kind, self._name, explicit)
 
     def _positions(self, index: Sequence[int | slice]) -> IntArray:
-        """The positions that an index selects; costs what it selects, not the size of the mesh."""
+        """The positions that an index selects, at a cost independent of the mesh's size."""
         positions: IntArray = np.zeros((), dtype=np.int64)
         for size, pick in zip(self._sizes, index, strict=True):
             positions = np.add.outer(positions * size, np.arange(size, dtype=np.int64)[pick])
@@ -312,7 +312,7 @@ class Mesh:
         """Read the text form. Local.
 
         Raises:
-          UsageError: where the text is wrong, or what is wrong with the mesh it says.
+          UsageError: the text is malformed (says where), or describes an invalid mesh.
         """
         words = Words(text, "Mesh")
         mesh = cls.read(words)
@@ -373,7 +373,7 @@ def coords_of(position: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _freeze(array: IntArray, shape: tuple[int, ...]) -> IntArray:
-    """Copy into bytes, under an array that cannot be made writable again."""
+    """Copy into an array backed by bytes, which can never be made writable."""
     return np.frombuffer(array.tobytes(), dtype=np.int64).reshape(shape)
 
 

@@ -7,7 +7,7 @@
 All groups of an axis are copies of one box of chips, so one of them is enough to judge an axis. All
 ways to spread the axes over the dims are compared, the last axis first, since it is assumed to be
 the busiest: by the longest hop of its walk, then by the sum of all hops, then by the next axis. So
-no order that maps axes to boxes of chips, as JAX's `mesh_utils` does, is better for one axis
+no order that maps axes to boxes of chips, like that of JAX's `mesh_utils`, is better for one axis
 without being worse for a busier one.
 """
 
@@ -52,7 +52,7 @@ def place(
     contiguous_submeshes: bool = False,
     rings: Rings | None = None,
 ) -> Mesh:
-    """Return a mesh over all devices of a topology, in the order that suits its wires best.
+    """Return a mesh over all devices of a topology, in the best order for its wires.
 
     Local.
 
@@ -67,8 +67,8 @@ def place(
         the sizes in `axes` are totals. Default: as much of the first axes as there are slices;
         slices that differ each hold whole rows of the first axis.
       weights: name → bytes that each device contributes to all-reduces over that axis in a step of
-        the program, or any amounts in proportion; missing ones are 0. The order then takes the
-        least time by the model of `cost`, whatever axis is last.
+        the program, or any amounts in proportion; missing ones are 0. The order is then the
+                fastest by the model of `cost`, whichever axis is last.
       compatible_with: the order of another library, bit by bit: "jax" (`mesh_utils` of JAX
         0.10.2), "torch_xla" (`HybridMesh`) or "dtensor" (`create_tpu_mesh`).
       allow_split_physical_axes: may two axes share a dim of the torus? Default: yes; under
@@ -78,7 +78,7 @@ def place(
       rings: the options of `create_tpu_mesh`; under `compatible_with="dtensor"` only.
 
     Raises:
-      UsageError: the sizes do not fit; the nearest that do are named.
+      UsageError: the sizes do not fit; names the nearest that do.
 
     Example:
       >>> from shoal.plan.topology import parse
@@ -144,12 +144,14 @@ def _weights(
         if not is_number or not 0 <= weight < _MOST_BYTES:
             offences.append(f"weights: {name}={weight!r} must be a number of bytes")
     if not offences and not any(weights.values()):
-        offences.append("weights: all are 0; say how busy at least one axis is, or leave them out")
+        offences.append(
+            "weights: all are 0; give at least one axis a positive weight, or omit weights="
+        )
     return None if offences else tuple(float(weights.get(name, 0)) for name in names)
 
 
 def _misfits(topology: Topology, names: Sequence[str], sizes: Sizes) -> list[str]:
-    """Report that a mesh has another number of devices than the topology, and what would fit."""
+    """Report differing numbers of devices of mesh and topology; suggest what would fit."""
     count, wanted = topology.num_devices, math.prod(sizes)
     if wanted == count:
         return []
@@ -270,7 +272,7 @@ def _across(topology: Topology, sizes: Sizes, outer: Sizes, how: _How) -> IntArr
 
 
 def _in_rows(topology: Slices, sizes: Sizes, how: _How) -> IntArray:
-    """Let slices that differ have whole rows of the first axis, each as many as it has devices."""
+    """Give slices of different sizes whole rows of the first axis, by their devices."""
     first = next((axis for axis, size in enumerate(sizes) if size > 1), 0)
     row = math.prod(sizes[first + 1 :])
     slices = list(topology.parts())

@@ -1,7 +1,7 @@
-"""The boxes of arrays that each process's devices hold together, evenly split inside.
+"""The box of an array that each process's devices hold together, evenly split among them.
 
-If every process holds a box, and all boxes have one shape, an array can be given in parts: each
-process has its box as an array of its own. Boxes of two processes are then equal or disjoint.
+If every process holds a box, and all boxes have one shape, an array can be handled in parts: each
+process has its box as a separate array. Boxes of two processes are then equal or disjoint.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class ProcessBox(NamedTuple):
     """The part of an array that the devices of one process hold together."""
 
     layout: Layout | None
-    """How the box lies over them; None: the process owns no device of the mesh."""
+    """The layout of the box over them; None: the process owns no device of the mesh."""
     place: tuple[int, ...]
-    """The number of this box among the boxes of each dim."""
+    """The index of this box along each dim."""
     shards: tuple[int, ...]
-    """Into how many shards each dim of a box is cut; the same on all processes."""
+    """The number of shards of each dim of a box; the same on all processes."""
     boxes: tuple[int, ...]
-    """How many boxes each dim of the array has."""
+    """The number of boxes along each dim of the array."""
     holders: tuple[int, ...]
-    """The processes that hold this same box, ascending."""
+    """The processes that hold this box, ascending."""
 
 
 @lru_cache(maxsize=4096)
@@ -98,15 +98,15 @@ def _parts(layout: Layout) -> dict[int, _Part]:
 
 
 _ADVICE = (
-    "order the mesh so that each process's devices are one block of it, all alike, as make_mesh "
-    "does, or give pack a piece for each device"
+    "order the mesh so that each process's devices form one block of it, all of one shape, as "
+    "make_mesh does, or give pack a piece for each device"
 )
 
 
 def _shard_numbers(layout: Layout) -> tuple[IntArray, IntArray]:
     """Return the shard that each device holds: its number in each dim [devices, rank], and of all.
 
-    An array with one index a shard says it: the region of a device begins at its shard's number.
+    They are read off an array with one index per shard: a device's region begins at its shard.
     """
     held = owners(layout, layout.global_shape((1,) * layout.rank))
     return held.start, held.box
@@ -122,7 +122,7 @@ def _positions(mesh: Mesh) -> dict[int, IntArray]:
 
 
 def _coords(mesh: Mesh, rows: IntArray) -> tuple[IntArray, ...]:
-    """Return where positions are along each axis."""
+    """Return the coordinates of positions along each axis."""
     return np.unravel_index(rows, mesh.shape) if mesh.shape else ()
 
 
@@ -205,7 +205,7 @@ def _axes(layout: Layout, dim: int) -> str:
 
 
 def _where(mesh: Mesh, process: int) -> str:
-    """Say where in the mesh a process's devices are."""
+    """Return the positions of a process's devices in the mesh, as text."""
     rows = _positions(mesh)[process]
     coords = zip(*(axis.tolist() for axis in _coords(mesh, rows[:_MOST_SHOWN])), strict=True)
     shown = ", ".join("(" + ", ".join(map(str, one)) + ")" for one in coords)

@@ -18,7 +18,7 @@ class RowHolders(NamedTuple):
 
     @property
     def num_shards(self) -> int:
-        """Into how many shards the dim is split."""
+        """The number of shards of the dim."""
         return len(self.holders)
 
     def held_by(self, process: int) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ def must_split_evenly(operation: str, layout: Layout, size: int, dim: int) -> No
     """Raise if the shards do not divide a dim of this size.
 
     Raises:
-      UsageError: they do not; sizes that would fit are named.
+      UsageError: they do not; names sizes that would fit.
     """
     count = layout.num_shards(dim)
     if size % count:

@@ -1,4 +1,4 @@
-"""Which process holds which region of an array, holds replicas of it, and writes it.
+"""Which processes hold each region of an array, and which one of them writes it.
 
 Two rules decide where an uneven dim is cut:
 
@@ -142,7 +142,7 @@ def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Own
     Local.
 
     It is impossible that a box is written by two processes, by none, or by one that does not hold
-    it. Partial layouts are refused: no device holds a value of theirs.
+    it. Partial layouts are refused: no device holds a value.
 
     Args:
       layout: the layout.

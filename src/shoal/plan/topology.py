@@ -3,7 +3,7 @@
     Torus    chips in a grid of links, as a TPU slice is       v5p:8x8x8
     Slices   several of them over a slower network             v5e:4x8 x 2 slices
     Hosts    hosts of n devices, perhaps behind switches       gpu:4 hosts x 8
-    Flat     devices of which nothing is known                 flat:8
+    Flat     devices of unknown arrangement                    flat:8
 
 All are pure values: equal by content and hashable. They come from a text, from live devices, and
 from JSON.
@@ -58,7 +58,7 @@ def parse(text: str) -> Topology:
         with `on=tpu`.
 
     Raises:
-      UsageError: it is none of these, or describes what cannot be.
+      UsageError: it is malformed, or describes an impossible topology.
 
     Example:
       >>> parse("v5p:4x4x8").wrap
@@ -67,7 +67,7 @@ def parse(text: str) -> Topology:
       [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]
     """
     if not isinstance(text, str):
-        raise UsageTypeError(f"a topology's text must be text, not {text!r}; {_EXAMPLES}")
+        raise UsageTypeError(f"parse takes the text of a topology, not {text!r}; {_EXAMPLES}")
     words = " ".join(text.split())
     if found := _FLAT.fullmatch(words):
         return Flat(int(found[1]), found[2] or "cpu")
@@ -99,7 +99,7 @@ def _torus(words: str, text: str) -> Torus:
             named[key] = int(value)
         else:
             raise UsageError(
-                f"{text!r}: {option!r} is none of wrap=xy, wrap=none, host=2x2x1, cores=2"
+                f"{text!r}: {option!r} is not one of wrap=xy, wrap=none, host=2x2x1, cores=2"
             )
     return Torus(shape, "" if name == "torus" else name, **named)
 
@@ -126,17 +126,17 @@ def from_devices(devices: Iterable[Any], *, within: Iterable[Any] | None = None)
       devices: JAX devices, or mappings with `id` and, as far as known, `process`, `coords` (x, y,
         z), `core`, `slice`, `kind` ("TPU v4"), `platform`.
       within: all devices of the slices of which these are a part, such as `jax.devices()`: a dim
-        of which a part is used has no linked ends. None: these are all. A box that begins at other
-        coordinates than 0 is taken for a part in any case.
+        of which a part is used has no linked ends. None: these are all. A box that begins at
+                other coordinates than 0 always counts as a part.
 
     Returns:
-      A Torus or Slices where all have coordinates that fill boxes, wherever these begin; Hosts
-      where every process has as many devices; else Flat. Ids and processes are those of the
+      A Torus or Slices if all have coordinates that fill boxes, wherever these begin; Hosts if
+            every process has equally many devices; else Flat. Ids and processes are those of the
       devices.
 
     Raises:
-      UsageError: there is none, an id or a place comes twice, some have coordinates and some have
-        not, or some are not in `within`.
+      UsageError: there are no devices, an id or a place occurs twice, only some have coordinates,
+              or some are not in `within`.
 
     Example:
       >>> at = [(2, 2), (3, 2), (2, 3), (3, 3)]
@@ -155,7 +155,7 @@ def from_devices(devices: Iterable[Any], *, within: Iterable[Any] | None = None)
     tori = _boxes(rows)
     wholes = tori if within is None else _boxes(_around(rows, within))
     found = [_part(torus, wholes[number]) for number, torus in tori.items() if torus is not None]
-    if len(found) < len(tori):  # of a box with holes it is not known which links there are
+    if len(found) < len(tori):  # the links of a box with holes are unknown
         return _flat(rows)
     if len(found) == 1:
         return found[0]
@@ -170,7 +170,7 @@ def _device(one: Any) -> Device:
         if unknown := [name for name in one if name not in ("id", *read)]:
             known = ("id", *read)
             raise UsageError(
-                f"from_devices: {unknown[0]!r} is none of {', '.join(known)}"
+                f"from_devices: {unknown[0]!r} is not one of {', '.join(known)}"
                 f"{nearest(str(unknown[0]), known)}"
             )
         if "id" not in one:
@@ -217,7 +217,7 @@ def _offences(rows: Sequence[Device]) -> list[str]:
     elif not without:
         places = {(row.slice, row.coords, row.core) for row in rows}
         if len(places) < len(rows):
-            found.append(f"{len(rows) - len(places)} places occur twice: no two devices share one")
+            found.append(f"{len(rows) - len(places)} places occur twice: each device has its own")
     return found
 
 
@@ -264,7 +264,7 @@ def _box(rows: Sequence[Device]) -> Torus | None:
     processes[tuple(places.T)] = [row.process for row in rows]
     shape = grid[:-1]
     dims = generation.dims if generation else len(shape)
-    if all(size == 1 for size in shape[dims:]):  # the z of a flat network says nothing
+    if all(size == 1 for size in shape[dims:]):  # the z of a flat network is meaningless
         shape = shape[:dims]
     host = _host(processes)
     torus = Torus(
@@ -280,7 +280,7 @@ def _box(rows: Sequence[Device]) -> Torus | None:
 
 
 def _host(processes: NDArray[np.int64]) -> tuple[int, ...] | None:
-    """Return the box of chips that the process of the first chip has, if it has one."""
+    """Return the box of chips of the first chip's process; None if they do not form one."""
     own = np.argwhere((processes == processes.flat[0]).any(axis=-1))
     box = own.max(axis=0) + 1
     sizes = tuple(box.tolist())
@@ -291,7 +291,7 @@ def _host(processes: NDArray[np.int64]) -> tuple[int, ...] | None:
 
 
 def _without_coords(rows: Sequence[Device]) -> Topology:
-    """Return hosts, if all processes have as many devices."""
+    """Return hosts, if all processes have equally many devices."""
     by_process: dict[int, list[int]] = {}
     for row in sorted(rows, key=lambda row: row.id):
         by_process.setdefault(row.process, []).append(row.id)
@@ -320,13 +320,13 @@ def to_json(topology: Topology) -> dict[str, Any]:
 
     Local.
 
-    `topology` is its text; `ids` and `processes` (row-major) and `listed` are there where they do
-    not follow its rule, `kind` and `origin` where devices said so.
+    `topology` is its text; `ids` and `processes` (row-major) and `listed` are present if they
+        deviate from its rule, `kind` and `origin` if the devices reported them.
 
     >>> to_json(parse("v5e:2x2"))
     {'topology': 'v5e:2x2'}
     """
-    check_kind("to_json", topology, Topology, "a topology: parse makes one of a text")
+    check_kind("to_json", topology, Topology, "a topology: parse makes one from text")
     found: dict[str, Any] = {"topology": topology.text}
     for name in ("ids", "processes", "listed"):
         if stored := getattr(topology.numbering, name):
@@ -346,13 +346,13 @@ def from_json(values: Mapping[str, Any]) -> Topology:
     Local.
 
     Raises:
-      UsageError: it is nothing that `to_json` writes.
+      UsageError: it is not a result of `to_json`.
     """
     known = ("topology", "ids", "processes", "listed", "kind", "origin")
     if not isinstance(values, Mapping) or "topology" not in values:
         raise UsageError(f"from_json: a topology has the keys {', '.join(known)}, the first always")
     if unknown := [name for name in values if name not in known]:
-        raise UsageError(f"from_json: {unknown[0]!r} is none of {', '.join(known)}")
+        raise UsageError(f"from_json: {unknown[0]!r} is not one of {', '.join(known)}")
     topology = parse(values["topology"])
     facts = {name: values[name] for name in ("kind", "origin") if name in values}
     if "origin" in facts:

@@ -26,7 +26,7 @@ _SPEED = Link("link", 1.0, 0.0, "")  # if unknown: times are proportional to it
 
 
 def order(torus: Torus, sizes: Sizes, split: bool, weights: Weights | None = None) -> IntArray:
-    """Return the device ids [sizes] in the order that suits the wires best.
+    """Return the device ids [sizes] in the best order for the wires.
 
     Args:
       torus: the chips.
@@ -35,7 +35,7 @@ def order(torus: Torus, sizes: Sizes, split: bool, weights: Weights | None = Non
       weights: bytes of each axis's all-reduces; None: the last axis is the busiest.
 
     Raises:
-      UsageError: axes would have to share a dim, and may not.
+      UsageError: axes would have to share a dim, which is not allowed.
     """
     wraps = (*torus.wrap, False)  # the cores of a chip are a dim of their own
     nest = tuple(range(len(sizes)))
@@ -63,11 +63,11 @@ def order(torus: Torus, sizes: Sizes, split: bool, weights: Weights | None = Non
 def _best(
     grid: Sizes, wraps: tuple[bool, ...], sizes: Sizes, split: bool
 ) -> tuple[Sizes, ...] | None:
-    """Return how much of each dim each axis takes [axis][dim], at best; None if impossible.
+    """Return the best share of each dim for each axis [axis][dim]; None if impossible.
 
-    The busiest axis comes first and keeps every share of the dims that is as good as its best; the
-    next one chooses among what these leave, and so on. Every choice that the axes so far have left
-    can be completed, so nothing better is passed over.
+    The busiest axis comes first and keeps all of its equally good shares; the next one chooses
+        among what these leave, and so on. Every remaining choice can be completed, so no better
+        one is missed.
     """
     found: list[tuple[tuple[Sizes, ...], Sizes]] = [((), grid)]  # shares, remainder of each dim
     for axis in reversed(range(len(sizes))):
@@ -121,13 +121,13 @@ class _OrderSearch:
         self.taken: tuple[Sizes, ...] | None = None
 
     def grow(self, nest: Sizes, inner: tuple[Sizes, ...], left: Sizes, seconds: float) -> None:
-        """Give the next outer axis each possible share of the rest, the fastest first.
+        """Try each possible share of the rest for the next outer axis, the fastest first.
 
         Args:
           nest: the axes, the innermost last.
-          inner: the shares of those that have theirs.
-          left: of each dim.
-          seconds: of those.
+          inner: the shares of the axes assigned so far.
+                left: the rest of each dim.
+                seconds: the time of the axes assigned so far.
         """
         if len(inner) == len(nest):
             self._note(nest, inner, seconds)
@@ -143,7 +143,7 @@ class _OrderSearch:
                 own = _seconds(sides, self._link, self._weights[axis], self._grid[-1])
                 found.append((seconds + own, taken, rest))
         for total, taken, rest in sorted(found):
-            if total <= self._least[0] * (1 + 1e-9):  # what is equal may have shorter hops
+            if total <= self._least[0] * (1 + 1e-9):  # equally fast ones may have shorter hops
                 self.grow(nest, taken, rest, total)
 
     def _note(self, nest: Sizes, taken: tuple[Sizes, ...], seconds: float) -> None:
@@ -175,7 +175,7 @@ def _fits(grid: Sizes, sizes: Sizes) -> bool:
 def _sides(
     taken: Sequence[Sizes], axis: int, grid: Sizes, wraps: Sequence[bool]
 ) -> tuple[Side, ...]:
-    """Return the box of chips that a group of an axis is; `taken` may begin at that axis.
+    """Return the box of chips of an axis's group; `taken` may begin at that axis.
 
     The last side is that of a chip's cores, between which there is no link.
     """
@@ -187,12 +187,12 @@ def _sides(
 
 
 def _stride(taken: Sequence[Sizes], axis: int, dim: int) -> int:
-    """Return how far apart an axis's chips are along a dim: busier axes lie between them."""
+    """Return the distance of an axis's chips along a dim: busier axes lie between them."""
     return math.prod(row[dim] for row in taken[axis + 1 :])
 
 
 def _shares(grid: Sizes, size: int, split: bool) -> Iterator[Sizes]:
-    """Yield the ways to make up a size of parts of dims."""
+    """Yield the ways to factor a size into shares of dims."""
     if not grid:
         if size == 1:
             yield ()

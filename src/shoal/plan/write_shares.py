@@ -66,7 +66,7 @@ def _deal_classes(holders: IntArray, lowest: IntArray, size: NDArray[Any]) -> In
 
 
 def _rank_in_class(kinds: IntArray) -> IntArray:
-    """For each entry, how many equal ones stand before it: [5, 7, 5, 5] → [0, 0, 1, 2]."""
+    """For each entry, the number of equal ones before it: [5, 7, 5, 5] → [0, 0, 1, 2]."""
     order = np.argsort(kinds, kind="stable")
     ranked = kinds[order]
     is_first = np.concatenate([[True], ranked[1:] != ranked[:-1]])
@@ -77,9 +77,9 @@ def _rank_in_class(kinds: IntArray) -> IntArray:
 
 
 def _least_loaded(holders: IntArray, size: NDArray[Any]) -> IntArray:
-    """Give each box, those with fewest holders and then largest first, to its idlest holder."""
+    """Assign each box, fewest holders and then largest first, to its least loaded holder."""
     candidates = [sorted(set(row)) for row in holders.tolist()]
-    # what is written so far; then how many boxes it may yet be given, which breaks ties
+    # the load so far; ties are broken by the number of boxes that it may still receive
     load = {process: [0.0, 0] for row in candidates for process in row}
     for row in candidates:
         for process in row:

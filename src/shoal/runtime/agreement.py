@@ -4,7 +4,7 @@ Everything that must be equal (the operation, its call site, its options, the tr
 is one text, the *fingerprint*. The meeting place compares it in the round trip that carries the
 payloads, so no payload reaches any process if one of them differs.
 
-A long specification travels as a digest. If digests differ, the processes that received that answer
+A long specification is sent as a digest. If digests differ, the processes that received that answer
 meet once more and find the first line that differs.
 """
 

@@ -1,4 +1,4 @@
-"""Roll call: the state, place and pace of every process, as the meeting place knows them."""
+"""Roll call: the state, place and pace of every process, as known to the meeting place."""
 
 from __future__ import annotations
 

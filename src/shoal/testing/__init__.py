@@ -1,4 +1,4 @@
 """Tools for testing programs that run in many processes.
 
-Shipped to users: knows everything but the command line, and nothing of shoal knows it.
+Shipped to users. May use everything but the command line; nothing in shoal uses it.
 """

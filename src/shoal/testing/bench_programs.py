@@ -92,7 +92,7 @@ def _place(function: Callable[..., object]) -> tuple[str, str, str]:
     if "<" in name:
         raise UsageError(
             f"{name} cannot be imported by another process: it is not at the top of its module\n"
-            "move it there, and hand it what it needs as arguments"
+            "move it there, and pass it the values it needs as arguments"
         )
     file = inspect.getsourcefile(inspect.unwrap(function))
     if file is None or not os.path.exists(file):

@@ -27,7 +27,7 @@ class Clock:
         return self._now_s
 
     def advance(self, by_s: float) -> None:
-        """Let `by_s` seconds pass.
+        """Advance the time by `by_s` seconds.
 
         Raises:
           UsageError: it is negative, or not a duration: a monotonic clock never goes back.

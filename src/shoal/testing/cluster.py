@@ -250,7 +250,7 @@ class Cluster:
         if found is None:
             output = running.tail(_TAIL_LINES)
             failed = {process: output} if isinstance(process, int) else {}
-            raise PeerFailedError(f"it never said {words!r}: {output}", failed=failed)
+            raise PeerFailedError(f"it never printed {words!r}: {output}", failed=failed)
         return found
 
     def said(self, process: int | str) -> list[str]:
@@ -360,9 +360,9 @@ def _offences(
     if devices is not None and (not isinstance(devices, int) or devices < 1):
         offences.append(f"devices={devices!r} must be a whole number, at least 1, or None")
     if services not in WAYS:
-        offences.append(f"services={services!r} is none of {', '.join(map(repr, WAYS))}")
+        offences.append(f"services={services!r} is not one of {', '.join(map(repr, WAYS))}")
     if network and services == "launcher":
-        offences.append("shoal run starts all on one host: it has no network to cut")
+        offences.append("shoal run starts all processes on one host: there is no network to cut")
     if not isinstance(deadline_s, int | float) or not deadline_s > 0:
         offences.append(f"deadline_s={deadline_s!r} must be a positive number of seconds")
     return offences

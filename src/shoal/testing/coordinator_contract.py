@@ -252,7 +252,7 @@ class CoordinatorContract:
         error = waits()
         assert type(error) is PeerFailedError
         assert error.failed == {1: words}
-        job.kill(1)  # its end is no news
+        job.kill(1)  # its end is already known
         assert _error(lambda: meet(job.coordinators[2])).failed == {1: words}
 
     @pytest.mark.parametrize("points", [0, 1])

@@ -158,7 +158,7 @@ def _live_apart() -> None:
 
 
 def _become(entry: dict[str, Any], out: int, err: int, fds: Sequence[int]) -> None:
-    """Make this fork equivalent to a process started by itself."""
+    """Make this fork equivalent to a process that was started directly."""
     _live_apart()
     os.environ.clear()
     os.environ.update(entry["env"])

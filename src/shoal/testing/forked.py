@@ -24,7 +24,7 @@ _OF_JOB = "SHOAL_"  # variables that importing does not read
 
 
 class ForkOrder(NamedTuple):
-    """How one process of a cluster is to run `shoal.testing.child`, or a script."""
+    """The settings with which one process of a cluster runs `shoal.testing.child`, or a script."""
 
     arguments: Sequence[str]
     env: Mapping[str, str]

@@ -41,7 +41,7 @@ def address_of(place: int) -> str:
 def why_no_cuts() -> str:
     """Return why tests cannot cut processes off here; empty if they can. Tried once."""
     if sys.platform != "linux":
-        return "network namespaces are Linux's"
+        return "network namespaces exist only on Linux"
     if importlib.util.find_spec("pyroute2") is None:
         return "pyroute2 is not installed (pip install pyroute2)"
     if os.geteuid() != 0:

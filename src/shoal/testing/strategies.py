@@ -13,7 +13,7 @@ __all__ = ["axis_names", "layouts", "meshes", "shapes"]
 
 
 def axis_names() -> st.SearchStrategy[str]:
-    """Names as people write them, and names that need quotes."""
+    """Plain names, and names that need quotes."""
     plain = st.sampled_from(["data", "model", "seq", "expert", "x", "y", "x3", "ids", "over"])
     return plain | st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 

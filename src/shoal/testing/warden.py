@@ -2,8 +2,8 @@
 
     test process ──pipe──▶ warden
 
-When the pipe closes, the test is over or dead: every process that carries the test's mark in its
-environment is killed. Children inherit the mark, whatever their session or parent, so there are no
+When the pipe closes, the test is over or dead: every process whose environment contains the
+test's mark is killed. Children inherit the mark, whatever their session or parent, so there are no
 orphans, except processes that a program started without that environment and then left. (Linux.
 Elsewhere there is no /proc, and only the processes that the bench started itself are ended, by the
 bench.)
@@ -23,7 +23,7 @@ import time
 __all__ = ["MARK", "environment_of", "main", "marked"]
 
 MARK = "SHOAL_BENCH_MARK"
-_WITHIN_S = 10.0  # one in an uninterruptible wait cannot be killed
+_WITHIN_S = 10.0  # a process in an uninterruptible wait cannot be killed
 
 
 def environment_of(pid: int) -> dict[bytes, bytes]:
@@ -54,7 +54,7 @@ def _lives(pid: int) -> bool:
 
 
 def _end_all(mark: str) -> None:
-    """Kill until none is left: one that forks while we look is seen the next time."""
+    """Kill until none is left: a process forked during one pass is found in the next."""
     give_up = time.monotonic() + _WITHIN_S
     while (pids := marked(mark)) and time.monotonic() < give_up:
         for pid in pids:

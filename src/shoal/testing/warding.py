@@ -35,7 +35,7 @@ class Warden:
         if places:
             module = ["-P", "-m", "shoal.testing.warden"]
             command = [sys.executable, *module, self.mark, "--network", str(places)]
-        else:  # nothing but the standard library: it is there in a few milliseconds
+        else:  # it uses only the standard library, and starts in a few milliseconds
             command = [sys.executable, "-I", "-S", warden.__file__, self.mark]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._popen = subprocess.Popen(
@@ -44,13 +44,13 @@ class Warden:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            start_new_session=True,  # Ctrl-C is for the test; its end ends the warden
+            start_new_session=True,  # Ctrl-C reaches only the test, whose end ends the warden
         )
         said = self._line()
         self.namespaces: list[list[str]] = json.loads(said) if places else []
 
     def order(self, order: str, place: int) -> None:
-        """Have the network cut or mended; done when this returns."""
+        """Cut or mend the network; returns when done."""
         if not self.namespaces:
             raise UsageError(f"{order}: this cluster has no network; Cluster(network=True) has one")
         pipe = cast("IO[bytes]", self._popen.stdin)
@@ -59,7 +59,7 @@ class Warden:
         self._line()
 
     def close(self) -> None:
-        """End all that carries the mark, and the network. Idempotent."""
+        """End all processes that carry the mark, and the network. Idempotent."""
         for pipe in (self._popen.stdin, self._popen.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -76,5 +76,5 @@ class Warden:
             self._errors.seek(0)
             said = self._errors.read().decode(errors="replace").strip().splitlines()
             self.close()
-            raise DeadlineError(f"the test bench's warden says nothing: {(said or [''])[-1]}")
+            raise DeadlineError(f"the test bench's warden does not respond: {(said or [''])[-1]}")
         return line

@@ -138,7 +138,7 @@ def test_devices_that_are_not_those_that_the_others_believe():
     assert "hardware fault" in told
     assert [*sides.values()] == [(3,)]
     told, _ = differences(lambda view: view.update(own=moved[2:]), only=3)
-    assert "does not have what the list has: device" in told
+    assert "lacks a device of the list: device" in told
 
 
 def test_a_process_without_the_devices_that_it_is_said_to_have():

@@ -227,7 +227,7 @@ def test_one_that_is_closed_while_its_batch_is_waited_for():
     over.set()
     taker.join(60)
     feed.close()
-    assert said == ["feed: this feed was closed while a batch was waited for"]
+    assert said == ["feed: this feed was closed during the wait for a batch"]
 
 
 def test_one_that_is_left_ends_its_thread():
@@ -292,7 +292,7 @@ def test_a_reader_that_hangs_has_a_deadline():
     try:
         next(feed)
         with pytest.raises(
-            DeadlineError, match=r"batch 1 of feed .*: its own reader has given noth"
+            DeadlineError, match=r"batch 1 of feed .*: its own reader has returned no batch"
         ):
             next(feed)
     finally:

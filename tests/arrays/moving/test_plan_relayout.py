@@ -144,7 +144,7 @@ def test_between_devices_that_differ():
     assert plan.received_bytes == plan.bound_bytes == 64
     assert plan == plan_relayout(put(np.zeros((8, 8), np.float32), ROWS), half)
     assert "JAX copies it" in str(plan)
-    with pytest.raises(UsageError, match="not modelled"):
+    with pytest.raises(UsageError, match="cost model does not cover"):
         plan.seconds(parse("v5e:2x4"))
     with pytest.raises(UsageError, match="same devices in one order"):
         _ = plan.default_received_bytes
@@ -162,7 +162,7 @@ def test_where_xla_gathers_everything():
     [
         (np.ones((8, 8)), ROWS, "not on devices yet"),
         ({"a": 1}, ROWS, "one by one"),
-        (jax.random.split(jax.random.key(0), 8), ROWS, "PRNG keys go the way"),
+        (jax.random.split(jax.random.key(0), 8), ROWS, "PRNG keys move as XLA"),
         (jax.ShapeDtypeStruct((8, 8), np.float32), ROWS, "names no sharding"),
         (jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding(ROWS)), "a", "needs a mesh"),
         (

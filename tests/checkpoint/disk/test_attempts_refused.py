@@ -121,6 +121,6 @@ def test_a_file_system_without_links_is_found_before_data_is_written(path, monke
 
     monkeypatch.setattr(os, "link", refuse)
     folder = LocalFolder(path / "step")
-    with pytest.raises(StorageError, match="no hard links"):
+    with pytest.raises(StorageError, match="not support hard links"):
         FIRST.begin(folder)
     assert folder.names() == []

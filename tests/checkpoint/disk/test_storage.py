@@ -340,8 +340,8 @@ def test_a_file_system_whose_folders_have_no_fsync(tmp_path, monkeypatch):
     [
         (errno.EROFS, "mounted read-only"),
         (errno.EACCES, "no permission"),
-        (errno.EPERM, "cannot do it at all"),
-        (errno.ESTALE, "mount it anew"),
+        (errno.EPERM, "does not permit or support this"),
+        (errno.ESTALE, "remount this file system"),
         (errno.EMFILE, "ulimit -n"),
     ],
 )
@@ -366,7 +366,9 @@ def test_what_the_system_refuses_names_path_and_reason(tmp_path, monkeypatch, nu
         with monkeypatch.context() as patch:
             _refuse(patch, name, number)
             for call in calls:
-                hint = "no hard links" if (name, number) == ("link", errno.EPERM) else words
+                hint = (
+                    "not support hard links" if (name, number) == ("link", errno.EPERM) else words
+                )
                 with pytest.raises(StorageError, match=hint) as caught:
                     call()
                 assert caught.value.errno == number
@@ -378,7 +380,7 @@ def test_a_path_through_a_file_is_said_to_be_one(tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (LocalFolder(tmp_path / "file"), LocalFolder(tmp_path / "file" / "in")):
         for call in (folder.make, folder.names, lambda folder=folder: folder.read("x")):
-            with pytest.raises(StorageError, match="a part of the path is a file"):
+            with pytest.raises(StorageError, match="a component of the path is a file"):
                 call()
 
 

@@ -59,7 +59,7 @@ def test_a_file_system_that_cannot_take_room_writes_all_the_same(tmp_path, monke
 
 @pytest.mark.parametrize("path", ["", "a\0b", "\ud800"])
 def test_what_can_be_no_path_is_refused(path):
-    with pytest.raises(UsageError, match="is no path"):
+    with pytest.raises(UsageError, match="is not a path"):
         LocalFolder(path)
 
 

@@ -219,7 +219,7 @@ W = 10  # the row of the first piece of params/w
      ({"extent": (W, (6, 2))}, "'params/w' has a chunk outside"),
      ({"leaf": (4, ROWS["opt/mu/0"])}, "'opt/mu/0' has chunks, and its value is"),
      ({"origin": (2, (2, 0))}, "an unknown process"), ({"origin": (1, (1, 0))}, "twice"),
-     ({"extent": (1, (1, 2))}, "unknown process"), ({"file": (1, 1)}, "over one another|another")],
+     ({"extent": (1, (1, 2))}, "unknown process"), ({"file": (1, 1)}, "overlapping|another")],
     ids=str,
 )  # fmt: skip
 def test_rows_that_lie_are_refused(columns, what):
@@ -233,7 +233,7 @@ def test_chunks_that_share_bytes_are_refused(by):
     chunks = changed_chunks().chunks
     ends = {int(chunks.begin[W]) + by, int(chunks.end[W]) + by}
     moved = changed_chunks(begin=(W, min(ends)), end=(W, max(ends)))
-    with pytest.raises(CorruptCheckpoint, match="over one another"):
+    with pytest.raises(CorruptCheckpoint, match="overlapping chunks"):
         table_files.decode_index(table_files.encode_index(moved))
 
 

@@ -75,7 +75,7 @@ def test_options_that_a_restore_does_not_have(tmp_path, alone):
     ckpts.save(0, state(0))
     ckpts.wait()
     for wrong in ({"dtype": np.zeros(3)}, {"mode": np.zeros(3)}, {"mode": "fast"}):
-        with pytest.raises(UsageError, match="is none of"):
+        with pytest.raises(UsageError, match="is not one of"):
             ckpts.restore(**wrong)
 
 
@@ -161,11 +161,11 @@ def test_what_was_saved_just_now_stays_if_the_run_went_back(tmp_path, alone, cap
         for step in (1, 2, 8, 9):
             ckpts.save(step, state(step))
         ckpts.wait()
-        assert "is later" not in caplog.text
+        assert "would resume the later" not in caplog.text
         ckpts.save(5, state(5))
         ckpts.wait()
         assert ckpts.all_steps() == (5, 8, 9)
-        assert "step 5 is saved, but step 9 is later" in caplog.text
+        assert "step 5 is saved, but a run would resume the later step 9" in caplog.text
         ckpts.save(6, state(6))
         ckpts.wait()
         assert ckpts.all_steps() == (6, 8, 9)

@@ -209,9 +209,9 @@ def test_a_notice_makes_a_save_synchronous_and_its_deadline_counts(tmp_path, cap
     assert len(limits) == 4
     assert sorted(limit is None for limit in limits) == [False, False, True, True]
     assert all(0 < limit <= 500.0 for limit in limits if limit is not None)
-    told = [record.message for record in caplog.records if "may not be finished" in record.message]
-    assert len(told) == 1
-    assert "notice of process 1 (a test: maintenance) leaves" in told[0]
+    warnings = [record.message for record in caplog.records if "may not finish" in record.message]
+    assert len(warnings) == 1
+    assert "notice of process 1 (a test: maintenance) leaves" in warnings[0]
 
 
 def saving_of(monkeypatch, limits):

@@ -277,7 +277,7 @@ def test_leaving_the_job_waits_for_it_until_the_deadline(path, child_env):
     """
     ended = run(program, path, child_env)
     assert "DeadlineError: process 0 of 1" in ended.stderr
-    assert "shutdown waited 0.1 s for a save that goes on" in ended.stderr
+    assert "shutdown waited 0.1 s for a save that still runs" in ended.stderr
 
 
 FORK = """

@@ -246,7 +246,7 @@ def test_a_path_that_is_none():
     with pytest.raises(UsageTypeError, match="path=3"):
         save(3, {})
     for path in ("", "a\0b"):  # the first would be the folder in which the program runs
-        with pytest.raises(UsageError, match="is no path"):
+        with pytest.raises(UsageError, match="is not a path"):
             save(path, {})
 
 

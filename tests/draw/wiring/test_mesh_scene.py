@@ -168,7 +168,7 @@ def test_less_is_shown_where_less_fits():
 def test_meshes_of_other_devices_and_too_many_devices_are_refused():
     with pytest.raises(UsageError, match=r"devices 8..9 of the mesh are not in the topology"):
         draw_wires(parse("v5e:2x4"), Mesh({"x": 10}))
-    with pytest.raises(UsageError, match="4194304 are the most"):
+    with pytest.raises(UsageError, match="at most 4194304 can be drawn"):
         draw_wires(parse("flat:99999999"))
 
 

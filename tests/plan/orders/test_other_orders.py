@@ -230,7 +230,7 @@ def test_rings_across_rings_turn_as_in_dtensor():
         ("torus:4x4", (4, 4), {"axes": ("x", "y", "z")}, "each once"),
         ("torus:4x4", (4, 4), {"bounds": (2, 2)}, "four numbers"),
         ("torus:4x4", (4, 4), {"bounds": (3, 9, 1, 1)}, "must divide"),
-        ("torus:4x4 cores=4", (8, 8), {}, "one core or two"),
+        ("torus:4x4 cores=4", (8, 8), {}, "one or two cores"),
         ("torus:4x4", (16, 1), {"can_split_host_across_rings": False}, "smaller than a host"),
         ("torus:4x1", (1, 4), {"can_split_host_across_rings": False}, "splits hosts"),
         ("v5e:2x2 x 2 slices", (8,), {}, "one TPU slice"),
@@ -246,11 +246,11 @@ def test_where_create_tpu_mesh_fails(text, sizes, options, words):
     ("options", "words"),
     [
         ({"compatible_with": "dtensr"}, "did you mean 'dtensor'"),
-        ({"rings": Rings()}, "under compatible_with='dtensor' only"),
-        ({"compatible_with": "torch_xla", "contiguous_submeshes": True}, "says nothing"),
-        ({"compatible_with": "dtensor", "allow_split_physical_axes": True}, "says nothing"),
+        ({"rings": Rings()}, "rings requires compatible_with='dtensor'"),
+        ({"compatible_with": "torch_xla", "contiguous_submeshes": True}, "has no effect"),
+        ({"compatible_with": "dtensor", "allow_split_physical_axes": True}, "has no effect"),
         ({"compatible_with": "dtensor", "rings": {"dims": 1}}, "must be a placement.Rings"),
-        ({"compatible_with": "dtensor", "across": {"a0": 2}}, "across says nothing"),
+        ({"compatible_with": "dtensor", "across": {"a0": 2}}, "across has no effect"),
     ],
 )
 def test_options_that_do_not_go_together(options, words):

@@ -201,5 +201,5 @@ def test_bad_requests_are_refused():
     with pytest.raises(UsageError, match="lacks: 4, 5, 6, 7; its ids are 0 to 3"):
         bounds(layout, layout, (8,), 4, topology=parse("v5e:2x2"))
     other = Layout(Mesh({"a": 2}, [7, 1], processes=[3, 0]), "a")
-    with pytest.raises(UsageError, match="other processes to the same devices: 7;"):
+    with pytest.raises(UsageError, match="different processes for the same devices: 7;"):
         bounds(layout, other, (8,), 4)

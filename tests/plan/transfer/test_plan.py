@@ -91,7 +91,7 @@ def test_seconds_add_up():
         ),
         (
             lambda: plan_transfer(ROWS, COLUMNS, (8, 8), 4, links=links_of(parse("v5e:2x4"))),
-            "give topology=",
+            "requires topology=",
         ),
     ],
 )

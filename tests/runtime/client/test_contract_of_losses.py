@@ -124,6 +124,6 @@ def test_who_cannot_finish_what_it_computes_knows_why(make_job, monkeypatch):
     job.until_known(0, [1])
     first = job.coordinators[0]
     assert first.troubles.unreported() != []
-    with pytest.raises(ProcessLostError, match="finishing what it computed"):
+    with pytest.raises(ProcessLostError, match="finishing its computations"):
         wait_until_idle(first, time.monotonic() + LONG_S)
     assert first.troubles.unreported() == []  # it is left alone to save its work

@@ -58,7 +58,7 @@ def owners_of(
 
 
 class View(NamedTuple):
-    """What one process sees, as reported by JAX."""
+    """The devices as one process sees them, as reported by JAX."""
 
     process: int  # its own number in JAX
     devices: Sequence[Any]  # of the mesh, in the order of the call
@@ -175,7 +175,7 @@ def _check_numbers(meeting: _Meeting, numbers: Mapping[int, int]) -> None:
         holders.setdefault(number, []).append(process)
     if len(holders) < len(numbers):
         rows = [(f"is process {number} in JAX", tuple(held)) for number, held in holders.items()]
-        advice = "JAX's job is another one than shoal's: initialize both together"
+        advice = "JAX's job is not the same as shoal's: initialize both together"
         raise disagreement(f"{_heading(meeting)}: numbers in JAX differ", rows, advice)
 
 
@@ -207,4 +207,4 @@ def _strange(own: Sequence[str], listed: Sequence[str]) -> str:
             other = next((one for one in listed if one.startswith(f"{named}:")), "no such device")
             return f"has {line}; the list has {other}"
     missing = next(line for line in listed if line not in own)
-    return f"does not have what the list has: {missing}"
+    return f"lacks a device of the list: {missing}"

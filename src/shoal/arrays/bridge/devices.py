@@ -186,7 +186,7 @@ def _described(mesh: Mesh, among: Sequence[jax.Device]) -> list[jax.Device]:
 
 
 def _too_few(mesh: Mesh, needed: int, cpus: Mapping[int, int]) -> str:
-    """Say which processes have fewer CPU devices than a host mesh needs."""
+    """Return the error that names the processes with fewer CPU devices than a host mesh needs."""
     counts = dict.fromkeys(mesh.process_indices, 0)
     for process in cpus.values():
         if process in counts:

@@ -228,7 +228,7 @@ def _of_sharding(given: Sharding, rank: int) -> Layout:
     except RuntimeError:  # not present: described devices do not report it
         kinds = {"device"}
     if kind is not None and kind not in kinds:
-        raise UsageError(f"memory kind {kind!r}: arrays of shoal live in their devices' memory")
+        raise UsageError(f"memory kind {kind!r}: shoal's arrays live in device memory")
     return layout
 
 

@@ -113,8 +113,8 @@ def _sharding(layout: Layout, devices: tuple[jax.Device, ...] | None) -> NamedSh
     other = sorted({reduction for reduction in partial.values() if reduction != "sum"})
     if other:
         raise UsageError(
-            f"sharding: {layout!r} still has to be reduced by {', '.join(other)}; "
-            "JAX supports only pending sums"
+            f"sharding: {layout!r} has pending reductions other than sums: {', '.join(other)}; "
+            "JAX supports only sums"
         )
     auto = [axis for axis in partial if layout.mesh.axis_types[axis] == "auto"]
     if auto:
@@ -138,7 +138,7 @@ def _platform(given: Sharding) -> str:
 
 @lru_cache(maxsize=16)
 def _default_memory(platform: str) -> str:
-    """Of this process's devices: remote devices cannot be queried, and are the same."""
+    """Return the default memory of this process's devices; remote ones cannot be queried."""
     here = jax.local_devices(backend=platform)
     return str(here[0].default_memory().kind) if here else ""
 

@@ -42,7 +42,7 @@ class Status(NamedTuple):
 
 
 class BatchVerdict(NamedTuple):
-    """What all processes do."""
+    """The decision on a batch, the same on all processes."""
 
     size: int  # rows of the batch; 0: all have ended
     leaves: str = ""  # their description
@@ -69,7 +69,7 @@ def judge(batch: BatchId, statuses: Mapping[int, Status]) -> BatchVerdict:
     """
     failed = {p: one.words for p, one in statuses.items() if one.kind == "failed"}
     if failed:
-        raise gone_error("failed", failed, batch.me, f"{batch.me}: {batch.words} cannot be given")
+        raise gone_error("failed", failed, batch.me, f"{batch.me}: {batch.words} is not delivered")
     closed = {p: one.words for p, one in statuses.items() if one.kind == "closed"}
     if batch.me.process in closed:
         return BatchVerdict(0)
@@ -154,7 +154,7 @@ def _tell_dropped(
 
 
 def _same_leaves(batch: BatchId, statuses: Mapping[int, Status]) -> str:
-    """Return the leaves of all, a line each."""
+    """Return the leaves, which are equal on all processes, one line each."""
     sides: dict[str, list[int]] = {}
     for process, one in statuses.items():
         sides.setdefault(batch.leaves if one.leaves == "=" else one.leaves, []).append(process)
@@ -177,7 +177,7 @@ def _check_values(batch: BatchId, statuses: Mapping[int, Status], leaves: str) -
             p: one.digests[holders] for p, one in statuses.items() if holders in one.digests
         }
         leaves_count = len(next(iter(digests_of.values())))
-        for number, line in enumerate(leaves.split("\n")[:leaves_count]):  # then comes the tree
+        for number, line in enumerate(leaves.split("\n")[:leaves_count]):  # the tree's line follows
             sides: dict[str, list[int]] = {}
             for process, digests in digests_of.items():
                 sides.setdefault(digests[number], []).append(process)
@@ -204,7 +204,7 @@ def _suspect_same_rows(batch: BatchId, statuses: Mapping[int, Status]) -> None:
         twins = [p for p in who[1:] if not {*statuses[p].held} & {*statuses[first].held}]
         if twins and batch.me.process == first:
             _LOG.warning(
-                "%s: %s: %s brought the same values as this process, for other rows: does each "
+                "%s: %s: the values of %s equal those of this process, for other rows: does each "
                 "process read its own part of the data? (local_rows says which)",
                 batch.me, batch.words, listed(twins),
             )  # fmt: skip

@@ -92,8 +92,8 @@ def feed(
       source: an iterable of batches of own rows; or with `batch` arrays (one, or a tuple or dict of
         them, also memory-mapped), samples (an indexable object with a length), or a function of row
         numbers [n] that returns a tree of arrays of n rows.
-      layouts: one layout, or a prefix tree of them, as for `put`, but no function. All that have
-        dims split the rows alike.
+      layouts: one layout, or a prefix tree of them, as for `put`, but no function. All those
+        with dims split the rows in the same way.
       batch: global batch size, for sources indexed by number.
       order: with `batch`, the row numbers in feeding order, equal on all processes: a permutation,
         or a range. None: all, in order.
@@ -208,7 +208,7 @@ class Feed:
         if not self._reader.is_known:
             raise UsageError(
                 "feed: this reader has no state of its own (neither get_state nor state_dict); "
-                "state() is enough: start= passes over what was given"
+                "state() is enough: start= skips the rows delivered before"
             )
         if self._reader.error is not None:
             raise self._reader.error
@@ -242,7 +242,7 @@ class Feed:
         meeting = self._meeting
         given = self._line.take(BatchWait(meeting, self._line, self._batches).look)
         if given is None and self._line.is_closed:
-            raise UsageError("feed: this feed was closed while a batch was waited for")
+            raise UsageError("feed: this feed was closed during the wait for a batch")
         if given is None:
             self._has_ended = True
             raise StopIteration

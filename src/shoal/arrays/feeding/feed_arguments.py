@@ -34,9 +34,9 @@ def offences_of(
         elif value < 1:
             offences.append(f"{name}={value!r} must be at least 1")
     if order is not None and batch is None:
-        offences.append("order= is of rows that are read by number: give batch=, too")
+        offences.append("order= is for rows read by number: give batch=, too")
     if not isinstance(last, str) or last not in LAST:
-        offences.append(f"last={last!r} is none of {', '.join(LAST)}{nearest(last, LAST)}")
+        offences.append(f"last={last!r} is not one of {', '.join(LAST)}{nearest(last, LAST)}")
     if not isinstance(same, bool):
         offences.append(WrongType(f"same={same!r} must be True or False"))
     if skip is not None and not isinstance(skip, bool):

@@ -1,4 +1,4 @@
-"""Wait for a batch: which process is late, and until when that is no error."""
+"""Wait for a batch: which process is late, and when lateness becomes an error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BatchWait:
         if phase == MEETING:
             return
         waited_s = time.monotonic() - max(since, began)
-        text = f"{self._meeting.me}: {self._batch}: its own reader has given nothing"
+        text = f"{self._meeting.me}: {self._batch}: its own reader has returned no batch"
         if waited_s >= self._meeting.timeout_s:
             raise DeadlineError(
                 f"{text} within {self._meeting.timeout_s:g} s\n"

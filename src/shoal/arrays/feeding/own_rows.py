@@ -89,7 +89,7 @@ def _words(processes: Iterable[int]) -> str:
 
 
 class Batch(NamedTuple):
-    """What a process read: host arrays, with the layouts of the whole batch."""
+    """A process's part of a batch: host arrays, with the layouts of the whole batch."""
 
     leaves: list[Leaf]
     treedef: PyTreeDef

@@ -1,4 +1,4 @@
-"""Prefetch: a thread that computes results a few ahead of their consumer, in order.
+"""Prefetch: a thread that computes a few results ahead of their consumer, in order.
 
 The thread is a daemon that holds no reference to its consumer: when that is garbage-collected, the
 thread is closed. An error is raised in its place in the order, on every further call. When the
@@ -26,7 +26,7 @@ _CLOSE_S = 10.0  # how long `close` waits for a running step
 
 
 class Work(Protocol[T]):
-    """What the thread does."""
+    """The work of the thread."""
 
     def step(self, line: Prefetch[T]) -> T | None:
         """Make one result; None at the end."""
@@ -42,7 +42,7 @@ class Prefetch(Generic[T]):
     """A thread that is at most `depth` results ahead.
 
     Args:
-      work: what it does.
+      work: the work of the thread.
       depth: how many results may be buffered.
       meets: may it wait for other processes? Closing does not wait for them.
     """
@@ -126,7 +126,7 @@ class Prefetch(Generic[T]):
             self._waiting_since = None
 
     def close(self, why: str = "", *, wait_s: float = _CLOSE_S, tells: bool = True) -> bool:
-        """Make no more results. Wait up to `wait_s`; return whether the thread has let go.
+        """Stop producing results. Wait up to `wait_s`; return whether the thread holds nothing.
 
         It may then still be waiting for other processes, holding nothing else.
 

@@ -51,8 +51,8 @@ def from_host_local(
 
     Nothing is sent, and a jax.Array that is already placed as this process's part is not copied:
     donating one gives up both. An axis within a process splits the part among its devices. Data
-    that no axis splits between processes are one value, given by all of them; that they gave the
-    same, and made the same call, is checked at their next meeting, as for `put`.
+    that no axis splits between processes are one value, given by all of them; at their next
+    meeting, as for `put`, the value and the call are checked to be the same.
 
     Differentiable (`grad`, `vjp`, `jvp`) and batched (`vmap`), outside `jit`. The transpose is
     `to_host_local`: a process gets the cotangent of its own part, and that of a value which several

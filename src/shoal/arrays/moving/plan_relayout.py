@@ -184,8 +184,8 @@ class RelayoutPlan:
         """
         if self._program_way == "copy":
             raise UsageError(
-                "RelayoutPlan.seconds: between devices that are not the same ones JAX copies the "
-                "array, and how long that takes is not modelled; print(plan) shows the bytes"
+                "RelayoutPlan.seconds: between different devices JAX copies the array, which the "
+                "cost model does not cover; print(plan) shows the bytes"
             )
         return self.transfer.seconds(topology, links)
 
@@ -331,7 +331,7 @@ def _why_not(x: Any) -> str:
             "runs the plan"
         )
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return "PRNG keys go the way that XLA chooses; plan jax.random.key_data(keys) instead"
+        return "PRNG keys move as XLA chooses; plan jax.random.key_data(keys) instead"
     return deleted(x) if isinstance(x, jax.Array) else ""
 
 

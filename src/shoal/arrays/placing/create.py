@@ -121,7 +121,7 @@ def _apart(args: tuple[Any, ...], target: NamedSharding) -> list[str]:
 
 
 def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
-    """Replicate over the mesh what this process holds alone; Python numbers stay weak."""
+    """Replicate values that this process holds alone over the mesh; Python numbers stay weak."""
     values, treedef = jax.tree.flatten(args)
     devices = sharding(Layout(mesh)).device_set
     stray = [

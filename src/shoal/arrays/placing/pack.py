@@ -125,12 +125,12 @@ def unpack(tree: Any) -> list[Any]:
 
 
 def _nothing(layouts: Layouts) -> str:
-    """Say what to do about an empty list of pieces."""
+    """Return the error message for an empty list of pieces."""
     meshes = {leaf.mesh for leaf in jax.tree.leaves(layouts) if isinstance(leaf, Layout)}
     counts = {len(_positions(Layout(mesh))) for mesh in meshes}
     if counts == {0}:
         return (
-            "pack: no pieces, and this process owns no device here: say what they are elsewhere, "
+            "pack: no pieces, and this process owns no device here: describe a piece, "
             "like=jax.ShapeDtypeStruct(shape, dtype)"
         )
     devices = f"the {counts.pop()} devices" if len(counts) == 1 else "each device"
@@ -192,7 +192,7 @@ def _cannot_be_piece(array: jax.Array) -> str:
     kind, usual = array.sharding.memory_kind, device.default_memory().kind
     if kind in (None, usual):
         return ""
-    return f"is in {kind} memory; arrays of shoal live in their devices' memory"
+    return f"is in {kind} memory; shoal's arrays live in device memory"
 
 
 def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int]) -> list[str]:

@@ -51,7 +51,7 @@ class Movement(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What it is, and what to write instead."""
+        """An explanation, and what to write instead."""
         return _ADVICE[self.kind]
 
 

@@ -62,7 +62,7 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
     Source: sharding groups of the Shardy partitioner, openxla.org/shardy.
     """
     if not getattr(jax.config, "jax_use_shardy_partitioner", True):
-        raise UsageError("tie: only the Shardy partitioner knows ties; leave it on")
+        raise UsageError("tie: ties need the Shardy partitioner; leave it enabled")
     check_flags("tie", gradient=gradient)
     firsts, seconds = _by_path(a), _by_path(b)
     raise_all("tie", _structure_offences(a, b, firsts, seconds))
@@ -96,7 +96,7 @@ def _structure_offences(
 
 
 def _differences(first: Any, second: Any) -> list[str]:
-    """Say why two leaves cannot have the same layout."""
+    """Return why two leaves cannot have the same layout."""
     shapes = [jnp.shape(value) for value in (first, second)]
     if shapes[0] != shapes[1]:
         return [f"shapes {shapes[0]} and {shapes[1]} differ; only equal shapes have one layout"]

@@ -110,10 +110,10 @@ class Hunt:
             for name, axes in _collectives(program):
                 if differ := ", ".join(sorted(axes & {*chosen_by})):
                     self.offences[
-                        f"{name} over {differ} inside {what} that decides by a value which differs "
-                        f"along {differ}: the devices that do not come to it keep the others "
-                        f"waiting for ever; decide by one value for all (jax.lax.pmax of it), or "
-                        "communicate before or after"
+                        f"{name} over {differ} inside {what} whose predicate differs along "
+                        f"{differ}: devices that skip it leave the others waiting for ever; make "
+                        "the predicate equal on all devices (jax.lax.pmax), or communicate before "
+                        "or after"
                     ] = None
 
     def _is_constant(self, var: Any) -> bool:
@@ -126,9 +126,9 @@ class Hunt:
                 continue
             if differ := ", ".join(repr(axis) for axis in sorted({*chosen_by} - _typed(var))):
                 self.offences[
-                    f"a cond decides by a value which differs along {differ} over a "
-                    f"{var.aval.dtype}{list(var.aval.shape)} which does not: its gradient would be "
-                    f"wrong; give it jax.lax.pcast(value, ({differ},), to='varying')"
+                    f"a cond whose predicate differs along {differ} uses a "
+                    f"{var.aval.dtype}{list(var.aval.shape)} that does not: its gradient would be "
+                    f"wrong; pass it as jax.lax.pcast(value, ({differ},), to='varying')"
                 ] = None
 
 

@@ -226,7 +226,7 @@ def is_standing(folder: Folder, attempt: str) -> bool:
 
 
 def in_doubt(error: StorageError) -> StorageError:
-    """Add to a failed fsync's error that COMMIT is there all the same."""
+    """Add to a failed fsync's error that COMMIT exists nevertheless."""
     if _DOUBT not in str(error):
         error.args = (f"{error}{_DOUBT}",)
     return error

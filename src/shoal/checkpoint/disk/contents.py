@@ -44,7 +44,7 @@ class SavedLeaf:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds. Its `str` is a table."""
+    """The contents of a checkpoint. Its `str` is a table."""
 
     path: str
     step: int | None
@@ -77,7 +77,7 @@ class Contents:
 
 @local
 def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Contents:
-    """Return what a checkpoint holds: step, user data, metrics; names, shapes, dtypes, layouts.
+    """Return a checkpoint's contents: step, user data, metrics; names, shapes, dtypes, layouts.
 
     Local.
 

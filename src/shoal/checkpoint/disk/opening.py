@@ -123,7 +123,7 @@ def _read_blob(folder: Folder, blob: Blob) -> bytes:
 
 
 def _what_is_there(folder: Folder) -> str:
-    """Say why there is nothing to read."""
+    """Return why there is nothing to read."""
     names = folder.names()
     steps = [name for name in names if name.startswith("step_")]
     if steps:

@@ -12,22 +12,22 @@ from shoal.errors import StorageError, StorageFull
 _MOST_BYTES = 1 << 30  # per call: Linux writes at most 2 GiB - 4 KiB
 
 _WHAT_TO_DO: Mapping[int, str] = {
-    errno.EACCES: "the user that runs this has no permission there",
-    errno.EPERM: "the file system does not let this user do that, or cannot do it at all",
+    errno.EACCES: "this user has no permission there",
+    errno.EPERM: "the file system does not permit or support this",
     errno.EROFS: "the file system is mounted read-only; save somewhere else",
-    errno.ENOTDIR: "a part of the path is a file; give the path of a folder, or of none yet",
+    errno.ENOTDIR: "a component of the path is a file, not a folder",
     errno.EISDIR: "this is a folder where a file of a checkpoint belongs; move it away",
     errno.EIO: "the device failed: see the kernel's log; do not trust this disk",
     errno.EMFILE: "this process has too many open files: see `ulimit -n`",
     errno.ENFILE: "the system has too many open files",
     errno.ENAMETOOLONG: "a name of the path is too long for this file system",
-    errno.ELOOP: "symbolic links of the path go in a circle",
-    errno.ESTALE: "the server of this file system forgot the file: mount it anew",
-    errno.EFBIG: "the file is larger than a file may be here",
-    errno.ENOENT: "its folder was removed in the meantime",
+    errno.ELOOP: "the path contains a loop of symbolic links",
+    errno.ESTALE: "stale file handle: remount this file system",
+    errno.EFBIG: "the file exceeds the size limit of this file system or user",
+    errno.ENOENT: "its folder was removed concurrently",
 }
 _NO_LINKS = (
-    "this file system may have no hard links, and a commit is one; save to one that has them, "
+    "this file system may not support hard links, which a commit needs; save to one that does, "
     "such as ext4, xfs, NFS or Lustre"
 )
 _FULL: Mapping[int, str] = {

@@ -245,7 +245,7 @@ def open_history(root: Folder, *, idle_s: float | None) -> int | None:
 
 
 def tend(root: Folder, *, idle_s: float) -> None:
-    """Finish what crashes left: commit complete attempts, end stale ones, spare live ones.
+    """Clean up after crashes: commit complete attempts, end stale ones, spare live ones.
 
     Failures are logged as warnings: they must not make committed steps unreachable. Attempts behind
     a symbolic link are not ended: they are not part of this history.
@@ -275,7 +275,7 @@ def retain(
     process: int,
     damaged: Collection[int] = (),
 ) -> list[int]:
-    """Delete the steps that `keep` does not keep, and return them. End what crashes left elsewhere.
+    """Delete and return the steps that `keep` does not keep. Clean up after crashes elsewhere.
 
     The step that was `saved` just now stays, even if later ones exist. A step whose COMMIT is
     damaged or of a newer format, or that is in `damaged`, is left alone, and counts for no policy.
@@ -287,8 +287,8 @@ def retain(
     steps = {one.step: one for one in _committed(pairs, skipped)}
     if (last := max(steps, default=saved)) > saved:
         _LOG.warning(
-            "step %d is saved, but step %d is later, and what a run resumes: delete what is later "
-            "if this run went back",
+            "step %d is saved, but a run would resume the later step %d: delete later steps if "
+            "this run went back",
             saved,
             last,
         )

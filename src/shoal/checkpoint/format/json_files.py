@@ -101,7 +101,7 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
     if knows_all:
         fields.only(_MANIFEST_KEYS)
     num_processes = fields.size("num_processes")
-    fields.expect("num_processes", 1 <= num_processes < 1 << 31, "no number of processes")
+    fields.expect("num_processes", 1 <= num_processes < 1 << 31, "not a number of processes")
     writer = fields.mapping("writer")
     fields.expect("writer", all(map(is_text, [*writer, *writer.values()])), "not text")
     structure, count = decode_structure(fields.found.get("tree"), file)
@@ -151,7 +151,7 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
 
 
 def _why_no_leaf(leaf: LeafRecord) -> str:
-    """Say what is wrong with a leaf; empty if nothing is."""
+    """Return what is wrong with a leaf, or an empty string."""
     try:
         if leaf.has_data:
             if leaf.value is not None:
@@ -171,7 +171,7 @@ def _why_no_leaf(leaf: LeafRecord) -> str:
 def _why_no_data(
     kind: str, dtype: str, shape: tuple[int, ...], words: tuple[int, ...], impl: str
 ) -> str:
-    """Say what is wrong with a leaf that has data in files; empty if nothing is."""
+    """Return what is wrong with a leaf that has data in files, or an empty string."""
     stored = shape + words
     if min(stored, default=0) < 0:
         return "has a shape that is not a list of sizes"

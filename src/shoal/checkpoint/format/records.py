@@ -73,7 +73,7 @@ class LeafRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was saved: the tree and its leaves. Written when an attempt begins."""
+    """The saved tree and its leaves. Written when an attempt begins."""
 
     attempt: str  # 12 hex digits
     step: int | None
@@ -130,7 +130,7 @@ class Index:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """What one process wrote: its own rows of the index.
+    """One process's rows of the index.
 
     `chunks.file` and `files` count this process's files from 0.
     """

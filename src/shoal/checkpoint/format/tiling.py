@@ -53,7 +53,7 @@ def check_places(chunks: Chunks, files: Sequence[FileRecord], file: str) -> None
     over = same & (begin[order][1:] < end[order][:-1])
     if over.any():
         row = int(order[1:][over.argmax()])
-        _refuse(file, f"has chunks over one another in {files[int(chunks.file[row])].name}", row)
+        _refuse(file, f"has overlapping chunks in {files[int(chunks.file[row])].name}", row)
     if not _is_sorted(chunks):
         _refuse(file, "has chunks not in the order of leaves and origins, or twice")
 

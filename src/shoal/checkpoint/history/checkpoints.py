@@ -38,8 +38,8 @@ class Checkpoints(ReadOnlyHistory):
 
     Collective over processes.
 
-    All processes construct it, and leave its `with` block, together. It finishes what a crash left
-    behind: a complete attempt is committed, one not touched for `lease_s` is ended, one still being
+    All processes construct it, and leave its `with` block, together. It cleans up after a crash: a
+        complete attempt is committed, one not touched for `lease_s` is ended, one still being
     written is spared. Steps are always listed from storage. It is impossible that a committed step
     is overwritten, or that `keep` deletes the newest one.
 
@@ -51,7 +51,7 @@ class Checkpoints(ReadOnlyHistory):
         `EverySeconds`, several joined by `|`, or a function of the step that returns the same on
         all processes; None: every step.
       asynchronous: `save` returns once the state is copied, and a thread does the rest.
-      recover: finish what a crash left; False: change nothing, for readers.
+      recover: clean up after a crash; False: change nothing, for readers.
       lease_s: seconds after which an untouched attempt is stale; a running save touches its own at
         least every 4 s. None: SHOAL_LEASE_S (60).
       timeout_s: deadline of each call in seconds; None: each wait in it has a deadline of

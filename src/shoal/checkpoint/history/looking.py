@@ -65,7 +65,7 @@ class ReadOnlyHistory:
 
     @local
     def contents(self, step: int | None = None) -> Contents:
-        """Return what a step holds, without its data, as `shoal.contents` does.
+        """Return the contents of a step, without its data, as `shoal.contents` does.
 
         Local.
 

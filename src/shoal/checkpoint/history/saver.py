@@ -291,6 +291,6 @@ def _too_late(step: int, needed_s: float, notice: Notice) -> str:
     return (
         f"save({step}): at the rate of the last save it takes about {needed_s:.1f} s, and the "
         f"notice of process {notice.process} ({notice.source}: {notice.reason}) leaves "
-        f"{notice.deadline_s:.1f} s: it may not be finished. It is tried all the same; earlier "
-        "steps stand"
+        f"{notice.deadline_s:.1f} s: it may not finish in time. It is attempted nevertheless; "
+        "earlier steps remain"
     )

@@ -1,6 +1,7 @@
 """Which dtype casts are lossless: every value survives the round trip bit for bit.
 
-`numpy.can_cast(…, "safe")` does not tell: it allows int64 to float64, and int8 to float8_e4m3fn.
+`numpy.can_cast(…, "safe")` is too permissive: it allows int64 to float64, and int8 to
+float8_e4m3fn.
 """
 
 from __future__ import annotations

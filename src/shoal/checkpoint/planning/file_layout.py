@@ -31,7 +31,7 @@ class FilePlan:
 
 @dataclass(frozen=True, eq=False)
 class PartPlan:
-    """What one process writes."""
+    """The planned part of one process."""
 
     process: int
     files: tuple[FilePlan, ...]

@@ -51,7 +51,7 @@ class Own(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """What all leaves of the same shape, dtype and layout have in common."""
+    """The boxes that all leaves of the same shape, dtype and layout have in common."""
 
     alone: dict[int, list[Box]]  # boxes with one holder, by process
     shared: list[tuple[tuple[int, ...], list[Box]]]  # (holders, boxes that all of them hold)
@@ -143,7 +143,7 @@ def _put(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
 
 
 class _Deal:
-    """Deal out boxes that all `holders` hold; `loads` is what each of them writes so far."""
+    """Deal out boxes that all `holders` hold; `loads` are the bytes that each writes so far."""
 
     def __init__(self, holders: Sequence[int], loads: dict[int, int]) -> None:
         self._loads = loads

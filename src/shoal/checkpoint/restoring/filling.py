@@ -207,7 +207,7 @@ def _own_value(checkpoint: Checkpoint, leaf: int, job: Restorer) -> Filling:
     if not is_same and job.merge is None:
         raise UsageError(
             f"restore: {record.name} has a value of each of {len(places)} processes, and there "
-            f"are {job.num_processes} now; merge= makes one value of the list of them"
+            f"are {job.num_processes} now; merge= combines the list of them into one"
         )
     chosen = [job.process] if is_same else sorted(places)
     wants = []

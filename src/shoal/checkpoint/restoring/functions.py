@@ -10,7 +10,7 @@ _MOST_SHOWN = 80  # characters
 
 
 def wrong_arguments(function: Callable[..., Any]) -> str:
-    """Say why a function cannot be called with (name, x); empty if it can, or if unknown.
+    """Return why a function cannot be called with (name, x); empty if it can, or if unknown.
 
     >>> wrong_arguments(lambda name, x: None), wrong_arguments(max)
     ('', '')

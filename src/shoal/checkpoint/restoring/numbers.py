@@ -16,7 +16,7 @@ _POLICIES = ("exact", "safe", "any")  # each allows what the earlier ones allow
 def wrong_number(
     record: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any] | None, policy: str
 ) -> tuple[str, str]:
-    """Say why a non-array leaf cannot become an array: kind of mismatch, and words.
+    """Return why a non-array leaf cannot become an array: kind of mismatch, and message.
 
     Args:
       dtype: of the wanted array; None: PRNG keys are wanted.

@@ -44,7 +44,7 @@ Value = TypeVar("Value")
 
 
 class RestoreRequest(NamedTuple):
-    """What one process asks to restore."""
+    """The arguments of a restore on one process."""
 
     folder: Folder
     options: TargetOptions
@@ -57,7 +57,7 @@ class RestoreRequest(NamedTuple):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What must be equal on all processes."""
+        """Lines that must be equal on all processes."""
         options = self.options
         renames = options.rename if isinstance(options.rename, Mapping) else bool(options.rename)
         return (

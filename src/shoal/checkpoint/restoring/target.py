@@ -136,7 +136,9 @@ def option_value(operation: str, name: str, value: object, known: Sequence[str])
     """
     if not isinstance(value, str) or value not in known:
         words = ", ".join(map(repr, known))
-        raise UsageError(f"{operation}: {name}={value!r} is none of {words}{nearest(value, known)}")
+        raise UsageError(
+            f"{operation}: {name}={value!r} is not one of {words}{nearest(value, known)}"
+        )
     return value
 
 

@@ -185,7 +185,7 @@ def _stored_layout(record: LeafRecord) -> Layout | NamedSharding | None:
 
 @lru_cache(maxsize=256)
 def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
-    """Say why no device can hold a dtype, or that JAX would narrow it as configured."""
+    """Return why no device can hold a dtype, or that JAX as configured would narrow it."""
     value = np.empty(0, dtype)
     if why := cannot_hold(value):
         return why

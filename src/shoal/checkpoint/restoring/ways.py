@@ -60,7 +60,7 @@ def choose(
     hold replicas, or because their boxes have short rows.
     """
     if mode == "direct" or geometry is None:
-        return Ways({}, "as asked" if mode == "direct" else "nothing is placed on devices")
+        return Ways({}, "as requested" if mode == "direct" else "nothing is placed on devices")
     known: dict[object, Any] = {}
     transport: dict[int, Any] = {}
     wanted = 0

@@ -82,7 +82,7 @@ def _numbers(members: SaveMembers, state: State) -> list[int] | None:
 def _share(
     members: SaveMembers, state: State, numbers: Sequence[int] | None
 ) -> tuple[int, list[Own]]:
-    """Decide what this process writes; return its number as a holder, and its boxes.
+    """Choose the boxes that this process writes; return its number as a holder, and the boxes.
 
     Raises:
       UsageError: parts of the state are held only by processes outside the group.
@@ -110,5 +110,5 @@ def check_numbers(operation: str, answers: Mapping[int, bytes]) -> None:
 def _refuse_numbers(operation: str, found: Sequence[int]) -> NoReturn:
     raise UsageError(
         f"{operation}: the processes of this job have the numbers {list(found)} in "
-        "JAX, so JAX's job is another one; initialize both together"
+        "JAX, so JAX's job is not the same as shoal's; initialize both together"
     )

@@ -1,4 +1,4 @@
-"""What must be equal on all processes before they save: a line for each leaf.
+"""The lines that must be equal on all processes before they save, one for each leaf.
 
 An array that spans processes contributes its layout; a value held by all contributes the value, or
 a digest.

@@ -59,7 +59,7 @@ def _check_writable(path: str) -> None:
 
 
 def check_space(folder: Folder, answers: Mapping[int, bytes]) -> None:
-    """Raise on all processes if what they will write together does not fit.
+    """Raise on all processes if their files together do not fit.
 
     Args:
       answers: JSON of each process: its "bytes" to write, and the bytes "free".

@@ -1,4 +1,4 @@
-"""What to save, where, and how long to wait for other processes."""
+"""The request of a save: the state, its path, and time limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Waits(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What to save, and where."""
+    """A state to save, and its path."""
 
     folder: Folder
     step: int | None

@@ -117,10 +117,10 @@ def aborted(scene: SaveScene, phase: str, cause: ShoalError) -> SaveAborted:
     coordinator, request = scene.coordinator, scene.request
     me = ThisProcess(coordinator.process, coordinator.hosts)
     blamed = _blamed(cause)
-    who = f" on account of {listed(blamed)}" if blamed else ""
+    who = f" because of {listed(blamed)}" if blamed else ""
     return SaveAborted(
-        f"{me}: {request.operation} was ended{who}: nothing of it is kept, and what was saved "
-        f"before stands\n{cause}",
+        f"{me}: {request.operation} was ended{who}: nothing of it is kept, and earlier saves "
+        f"are unaffected\n{cause}",
         path=request.folder.path,
         phase=phase,
         processes=blamed,

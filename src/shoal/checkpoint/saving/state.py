@@ -127,7 +127,7 @@ def held_of(state: State, num_processes: int) -> list[Held]:
 
 
 def own_of(state: State, number: int, process: int, num_processes: int) -> list[Own]:
-    """Return what one process writes, sorted by leaf and origin.
+    """Return the boxes that one process writes, sorted by leaf and origin.
 
     Args:
       number: this process's number as a holder; `process`: in the job.

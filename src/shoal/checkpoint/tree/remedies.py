@@ -13,7 +13,7 @@ _REGISTER = "jax.tree_util.register_dataclass"
 
 
 def remedy(value: Any, *, can_register: bool = True) -> str:
-    """Say what a value is, and what to save instead.
+    """Return the type of a value, and what to save instead, as text.
 
     Args:
       can_register: would registering its class with JAX help?

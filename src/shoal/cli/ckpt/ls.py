@@ -125,7 +125,7 @@ def _age(age_s: float) -> str:
 def _words(attempt: dict[str, Any]) -> str:
     """Return what an attempt waits for, as text."""
     if not attempt["live"]:
-        return "was ended, or never begun: `shoal ckpt gc` removes its files"
+        return "was aborted, or never started: `shoal ckpt gc` removes its files"
     owner = attempt["owner"]
     by = f"by {owner.get('host', '?')} (pid {owner.get('pid', '?')}), "
     idle = f"touched {in_seconds(attempt['idle_s'] or 0.0)} ago"

@@ -1,4 +1,4 @@
-"""The facts of one process or of many as lines of text: what is equal stands once."""
+"""The facts of one process or of many as lines of text; equal facts are listed once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _launcher(facts: Mapping[str, Any]) -> str:
 
 def _address(facts: Mapping[str, Any]) -> str:
     if directory := facts.get("directory"):
-        words = f"process 0 says it in {directory}"
+        words = f"process 0 publishes it in {directory}"
     elif "address" in facts:
         to = ", ".join(facts["resolves_to"]) or "nothing"
         words = f"{facts['address']}, which resolves to {to}"

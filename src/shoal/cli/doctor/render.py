@@ -1,4 +1,4 @@
-"""What `shoal doctor` prints: the facts of all processes on one screen, and below the findings."""
+"""The output of `shoal doctor`: the facts of all processes on one screen, then the findings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def json_of(diagnosis: Diagnosis) -> dict[str, object]:
 def grouped(diagnosis: Diagnosis) -> dict[Finding, list[int | None]]:
     """Return each finding once, problems first, with the processes that found it.
 
-    A difference between processes is found by none of them: it says itself which.
+    A difference between processes is found by none of them; its text names them.
     """
     found: dict[Finding, list[int | None]] = {}
     for report, finding in diagnosis.findings:
@@ -60,7 +60,7 @@ def grouped(diagnosis: Diagnosis) -> dict[Finding, list[int | None]]:
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
-    """Return what a console prints."""
+    """Return the text of a console."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
@@ -70,7 +70,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
 
 
 def safe_lines(words: str) -> str:
-    """Escape what is not to be printed, but for line ends."""
+    """Escape unprintable characters, except line ends."""
     return "\n".join(safe(line) for line in words.split("\n"))
 
 

@@ -5,8 +5,8 @@ own, while the caller's thread watches the clock and the liveness of peers. At t
 either all have succeeded, or all survivors get an error.
 
 Before the work all agree on the earliest of their deadlines, since working processes cannot be
-notified: it ends the work of all. Shortly before it, each process reports what it is busy with,
-one-way, so that this is known even if it is frozen by then.
+notified: it ends the work of all. Shortly before it, each process reports its activity,
+one-way, so that this is known even if it is frozen at the deadline.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class Flow:
             whose = "its deadline" if is_own else f"the deadline of process {self._whose}"
             raise DeadlineError(
                 f"{self.me}: {self.name}: not done by {whose} ({self._timeout_s:g} s): {detail}\n"
-                "give timeout_s= more, or find out what the devices are busy with",
+                "give timeout_s= more, or find out why the devices are busy",
                 name=self.call.name or self.call.operation,
                 waited_s=time.monotonic() - self._began,
                 missing=late,

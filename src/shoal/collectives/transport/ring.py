@@ -111,12 +111,12 @@ def borrowed_ring(
 ) -> Iterator[Ring | None]:
     """Borrow the ring of a job; None if a process has no device available.
 
-    The first time, processes tell each other which device they give: on some machines JAX counts
-    processes in an order of its own. Creates JAX's devices, which waits for all processes.
+    The first time, processes exchange the ids of their devices: on some machines JAX numbers
+        processes differently. Creates JAX's devices, which waits for all processes.
 
     They also meet if the ring was not returned last time: an abandoned thread may still be moving
     chunks, which could be taken for those of the next value. While there is such a thread anywhere,
-    no process gets the ring; nor ever again, if one has failed midway.
+        no process gets the ring; if one has failed midway, no process ever gets it again.
 
     Raises:
       As `Coordinator.arrive`; a RuntimeError of JAX if it cannot create its devices.
@@ -136,7 +136,7 @@ def borrowed_ring(
 
 
 def give_ring_back(coordinator: Coordinator) -> None:
-    """Return the ring: all processes have met since they borrowed it, and all are done."""
+    """Give the ring back: all processes have met since they borrowed it, and all are done."""
     _known(cast(Hashable, coordinator)).is_free = True
 
 
@@ -161,7 +161,7 @@ def _own_device() -> list[object] | None:
 
 
 def _devices(said: list[list[object] | None]) -> tuple[jax.Device, ...] | None:
-    """Return the devices that the processes chose, if all did and all are of one kind."""
+    """Return the devices that the processes chose, if all chose one and all are of one kind."""
     present = {(device.platform, device.id): device for device in jax.devices()}
     found = [present.get((str(row[0]), row[1])) if row else None for row in said]
     devices = tuple(device for device in found if device is not None)

@@ -109,7 +109,7 @@ def meet_at_windows(flow: Flow, passing: Passing) -> Windows | None:
 
 @lru_cache(maxsize=8)
 def _known(coordinator: Hashable) -> dict[tuple[int, ...] | None, Windows | None]:
-    """What was found for the whole job (None) and for groups."""
+    """The windows found, by group; None: the whole job."""
     return {}
 
 

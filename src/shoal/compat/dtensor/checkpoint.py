@@ -32,13 +32,13 @@ class DTensorCheckpoint:
     `shoal.Checkpoints` keeps the steps of a run; this is the older, smaller API.
 
     Args:
-      mesh: whose processes save and restore.
+      mesh: the mesh whose processes save and restore.
       root: an object whose attributes, also those in `__slots__`, are saved under their names.
-      kwargs: name → a DVariable, a dict, list or tuple of such, or an object that has such as
-        attributes.
+      kwargs: name → a DVariable, a dict, list or tuple of DVariables, or an object with
+              DVariables as attributes.
 
     Raises:
-      UsageError: there is no DVariable to save, or two have one name.
+      UsageError: there is no DVariable to save, or two have the same name.
 
     >>> import tempfile
     >>> from shoal.compat import dtensor
@@ -58,10 +58,10 @@ class DTensorCheckpoint:
         self._named = kwargs
         self.save_counter = 0
         if _COUNTER in self._tree():
-            raise UsageError(f"dtensor.DTensorCheckpoint: the name {_COUNTER} is its own")
+            raise UsageError(f"dtensor.DTensorCheckpoint: the name {_COUNTER} is reserved")
         if not jax.tree.leaves(self._tree()):
             raise UsageError(
-                "dtensor.DTensorCheckpoint: no DVariable is in what was given; arrays cannot be "
+                "dtensor.DTensorCheckpoint: the arguments contain no DVariable; arrays cannot be "
                 "set in place: shoal.save and shoal.restore take any tree"
             )
 
@@ -69,7 +69,7 @@ class DTensorCheckpoint:
         """Return the current DVariables, in nested dicts.
 
         Raises:
-          UsageError: two things have one name.
+          UsageError: two of them have the same name.
         """
         found = _tracked(self._root, ())
         if _is_variable(found):
@@ -127,7 +127,7 @@ class DTensorCheckpoint:
 
 
 class Restored:
-    """The status of a restore: everything is restored, so there is nothing left to assert."""
+    """The status of a restore; everything is restored, so its assertions always hold."""
 
     def assert_consumed(self) -> Self:
         """Return itself: an incomplete restore raises RestoreMismatch."""
@@ -144,12 +144,12 @@ def _no_options(operation: str, options: Any) -> None:
     if options is not None:
         raise NotPossible(
             f"dtensor.{operation}: options={options!r} are TensorFlow's; shoal.Checkpoints saves "
-            "in the background, and needs no device for it"
+            "in the background without them"
         )
 
 
 def _tracked(value: Any, above: tuple[int, ...]) -> Any:
-    """Return the DVariables in a value, by name in nested dicts; None without any."""
+    """Return the DVariables in a value, by name in nested dicts; None if there are none."""
     if _is_variable(value):
         return value
     if id(value) in above:  # a cyclic reference
@@ -159,8 +159,8 @@ def _tracked(value: Any, above: tuple[int, ...]) -> Any:
         tree = _tracked(one, (*above, id(value)))
         if tree is not None and found.setdefault(str(key), tree) is not tree:
             raise UsageError(
-                f"dtensor.DTensorCheckpoint: two keys of one {type(value).__name__} are saved "
-                f"under the name {str(key)!r}: {key!r}, and one of another type"
+                f"dtensor.DTensorCheckpoint: two keys of one {type(value).__name__} map to the "
+                f"name {str(key)!r}: {key!r}, and one of another type"
             )
     return found or None
 

@@ -116,7 +116,7 @@ def type_of(operation: str, device_type: object) -> str:
     """Return a device type in upper case.
 
     Raises:
-      UsageError: it is none.
+      UsageError: it is not a device type.
     """
     kind = device_type.upper() if isinstance(device_type, str) else ""
     if kind not in _TYPES:
@@ -128,7 +128,7 @@ def type_of(operation: str, device_type: object) -> str:
 
 
 def _present(operation: str, kind: str) -> dict[int, list[int]]:
-    """Return the devices of each process; with several processes, once the job is joined."""
+    """Return the devices of each process; with several processes, only after joining the job."""
     if not is_joined() and num_clients() > 1:
         raise StartError(
             f"dtensor.{operation}: Accelerators are uninitialized in this process of a job of "
@@ -198,7 +198,7 @@ def preferred_device_type() -> str:
 
 @local
 def is_local_mode() -> bool:
-    """Say whether this is a job of one process.
+    """Return whether this is a job of one process.
 
     Local.
     """

@@ -29,26 +29,25 @@ class DTensorDataset:
 
     Logically collective: all arguments but the elements that other processes read must be equal.
 
-    Every process is given the whole dataset, and takes the rows of its own devices from it. An
-    incomplete batch at the end is dropped. Each iteration begins anew.
+    Every process passes the whole dataset, of which its own devices' rows are read. An incomplete
+        batch at the end is dropped. Each iteration starts from the beginning.
 
     Args:
-      dataset: elements in order, which can be iterated again and again: a list, a
-        `tf.data.Dataset`, an object with `__iter__`; or an array, or a tuple or dict of arrays,
-        of which the rows are the elements. Of what has numbers only the rows that this process
-        needs are read. All elements have the dtypes of the first; numbers of Python those that
-        JAX gives them.
+      dataset: the elements in order, iterable more than once: a list, a `tf.data.Dataset`, an
+              object with `__iter__`; or an array, or a tuple or dict of arrays, whose rows are the
+              elements. Of indexable data, only the rows that this process needs are read. All
+              elements have the dtypes of the first; Python numbers get JAX's default dtypes.
       mesh: the mesh of all layouts.
-      layouts: a tree of Layouts like an element; each has a dim more than that element: the rows.
+      layouts: a tree of Layouts like an element; each has one more dim than its part: the rows.
       global_batch_size: rows of a batch over all processes.
       dataset_already_batched: elements are batches of `global_batch_size` over the size of
         `batch_dim` rows.
-      batch_dim: the mesh dim that splits the rows; None: no check of that.
+      batch_dim: the mesh dim that splits the rows; None: not checked.
       prefetch: number of batches to place on devices ahead of the program; None: 1.
       tf_data_service_config: refused: no service is needed with several processes.
 
     Raises:
-      UsageError: all that is wrong, before anything is read but the first element.
+      UsageError: names all problems, before anything but the first element is read.
 
     >>> from shoal.compat import dtensor
     >>> mesh = dtensor.create_mesh({"batch": 4, "x": 2})
@@ -120,8 +119,8 @@ def _rows(batch: Any) -> list[Any]:
 def _no_service(config: Any) -> None:
     if config is not None:
         raise NotPossible(
-            "dtensor.DTensorDataset: tf_data_service_config: no service is needed here: each "
-            "process reads its own rows; leave it out"
+            "dtensor.DTensorDataset: tf_data_service_config: no service is needed here, since "
+            "each process reads its own rows; leave it out"
         )
 
 

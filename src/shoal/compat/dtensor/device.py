@@ -1,4 +1,4 @@
-"""TensorFlow's one device for all meshes, as far as programs used it."""
+"""TensorFlow's single device for all meshes: the methods that programs used."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class DTensorDevice:
         return moves.device_name()
 
     def _register_mesh(self, mesh: Mesh) -> None:
-        """Find the devices of a mesh, and remember its name; again, if need be."""
+        """Look up the devices of a mesh, and register its name; may be repeated."""
         registered(must_be_mesh(mesh).shoal_mesh)
 
     @logically_collective("shapes and dtypes of pieces, and the layout,")
     def pack(self, tensors: Sequence[Any], layout: Layout) -> jax.Array:
-        """Return one array of pieces: `dtensor.pack`.
+        """Assemble one array from pieces: `dtensor.pack`.
 
         Logically collective: shapes and dtypes of pieces, and the layout, must be equal.
         """
@@ -58,7 +58,7 @@ class DTensorDevice:
 
     @local
     def is_dtensor(self, tensor: Any) -> bool:
-        """Say whether a value is an array on a mesh: `dtensor.is_dtensor`.
+        """Return whether a value is an array on a mesh: `dtensor.is_dtensor`.
 
         Local.
         """
@@ -68,7 +68,7 @@ class DTensorDevice:
 @local
 @lru_cache(maxsize=1)
 def _dtensor_device() -> DTensorDevice:
-    """Return the one device.
+    """Return the single device.
 
     Local.
     """
@@ -82,7 +82,7 @@ def reset_dtensor_device(is_async: bool) -> None:
     Local.
     """
     raise NotPossible(
-        "dtensor.reset_dtensor_device: there is no device of DTensor's own here; "
+        "dtensor.reset_dtensor_device: there is no separate DTensor device here; "
         "shutdown_accelerator_system() (shoal.shutdown) forgets the meshes"
     )
 

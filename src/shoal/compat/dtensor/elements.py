@@ -17,9 +17,9 @@ _OPERATION = "DTensorDataset"
 
 
 class Elements:
-    """The elements of a dataset, in order, as trees of the structure of the layouts.
+    """The elements of a dataset, in order, as trees with the structure of the layouts.
 
-    Python numbers, and lists of them, get the dtype of the first element's as arrays.
+    Python numbers, and lists of them, become arrays of the first element's dtypes.
 
     Args:
       dataset: a list, an iterable, an array; or a tree of arrays, whose rows side by side are the
@@ -27,7 +27,7 @@ class Elements:
       layouts: a tree like an element.
 
     Raises:
-      UsageError: there is no first element, or it is no tree like that of the layouts.
+      UsageError: there is no first element, or its structure is not that of the layouts.
     """
 
     def __init__(self, dataset: Any, layouts: Any) -> None:
@@ -42,9 +42,9 @@ class Elements:
         self._dtypes = [array.dtype for array in jax.tree.leaves(self.first)]
 
     def rows(self, size: int) -> dict[str, Any] | None:
-        """Return what `shoal.feed` reads rows by number from, for batches of a size.
+        """Return the source from which `shoal.feed` reads rows by number, for batches of this size.
 
-        None: they can only be read in turn, or are fewer.
+        None: they can only be read in order, or there are fewer.
         """
         data = self._dataset
         has_numbers = hasattr(data, "__getitem__") and hasattr(data, "__len__")
@@ -76,7 +76,7 @@ class Elements:
             own = jax.tree.structure(element)
             detail = f"layouts have the structure {self._treedef}, elements {own}"
             if own == self._treedef:
-                detail = f"an element is {element!r}: only numbers make arrays"
+                detail = f"an element is {element!r}: only numbers become arrays"
             raise UsageError(f"dtensor.{_OPERATION}: {detail}")
         return jax.tree.unflatten(self._treedef, arrays)
 
@@ -106,13 +106,13 @@ def _columns(treedef: Any, dataset: Any, columns: list[Any] | None) -> Any:
         return dataset
     sizes = sorted({len(column) for column in columns})
     if len(sizes) > 1:
-        detail = f"arrays side by side must have as many rows, not {sizes}"
+        detail = f"arrays must have equally many rows, not {sizes}"
         raise UsageError(f"dtensor.{_OPERATION}: {detail}")
     return _Columns(treedef, columns)
 
 
 def _array(part: Any, dtype: Any) -> np.ndarray[Any, Any] | None:
-    """Return a part of an element as an array of a dtype (None: its own); None if it is not one."""
+    """Return a part of an element as an array of a dtype (None: its own); None if impossible."""
     array = numbers_in(part)
     if array is None:
         return None
@@ -131,8 +131,8 @@ def _first(dataset: Any) -> Any:
     rows = iter(dataset)
     if rows is dataset:
         raise UsageTypeError(
-            f"dtensor.{_OPERATION}: an iterator can be used up but once; give what can be iterated "
-            "again, such as a list, or shoal.feed, which takes iterators"
+            f"dtensor.{_OPERATION}: an iterator can be read only once; give an iterable such as a "
+            "list, or use shoal.feed, which takes iterators"
         )
     for first in rows:
         return first

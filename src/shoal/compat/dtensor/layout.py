@@ -48,7 +48,7 @@ class Layout:
 
     Args:
       sharding_specs: for each dim of the array the name of a mesh dim, `UNSHARDED`, or `MATCH`,
-        which is for `relayout` alone.
+                  which only `relayout` accepts.
       mesh: the mesh.
 
     Raises:
@@ -63,7 +63,7 @@ class Layout:
 
     __slots__ = ("_mesh", "_specs", "_type")
 
-    _mesh: Mesh | None  # None: of the empty layout
+    _mesh: Mesh | None  # None: the empty layout
     _specs: tuple[str, ...]
     _type: LayoutType
 
@@ -85,8 +85,8 @@ class Layout:
         """Return a shoal layout as a DTensor layout, on the equivalent DTensor mesh."""
         if any(isinstance(dim, tuple) for dim in layout.dims) or layout.partial:
             raise UsageError(
-                f"dtensor.Layout cannot say {layout!r}: one mesh dim splits one dim there, and "
-                "nothing is pending; shoal.layout_of says it"
+                f"dtensor.Layout cannot express {layout!r}: there one mesh dim splits one dim, "
+                "and nothing is pending; shoal.layout_of can"
             )
         return cls([UNSHARDED if dim is None else str(dim) for dim in layout.dims], mesh)
 
@@ -166,7 +166,7 @@ class Layout:
         """
         if open_ := [spec for spec in self._specs if spec in (MATCH, ANY)]:
             raise UsageError(
-                f"dtensor.Layout: {open_[0]!r} says no layout; relayout alone takes it"
+                f"dtensor.Layout: {open_[0]!r} does not define a layout; only relayout accepts it"
             )
         dims = [None if spec == UNSHARDED else spec for spec in self._specs]
         return plan_layout.Layout(self.mesh.shoal_mesh, *dims)
@@ -197,7 +197,7 @@ class Layout:
         return self._type
 
     def to_parted(self) -> Layout:
-        """Return the same layout, marked as of values that are separate on each device."""
+        """Return the same layout, marked as holding separate values on each device."""
         if self._type not in (LayoutType.STATIC, LayoutType.PARTED):
             raise UsageError("dtensor.Layout.to_parted: only a layout of a grid can be parted")
         return self._of(self._specs, self._mesh, LayoutType.PARTED)
@@ -212,12 +212,12 @@ class Layout:
         return self._of(specs, self._mesh, self._type)
 
     def is_fully_replicated(self) -> bool:
-        """Say whether no dim names a mesh dim, even one of size 1."""
+        """Return whether no dim names a mesh dim, not even one of size 1."""
         is_grid = self._type in (LayoutType.STATIC, LayoutType.PARTED)
         return is_grid and all(spec == UNSHARDED for spec in self._specs)
 
     def is_batch_parallel(self) -> bool:
-        """Say whether the first dim alone is split."""
+        """Return whether only the first dim is split."""
         return [spec != UNSHARDED for spec in self._specs] == [True, *[False] * (self.rank - 1)]
 
     def num_shards(self, idx: int) -> int:
@@ -272,7 +272,7 @@ class Layout:
         return [size if size < 0 else size // count for size, count in pairs]
 
     def to_string(self) -> str:
-        """Return the text that `from_string`, and TensorFlow's, reads."""
+        """Return the text that `from_string` reads, here and in TensorFlow."""
         if self._type == LayoutType.EMPTY:
             return "empty_layout"
         listed = "".join(f"{spec}," for spec in self._specs)

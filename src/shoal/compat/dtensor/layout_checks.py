@@ -19,7 +19,7 @@ def must_be_mesh(mesh: object) -> Mesh:
     """Return the mesh.
 
     Raises:
-      UsageError: it is none of DTensor's.
+      UsageError: it is not a DTensor mesh.
     """
     if not isinstance(mesh, Mesh):
         raise UsageTypeError(f"dtensor.Layout: mesh is not a valid Mesh object: {mesh!r}")
@@ -36,7 +36,7 @@ def checked(
     """
     names = must_be_mesh(mesh).dim_names
     if mesh.is_single_device():  # type: ignore[attr-defined]
-        raise UsageError(f"{operation}: mesh is of a single device: use from_single_device_mesh")
+        raise UsageError(f"{operation}: the mesh has a single device: use from_single_device_mesh")
     if isinstance(specs, str) or not isinstance(specs, Sequence):
         raise UsageTypeError(f"{operation}: sharding_specs must be a list of names, not {specs!r}")
     known = [*names, UNSHARDED, MATCH, *[ANY] * may_be_any]
@@ -68,7 +68,7 @@ def rank_of(operation: str, rank: object, least: int) -> int:
     """Return a rank.
 
     Raises:
-      UsageError: it is no whole number, or too small.
+      UsageError: it is not an integer, or too small.
     """
     if isinstance(rank, bool) or not hasattr(rank, "__index__"):
         raise UsageTypeError(f"dtensor.Layout.{operation}: rank {rank!r} must be a whole number")
@@ -79,10 +79,10 @@ def rank_of(operation: str, rank: object, least: int) -> int:
 
 
 def sizes_of(operation: str, shape: Sequence[int | None], rank: int) -> list[int]:
-    """Return a shape of a rank, unknown sizes as -1.
+    """Return a validated shape of this rank, with unknown sizes as -1.
 
     Raises:
-      UsageError: it is none, or of another rank.
+      UsageError: it is not a shape, or has another rank.
     """
     try:
         sizes = [-1 if size is None else operator.index(size) for size in shape]

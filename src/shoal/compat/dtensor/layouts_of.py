@@ -27,7 +27,7 @@ _PLACE = "copy_to_mesh (shoal.put) places it"
 
 
 def value_of(value: Any) -> Any:
-    """Return the value of a DVariable; anything else unchanged."""
+    """Return the value of a DVariable; return other values unchanged."""
     return value.read_value() if hasattr(value, "read_value") else value
 
 
@@ -41,7 +41,7 @@ def array_of(operation: str, value: Any) -> jax.Array:
     """Return an array on a mesh; for a DVariable, its value.
 
     Raises:
-      UsageError: it does not lie on one.
+      UsageError: it is not on a mesh.
     """
     value = value_of(value)
     if not isinstance(value, jax.Array):
@@ -50,7 +50,7 @@ def array_of(operation: str, value: Any) -> jax.Array:
     if isinstance(value, jax.core.Tracer):
         raise EagerOnly(
             f"dtensor.{operation} must be called eagerly: inside jit and grad the value has no "
-            "layout yet; ask for that of an argument or a result"
+            "layout yet; fetch that of an argument or a result"
         )
     if not is_on_mesh(value):
         detail = f"an array on a mesh, and this one is on {value.sharding}; {_PLACE}"
@@ -61,7 +61,7 @@ def array_of(operation: str, value: Any) -> jax.Array:
 def mesh_for(mesh: PlanMesh) -> Mesh:
     """Return the DTensor mesh for a shoal mesh, whose name is lost if it came from a JAX mesh.
 
-    The name is that of the default mesh over the same grid, else of the newest that was made here.
+    The name is that of the default mesh if it has the same grid, else of the newest such mesh.
     """
     default = block_mesh()
     known = [entry.mesh for entry in meshes()] + ([default] if default is not None else [])
@@ -80,7 +80,7 @@ def layout_for(operation: str, value: Any, layout: Layout) -> plan_layout.Layout
     """Return the target layout of a value, with `match` resolved from its current layout.
 
     Raises:
-      UsageError: it is none of DTensor's; `match` is for a value whose layout is not known yet.
+      UsageError: it is not a DTensor layout, or uses `match` for a value of unknown layout.
     """
     if not isinstance(layout, Layout):
         raise UsageTypeError(f"dtensor.{operation}: {layout!r} must be a dtensor.Layout")
@@ -95,8 +95,8 @@ def _matched(operation: str, value: Any, layout: Layout) -> plan_layout.Layout:
     """Return a layout with `match` replaced by the value's split of that dim."""
     if isinstance(value, jax.core.Tracer):
         raise EagerOnly(
-            f"dtensor.{operation}: {MATCH!r} keeps what a dim has, which is unknown inside jit and "
-            "grad; name the mesh dim"
+            f"dtensor.{operation}: {MATCH!r} keeps the current split, which is unknown inside jit "
+            "and grad; name the mesh dim"
         )
     has = [*(layout_of(value).dims if is_on_mesh(value) else ()), *[None] * layout.rank]
     named = {UNSHARDED: None}

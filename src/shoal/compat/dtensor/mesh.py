@@ -41,12 +41,12 @@ class Mesh:
       dim_names: a list of names, major first.
       global_device_ids: the ids [mesh shape], ascending by one; the position of a device is its id
         less the first.
-      local_device_ids: a list of those that this process has.
+      local_device_ids: a list of the ids of this process's devices.
       local_devices: a list of their names, such as "CPU:0", or DeviceSpecs.
       mesh_name: a label, part of equality.
-      global_devices: a list of the names of all; needed where the rule that each process has as
-        many devices, side by side, does not hold.
-      use_xla_spmd: for TPUs; kept, and without effect: JAX compiles with XLA's SPMD anyway.
+      global_devices: a list of the names of all devices; required unless every process has the
+              same number of consecutive devices.
+      use_xla_spmd: for TPUs; stored, without effect: JAX always compiles with XLA's SPMD.
 
     Raises:
       UsageError: names all problems.
@@ -182,7 +182,7 @@ class Mesh:
         return MeshDimension(dim_name, dict(self._fields.dims)[dim_name])
 
     def contains_dim(self, dim_name: str) -> bool:
-        """Say whether the mesh has a dim of this name."""
+        """Return whether the mesh has a dim of this name."""
         if not isinstance(dim_name, str):
             raise UsageTypeError(f"dtensor.Mesh: a dim's name must be text, not {dim_name!r}")
         return dim_name in dict(self._fields.dims)
@@ -197,7 +197,7 @@ class Mesh:
         ], np.int64)  # fmt: skip
 
     def device_location(self, offset: int) -> list[int]:
-        """Return the index along each dim of a position, which must be one of the mesh's."""
+        """Return the index along each dim of a position, which must be in the mesh."""
         if not 0 <= offset < self.size:
             raise UsageError(
                 "dtensor.Mesh: Mesh offset cannot be negative or exceed Mesh's size "
@@ -225,7 +225,7 @@ class Mesh:
         """Return the first id.
 
         Raises:
-          UsageError: the mesh has no ids: it is of a single device, or empty.
+          UsageError: the mesh has no ids: it has a single device, or is empty.
         """
         if not self.size:
             raise UsageError(f"dtensor.Mesh: {self.to_string()!r} has no global device ids")
@@ -240,7 +240,7 @@ class Mesh:
         return list(self._fields.local_devices)
 
     def global_devices(self) -> list[str]:
-        """Return the names of all devices, if the mesh was given them."""
+        """Return the names of all devices, if they were given."""
         return list(self._fields.global_devices)
 
     def num_local_devices(self) -> int:
@@ -252,11 +252,11 @@ class Mesh:
         return self._fields.device_type
 
     def is_remote(self) -> bool:
-        """Say whether this process has none of the devices."""
+        """Return whether this process has none of the devices."""
         return self.size > 0 and not self._fields.local_ids
 
     def is_single_device(self) -> bool:
-        """Say whether the mesh is of one device, without dims."""
+        """Return whether the mesh is a single device, without dims."""
         return bool(self._fields.single)
 
     def use_xla_spmd(self) -> bool:
@@ -276,7 +276,7 @@ class Mesh:
         return self._of(fields, self if is_placed else None)
 
     def to_string(self) -> str:
-        """Return the text that `from_string`, and TensorFlow's, reads."""
+        """Return the text that `from_string` reads, here and in TensorFlow."""
         return mesh_text.write(self._fields)
 
     def __eq__(self, other: object) -> bool:

@@ -73,7 +73,7 @@ def _must_be_of(specs: Sequence[DeviceSpec], use_xla_spmd: bool) -> None:
     if use_xla_spmd and specs and specs[0].device_type != "TPU":
         raise UsageError(
             f"dtensor: use_xla_spmd=True: XLA SPMD is not supported for {specs[0].device_type} "
-            "mesh; leave it out, for JAX compiles with XLA's SPMD anyway"
+            "mesh; leave it out: JAX always compiles with XLA's SPMD"
         )
 
 
@@ -91,7 +91,7 @@ def create_mesh(
       mesh_name: a label.
       devices: their names or DeviceSpecs, in mesh order; None: all of the type.
       device_type: "CPU", "GPU" or "TPU"; None: that of `devices`, else "CPU".
-      use_xla_spmd: for TPUs; kept, and without effect.
+      use_xla_spmd: for TPUs; stored, without effect.
 
     >>> create_mesh({"x": 1, "y": -1}, devices=["CPU:3", "CPU:1"]).shape()
     [1, 2]
@@ -115,10 +115,10 @@ def create_distributed_mesh(
     Args:
       mesh_dims: name → size, or pairs; one size may be -1.
       mesh_name: a label.
-      local_devices: the names of those of each process that shall be part of it, in mesh order,
-        alike on all; None: all of the type. Not for TPUs, whose order is that of their wires.
+      local_devices: the names of each process's devices to include, in mesh order, equal on all
+              processes; None: all of the type. Not for TPUs, which are ordered by their wiring.
       device_type: "CPU", "GPU" or "TPU"; None: the preferred type.
-      use_xla_spmd: for TPUs; kept, and without effect.
+      use_xla_spmd: for TPUs; stored, without effect.
     """
     operation = "create_distributed_mesh"
     usual = _type_of_job(operation, device_type)
@@ -157,7 +157,7 @@ def _type_of_job(operation: str, device_type: str | None) -> str:
 
 
 def _of(owner: int, specs: Sequence[DeviceSpec], is_all: bool) -> list[int]:
-    """Return the ids of a process's devices: all, or those with the same indices as here."""
+    """Return the ids of a process's devices: all, or those with the given indices."""
     if is_all and specs:
         return devices_of(str(specs[0].device_type).lower()).get(owner, [])
     return _ids("create_distributed_mesh", specs, owner)
@@ -179,15 +179,15 @@ def create_tpu_mesh(
 
     Args:
       mesh_dim_names, mesh_shape: names and sizes of the dims, major first.
-      mesh_name: a label; the same one may come again.
-      ring_dims: how many dims a ring covers: the first ones, or with a minus the last ones; None:
-        all but the first.
+      mesh_name: a label; need not be unique.
+      ring_dims: how many dims a ring covers: the first ones, or if negative the last ones; None:
+              all but the first.
       ring_axes: the directions in which the slice is walked, fastest first; None: core, x, y, z.
       ring_bounds: the box of a ring along x, y, z, core; None: the whole slice.
       can_split_host_across_rings: may the chips of one host belong to several rings?
-      build_ring_across_rings: are the rings themselves in the order of a ring?
-      rotate_ring_across_rings: does that one go along y before x?
-      use_xla_spmd: kept, and without effect.
+      build_ring_across_rings: are the rings themselves ordered as a ring?
+      rotate_ring_across_rings: does that ring run along y before x?
+      use_xla_spmd: stored, without effect.
     """
     rings = Rings(
         ring_dims, _AXES if ring_axes is None else ring_axes, ring_bounds,
@@ -212,8 +212,8 @@ def _must_be_tpus(operation: str, mesh: Mesh, number: int | None) -> None:
         )
     if number not in (None, config.client_id()):
         raise NotPossible(
-            f"dtensor.{operation}: a mesh of DTensor's knows this process's devices alone; "
-            "mesh.shoal_mesh.local(process) knows those of any"
+            f"dtensor.{operation}: a DTensor mesh knows only this process's devices; "
+            "mesh.shoal_mesh.local(process) has those of any process"
         )
 
 
@@ -246,13 +246,13 @@ def barrier(
     Collective over the mesh's processes.
 
     Args:
-      mesh: of devices that exist.
-      barrier_name: what messages call it, equal on all.
+      mesh: a mesh of existing devices.
+      barrier_name: a label for messages, equal on all.
       timeout_in_ms: deadline of the whole call, in milliseconds; None: SHOAL_TIMEOUT_S (600 s).
     """
     must_be_eager("barrier", "constrain or return what must be finished before")
     if not must_be_mesh(mesh).size:
-        raise UsageError("dtensor.barrier: a mesh of a single device, or none, has nothing to meet")
+        raise UsageError("dtensor.barrier: a mesh of at most one device has nothing to wait for")
     name = "(barrier)" if barrier_name is None else barrier_name
     limit_s = None if timeout_in_ms is None else timeout_in_ms / 1000
     _LOG.debug("dtensor.barrier: entering barrier %r of %d devices", name, math.prod(mesh.shape()))

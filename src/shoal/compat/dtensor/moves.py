@@ -56,8 +56,8 @@ def relayout(tensor: Any, layout: Layout, name: str | None = None) -> jax.Array:
 
     Args:
       tensor: an array, a host value that is equal on all processes, or a DVariable.
-      layout: `MATCH` keeps what a dim has.
-      name: nothing here; XLA names its operations itself.
+      layout: the target layout; `MATCH` keeps the current split of a dim.
+      name: ignored; XLA names its operations itself.
     """
     value = value_of(tensor)
     with said_of("relayout"):
@@ -70,7 +70,7 @@ def relayout(tensor: Any, layout: Layout, name: str | None = None) -> jax.Array:
 
 
 def _array(value: Any) -> Any:
-    """Return a list of numbers as one array, in JAX's default dtype; anything else as it is."""
+    """Return a list of numbers as one array, in JAX's default dtype; other values unchanged."""
     if not isinstance(value, list | tuple):
         return value
     return array_from("relayout", value)
@@ -111,7 +111,7 @@ def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
     Args:
       tensors: one piece for each of this process's devices, in the order of
         `mesh.local_device_ids()`; host values, or arrays on one device.
-      layout: of the result.
+      layout: the layout of the result.
     """
     must_be_eager("pack", "constrain (shoal.constrain) pins a value inside")
     if not isinstance(tensors, list | tuple):
@@ -153,7 +153,7 @@ def fetch_layout(tensor: Any) -> Layout | None:
 
     Local.
     """
-    must_be_eager("fetch_layout", "ask for the layout of an argument or a result")
+    must_be_eager("fetch_layout", "fetch the layout of an argument or a result")
     if isinstance(tensor, bool | int | float | complex):
         return None
     layout = layout_of(array_of("fetch_layout", tensor))
@@ -166,7 +166,7 @@ def check_layout(tensor: Any, layout: Layout) -> None:
 
     Local.
 
-    Names of meshes do not count: an array has none.
+    Mesh names are not compared: an array has none.
     """
     found = fetch_layout(tensor)
     wanted = layout_for("check_layout", value_of(tensor), layout)
@@ -180,7 +180,7 @@ def check_layout(tensor: Any, layout: Layout) -> None:
 
 @local
 def is_dtensor(tensor: Any) -> bool:
-    """Say whether a value is an array on a mesh, or a DVariable.
+    """Return whether a value is an array on a mesh, or a DVariable.
 
     Local.
     """
@@ -191,11 +191,11 @@ def is_dtensor(tensor: Any) -> bool:
 @local
 @contextmanager
 def default_mesh(mesh: Mesh) -> Iterator[Mesh]:
-    """Make a mesh the default of a block, or as a decorator of a function: `shoal.use_mesh`.
+    """Make a mesh the default in a block, or in a decorated function: `shoal.use_mesh`.
 
     Local.
 
-    It is restored however the block ends.
+    The previous default is restored however the block ends.
     """
     if not isinstance(mesh, Mesh):
         raise UsageTypeError(f"dtensor.default_mesh: Expect `mesh` to be `Mesh`, got {mesh!r}")
@@ -237,8 +237,8 @@ def call_with_layout(
 
     Args:
       fn: a function that returns arrays of the layout's rank.
-      layout: None calls the function, and nothing else.
-      args, kwargs: its arguments; arrays may be on the mesh, anything else is part of the program.
+            layout: the layout of the results; None: only call the function.
+      args, kwargs: its arguments; arrays may be on the mesh, other values are compiled in.
     """
     if layout is None:
         return fn(*args, **kwargs)
@@ -251,7 +251,7 @@ def call_with_layout(
 
 
 def _split(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
-    """Return a function of the arrays among the arguments, and these."""
+    """Return a function of the arrays among the arguments, and those arrays."""
     leaves, treedef = jax.tree.flatten((args, kwargs))
     is_array = tuple(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
     rest = [None if own else leaf for leaf, own in zip(leaves, is_array, strict=True)]
@@ -260,9 +260,9 @@ def _split(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[An
 
 
 def _bind(fn: Any, treedef: Any, is_array: Sequence[bool], rest: Sequence[Any]) -> Any:
-    """Return a function of the arrays alone; another one each time.
+    """Return a function of the arrays alone; a new one each time.
 
-    It is traced each time, too: what `fn` closes over, and random numbers, may have changed.
+    So it is traced each time: values that `fn` closes over, and random numbers, may have changed.
     """
 
     def bound(*arrays: Any) -> Any:

@@ -18,14 +18,14 @@ def array_from(operation: str, value: Any, dtype: Any = None) -> np.ndarray[Any,
     Fractions may be rounded, as in a literal of that dtype; nothing else may change.
 
     Args:
-      operation: which name of DTensor's was called.
-      dtype: default the one that JAX gives such numbers; of lists of arrays, theirs.
+      operation: the DTensor function that was called.
+      dtype: default: JAX's for such numbers; for lists of arrays, that of the arrays.
 
     >>> array_from("pack", [1, 2]).dtype
     dtype('int32')
 
     Raises:
-      UsageError: a number does not fit, or there is something else than numbers.
+      UsageError: a number does not fit, or a value is not a number.
     """
     array = numbers_in(value)
     if array is None:
@@ -47,7 +47,7 @@ def _own_dtype(value: Any, array: np.ndarray[Any, Any]) -> Any:
 
 
 def numbers_in(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return a host value as an array, or None if it is no number nor lists of as many numbers."""
+    """Return a host value as an array; None unless it is a number or a regular list of them."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # lists of several sizes; an object that refuses
@@ -57,7 +57,7 @@ def numbers_in(value: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _must_fit(operation: str, given: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> None:
-    """Refuse numbers that became others; a fraction may be rounded."""
+    """Refuse a cast that changed a number; fractions may be rounded."""
     is_whole = given.dtype.kind in "iub" and found.dtype.kind in "iu"
     kept = found == given if is_whole else np.isfinite(found) | ~np.isfinite(given)
     if not np.all(kept):
@@ -67,7 +67,7 @@ def _must_fit(operation: str, given: np.ndarray[Any, Any], found: np.ndarray[Any
 
 
 def _is_of_one_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Say whether a cast changes no kind of number into a lesser one: bool, whole, real, complex.
+    """Return whether a cast keeps or widens the kind of number: bool, integer, real, complex.
 
     >>> _is_of_one_kind(np.dtype(float), np.dtype("int8"))
     False

@@ -16,7 +16,7 @@ __all__ = ["devices_of", "fields_of", "placed", "spec_texts"]
 
 
 def devices_of(kind: str) -> dict[int, list[int]]:
-    """Return the ids of the devices of a platform that each process has, ascending."""
+    """Return the ids of each process's devices of a platform, ascending."""
     owned: dict[int, list[int]] = {}
     try:
         devices = jax.devices(kind)
@@ -28,10 +28,10 @@ def devices_of(kind: str) -> dict[int, list[int]]:
 
 
 def placed(fields: MeshFields) -> Mesh:
-    """Return shoal's mesh over the devices that a DTensor mesh names.
+    """Return the shoal mesh over the devices that a DTensor mesh names.
 
     Raises:
-      UsageError: it names none, or devices that do not exist.
+      UsageError: it names no devices, or devices that do not exist.
     """
     if not fields.size and not fields.single:
         raise UsageError("dtensor.Mesh: the empty mesh has no devices")
@@ -55,9 +55,9 @@ def _id(spec: DeviceSpec, owner: int, present: dict[int, list[int]]) -> int | No
 
 
 def _specs(fields: MeshFields) -> list[DeviceSpec]:
-    """Return the device at each position; where a mesh names its own alone, by DTensor's rule.
+    """Return the device at each position; by DTensor's rule if only local devices are named.
 
-    That is: each process has as many, side by side, and of the same indices.
+    The rule: each process has the same number of consecutive devices, with the same indices.
     """
     if fields.global_devices:
         return [DeviceSpec.from_string(text) for text in fields.global_devices]
@@ -67,8 +67,8 @@ def _specs(fields: MeshFields) -> list[DeviceSpec]:
     is_block = [one - first for one, _ in pairs] == [*range(len(own))]
     if not is_block or (first - fields.first_id != me * len(own) and len(own) < fields.size):
         raise UsageError(
-            f"dtensor.Mesh: local_device_ids={list(fields.local_ids)} do not say which devices "
-            f"other processes have; give global_devices=, or use create_distributed_mesh"
+            f"dtensor.Mesh: local_device_ids={list(fields.local_ids)} do not determine the "
+            "devices of other processes; give global_devices=, or use create_distributed_mesh"
         )
     others = range(fields.size // len(own))
     return own if len(own) == fields.size else [s.replace(task=n) for n in others for s in own]
@@ -77,8 +77,8 @@ def _specs(fields: MeshFields) -> list[DeviceSpec]:
 def fields_of(mesh: Mesh, *, job: str, use_xla_spmd: bool = False) -> MeshFields:
     """Return DTensor's description of a shoal mesh in this process.
 
-    A device's id is its position. Those of this process come in mesh order; on TPUs, as there, in
-    the order of chip numbers.
+    A device's id is its position. Those of this process are in mesh order; on TPUs, as in DTensor,
+        in the order of chip numbers.
     """
     me = process_index()
     positions = {int(one): place for place, one in enumerate(mesh.device_ids.ravel())}

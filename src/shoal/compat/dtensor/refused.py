@@ -1,4 +1,4 @@
-"""Errors of shoal that are also of the types raised by DTensor, under its names."""
+"""Errors of shoal that are also instances of the types DTensor raises, under its names."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["EagerOnly", "NotPossible", "StartError", "must_be_eager", "said_of"]
 
 
 class NotPossible(UsageError, NotImplementedError):
-    """A name of DTensor's that can have no meaning here; the message says what to do."""
+    """A DTensor function without a counterpart here; the message says what to do."""
 
 
 class EagerOnly(UsageError, RuntimeError):
-    """A function was called inside `jit`, which works on arrays that have values."""
+    """A function that needs concrete arrays was called inside `jit`."""
 
 
 class StartError(InitializeError, ValueError):
@@ -25,7 +25,7 @@ class StartError(InitializeError, ValueError):
 
 
 def said_of(name: str) -> AbstractContextManager[None]:
-    """Let an error of shoal's in the block say first which name of DTensor's was called."""
+    """Prefix shoal's errors in the block with the DTensor function that was called."""
     return errors_named(f"dtensor.{name}", facade="dtensor.")
 
 
@@ -35,6 +35,6 @@ def must_be_eager(name: str, ours: str) -> None:
     Raises:
       EagerOnly: a function is being traced.
     """
-    # To ask JAX would start its devices; before they are, no program can be traced for them.
+    # Asking JAX would start its devices; until they have started, nothing can be traced.
     if jax_runtime.backend_exists() and is_tracing():
         raise EagerOnly(f"dtensor.{name} must be called eagerly, outside jit; {ours}")

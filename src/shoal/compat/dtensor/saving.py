@@ -37,12 +37,12 @@ def processes_of(mesh: Mesh) -> tuple[int, ...] | None:
 
 
 def saved_form(operation: str, name: str, value: Any) -> Any:
-    """Return what is saved of a value: a DVariable's, as bfloat16 if it asks for that.
+    """Return the array to save for a value; a DVariable's as bfloat16 if so configured.
 
-    Numbers of Python, and lists of them, are arrays.
+    Python numbers, and lists of them, count as arrays.
 
     Raises:
-      UsageError: it is no array.
+      UsageError: it is not an array.
     """
     array = value_of(value)
     if not hasattr(array, "dtype"):
@@ -62,12 +62,12 @@ def sharded_save(
     Collective over the mesh's processes.
 
     Args:
-      mesh: its processes save; of any kind of device.
-      file_prefix: a folder that does not hold a save yet; shoal's files, which TensorFlow cannot
-        read.
-      tensor_names: a name for each tensor; several with slices of one array share its name.
-      shape_and_slices: for each tensor "" (it is whole), or which part of a whole it is, such as
-        "8 4 0,2:-"; the slices of one name must make up the array.
+      mesh: the mesh whose processes save; of any kind of device.
+      file_prefix: a folder without a checkpoint, for shoal's files, which TensorFlow cannot
+              read.
+            tensor_names: a name for each tensor; several with slices of one array share its name.
+      shape_and_slices: for each tensor "" (whole), or the slice of an array that it holds, such as
+              "8 4 0,2:-"; the slices of one name must make up the array.
       tensors: arrays on meshes, DVariables, or host values that are equal on all processes:
         arrays, numbers, lists of numbers.
     """
@@ -91,7 +91,7 @@ def _as_many(names: Any, slices: Any, tensors: Any) -> list[tuple[Any, Any, Any]
     if not len(names) == len(slices) == len(tensors) > 0:
         raise UsageError(
             f"dtensor.sharded_save: {len(names)} tensor_names, {len(slices)} shape_and_slices and "
-            f"{len(tensors)} tensors: give as many of each, at least one"
+            f"{len(tensors)} tensors: give equally many of each, at least one"
         )
     return [*zip(names, slices, tensors, strict=True)]
 
@@ -105,10 +105,10 @@ def name_based_save(
     Collective over the mesh's processes.
 
     Args:
-      mesh: its processes save; of any kind of device.
-      checkpoint_prefix: a folder that does not hold a save yet; shoal's files, which TensorFlow
-        cannot read.
-      name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if it asks for that),
+      mesh: the mesh whose processes save; of any kind of device.
+      checkpoint_prefix: a folder without a checkpoint, for shoal's files, which TensorFlow
+              cannot read.
+            name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if so configured),
         or a host value that is equal on all processes: an array, a number, a list of numbers.
     """
     must_be_eager("name_based_save", "save what the program returns")
@@ -122,16 +122,15 @@ def name_based_save(
 def name_based_restore(
     mesh: Mesh, checkpoint_prefix: Prefix, name_tensor_dict: Mapping[str, Any]
 ) -> OrderedDict[str, Any]:
-    """Return arrays by name as they were saved, laid out as those given: `shoal.restore`.
+    """Return arrays by name as they were saved, laid out as the given ones: `shoal.restore`.
 
     Collective over the mesh's processes.
 
     Args:
-      mesh: whose processes restore; of any kind of device.
-      checkpoint_prefix: what the save was given.
+      mesh: the mesh whose processes restore; of any kind of device.
+      checkpoint_prefix: the same as for the save.
       name_tensor_dict: name → an array, a DVariable or a `jax.ShapeDtypeStruct`, whose shape must
-        be the saved one's; a dtype that holds all saved values will do. Other saved names are
-        left out.
+              be the saved one; its dtype must hold all saved values. Other saved names are ignored.
 
     Returns:
       the arrays, in the order of `name_tensor_dict`; nothing is assigned.

@@ -1,4 +1,4 @@
-"""The `shape_and_slices` of TensorFlow's SaveV2: the part of a whole that a tensor is."""
+"""The `shape_and_slices` of TensorFlow's SaveV2: which slice of an array a tensor holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXT = re.compile(r"(?:\d{1,18} )+(?:-|\d{1,18},\d{1,18})(?::(?:-|\d{1,18},\d{1
 
 
 class SliceOf(NamedTuple):
-    """Where a tensor lies in a whole."""
+    """The position of a tensor in the whole array."""
 
     shape: tuple[int, ...]  # of the whole
     begins: tuple[int, ...]
@@ -28,27 +28,27 @@ class SliceOf(NamedTuple):
 
 
 def part_of(text: str, shape: Sequence[int]) -> SliceOf:
-    """Read a slice such as "8 4 0,2:-": rows 0 and 1 of 8x4; "" is a tensor of `shape`, whole.
+    """Read a slice such as "8 4 0,2:-": rows 0 and 1 of 8x4; "" is a whole tensor of `shape`.
 
     >>> part_of("8 4 0,2:-", (2, 4))
     SliceOf(shape=(8, 4), begins=(0, 0), sizes=(2, 4))
 
     Raises:
-      UsageError: it is none, or not one that the tensor can be.
+      UsageError: it is not a slice, or does not fit the tensor.
     """
     shape = tuple(shape)
     if text == "":
         return SliceOf(shape, (0,) * len(shape), shape)
     if not isinstance(text, str) or not _TEXT.fullmatch(text):
-        raise _bad(text, "no shape and slice, such as '8 4 0,2:-'; '' is the whole tensor")
+        raise _bad(text, "not a shape and slice, such as '8 4 0,2:-'; '' is the whole tensor")
     *sizes, spec = text.split(" ")
     whole, bounds = tuple(map(int, sizes)), spec.split(":")
     if len(whole) != len(bounds):
-        raise _bad(text, "no shape and slice of as many dims, such as '8 4 0,2:-'")
+        raise _bad(text, "not a shape and a slice with as many dims, such as '8 4 0,2:-'")
     pairs = [_bounds(bound, size) for bound, size in zip(bounds, whole, strict=True)]
     part = SliceOf(whole, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
     if part.sizes != shape or any(b + s > w for (b, s), w in zip(pairs, whole, strict=True)):
-        raise _bad(text, f"no slice that a tensor of {list(shape)} can be")
+        raise _bad(text, f"not a slice of the shape {list(shape)}")
     return part
 
 
@@ -63,7 +63,7 @@ def _bad(text: object, what: str) -> UsageError:
 
 
 def whole_of(name: str, parts: Sequence[SliceOf], values: Sequence[Any]) -> Any:
-    """Return the array that parts make up, which may not overlap nor leave anything out.
+    """Return the array that parts make up; they may neither overlap nor leave gaps.
 
     Raises:
       UsageError: they do not make up one array.
@@ -83,7 +83,7 @@ def whole_of(name: str, parts: Sequence[SliceOf], values: Sequence[Any]) -> Any:
 
 
 def _joined_here(parts: Sequence[SliceOf], pieces: Sequence[Any]) -> np.ndarray[Any, Any]:
-    """Join host values, whose dtype JAX may not have."""
+    """Join host values, whose dtype JAX may not support."""
     whole = np.empty(parts[0].shape, pieces[0].dtype)
     for part, piece in zip(parts, pieces, strict=True):
         ends = zip(part.begins, part.sizes, strict=True)
@@ -99,7 +99,7 @@ def _joined(parts: Sequence[SliceOf], *pieces: jax.Array) -> jax.Array:
 
 
 def _meet(parts: Sequence[SliceOf]) -> bool:
-    """Do two parts share an item?"""
+    """Do two parts overlap?"""
     return any(
         all(
             b < d + t and d < b + s

@@ -33,7 +33,7 @@ _LOG = logging.getLogger("shoal")
 
 @local
 def is_initialized() -> bool:
-    """Say whether this process is in a job.
+    """Return whether this process is in a job.
 
     Local.
     """
@@ -42,12 +42,12 @@ def is_initialized() -> bool:
 
 @local
 def set_initialized(value: bool) -> None:
-    """Refuse: whether a process is in a job is a fact.
+    """Refuse: membership in a job cannot be set.
 
     Local.
     """
     raise NotPossible(
-        "dtensor.set_initialized: whether this process is in a job is not set but found out; call "
+        "dtensor.set_initialized: membership in a job cannot be set; call "
         "initialize_accelerator_system() or shutdown_accelerator_system()"
     )
 
@@ -62,16 +62,16 @@ def initialize_accelerator_system(
 
     Collective over all processes.
 
-    Who this process is comes from DTENSOR_CLIENT_ID and DTENSOR_JOBS, or from any launcher that
-    `shoal.initialize` knows.
+    The index of this process comes from DTENSOR_CLIENT_ID and DTENSOR_JOBS, or from any launcher
+        that `shoal.initialize` knows.
 
     Args:
-      device_type: "CPU", "GPU" or "TPU", which must be there; None: what JAX prefers.
-      enable_coordination_service: accepted; shoal's own is always there.
-      num_logical_cpu_devices: CPU devices of this process: all of its devices where the type is
-        CPU, else those beside the accelerators, of which there may not be more.
-      experimental_reset_context: accepted; what JAX has started already cannot be reset.
-      experimental_enable_megcore: refused; XLA's own flags have it.
+      device_type: "CPU", "GPU" or "TPU", which must be present; None: JAX's default.
+      enable_coordination_service: ignored; shoal always uses its own.
+      num_logical_cpu_devices: number of CPU devices of this process: all of its devices if the
+              type is CPU, else those beside the accelerators, at least one for each.
+      experimental_reset_context: ignored; JAX cannot be reset once started.
+      experimental_enable_megcore: refused; use XLA's flags.
 
     Returns:
       the type of the devices.
@@ -91,7 +91,7 @@ def initialize_accelerator_system(
 
 
 def must_not_be_megacore(operation: str, value: bool | None) -> None:
-    """Refuse the switch.
+    """Refuse the megacore option.
 
     Raises:
       NotPossible: it is on.
@@ -127,7 +127,7 @@ def _devices(operation: str, kind: str | None, count: int | None) -> dict[str, i
 
 @contextmanager
 def _as_start(operation: str) -> Iterator[None]:
-    """Let an InitializeError in the block be the ValueError that DTensor raised."""
+    """Convert an InitializeError in the block to the ValueError that DTensor raises."""
     try:
         yield
     except InitializeError as error:
@@ -137,8 +137,8 @@ def _as_start(operation: str) -> Iterator[None]:
 def _join(operation: str, **options: object) -> None:
     if not config.heartbeat_enabled():
         _LOG.warning(
-            "dtensor.%s: DTENSOR_ENABLE_HEARTBEAT turns nothing off here; SHOAL_LOST_AFTER_S=inf "
-            "never declares a silent process lost", operation,
+            "dtensor.%s: DTENSOR_ENABLE_HEARTBEAT has no effect here; with SHOAL_LOST_AFTER_S=inf "
+            "a silent process is never declared lost", operation,
         )  # fmt: skip
     with _as_start(operation):
         process.initialize(**options)  # type: ignore[arg-type]
@@ -173,8 +173,8 @@ def initialize_multi_client_cluster(
 
     Collective over all processes.
 
-    The processes meet at the first entry; `job_name`, `collective_leader`, `port` and what follows
-    decide nothing here.
+    The processes meet at the first entry; `job_name`, `collective_leader`, `port` and later
+        arguments have no effect.
     """
     operation = "initialize_multi_client_cluster"
     if not dtensor_jobs:
@@ -190,12 +190,12 @@ def initialize_multi_client_cluster(
 
 @collective()
 def shutdown_accelerator_system() -> None:
-    """Leave the job: `shoal.shutdown`, with several processes, too; it may be joined again.
+    """Leave the job: `shoal.shutdown`, also with several processes; it may be joined again.
 
     Collective over all processes.
 
     Raises:
-      StartError, which is a ValueError: this process is in no job.
+      StartError, which is a ValueError: this process is not in a job.
       EagerOnly, which is a RuntimeError: it was called inside `jit`.
     """
     operation = "shutdown_accelerator_system"

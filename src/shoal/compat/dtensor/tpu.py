@@ -1,4 +1,4 @@
-"""TensorFlow's `tpu_util`, as far as `tf.experimental.dtensor` exposed it."""
+"""The functions of TensorFlow's `tpu_util` that `tf.experimental.dtensor` exposed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def initialize_tpu_system(use_megacore: bool = False) -> str:
 
 @collective()
 def dtensor_initialize_tpu_system(enable_coordination_service: bool = False) -> str:
-    """Join the job, and find its TPUs: the name before `initialize_accelerator_system`.
+    """Join the job, and find its TPUs: the former name of `initialize_accelerator_system`.
 
     Collective over all processes.
     """
@@ -51,7 +51,7 @@ def tpu_system_init_helper(
     task_id: int, num_tasks: int, num_devices: int, use_tfrt_host_runtime: bool = True,
     use_megacore: bool = False,
 ) -> None:  # fmt: skip
-    """Refuse: JAX knows the coordinates of all cores without a sum over them.
+    """Refuse: JAX knows the coordinates of all cores without a collective.
 
     Local.
     """

@@ -1,4 +1,4 @@
-"""`dtensor.DVariable`: a mutable reference to an array on a mesh, in one layout for life."""
+"""`dtensor.DVariable`: a mutable reference to an array on a mesh, with a fixed layout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _in_place(name: str) -> Callable[..., Any]:
 
 
 class Reference:
-    """What stands for a variable where a key is needed: equal to those of the same variable."""
+    """A hashable reference to a variable; equal for the same variable."""
 
     def __init__(self, variable: DVariable) -> None:
         self._variable = variable
@@ -51,20 +51,20 @@ class Reference:
 
 @local
 class DVariable(ArrayOperators):
-    """An array on a mesh that can be assigned; its layout stays.
+    """A variable that holds an array on a mesh; assignments keep its layout.
 
     Local.
 
-    Functions of JAX take it as the array that it holds: it is a pytree node of one leaf, and has
-    the operators and attributes of an array. Inside `jit` nothing is assigned: return the new
-    value, and assign that outside. `ref()` can be a key of a dict, it itself cannot.
+    JAX functions accept it in place of its array: it is a pytree node of one leaf, and has the
+        operators and attributes of an array. It cannot be assigned inside `jit`: return the new
+        value, and assign it outside. It is unhashable; use `ref()` as the key of a dict.
 
     Args:
-      initial_value: an array on a mesh; with `layout`, a host value, or a function that makes one,
-        whose result is then born in the layout.
+      initial_value: an array on a mesh; with `layout`, a host value, or a function that returns
+        one, whose result is then created in the layout.
       args: `trainable`, by position as in TensorFlow.
-      dtype: what the value is cast to; that of an array on a mesh must be it already.
-      layout: where the value shall lie; None: as `initial_value` does.
+      dtype: cast the value to this dtype; an array on a mesh must have it already.
+      layout: the layout of the value; None: that of `initial_value`.
       kwargs: `name`, `trainable`, `shape` (which the value must have).
 
     Raises:
@@ -95,7 +95,7 @@ class DVariable(ArrayOperators):
 
     @property
     def layout(self) -> Layout:
-        """The layout of every value that it ever holds."""
+        """The layout of its value, which never changes."""
         return self._layout  # type: ignore[return-value]
 
     @property
@@ -115,7 +115,7 @@ class DVariable(ArrayOperators):
 
     @property
     def save_as_bf16(self) -> bool:
-        """Is it saved as bfloat16? Only float32 can be; of other dtypes it stays False."""
+        """Is it saved as bfloat16? Only float32 can be; False for other dtypes."""
         return self._saves_as_bf16
 
     @save_as_bf16.setter
@@ -123,18 +123,18 @@ class DVariable(ArrayOperators):
         self._saves_as_bf16 = bool(save_as_bf16) and self.dtype == np.float32
 
     def read_value(self) -> jax.Array:
-        """Return the array that it holds."""
+        """Return the value, an array."""
         return self._value
 
     value = read_value
 
     def assign(self, value: Any, **_: Any) -> DVariable:
-        """Hold another value, laid out as this variable is; return the variable.
+        """Replace the value, in the same layout; return the variable.
 
         Collective where values must move between processes, as `relayout` is.
 
         Raises:
-          UsageError: its shape or dtype is another.
+          UsageError: its shape or dtype differs.
         """
         must_be_eager("DVariable.assign", "return the new value, and assign it outside")
         given = _concrete(value)
@@ -160,8 +160,8 @@ class DVariable(ArrayOperators):
         value = value_of(delta)
         if np.ndim(value) and np.shape(value) != self.shape:
             raise UsageError(
-                f"dtensor.DVariable: {self.name!r} is {list(self.shape)}, what is added or "
-                f"subtracted {list(np.shape(value))}"
+                f"dtensor.DVariable: {self.name!r} has shape {list(self.shape)}, the operand "
+                f"{list(np.shape(value))}"
             )
         if isinstance(value, jax.Array):
             return value
@@ -169,7 +169,7 @@ class DVariable(ArrayOperators):
         return relayout(host, self.layout) if host.ndim else host
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """Return the whole value on this host; of an array of several processes, an error.
+        """Return the whole value as a host array; an error if processes hold parts of it.
 
         Raises:
           UsageError: other processes hold parts of it: `shoal.allgather` fetches them.
@@ -189,11 +189,11 @@ class DVariable(ArrayOperators):
 
     def __hash__(self) -> int:
         raise UsageTypeError(
-            "dtensor.DVariable is unhashable, for == compares items; use v.ref() as the key"
+            "dtensor.DVariable is unhashable, because == compares items; use v.ref() as the key"
         )
 
     def ref(self) -> Reference:
-        """Return what can be a key for this variable; its `deref()` is the variable."""
+        """Return a hashable reference to this variable; its `deref()` is the variable."""
         return Reference(self)
 
     def _instead(self, name: str) -> str:
@@ -241,18 +241,18 @@ def _initial(value: Any, dtype: Any, layout: Layout | None) -> jax.Array:
 
 
 def _concrete(value: Any) -> Any:
-    """Return a value that a variable may hold: one that is no transformation's."""
+    """Return a value that a variable may hold: not a tracer."""
     given = value_of(value)
     if isinstance(given, jax.core.Tracer):
         raise EagerOnly(
-            "dtensor.DVariable.assign: a value that is being differentiated or batched would "
-            "outlive that; return it, and assign it outside"
+            "dtensor.DVariable.assign: a tracer must not outlive its transformation; return the "
+            "value, and assign it outside"
         )
     return given
 
 
 def _must_agree(value: jax.Array, dtype: Any, layout: Layout | None) -> None:
-    """Refuse a layout or a dtype that is not the value's."""
+    """Refuse a layout or a dtype that differs from the value's."""
     try:
         if layout is not None:
             check_layout(value, layout)
@@ -264,17 +264,17 @@ def _must_agree(value: jax.Array, dtype: Any, layout: Layout | None) -> None:
 
 
 def _no_others(given: dict[str, Any]) -> None:
-    """Refuse arguments that only TensorFlow's graphs had."""
+    """Refuse arguments that apply only to TensorFlow's graphs."""
     if odd := [name for name, value in given.items() if value is not None]:
         raise NotPossible(
-            f"dtensor.DVariable: {', '.join(odd)}: there are no graphs and no caching devices "
-            "here; leave it out"
+            f"dtensor.DVariable: {', '.join(odd)}: not supported: there are no graphs and no "
+            "caching devices here; leave it out"
         )
 
 
 @local
 def enable_save_as_bf16(variables: Iterable[Any]) -> None:
-    """Let float32 DVariables be saved as bfloat16; whatever else is in the list stays as it is.
+    """Save the float32 DVariables of a list as bfloat16; others are unaffected.
 
     Local.
     """

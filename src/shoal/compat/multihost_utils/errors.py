@@ -1,4 +1,4 @@
-"""The facade's errors: shoal's, and also of the types that JAX raises."""
+"""The facade's errors: shoal's, and also instances of the types that JAX raises."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["ProcessFailureError", "SpreadArrayError", "UnequalError"]
 
 
 class UnequalError(DivergenceError, AssertionError):
-    """Processes hold other values, or came to another point: what `assert_equal` and
-    `sync_global_devices` raise, on every process. Also an AssertionError."""
+    """Processes hold different values, or are at different points. Raised by `assert_equal` and
+    `sync_global_devices`, on every process. Also an AssertionError."""
 
 
 class SpreadArrayError(UsageError, RuntimeError):
-    """An array is distributed over processes, where one process must have all of it.
+    """An array is distributed over processes, but one process must hold all of it.
     Also a RuntimeError."""
 
 

@@ -21,22 +21,22 @@ __all__ = ["live_devices"]
 @collective("the devices' processes")
 @contextmanager
 def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
-    """Give a block of code those of the devices whose processes are alive.
+    """Return a context manager that yields the devices whose processes are alive.
 
     Collective over the devices' processes.
 
-    The living enter the block together, with the same devices, and leave it together. It is
-    impossible that one of them leaves it without an exception while another died inside or leaves
-    it with an exception.
+    The living processes enter the block together, with the same devices, and leave it together. It
+        is impossible that one of them leaves it without an exception while another died inside or
+        leaves it with an exception.
 
     Args:
-      devices: some of this process among them; equal on all. Each call asks about its own.
+      devices: the candidates, some of this process's among them; equal on all.
 
     Returns:
-      a context manager that gives the devices of the living, in the order of their ids.
+      A context manager that yields the devices of the living processes, by ascending id.
 
     Raises:
-      ProcessFailureError: on all that live, at the end: processes died inside.
+      ProcessFailureError: on all survivors, at the end: processes died inside.
       PeerFailedError: at the end, on those whose own code did not raise: another's did.
       UsageError: there are no devices, or none of this process.
       DeadlineError, DivergenceError, ProcessLostError: as `shoal.live`.
@@ -62,7 +62,7 @@ def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
 
 
 def _owners(devices: tuple[jax.Device, ...]) -> dict[int, int]:
-    """Return the process of the job for each number by which JAX counts the devices' owners."""
+    """Map the JAX process numbers of the devices' owners to processes of the job."""
     if not devices:
         raise UsageError("live_devices: No devices provided.")
     if jax.process_index() not in {device.process_index for device in devices}:

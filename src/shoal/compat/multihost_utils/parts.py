@@ -40,18 +40,18 @@ _NO_NONE = (
 def host_local_array_to_global_array(
     local_inputs: Tree, global_mesh: jax.sharding.Mesh, pspecs: PSpecs
 ) -> Tree:
-    """Return global arrays of which each process gives its own part: `shoal.from_host_local`.
+    """Return global arrays assembled from each process's part: `shoal.from_host_local`.
 
     Logically collective: shapes, dtypes, pspecs and what processes hold in common must be equal.
 
-    Differentiable and batched. Inside `jit` values pass through as they are; where processes would
-    each give a part, that is refused: there every array is global.
+    Differentiable and batched. Inside `jit`, where every array is global, values pass through
+        unchanged; a pspec by which processes would each give a part is refused.
 
     Args:
       local_inputs: this process's parts: NumPy arrays, numbers, PRNG keys, jax.Arrays on its own
-        devices. Arrays that are global already pass through, however they lie.
-      global_mesh: of JAX or of shoal; the devices of each process are one block of it.
-      pspecs: PartitionSpecs; dims that they leave out are split by no axis.
+        devices. Arrays that are global already pass through, in any layout.
+      global_mesh: a mesh of JAX or shoal; the devices of each process are one block of it.
+      pspecs: PartitionSpecs; dims that they leave out are not split.
 
     Returns:
       the tree, with global jax.Arrays. 64-bit values that 32 bits hold exactly are narrowed where
@@ -82,13 +82,13 @@ def global_array_to_host_local_array(
 
     Collective over the processes of arrays in other layouts than pspecs.
 
-    These are moved first, by `shoal.relayout`. Of the others nothing is sent or copied.
-    Differentiable and batched. Inside `jit` as `host_local_array_to_global_array`.
+    These are moved first, by `shoal.relayout`. The others are neither sent nor copied.
+        Differentiable and batched. Inside `jit`, like `host_local_array_to_global_array`.
 
     Args:
-      global_inputs: global jax.Arrays. What is local already passes through.
-      global_mesh: of JAX or of shoal; the devices of each process are one block of it.
-      pspecs: PartitionSpecs; dims that they leave out are split by no axis.
+      global_inputs: global jax.Arrays. Local arrays pass through.
+      global_mesh: a mesh of JAX or shoal; the devices of each process are one block of it.
+      pspecs: PartitionSpecs; dims that they leave out are not split.
 
     Returns:
       the tree, with jax.Arrays on this process's devices.
@@ -112,7 +112,7 @@ def global_array_to_host_local_array(
 
 
 def _layouts(pspecs: PSpecs, *, is_global_kept: bool = True) -> Any:
-    """Return what gives each leaf its layout; None is refused as there."""
+    """Return a function from leaf to layout; None is refused, as in JAX."""
     return jax.tree.map(
         lambda spec: partial(_layout, spec, is_global_kept), pspecs, is_leaf=_is_none
     )
@@ -130,14 +130,14 @@ def _layout(spec: Any, is_global_kept: bool, path: str, leaf: Any) -> Any:
 
 
 def _cut(spec: Any, rank: int) -> Any:
-    """Return a spec without the entries beyond a rank that split nothing, which JAX overlooks."""
+    """Return a spec without trailing entries beyond the rank that split nothing, as JAX allows."""
     if not isinstance(spec, PartitionSpec) or len(spec) <= rank or spec[-1] is not None:
         return spec
     return _cut(PartitionSpec(*spec[:-1], unreduced=spec.unreduced, reduced=spec.reduced), rank)
 
 
 def _passes(tree: Tree, layouts: Any) -> bool:
-    """Are these values inside `jit`, of which a part is the whole? There nothing is converted."""
+    """Are these values inside `jit`, and not split between processes? They are not converted."""
     if not is_tracing():
         return False
     offences: list[str] = []
@@ -147,7 +147,7 @@ def _passes(tree: Tree, layouts: Any) -> bool:
 
 
 def _spelled(spec: Any, given: Tree, made: Tree) -> Tree:
-    """Return what was made, with the PartitionSpec in the caller's words, as JAX does."""
+    """Return the arrays with the PartitionSpec exactly as the caller wrote it, as JAX does."""
     return jax.tree.map(partial(_spelled_leaf, spec), given, made)
 
 
@@ -156,17 +156,17 @@ def _spelled_leaf(spec: Any, given: Any, made: Any) -> Any:
         return made
     if isinstance(given, jax.Array) and made.shape == given.shape:
         if made.sharding.is_equivalent_to(given.sharding, made.ndim):
-            return given  # it has passed through
+            return given  # passed through
     if not isinstance(spec, PartitionSpec):
         return made
     return relabelled(made, NamedSharding(made.sharding.mesh, _cut(spec, made.ndim)))
 
 
 def _in_place(tree: Tree, layouts: Any) -> Tree:
-    """Return the tree, with the arrays that lie otherwise moved."""
+    """Return the tree, moving arrays that are in other layouts."""
     offences: list[str] = []
     leaves, treedef = leaf_layouts(tree, layouts, offences)
-    if offences:  # which to_host_local names
+    if offences:  # to_host_local reports them
         return tree
     values = {number: leaf.value for number, leaf in enumerate(leaves)}
     moving = {number: leaf.layout for number, leaf in enumerate(leaves) if _must_move(leaf)}

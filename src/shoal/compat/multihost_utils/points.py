@@ -21,7 +21,7 @@ def sync_global_devices(name: str) -> None:
     No device takes part; `shoal.drain` waits for the devices' work, too.
 
     Args:
-      name: what the point is called, equal on all. It may be used again.
+      name: the name of the point, equal on all. It may be reused.
 
     Raises:
       UnequalError: on all: names differ. Also an AssertionError.
@@ -35,13 +35,13 @@ def sync_global_devices(name: str) -> None:
 
 @collective("processes")
 def reached_preemption_sync_point(step_id: int) -> bool:
-    """Say whether to save and stop at this step: `shoal.preempted`.
+    """Return whether to save and stop at this step: `shoal.preempted`.
 
     Collective over processes.
 
-    False until some process has a notice, then True on all from one agreed step on, also at the
-    steps after it, at any stride. A program of one process that neither called
-    `shoal.initialize` nor `shoal.watch_notices` never learns of its end: False.
+    False until some process has a notice, then True on all from one agreed step on, at any stride.
+        A program of one process that called neither `shoal.initialize` nor `shoal.watch_notices`
+        receives no notice: False.
 
     Args:
       step_id: the number of the step, 0 or greater, of any size.

@@ -30,14 +30,14 @@ def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
 
     Collective over all processes.
 
-    Every bit arrives as it was given, whatever the dtype.
+    Values arrive bit-exactly, whatever the dtype.
 
     Args:
       in_tree: arrays, numbers, PRNG keys, str, bytes; of equal structure, shapes and dtypes.
-      is_source: True on the one process whose values count. None: process 0 is it.
+      is_source: True on the process whose values are sent. None: process 0 is the source.
 
     Returns:
-      The tree, with arrays and numbers as NumPy arrays. At one process too.
+      The tree, with arrays and numbers as NumPy arrays, also with one process.
 
     Raises:
       DivergenceError: on all: no process is the source, or several are, which are named; or
@@ -59,17 +59,18 @@ def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
 
 @collective()
 def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
-    """Return the values of all processes, side by side, on every one: `shoal.allgather`.
+    """Return the values of all processes, side by side, on every process: `shoal.allgather`.
 
     Collective over all processes.
 
     Args:
       in_tree: leaves as for `broadcast_one_to_all`; with `tiled` dim 0 may differ.
-      tiled: False: a new dim 0, of size N at N processes. True: concatenated in dim 0; what has
-        no dims is stacked. An array on devices of several processes becomes its global value.
+      tiled: False: add a dim 0, of size N with N processes. True: concatenate along dim 0; values
+        without dims are stacked. An array on devices of several processes becomes its global
+        value.
 
     Returns:
-      The tree, with NumPy arrays of the same rank at one process and at many.
+      The tree, with NumPy arrays, whose rank does not depend on the number of processes.
 
     Raises:
       UsageError: an array is distributed over several processes, without `tiled`.
@@ -94,12 +95,12 @@ def assert_equal(in_tree: Tree, fail_message: str = "") -> None:
 
     Args:
       in_tree: leaves as for `broadcast_one_to_all`. Of an array on devices of several processes
-        each region is compared among those that hold it.
-      fail_message: how the message of the error begins.
+        each region is compared among its holders.
+              fail_message: the beginning of the error message.
 
     Raises:
-      UnequalError: on all: values differ; the first difference is shown, and who holds what. Or
-        trees, shapes or dtypes differ. Also an AssertionError.
+      UnequalError: on all: values differ; the first difference is shown, with the holders of each
+        side. Or trees, shapes or dtypes differ. Also an AssertionError.
       UsageError, DeadlineError, ProcessLostError, PeerFailedError: as `shoal.assert_same`.
 
     >>> assert_equal({"seed": 7, "w": np.zeros(3)}, fail_message="at the start")
@@ -110,7 +111,7 @@ def assert_equal(in_tree: Tree, fail_message: str = "") -> None:
 
 
 def _array(leaf: Any) -> Any:
-    """Return what NumPy makes of a number, or of what is like an array; all else as it is."""
+    """Return numbers and array-likes as NumPy arrays; other values unchanged."""
     if isinstance(leaf, str | bytes | np.ndarray | jax.Array | jax.ShapeDtypeStruct):
         return leaf
     array = np.asarray(leaf)
@@ -123,7 +124,7 @@ def _is_spread(leaf: Any) -> bool:
 
 
 def _as_there(tiled: bool, given: Any, gathered: Any) -> Any:
-    """Return None for None, and the one value of an array without dims over a mesh, as JAX does."""
+    """Return None for None, and the value of a replicated 0-d array, as JAX does."""
     if given is None:
         return None
     is_scalar = isinstance(given, jax.Array) and given.ndim == 0
@@ -132,5 +133,5 @@ def _as_there(tiled: bool, given: Any, gathered: Any) -> Any:
 
 
 def _spans(lies: NamedSharding) -> bool:
-    """Is it also on other processes? With one process: would it be, if there were others?"""
+    """Does it span processes? With one process: would it, if there were others?"""
     return not lies.is_fully_addressable or process.process_count() == 1

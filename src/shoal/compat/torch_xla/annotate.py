@@ -36,15 +36,15 @@ def mark_sharding(
 
     Collective over the mesh's processes.
 
-    What torch_xla does in place is in the result here: `w = mark_sharding(w, …)`. An array that was
-    marked before is moved.
+    Unlike torch_xla, it does not work in place: write `w = mark_sharding(w, …)`. An array that was
+        marked before is moved.
 
     Args:
-      t: a host value, an array, or a view of one, which then holds the result (inside `jit` it
-        stays as it is, and the result is a new view).
+      t: a host value, an array, or a view of one, which then holds the result (inside `jit` the
+              view is unchanged, and a new one is returned).
       mesh: a mesh of this module, over any of the devices.
       partition_spec: for each dim None, an axis by name or index, or a tuple of these.
-      use_dynamo_custom_op: nothing here; `jit` needs no other operation.
+      use_dynamo_custom_op: ignored; `jit` needs no custom operation.
 
     Raises:
       UsageError: the spec is wrong, or outside `jit` does not divide a dim evenly. Also an
@@ -62,12 +62,12 @@ def mark_sharding(
 @stands_for("shoal.constrain")
 @collective("the mesh's processes")
 def mark_sharding_with_gradients(t: Any, mesh: Mesh, partition_spec: Any) -> Any:
-    """Return an array in a layout that its derivatives have, too (`constrain(gradient=True)`).
+    """Return an array in a layout, and pin its derivatives to it (`constrain(gradient=True)`).
 
     Collective over the mesh's processes.
 
     Args:
-      t, mesh, partition_spec: as for `mark_sharding`; the view stays as it is.
+      t, mesh, partition_spec: as for `mark_sharding`; a view is unchanged.
 
     Raises:
       UsageError: as `mark_sharding`.
@@ -98,8 +98,8 @@ def clear_sharding(t: Any) -> Any:
 
     Traced.
 
-    Inside `jit` the compiler chooses its layout anew, where there is a global mesh
-    (`set_global_mesh`). Outside it becomes an ordinary array: whole, on the default device.
+    Inside `jit`, if there is a global mesh (`set_global_mesh`), the compiler chooses its layout
+        anew. Outside, it becomes an ordinary array: whole, on the default device.
 
     Args:
       t: an array, or a view of one, which outside `jit` then holds the result.
@@ -126,7 +126,7 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
       a, b: trees of one structure.
 
     Returns:
-      both; go on with these.
+      both; use these.
 
     Raises:
       UsageError: structures or shapes differ. Also an AssertionError.

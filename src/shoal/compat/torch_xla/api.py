@@ -28,7 +28,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 @local
 def with_xla(func: T) -> T:
-    """Return a function as it is called: nothing needs to be switched on.
+    """Return the function unchanged: nothing needs to be enabled.
 
     Local.
     """
@@ -42,7 +42,7 @@ def with_xla(func: T) -> T:
 
 @local
 def auto_policy(mod_name: str, mod: Any, mesh: Any) -> None:
-    """Raise: no search chooses layouts for a whole program.
+    """Raise: shoal does not search layouts for a whole program.
 
     Local.
 
@@ -50,14 +50,14 @@ def auto_policy(mod_name: str, mod: Any, mesh: Any) -> None:
       NotImplementedError: always; it is a UsageError as well.
     """
     raise NoMeaningHere(
-        "torch_xla auto_policy (shoal.layouts): no search chooses layouts; shoal.layouts has rules "
-        "for parameters by path, and inside jit the compiler lays out the rest"
+        "torch_xla auto_policy (shoal.layouts): layouts are not searched; shoal.layouts takes "
+        "rules for parameters by path, and inside jit the compiler lays out the rest"
     )
 
 
 @local
 def convert_to_xla_mesh(dt_mesh: Any) -> Mesh:
-    """Return the mesh of a `DeviceMesh` of torch: what has `mesh` and `mesh_dim_names`.
+    """Return the mesh of a torch `DeviceMesh`: an object with `mesh` and `mesh_dim_names`.
 
     Local.
 
@@ -76,7 +76,7 @@ def convert_to_xla_mesh(dt_mesh: Any) -> Mesh:
 
 @local
 def convert_to_xla_partition_spec(tensor: Any, placements: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the partition spec that placements mean, by the indices of axes.
+    """Return the partition spec equivalent to placements, by axis index.
 
     Local.
 
@@ -123,17 +123,17 @@ def xla_distribute_module(
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,
 ) -> Any:
-    """Lay out the parameters of a module by a function of each of its parts.
+    """Lay out the parameters of a module by a function called for each submodule.
 
     Collective over the mesh's processes.
 
     Args:
-      module: what has `named_modules()`.
+      module: an object with `named_modules()`.
       device_mesh: as for `convert_to_xla_mesh`; None: the global mesh.
-      partition_fn: called with name, part and mesh; it sets the part's parameters to what
-        `mark_sharding` returns.
-      input_fn, output_fn: called with the module, its inputs or outputs, and the mesh; what they
-        return is used instead.
+      partition_fn: called with name, submodule and mesh; it sets the submodule's parameters to
+              the results of `mark_sharding`.
+      input_fn, output_fn: called with the module, its inputs or outputs, and the mesh; their
+              results replace those.
 
     Returns:
       the module.

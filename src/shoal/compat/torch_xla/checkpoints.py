@@ -28,17 +28,17 @@ class CheckpointManager:
 
     Collective over all processes.
 
-    A step is committed or absent, every byte is checked when it is restored, and what went wrong in
-    the background is raised by the next call. It is impossible that a step is overwritten.
+    A step is committed or absent, every byte is checked when it is restored, and an error in the
+        background is raised by the next call. It is impossible that a step is overwritten.
 
     Args:
-      path: of the folder, which all processes see.
-      save_interval: steps that it divides are saved.
-      max_to_keep: how many stay, the newest; 0: all.
+      path: the folder, shared by all processes.
+            save_interval: save the steps that it divides.
+            max_to_keep: how many of the newest steps to keep; 0: all.
       max_pending_async: positive; there is one save in the background at a time.
-      num_of_threads: nothing.
+      num_of_threads: ignored.
       process_group: None; processes meet through `shoal.initialize`.
-      chkpt_on_preemption: also save once a process has notice of its end.
+      chkpt_on_preemption: also save once a process has received a preemption notice.
 
     Raises:
       UsageError: an argument is wrong. Also an AssertionError.
@@ -82,20 +82,20 @@ class CheckpointManager:
 
     @collective("all processes")
     def save(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
-        """Save a step, if it is due, and return when it is committed.
+        """Save a step if it is due; return once it is committed.
 
         Collective over all processes.
 
         Args:
           step: its number.
           state_dict: any tree of arrays and values.
-          force: save it in any case.
+          force: save it even if it is not due.
 
         Returns:
           Whether it was saved.
 
         Raises:
-          StepAlreadyCommitted: on all: it is saved already, and stays as it is.
+          StepAlreadyCommitted: on all: it is saved already; the saved step is unchanged.
           SaveAborted, StorageError, …: as `shoal.Checkpoints.save`, on all.
         """
         is_saved = self.save_async(step, state_dict, force)
@@ -105,7 +105,7 @@ class CheckpointManager:
 
     @collective("all processes")
     def save_async(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
-        """Save a step, if it is due; return when it is copied.
+        """Save a step if it is due; return once it is copied.
 
         Collective over all processes.
 
@@ -122,14 +122,14 @@ class CheckpointManager:
 
     @collective("all processes")
     def restore(self, step: int, state_dict: Any) -> Any:
-        """Fill a tree with a step, in the layouts that it has, and return it.
+        """Restore a step into a tree, in the tree's layouts; return the tree.
 
         Collective over all processes.
 
         Args:
           step: its number.
           state_dict: a tree of arrays: shapes, dtypes and layouts to restore to, on any mesh. Its
-            dicts, lists and views get the values, however deep they lie; nothing else can change.
+                  dicts, lists and views receive the values, at any depth; nothing else changes.
 
         Raises:
           NotCommitted: on all: no such step. Also an AssertionError.
@@ -155,7 +155,7 @@ class CheckpointManager:
 
     @collective("all processes")
     def join(self) -> None:
-        """Wait for the save in the background; if it failed, this raises.
+        """Wait for the save in the background; raise its error if it failed.
 
         Collective over all processes.
         """
@@ -187,7 +187,7 @@ class CheckpointManager:
         self._kept.delete(step)
 
     def _release_oldest_checkpoints(self) -> None:
-        """Do nothing: a save that commits deletes what `max_to_keep` does not keep."""
+        """Do nothing: each commit deletes the steps that `max_to_keep` does not keep."""
 
     def _wait_for_data(self) -> None:
         """Do nothing: `Checkpoints.save` waits for the arrays that it copies."""
@@ -201,12 +201,12 @@ def _is_view(part: Any) -> bool:
 
 
 def _arrays(tree: Any) -> Any:
-    """Return a tree with the arrays of its views."""
+    """Return the tree with each view replaced by its array."""
     return jax.tree.map(unwrap_sharded_tensor, tree, is_leaf=_is_view)
 
 
 def _filled(target: Any, restored: Any) -> Any:
-    """Return a tree with restored values, its own dicts, lists and views wherever there are any."""
+    """Fill a tree's own dicts, lists and views with restored values; return the tree."""
     if _is_view(target):
         target.global_tensor = restored
     elif isinstance(target, dict | list):

@@ -28,13 +28,12 @@ def visualize_sharding(
 
     Args:
       sharding: HLO text, with devices listed or as an iota: `{devices=[2,2]<=[4]}`.
-      use_color, scale, min_width, max_width: nothing; blocks are as wide as what they show.
-
-    Returns:
-      what is printed.
+      use_color, scale, min_width, max_width: ignored; blocks are as wide as their content.
+          Returns:
+            the printed text.
 
     Raises:
-      UsageError: the text is none of a sharding of one array.
+      UsageError: the text is not the sharding of one array.
 
     >>> picture = visualize_sharding("{devices=[2,1]0,1}")
     [2, 1] as Layout(dim0, - @ dim0=2 dim1=1)
@@ -62,9 +61,8 @@ def visualize_tensor_sharding(t: Any, **kwargs: Any) -> str:
     Args:
       t: the array, or a view.
       kwargs: as for `visualize_sharding`.
-
-    Returns:
-      what is printed.
+          Returns:
+            the printed text.
     """
     picture = describe(unwrap_sharded_tensor(t))
     print(picture)

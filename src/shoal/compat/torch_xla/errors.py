@@ -21,12 +21,12 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class SpmdError(UsageError, AssertionError, RuntimeError):
-    """A value that you passed is wrong: torch_xla asserts, or raises a ValueError or a RuntimeError
-    out of C++. Nothing was changed."""
+    """An argument has a wrong value: torch_xla asserts, or raises a ValueError or a RuntimeError
+    from C++. Nothing was changed."""
 
 
 class SpmdTypeError(UsageTypeError, AssertionError, RuntimeError):
-    """A value that you passed has the wrong type. Nothing was changed."""
+    """An argument has the wrong type. Nothing was changed."""
 
 
 class NoSuchDim(SpmdError, IndexError):
@@ -34,7 +34,7 @@ class NoSuchDim(SpmdError, IndexError):
 
 
 class NoMeaningHere(UsageError, NotImplementedError):
-    """What torch_xla does there has no counterpart on JAX; the message says the way to go."""
+    """This torch_xla function has no counterpart on JAX; the message names the alternative."""
 
 
 class UntrackedStep(NotCommitted, AssertionError):
@@ -42,10 +42,10 @@ class UntrackedStep(NotCommitted, AssertionError):
 
 
 def stands_for(ours: str) -> Callable[[T], T]:
-    """Make errors of shoal's functions those of the name that stands for them here.
+    """Convert errors of a shoal function to those of the facade's function.
 
     Args:
-      ours: the function of shoal that the name is, as "shoal.put".
+      ours: the equivalent shoal function, such as "shoal.put".
     """
 
     def mark(function: T) -> T:

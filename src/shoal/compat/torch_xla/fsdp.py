@@ -17,9 +17,9 @@ def _prepare_spmd_partition_spec(
     """Return the partition spec of a parameter: one dim over the axis "fsdp".
 
     Args:
-      param: an array, or what has a shape.
+      param: an array, or another object with a shape.
       extra_data_axis: an axis that splits the same dim, before "fsdp".
-      shard_maximal: the first of the largest dims; False: dim 0.
+      shard_maximal: split the first of the largest dims; False: dim 0.
 
     >>> _prepare_spmd_partition_spec(np.zeros((64, 128)), "data", shard_maximal=True)
     (None, ('data', 'fsdp'))

@@ -35,10 +35,10 @@ class HybridMesh(meshes.Mesh):
     Args:
       ici_mesh_shape: the sizes within a slice.
       dcn_mesh_shape: how many slices along each axis; None: there is one slice.
-      axis_names: a name for each axis; None: the axes go by index.
+      axis_names: a name for each axis; None: axes are identified by index.
 
     Raises:
-      UsageError: the sizes are not those of the slices, or need `dcn_mesh_shape`.
+      UsageError: the sizes do not match the slices, or `dcn_mesh_shape` is required.
 
     >>> import jax
     >>> HybridMesh(ici_mesh_shape=(1, jax.device_count())).mesh_shape == (1, jax.device_count())
@@ -65,7 +65,7 @@ class HybridMesh(meshes.Mesh):
         if not isinstance(topology, Torus):
             raise NoMeaningHere(
                 "torch_xla _get_physical_tpu_mesh (shoal.plan.topology.from_devices): "
-                f"{topology.text} is not one TPU slice, and only that has coordinates"
+                f"{topology.text} is not a single TPU slice, which alone has coordinates"
             )
         ids = topology.device_ids
         return ids[..., 0] if topology.cores == 1 else ids
@@ -92,7 +92,7 @@ class HybridMesh(meshes.Mesh):
 
 
 def _check_slices(topology: Topology, requested: int) -> None:
-    """Say in torch_xla's words what is wrong with the number of slices."""
+    """Check the number of slices, with torch_xla's messages."""
     count, here = _num_slices(topology), topology.text
     if isinstance(topology, Slices) and count > 1 and requested == 1:
         raise UsageError(
@@ -110,7 +110,7 @@ def _check_slices(topology: Topology, requested: int) -> None:
 
 
 def _num_slices(topology: Topology) -> int:
-    """Return how many slices there are; off TPUs, how many processes."""
+    """Return the number of slices; on other platforms, of processes."""
     if isinstance(topology, Torus | Slices):
         return len(topology.slices) if isinstance(topology, Slices) else 1
     return len({device.process_index for device in meshes.numbered_devices()})
@@ -121,7 +121,7 @@ def _named(sizes: Sizes) -> list[tuple[str, int]]:
 
 
 def _topology(numbers: IntArray | None = None) -> Topology:
-    """Describe the devices of these numbers, or all, by their numbers."""
+    """Return the topology of the devices with these numbers, or of all."""
     devices = meshes.numbered_devices()
     chosen = range(len(devices)) if numbers is None else np.ravel(numbers).tolist()
     return from_devices(_facts(number, devices[number]) for number in chosen)

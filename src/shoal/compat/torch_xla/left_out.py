@@ -1,4 +1,4 @@
-"""Names of torch_xla without a meaning on JAX: using one raises, and says what to write instead."""
+"""torch_xla names without a counterpart on JAX: using one raises, and names the alternative."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class _LeftOut:
-    """A class of which no instance can be made."""
+    """A class that cannot be instantiated."""
 
     way: str
 
@@ -68,7 +68,7 @@ class SPMDSavePlanner(_LeftOut):
     Local.
     """
 
-    way = "(shoal.save): no planner of torch's is needed; CheckpointManager or shoal.save saves"
+    way = "(shoal.save): torch's planners are not needed; CheckpointManager or shoal.save saves"
 
 
 @local
@@ -79,7 +79,7 @@ class SPMDLoadPlanner(_LeftOut):
     """
 
     way = (
-        "(shoal.restore): no planner of torch's is needed; CheckpointManager or shoal.restore "
+        "(shoal.restore): torch's planners are not needed; CheckpointManager or shoal.restore "
         "restores"
     )
 
@@ -91,8 +91,8 @@ def prime_optimizer(optimizer: Any) -> NoReturn:
     Local.
     """
     raise NoMeaningHere(
-        "torch_xla prime_optimizer (shoal.restore): what an optimizer holds is a tree like any "
-        "other; make it by the optimizer's init, and restore into that"
+        "torch_xla prime_optimizer (shoal.restore): the optimizer's state is an ordinary tree; "
+        "create it by the optimizer's init, and restore into it"
     )
 
 

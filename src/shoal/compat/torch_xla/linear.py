@@ -65,7 +65,7 @@ def xla_patched_nn_linear_forward(m: Any, input: Any) -> jax.Array:
     Traced.
 
     Args:
-      m: what has `weight` [out, in] and `bias` [out] or None.
+      m: an object with `weight` [out, in] and `bias` [out] or None.
       input: [..., in].
 
     Raises:
@@ -83,8 +83,8 @@ class EinsumLinear:
       bias: whether it has one.
       device: None; `mark_sharding` places parameters.
       dtype: None: float32.
-      key: draws the parameters, as torch's layer does; None: NumPy's global generator gives a seed,
-        which processes must have set alike, as `torch.manual_seed`.
+      key: initialises the parameters, as torch's layer does; None: seeded by NumPy's global
+              generator, which processes must seed equally, as with `torch.manual_seed`.
 
     >>> layer = EinsumLinear(4, 2, key=jax.random.key(0))
     >>> jax.grad(lambda layer: layer(jnp.ones((3, 4))).sum())(layer).bias.tolist()
@@ -134,13 +134,14 @@ class EinsumLinear:
 def apply_xla_patch_to_nn_linear(module: Any) -> Any:
     """Give every linear layer of a module, itself included, the `forward` of `EinsumLinear`.
 
-    Modules stay the objects that they are, with their parameters. A layer is an object of a class
-    named `Linear` that has `weight` [out, in], `bias` and `forward`; a subclass of another name
-    keeps its own `forward`.
+    Modules are patched in place and keep their parameters. A layer is an instance of a class named
+        `Linear` with `weight` [out, in], `bias` and `forward`; a subclass with another name keeps
+        its own `forward`.
 
     Args:
       module: an object whose `named_children()`, or else whose attributes (also in `__slots__`),
-        lists, tuples and dicts hold its parts. Modules of Python, classes and functions are none.
+        lists, tuples and dicts hold its parts. Python modules, classes and functions are not
+        searched.
 
     Returns:
       the module.
@@ -154,15 +155,15 @@ def apply_xla_patch_to_nn_linear(module: Any) -> Any:
 
 
 def apply_backward_optimization_barrier(m: Any) -> Any:
-    """Have the backward pass wait, behind a layer, for all gradients of it (`shoal.fence`).
+    """Make the backward pass wait, at a layer, for all of its gradients (`shoal.fence`).
 
     Args:
       m: a function, whose parameters are arguments; a callable pytree; or a module with `forward`
         (its class's or its own), whose parameters are its attributes, and which is changed in
-        place. What `forward` sets in the module stays set.
+        place. Attributes that `forward` sets remain set.
 
     Returns:
-      what to call instead: a function, a pytree with the same leaves, or the module.
+      the function to call instead, a pytree with the same leaves, or the module.
 
     >>> layer = apply_backward_optimization_barrier(EinsumLinear(4, 2, key=jax.random.key(0)))
     >>> "optimization_barrier" in jax.jit(jax.grad(lambda layer: layer(jnp.ones((3, 4))).sum())
@@ -182,9 +183,9 @@ def _call(m: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def _fenced(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that computes with parameters of which the cotangents are fenced.
+    """Return a method that computes with parameters whose cotangents are fenced.
 
-    While it runs the module holds the fenced ones, and one thread at a time runs it.
+    While it runs the module holds the fenced parameters; only one thread runs it at a time.
     """
     lock = RLock()
 
@@ -202,7 +203,7 @@ def _fenced(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _holding(m: Any, values: dict[str, Any]) -> Iterator[None]:
-    """Let a module hold other values in a block; what the block sets stays."""
+    """Replace a module's values during a block; values that the block sets remain."""
     before = {name: vars(m)[name] for name in values}
     vars(m).update(values)
     try:
@@ -221,7 +222,7 @@ def _forward_of(m: Any) -> Callable[..., Any]:
 
 
 def _parts(module: Any) -> list[Any]:
-    """Return a module and all that it is made of, each once."""
+    """Return a module and all of its parts, each once."""
     found: dict[int, Any] = {}
     left = [module]
     while left:

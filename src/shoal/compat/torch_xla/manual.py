@@ -23,13 +23,13 @@ __all__ = ["_mark_manual_sharding", "disable_manual_sharding", "enable_manual_sh
 def enable_manual_sharding(
     t: Any, partition_spec: Any, *, mesh: Mesh | None = None
 ) -> list[jax.Array]:
-    """Return what each device of this process holds of an array (`shoal.enter_manual`).
+    """Return the shard of an array on each device of this process (`shoal.enter_manual`).
 
     Collective over the mesh's processes.
 
-    torch_xla gives one tensor that stands for the shard of whichever device runs. Here there is a
-    list, and code runs once for each; inside `jit` write `shoal.manual(fn, in_layouts,
-    out_layouts)`, in which values are shards and collectives go by the names of axes.
+    torch_xla returns one tensor that stands for the shard of the current device. Here the result is
+        a list, and code runs once per shard; inside `jit` use `shoal.manual(fn, in_layouts,
+        out_layouts)`, in which values are shards and collectives take axis names.
 
     Args:
       t: the array, or a view, or a host value.
@@ -52,14 +52,14 @@ def enable_manual_sharding(
 def disable_manual_sharding(
     t: Sequence[Any], partition_spec: Any, full_shape: Sequence[int], *, mesh: Mesh | None = None
 ) -> jax.Array:
-    """Return the array of which each device holds one shard (`shoal.leave_manual`).
+    """Return the array assembled from one shard per device (`shoal.leave_manual`).
 
     Logically collective: shapes and dtypes of shards, specs and meshes must be equal.
 
     Args:
-      t: the shards, as `enable_manual_sharding` gives them.
+      t: the shards, as returned by `enable_manual_sharding`.
       partition_spec: as for `mark_sharding`.
-      full_shape: of the array.
+      full_shape: the shape of the array.
       mesh: the mesh; None: the global one.
 
     Raises:
@@ -71,7 +71,7 @@ def disable_manual_sharding(
 
 @local
 def _mark_manual_sharding(t: Any) -> Any:
-    """Raise: on JAX values are manual by being inside `shoal.manual`, not by a mark.
+    """Raise: on JAX values are manual inside `shoal.manual`; none is marked as manual.
 
     Local.
 
@@ -79,6 +79,6 @@ def _mark_manual_sharding(t: Any) -> Any:
       NotImplementedError: always; it is a UsageError as well.
     """
     raise NoMeaningHere(
-        "torch_xla _mark_manual_sharding (shoal.manual): no value is manual by a mark; write "
+        "torch_xla _mark_manual_sharding (shoal.manual): values cannot be marked as manual; write "
         "manual(fn, in_layouts, out_layouts), or enable_manual_sharding(t, spec, mesh=)"
     )

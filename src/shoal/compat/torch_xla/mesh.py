@@ -1,4 +1,4 @@
-"""torch_xla's meshes on shoal's: ordered device numbers, a shape, optional names."""
+"""torch_xla's meshes, built on shoal's: ordered device numbers, a shape, optional names."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Mesh:
 
     Local.
 
-    Devices count from 0 in the order of JAX's ids. A mesh may have some of them only; that they
-    exist is checked when an array is placed. Equal by content, hashable.
+    Devices are numbered from 0 in the order of JAX's ids. A mesh may use only some of them; whether
+        they exist is checked when an array is placed. Equal by content, hashable.
 
     Args:
       device_ids: the number of the device at each position, row-major.
       mesh_shape: the sizes.
-      axis_names: a name for each axis; None: the axes go by index.
+      axis_names: a name for each axis; None: axes are identified by index.
 
     Raises:
-      UsageError: all that is wrong with them, also an AssertionError.
+      UsageError: names all problems; also an AssertionError.
 
     >>> mesh = Mesh(np.arange(8), (4, 2), ("x", "y"))
     >>> dict(mesh.shape())
@@ -78,7 +78,7 @@ class Mesh:
         self.axis_names = names
 
     def size(self) -> int:
-        """Return how many devices. Local."""
+        """Return the number of devices. Local."""
         return self._mesh.size
 
     def shape(self) -> OrderedDict[str | int, int]:
@@ -97,7 +97,7 @@ class Mesh:
 
     @stands_for("shoal.Layout")
     def get_op_sharding(self, partition_spec: Any) -> OpSharding:
-        """Return XLA's words for a spec; the same object for equal meshes and specs. Local."""
+        """Return the XLA sharding of a spec; the same object for equal meshes and specs. Local."""
         return op_sharding(layout_of_spec(self._mesh, partition_spec))
 
     @stands_for("shoal.Layout")
@@ -141,7 +141,7 @@ class Mesh:
         return jax_mesh(self.on_devices())
 
     def on_devices(self) -> plan_mesh.Mesh:
-        """Return shoal's mesh over the devices that the numbers stand for. Local.
+        """Return the shoal mesh over the numbered devices. Local.
 
         Raises:
           UsageError: there are fewer devices.
@@ -184,15 +184,14 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
 
 @local
 def set_global_mesh(mesh: Mesh | None) -> None:
-    """Keep a mesh for calls that name none, in all threads, until `shoal.shutdown`.
+    """Set the mesh of calls without a mesh argument, in all threads, until `shoal.shutdown`.
 
     Local.
 
     Args:
-      mesh: the mesh; None: none any more.
-
-    Raises:
-      UsageError: it is no mesh of this module; also an AssertionError.
+      mesh: the mesh; None: unset it.
+          Raises:
+            UsageError: it is not a mesh of this module; also an AssertionError.
     """
     if mesh is not None and not isinstance(mesh, Mesh):
         raise SpmdTypeError(
@@ -204,7 +203,7 @@ def set_global_mesh(mesh: Mesh | None) -> None:
 
 @local
 def get_global_mesh() -> Mesh | None:
-    """Return the mesh that `set_global_mesh` keeps, or None.
+    """Return the mesh set by `set_global_mesh`, or None.
 
     Local.
     """
@@ -227,12 +226,12 @@ def mesh_or_global(mesh: Mesh | None) -> Mesh:
 
 
 def numbered_devices() -> list[jax.Device]:
-    """Return all devices; each is known by its place in this list."""
+    """Return all devices; a device's number is its index in this list."""
     return sorted(jax.devices(), key=lambda device: device.id)
 
 
 def on_numbers(layout: Layout) -> Layout:
-    """Return a layout over the numbers of devices instead of JAX's ids."""
+    """Return a layout over device numbers instead of JAX's ids."""
     numbers = {device.id: number for number, device in enumerate(numbered_devices())}
     mesh = layout.mesh
     ids = [numbers[device] for device in mesh.device_ids.ravel().tolist()]

@@ -16,7 +16,7 @@ __all__ = ["Replicate", "Shard", "placements_of", "spec_of_placements"]
 @local
 @dataclass(frozen=True)
 class Shard:
-    """An axis that splits a dim.
+    """Placement of an axis that splits a dim.
 
     Local.
     """
@@ -24,7 +24,7 @@ class Shard:
     dim: int
 
     def is_shard(self, dim: int | None = None) -> bool:
-        """Return True, or whether it is this dim. Local."""
+        """Return True; given a dim, whether this is the split dim. Local."""
         return dim is None or dim == self.dim
 
     def is_replicate(self) -> bool:
@@ -35,7 +35,7 @@ class Shard:
 @local
 @dataclass(frozen=True)
 class Replicate:
-    """An axis that splits nothing.
+    """Placement of an axis that splits nothing.
 
     Local.
     """
@@ -53,7 +53,7 @@ def placements_of(layout: Layout) -> tuple[Shard | Replicate, ...]:
     """Return the placement along each axis of a layout's mesh.
 
     Raises:
-      UsageError: the axes of a dim are not in the order of the mesh, which placements cannot say.
+      UsageError: the axes of a dim are not in mesh order, which placements cannot express.
 
     >>> from shoal.plan.mesh import Mesh
     >>> placements_of(Layout(Mesh({"x": 4, "y": 2}), None, "x"))
@@ -64,18 +64,19 @@ def placements_of(layout: Layout) -> tuple[Shard | Replicate, ...]:
         if sorted(axes, key=names.index) != list(axes):
             raise SpmdError(
                 f"torch_xla placements (shoal.layout_of): {layout!r} splits one dim by "
-                f"{' and '.join(axes)}, against the order of the mesh, which placements cannot say"
+                f"{' and '.join(axes)}, against the order of the mesh, which placements cannot "
+                "express"
             )
     dim_of = {axis: dim for dim, axes in enumerate(layout.axes_of_dims) for axis in axes}
     return tuple(Shard(dim_of[axis]) if axis in dim_of else Replicate() for axis in names)
 
 
 def spec_of_placements(placements: Iterable[Any], rank: int) -> tuple[Any, ...]:
-    """Return the partition spec by axis index; axes that split one dim stand in mesh order.
+    """Return the partition spec by axis index; axes that split one dim are in mesh order.
 
     Args:
-      placements: these ones, or torch's.
-      rank: of the array.
+      placements: of this module, or torch's.
+            rank: the rank of the array.
 
     >>> spec_of_placements([Shard(0), Shard(0), Replicate()], 2)
     ((0, 1), None)
@@ -89,7 +90,7 @@ def spec_of_placements(placements: Iterable[Any], rank: int) -> tuple[Any, ...]:
 
 
 def _split_dim(placement: Any, rank: int) -> int | None:
-    """Return which dim a placement splits; None: none."""
+    """Return the dim that a placement splits; None if it splits none."""
     if getattr(placement, "is_replicate", lambda: False)():
         return None
     if not getattr(placement, "is_shard", lambda: False)():

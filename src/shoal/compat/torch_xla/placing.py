@@ -20,7 +20,7 @@ __all__ = ["fitted", "is_traced", "placed"]
 
 
 def fitted(value: Any, mesh: Mesh, spec: Any) -> Layout:
-    """Return the layout on devices that a spec means for a value.
+    """Return the layout on devices for a value and a spec.
 
     Raises:
       UsageError: the spec is wrong, or has another rank than the value.
@@ -37,7 +37,7 @@ def fitted(value: Any, mesh: Mesh, spec: Any) -> Layout:
 
 
 def placed(value: Any, layout: Layout, *, gradient: bool = False) -> jax.Array:
-    """Return a value in a layout: pinned inside `jit` or under a derivative, else moved there."""
+    """Return a value in a layout: pinned inside `jit` or under `grad`, else moved."""
     if is_traced(value):
         return constrain(value, layout, gradient=gradient)
     if isinstance(value, jax.Array) and _is_spread(value, layout):
@@ -51,5 +51,5 @@ def is_traced(value: Any) -> bool:
 
 
 def _is_spread(array: jax.Array, layout: Layout) -> bool:
-    """True for an array that moves between devices; any other is the host value of a process."""
+    """True for an array that moves between devices; other values are a process's host values."""
     return not array.is_fully_addressable or len(layout.mesh.process_indices) == 1

@@ -34,9 +34,9 @@ def use_spmd(auto: bool = False) -> None:
     """
     if auto:
         raise NoMeaningHere(
-            "torch_xla use_spmd (jax.jit): no search chooses layouts for a whole program; inside "
-            "jit the compiler lays out what no layout is given for, and shoal.layouts has rules "
-            "for parameters"
+            "torch_xla use_spmd (jax.jit): layouts are not searched for a whole program; inside "
+            "jit the compiler lays out values without a layout, and shoal.layouts takes rules for "
+            "parameters"
         )
 
 
@@ -51,7 +51,7 @@ def is_spmd() -> bool:
 
 @local
 def global_runtime_device_count() -> int:
-    """Return how many devices the job has.
+    """Return the number of devices of the job.
 
     Local.
     """
@@ -60,7 +60,7 @@ def global_runtime_device_count() -> int:
 
 @local
 def addressable_runtime_device_count() -> int:
-    """Return how many devices this process has.
+    """Return the number of devices of this process.
 
     Local.
     """
@@ -69,7 +69,7 @@ def addressable_runtime_device_count() -> int:
 
 @local
 def get_master_ip() -> NoReturn:
-    """Raise: processes find one another by themselves.
+    """Raise: processes find each other automatically.
 
     Local.
 
@@ -84,7 +84,7 @@ def get_master_ip() -> NoReturn:
 
 @local
 def global_runtime_device_attributes() -> list[dict[str, Any]]:
-    """Return what is known of each device, by its number: `name`, and on TPUs `coords`, …
+    """Return the attributes of each device, by number: `name`, and on TPUs `coords`, …
 
     Local.
 

@@ -39,13 +39,13 @@ class XLAShardedTensor(ArrayOperators):
 
     Local.
 
-    A view: the array is `global_tensor`, which `jnp.asarray` returns. It is used as the array is:
-    by operators, by `jax.numpy`, and by `jit` and `grad`, for it is a pytree node of one leaf. One
-    that comes out of these says the layout that its array has.
+    A view: the array is `global_tensor`, which `jnp.asarray` returns. It can be used like the
+      array: with operators, `jax.numpy`, `jit` and `grad`, since it is a pytree node of one leaf.
+      A view returned by these has the layout of its array.
 
     Args:
       elem: the array, or a view.
-      mesh_shape, partition_spec: what these names give; None: what the array says.
+      mesh_shape, partition_spec: the values of these attributes; None: those of the array.
 
     >>> import numpy as np
     >>> from shoal.compat.torch_xla.mesh import get_1d_mesh
@@ -109,13 +109,13 @@ class XLAShardedTensor(ArrayOperators):
 
     @property
     def local_shards(self) -> list[XLAShard]:
-        """A copy of what each device of this process holds, by ascending number."""
+        """A host copy of the shard on each device of this process, by ascending number."""
         return shards_of(self.global_tensor)
 
     @stands_for("shoal.pack")
     @logically_collective("shapes, dtypes and layouts")
     def load_local_shards_(self, shards: Sequence[XLAShard]) -> XLAShardedTensor:
-        """Hold an array of these shards instead, laid out as before (`shoal.pack`).
+        """Replace the array by one of these shards, laid out as before (`shoal.pack`).
 
         Logically collective: shapes, dtypes and layouts must be equal.
 
@@ -123,7 +123,8 @@ class XLAShardedTensor(ArrayOperators):
           shards: one for each device of this process, in the order of `local_shards`.
 
         Raises:
-          UsageError: too few, or of other shapes or dtypes than the array's; or replicas differ.
+          UsageError: too few shards, or of other shapes or dtypes than the array's; or replicas
+            differ.
         """
         self.global_tensor = packed(shards, self.global_tensor)
         return self
@@ -150,24 +151,24 @@ class XLAShardedTensor(ArrayOperators):
         return placements_of(layout_of(self.global_tensor))
 
     def invalidate_spec_cache(self) -> None:
-        """Do nothing: what a view says, it reads from the array. Local."""
+        """Do nothing: a view computes its attributes from the array. Local."""
 
     @stands_for("shoal.relayout")
     @collective("the mesh's processes")
     def redistribute(
         self, device_mesh: Mesh, placements: Sequence[Any], *, async_op: bool = False
     ) -> XLAShardedTensor:
-        """Return a view of the array in another layout; this one stays as it is.
+        """Return a view of the array in another layout; this view is unchanged.
 
         Collective over the mesh's processes.
 
         Args:
           device_mesh: the mesh.
           placements: for each axis of it a `Shard` or a `Replicate`, torch's too.
-          async_op: JAX waits for no result in any case.
+          async_op: ignored; JAX always dispatches asynchronously.
 
         Raises:
-          UsageError: as many placements as axes are needed, and dims that exist (IndexError).
+          UsageError: not one placement per axis, or a dim does not exist (also an IndexError).
         """
         if len(placements) != len(device_mesh.mesh_shape):
             raise UsageError(
@@ -220,7 +221,7 @@ def wrap_as_sharded_tensor(
     Local.
 
     Args:
-      t: the array; a view is returned as it is, with what is given set.
+      t: the array; a view is returned itself, with the given attributes set.
       mesh_shape, partition_spec: as for `XLAShardedTensor`.
     """
     if not isinstance(t, XLAShardedTensor):
@@ -232,7 +233,7 @@ def wrap_as_sharded_tensor(
 
 @local
 def unwrap_sharded_tensor(t: Any) -> Any:
-    """Return the array of a view; anything else as it is.
+    """Return the array of a view; other values unchanged.
 
     Local.
     """
@@ -241,7 +242,7 @@ def unwrap_sharded_tensor(t: Any) -> Any:
 
 @local
 def wrap_if_sharded(x: Any) -> Any:
-    """Return a view of an array on a mesh; anything else unchanged.
+    """Return a view of an array on a mesh; other values unchanged.
 
     Local.
     """

@@ -30,7 +30,7 @@ class ShardingSpec:
     Args:
       mesh: the mesh.
       partition_spec: as for `mark_sharding`.
-      minibatch: each process gives its own rows, instead of the whole input.
+      minibatch: each process passes its own rows, instead of the whole input.
 
     Raises:
       UsageError: the spec is wrong.
@@ -56,7 +56,7 @@ class ShardingSpec:
         self._replication_groups, self._sharding_type = replicas, ShardingType(kind)
 
     def xla_spec(self, t: Any) -> OpSharding | None:
-        """Return XLA's words for it, or None if it does not apply. Local."""
+        """Return its XLA sharding, or None if it does not apply. Local."""
         return self.mesh.get_op_sharding(self.partition_spec) if self.can_apply(t) else None
 
     def can_apply(self, t: Any) -> bool:
@@ -71,8 +71,8 @@ class ShardingSpec:
         Collective over the mesh's processes.
 
         Args:
-          t: the whole input, the same on all processes; with `minibatch` this process's rows, which
-            lie where its devices stand in the mesh.
+          t: the whole input, the same on all processes; with `minibatch` this process's rows,
+                  at the positions of its devices in the mesh.
 
         Raises:
           UsageError: it does not apply, does not divide a dim evenly, or with `minibatch` the

@@ -22,13 +22,13 @@ __all__ = ["XLAShard", "packed", "shards_of"]
 @local
 @dataclass
 class XLAShard:
-    """What one device of this process holds, as a copy on the host.
+    """The shard of one device of this process, as a host copy.
 
     Local.
 
     `data` [shape of a shard]; `indices`: a slice for each dim of the whole array, never past its
-    end, or `...` for all of it; `shard_device`: platform and number; `replica_id`: its number among
-    those that hold the same.
+        end, or `...` for all of it; `shard_device`: platform and number; `replica_id`: its number
+        among the replicas of the shard.
 
     >>> XLAShard(np.arange(4), [slice(0, 3)], "CPU:0", 0).unpadded_data
     array([0, 1, 2])
@@ -41,7 +41,7 @@ class XLAShard:
 
     @property
     def unpadded_data(self) -> np.ndarray[Any, Any]:
-        """The part of `data` that is of the array."""
+        """The part of `data` inside the array."""
         unpadded: np.ndarray[Any, Any] = self.data[self._box()]
         return unpadded
 
@@ -56,7 +56,7 @@ class XLAShard:
 
 
 def shards_of(array: jax.Array) -> list[XLAShard]:
-    """Return a copy of what each device of this process holds, by ascending number."""
+    """Return a host copy of the shard on each device of this process, by ascending number."""
     numbers = {device: number for number, device in enumerate(numbered_devices())}
     shards = sorted(array.addressable_shards, key=lambda s: numbers[s.device])
     return [
@@ -71,10 +71,10 @@ def shards_of(array: jax.Array) -> list[XLAShard]:
 
 
 def packed(shards: Sequence[XLAShard], array: jax.Array) -> jax.Array:
-    """Return an array of shards, laid out as another (`shoal.pack`).
+    """Return an array made of shards, laid out like another one (`shoal.pack`).
 
     Raises:
-      UsageError: too few, or of other shapes or dtypes than the array's; or replicas differ.
+      UsageError: too few shards, or of other shapes or dtypes than the array's; or replicas differ.
     """
     held = unpack(array)
     _check_shards(shards, shards_of(array))

@@ -29,9 +29,9 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class OpSharding:
-    """A sharding in XLA's words, of a layout over the numbers of devices. Equal by content.
+    """A layout over device numbers, as an XLA sharding. Equal by content.
 
-    Where torch_xla's is opaque, this one has fields, and `str` gives the HLO text.
+    Unlike torch_xla's, which is opaque, it has fields, and `str` returns the HLO text.
 
     >>> from shoal.plan.mesh import Mesh
     >>> str(OpSharding(Layout(Mesh({"x": 2, "y": 2}), "y", None)))
@@ -42,12 +42,12 @@ class OpSharding:
 
     @cached_property
     def type(self) -> ShardingType:
-        """The kind, as XLA keeps it."""
+        """The kind, as canonicalised by XLA."""
         return sharding_type(self.layout)
 
     @cached_property
     def requested_type(self) -> ShardingType:
-        """The kind that torch_xla asks for, before XLA canonicalises."""
+        """The kind requested by torch_xla, before XLA canonicalises."""
         return sharding_type(self.layout, requested=True)
 
     @cached_property
@@ -81,19 +81,19 @@ class OpSharding:
 
 @lru_cache(maxsize=4096)
 def op_sharding(layout: Layout) -> OpSharding:
-    """Return the sharding of a layout: the same object for equal ones."""
+    """Return the sharding of a layout: the same object for equal layouts."""
     return OpSharding(layout)
 
 
 def layout_of_spec(mesh: Mesh, spec: object) -> Layout:
-    """Return the layout that a partition spec means.
+    """Return the layout equivalent to a partition spec.
 
     Args:
       mesh: the mesh.
       spec: for each dim None, the name or the index of an axis, or a tuple of these.
 
     Raises:
-      UsageError: all that is wrong with the spec, in the words that it was written in.
+      UsageError: names all problems, as the caller wrote the spec.
 
     >>> layout_of_spec(Mesh({"x": 4, "y": 2}), (("x", 1), None)).dims
     (('x', 'y'), None)

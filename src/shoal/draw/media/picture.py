@@ -62,7 +62,7 @@ class Picture(NamedTuple):
 
 
 def left_out(panels: Sequence[CellTable]) -> list[str]:
-    """Say how many rows and columns are shown, if some are omitted."""
+    """Return the line about omitted rows and columns, if any."""
     notes = []
     for panel in panels:
         shown = (

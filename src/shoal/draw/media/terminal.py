@@ -19,7 +19,7 @@ def render(picture: Picture, width: int | None = None) -> RenderableType:
     """Return a `rich` renderable.
 
     Args:
-      picture: what is seen.
+      picture: the picture.
       width: of the console; columns that do not fit are omitted, and counted.
     """
     parts: list[RenderableType] = [Text(picture.title, style="bold")]

@@ -85,12 +85,12 @@ def arrow_svg(
     """Return one hop.
 
     Args:
-      scene: where it is.
+      scene: the scene.
       arrow: the hop.
       start: the middle of its first device.
       end: the middle of its second.
       sizes: of chips.
-      slots: which other arrows there are.
+      slots: the lanes taken by other arrows.
     """
     axis = scene.axes[arrow.axis]
     ring, hop = axis.ring, arrow.hop

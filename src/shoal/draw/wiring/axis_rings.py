@@ -66,7 +66,7 @@ def stands(boxes: Sequence[Ground]) -> Stands:
 
 
 def axes_of(mesh: Mesh, where: Stands, boxes: Sequence[Ground]) -> list[Axis]:
-    """Return how far the rings of each axis hop."""
+    """Return the hops of the rings of each axis."""
     index = where.find(mesh.device_ids.ravel()).reshape(mesh.shape)
     found = []
     for axis, (name, size) in enumerate(mesh.axes.items()):
@@ -83,7 +83,7 @@ def axes_of(mesh: Mesh, where: Stands, boxes: Sequence[Ground]) -> list[Axis]:
 
 
 def _far(size: int, longest: int, total: int, crossings: int, boxes: Sequence[Ground]) -> str:
-    """Describe how far the rings of an axis hop."""
+    """Describe the hops of an axis's rings."""
     if size == 1:
         return "no hops"
     inside = size - crossings

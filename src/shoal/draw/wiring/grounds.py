@@ -72,7 +72,7 @@ def _of_torus(torus: Torus, title: str) -> Ground:
 
 
 def _of_hosts(hosts: Hosts) -> Ground:
-    """Some hosts in a line, if they are small; a plane for each switch."""
+    """Lay out hosts: several per line if they are small; a plane for each switch."""
     switches = hosts.count // hosts.switch if hosts.switch else 1
     shape = (switches, hosts.count // switches, hosts.devices)
     ids, processes = _in_lines(hosts, shape, max(1, _LINE // 2 // hosts.devices))

@@ -35,13 +35,13 @@ MOST_DEVICES = 1 << 22  # of a topology that is drawn
 
 
 class Most(NamedTuple):
-    """How much is shown of each; what is more is left out from the middle."""
+    """Limits on what is shown; excess items are omitted from the middle."""
 
     columns: int = 32
     rows: int = 32
     chips: int = 10_240  # of all panels
     sections: int = 8
-    arrows: int = 4096  # of a ring; 0: rings are not looked at
+    arrows: int = 4096  # of a ring; 0: rings are ignored
 
 
 _Shown = tuple[int | None, ...]
@@ -53,21 +53,21 @@ def draw_wires(topology: Topology, mesh: Mesh | None = None, most: Most | None =
     Args:
       topology: the devices.
       mesh: a mesh on it, whose axes' rings are shown; None: the wires alone.
-      most: how much is shown.
+      most: limits on what is shown.
 
     Raises:
       UsageError: the mesh has devices that the topology lacks, or too many to draw.
     """
     if topology.num_devices > MOST_DEVICES:
         raise UsageError(
-            f"{topology.text} has {topology.num_devices} devices; {MOST_DEVICES} are the most "
-            "that are drawn"
+            f"{topology.text} has {topology.num_devices} devices; at most {MOST_DEVICES} can be "
+            "drawn"
         )
     return _Drawing(topology, mesh, most or Most()).scene()
 
 
 def places_of(topology: Topology, mesh: Mesh) -> dict[str, Any]:
-    """Return where the devices of a mesh stand, and how far its rings hop, as plain values.
+    """Return the locations of a mesh's devices, and the hops of its rings, as plain values.
 
     `coords` [mesh shape, dims] and `cores` [mesh shape] for chips, `slices` [mesh shape] where
     there are several; `rings`: for each axis.

@@ -23,7 +23,7 @@ class DeviceMark(NamedTuple):
     id: int
     process: int
     position: tuple[int, ...]  # in the mesh; () where no mesh has it
-    group: int  # devices of one ring of the last axis have one number; -1: in no mesh
+    group: int  # equal for the devices of one ring of the last axis; -1: in no mesh
 
 
 class Chip(NamedTuple):
@@ -77,7 +77,7 @@ class Arrow(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """A mesh axis, and how far its rings hop; the worst of them where they differ."""
+    """A mesh axis and the hops of its rings; those of the worst ring if they differ."""
 
     name: str
     size: int
@@ -85,7 +85,7 @@ class Axis(NamedTuple):
     total: int  # links of all hops of a ring
     crossings: int  # hops of a ring that leave the slice, or the host where nothing is linked
     ring: tuple[int, ...]  # the ids of the first ring, whose arrows are shown
-    far: str  # all of this in words
+    far: str  # all of this as text
 
 
 class ChipPlane(NamedTuple):
@@ -99,11 +99,11 @@ class ChipPlane(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """All that a picture shows."""
+    """The content of a picture."""
 
     title: str
     subtitle: str
-    sections: tuple[str, ...]  # a title for each; "" where there is but one
+    sections: tuple[str, ...]  # a title for each; "" if there is only one
     panels: tuple[ChipPlane, ...]
     chips: tuple[Chip, ...]
     hosts: tuple[Host, ...]

@@ -17,33 +17,33 @@ _MOST_WIDTH = 1320.0
 
 
 class Grain(NamedTuple):
-    """How large things are, in pixels."""
+    """Sizes in pixels."""
 
-    pitch: float  # from row to row
+    pitch: float  # distance between rows
     chip: float
-    font: float  # of ids; 0: there is no room for them
+    font: float  # font size of ids; 0: no room for them
 
-    edge: float  # room beside the chips of a panel, for links that wrap and hops that leave
+    edge: float  # margin beside the chips of a panel, for links that wrap and hops that leave
     cores: int = 1  # devices of a chip, side by side
 
     @property
     def wide(self) -> float:
-        """How wide a chip is."""
+        """Width of a chip."""
         return self.chip * (1 + 0.5 * (self.cores - 1))
 
     @property
     def across(self) -> float:
-        """From column to column; `pitch` is from row to row."""
+        """Distance between columns; `pitch` is that between rows."""
         return self.pitch - self.chip + self.wide
 
 
-_GRAINS: Mapping[int, Grain] = {  # up to so many chips
+_GRAINS: Mapping[int, Grain] = {  # by the maximum number of chips
     16: Grain(68, 42, 14, 40),
     72: Grain(52, 34, 11.5, 32),
     1200: Grain(35, 25, 9, 22),
 }
 _FINE = Grain(13, 10, 0, 13)
-_CLOSED = 12.0  # the edge of a panel that nothing leaves
+_CLOSED = 12.0  # the margin of a panel without such links and hops
 
 
 def wires_svg(scene: Scene, *, alone: bool = True) -> str:
@@ -56,13 +56,13 @@ def wires_svg(scene: Scene, *, alone: bool = True) -> str:
 
 
 def legend_of(scene: Scene) -> list[str]:
-    """Return what the picture says, in words."""
+    """Return the lines of the legend, as text."""
     lines = [f"{quote(axis.name)}={axis.size}: {axis.far}" for axis in scene.axes]
     return [*lines, *_signs(scene), *scene.notes]
 
 
 def chip_title(scene: Scene, chip: Chip) -> str:
-    """Return what is known of a chip, a line for each of its devices."""
+    """Return the facts about a chip, one line per device."""
     place = f" at ({', '.join(map(str, chip.coords))})" if chip.coords else ""
     section = scene.sections[scene.panels[chip.panel].section]
     lines = [f"{scene.unit}{place}{f' of {section}' if section else ''}"]
@@ -74,7 +74,7 @@ def chip_title(scene: Scene, chip: Chip) -> str:
 
 
 def _signs(scene: Scene) -> list[str]:
-    """Return what fills, outlines and dashes mean."""
+    """Return the explanations of fills, outlines and dashes."""
     found = []
     busiest = next((axis for axis in reversed(scene.axes) if axis.size > 1), None)
     if busiest and scene.num_groups > 1:
@@ -96,7 +96,7 @@ def _signs(scene: Scene) -> list[str]:
 
 
 def _leaves(part: LinkMark | Bundle | Arrow) -> bool:
-    """Whether a part of the picture reaches beyond a panel."""
+    """Whether an arrow or link leaves its panel."""
     return part.start.panel != part.end.panel if isinstance(part, Arrow) else part.wraps
 
 
@@ -117,7 +117,7 @@ class _Wires:
         self.corners = self._lay_out()
 
     def draw(self, alone: bool) -> None:
-        """Draw all of it."""
+        """Draw the whole scene."""
         self._hosts()
         self._links()
         self._bundles()
@@ -127,18 +127,18 @@ class _Wires:
         self._legend(alone)
 
     def middle(self, panel: int, column: float, row: float) -> tuple[float, float]:
-        """Return where the middle of a cell is."""
+        """Return the middle of a cell."""
         left, top = self.corners[panel]
         return left + (column + 0.5) * self.grain.across, top + (row + 0.5) * self.grain.pitch
 
     def _size(self, panel: ChipPlane) -> tuple[float, float]:
-        """Return how wide and high a panel is with its edges and its title."""
+        """Return the width and height of a panel with its margins and title."""
         wide = len(panel.columns) * self.grain.across + 2 * self.grain.edge
         high = len(panel.rows) * self.grain.pitch + 2 * self.grain.edge
         return wide, high + 16.0 * bool(panel.title)
 
     def _lay_out(self) -> list[tuple[float, float]]:
-        """Return where the grid of each panel begins; frame the sections."""
+        """Return the origin of each panel's grid; frame the sections."""
         corners: list[tuple[float, float]] = []
         x, y, high = 0.0, 0.0, 0.0
         for section, title in enumerate(self.scene.sections):
@@ -160,7 +160,7 @@ class _Wires:
         return corners
 
     def _flow(self, panels: Sequence[ChipPlane]) -> tuple[list[tuple[float, float]], float, float]:
-        """Return the corners of a section's panels in even lines, and how wide and high it is."""
+        """Return the corners of a section's panels in even lines, and its width and height."""
         wide, high = self._size(panels[0])
         lines = math.ceil(len(panels) / max(1, int(_MOST_WIDTH / wide)))
         each = math.ceil(len(panels) / lines)
@@ -199,7 +199,7 @@ class _Wires:
             self.canvas.path(ends, "wrap")
 
     def _edges(self) -> None:
-        """Mark the sides whose lines wrap, where single links are too small to see."""
+        """Mark the sides whose lines wrap, if single links are too small to see."""
         pitch, off = self.grain.pitch, 4.0
         for number_, panel in enumerate(self.scene.panels):
             left, top = self.corners[number_]
@@ -215,7 +215,7 @@ class _Wires:
                 self.canvas.path([*sides, (left, bottom + off), (right, bottom + off)], "wrap")
 
     def _bundles(self) -> None:
-        """Join the planes of a torus where they stand beside one another; else, two stubs."""
+        """Draw the links between planes of a torus: lines if they are adjacent, else two stubs."""
         for bundle in self.scene.bundles:
             a, b = self.scene.panels[bundle.start], self.scene.panels[bundle.end]
             (left, top), (right, below) = self.corners[bundle.start], self.corners[bundle.end]
@@ -262,7 +262,7 @@ class _Wires:
                 self.canvas.text(x, y, panel.title, 12, "dim", end=0.5)
 
     def _legend(self, alone: bool) -> None:
-        """Say what is seen: above, what it is; below, the axes and the signs."""
+        """Draw the legend: the title above; the axes and the signs below."""
         canvas = self.canvas
         left, top, _, bottom = canvas.bounds
         if alone:

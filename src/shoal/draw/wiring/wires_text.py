@@ -44,7 +44,7 @@ def render_wires(
       topology: the devices.
       mesh: the mesh on them, or None.
       width: of the console.
-      has_colours: whether it shows colours; else no word is lost about them.
+      has_colours: whether it shows colours; else the legend omits them.
     """
     scene = draw_wires(topology, mesh, Most(chips=_MOST_CHIPS, arrows=0))
     frames = [_Frame(scene, panel) for panel in range(len(scene.panels))]
@@ -63,7 +63,7 @@ def render_wires(
 
 
 def _signs(scene: Scene, has_ids: bool, has_colours: bool) -> Iterator[str]:
-    """Yield what colours, letters and frames mean."""
+    """Yield the explanations of colours, letters and frames."""
     busiest = next((axis for axis in reversed(scene.axes) if axis.size > 1), None)
     if busiest and scene.num_groups > 1 and (has_colours or not has_ids):
         ring = f"same ring of {quote(busiest.name)}, {scene.num_groups} in all"
@@ -107,7 +107,7 @@ class _Frame:
 
     @property
     def width(self) -> int:
-        """How many columns of text it takes."""
+        """Width in columns of text."""
         return max(len(self.columns) * self.cell + len(self.across), len(self.title))
 
     def _label(self, chip: Chip) -> str:
@@ -120,14 +120,14 @@ class _Frame:
         return "…" if None in (self.shown.rows[row], self.shown.columns[column]) else ""
 
     def _owner(self, row: int, column: int) -> object:
-        """Return whose a cell is; what is left out belongs to the one before it."""
+        """Return the owner of a cell; a gap belongs to the cell before it."""
         row -= self.shown.rows[row] is None
         column -= self.shown.columns[column] is None
         chip = self.chips.get((row, column))
         return None if chip is None else chip.devices[0].process if self.has_hosts else -1
 
     def _lines(self, rows: range, columns: range, *, turned: bool) -> dict[int, set[int]]:
-        """Return the lines between columns that are drawn, and at which rows."""
+        """Return the lines to draw between columns, and their rows."""
         found = {0: set(rows), len(columns): set(rows)}
         for row, column in itertools.product(rows, columns[1:]):
             before, here = (row, column - 1), (row, column)

@@ -52,7 +52,7 @@ class Hosts(Topology):
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Switch groups where there are any, hosts, devices."""
+        """Switch groups if there are any, hosts, devices."""
         if self.switch is None:
             return (self.count, self.devices)
         return (self.count // self.switch, self.switch, self.devices)
@@ -69,7 +69,7 @@ class Hosts(Topology):
 
 @dataclasses.dataclass(frozen=True)
 class Flat(Topology):
-    """Devices of which only the number is known."""
+    """Devices of unknown arrangement."""
 
     count: int
     on: str = "cpu"
@@ -79,7 +79,7 @@ class Flat(Topology):
         offences: list[str] = []
         sizes_of((self.count,), "count", offences)
         if self.on not in ("cpu", "gpu", "tpu"):
-            offences.append(f"on={self.on!r} is none of 'cpu', 'gpu', 'tpu'")
+            offences.append(f"on={self.on!r} is not one of 'cpu', 'gpu', 'tpu'")
         raise_all("Flat", offences)
 
     @property

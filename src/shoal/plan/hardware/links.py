@@ -36,7 +36,8 @@ class Links(NamedTuple):
 
 # Data centre network of a chip, in bytes per second: the table "DCN bandwidth per chip" of
 # https://docs.cloud.google.com/tpu/docs/tpu7x for v5p, v6e and TPU7x; for v5e the NICs of a host of
-# 8 chips, 2 x 100 Gbit/s, of https://docs.cloud.google.com/tpu/docs/v6e. For others none is there.
+# 8 chips, 2 x 100 Gbit/s, of https://docs.cloud.google.com/tpu/docs/v6e. No figure is given for
+# others.
 _DCN = {"v5e": 3.125e9, "v5p": 6.25e9, "v6e": 12.5e9, "tpu7x": 12.5e9}
 
 # NVIDIA DGX H100: NVLink 4, 900 GB/s a GPU in both directions together; a ConnectX-7 of 400 Gbit/s
@@ -44,7 +45,7 @@ _DCN = {"v5e": 3.125e9, "v5p": 6.25e9, "v6e": 12.5e9, "tpu7x": 12.5e9}
 _NVLINK, _NIC = 450e9, 50e9
 # A step of a ring, protocol Simple, over NVLink and over a network: `hwLat` in
 # https://github.com/NVIDIA/nccl/blob/v2.19/src/graph/tuning.cc. No figure is published for other
-# networks; the same one is taken for them.
+# networks, so the same one is used.
 _NVLINK_S, _NETWORK_S = 3.4e-6, 14e-6
 _GIVEN = "as given"
 
@@ -61,8 +62,8 @@ def links_of(
     Local.
 
     Args:
-      topology: of a TPU generation, the figures are that generation's; of GPU hosts, those of a
-        DGX H100; of all else none are known.
+      topology: for a TPU generation, the figures are that generation's; for GPU hosts, those of a
+              DGX H100; for others none are known.
       link_bytes_per_s: of one link of a torus in one direction; elsewhere, of one device's port
         within its host.
       network_bytes_per_s: of one host, in one direction.

@@ -49,7 +49,7 @@ class Generation(NamedTuple):
 
 _V2, _V3, _V4 = "system architecture: v2", "system architecture: v3", "system architecture: v4"
 _CUBE = (4, True)  # optical switches join cubes of 4 x 4 x 4 chips into a torus
-_SIDE = (16, False)  # only a whole side of the pod of 16 x 16 chips has its ends linked
+_SIDE = (16, False)  # only a full side of the pod of 16 x 16 chips has its ends linked
 
 GENERATIONS: Mapping[str, Generation] = {
     one.name: one

@@ -29,7 +29,8 @@ class Numbering:
 
     ids: bytes = b""  # int64, row-major; empty: by the rule
     processes: bytes = b""
-    # The ids as a program was given them; empty: by process, then z, y, x, core, as JAX lists them.
+    # The ids in the order of the program's device list; empty: by process, then z, y, x, core, as
+    # JAX lists them.
     listed: bytes = dataclasses.field(default=b"", compare=False)
 
 
@@ -113,7 +114,7 @@ class Topology(abc.ABC):
           listed: all ids in the order in which a program lists the devices [count].
 
         Raises:
-          UsageError: they are not one for each device, or an id occurs twice.
+          UsageError: there is not one for each device, or an id occurs twice.
         """
         offences: list[str] = []
         new = Numbering(
@@ -138,12 +139,12 @@ class Torus(Topology):
 
     Args:
       shape: chips along x, y, z; one to three numbers, one dim for each of the links' directions.
-      generation: a name of `GENERATIONS`, which says what is not given; "" for a plain torus.
-      wrap: for each dim, whether its two ends are linked; None: as the generation has it, and a
-        plain torus has none.
-      host: chips of one host along each dim; None: as the generation has it, where that divides
-        the dim; a plain torus is one host.
-      cores: devices of a chip; None: as the generation has it, else 1.
+      generation: a name of `GENERATIONS`, which supplies the defaults; "" for a plain torus.
+      wrap: for each dim, whether its two ends are linked; None: as in the generation; in a
+              plain torus no.
+      host: chips of one host along each dim; None: as in the generation, where that divides
+              the dim; a plain torus is one host.
+      cores: devices of a chip; None: as in the generation, else 1.
       kind: JAX's `device_kind`; "": the generation's first one.
       origin: the coordinates of the first chip; (): all 0.
 
@@ -175,7 +176,7 @@ class Torus(Topology):
         known = GENERATIONS.get(self.generation)
         if self.generation and known is None:
             offences.append(
-                f"generation={self.generation!r} is none of {', '.join(GENERATIONS)}; "
+                f"generation={self.generation!r} is not one of {', '.join(GENERATIONS)}; "
                 "without one it is a plain torus"
             )
         raise_all("Torus", offences)
@@ -220,7 +221,7 @@ class Torus(Topology):
             box = tuple(slice(*ends) for ends in zip(low.tolist(), high.tolist(), strict=True))
             ids = self.device_ids[box]
             if ids.size != len(own):
-                raise UsageError(f"the chips of process {process} of {self.text} fill no box")
+                raise UsageError(f"the chips of process {process} of {self.text} do not fill a box")
             begin = np.add(low[:-1], self.origin or 0)
             part = Torus(
                 ids.shape[:-1],
@@ -283,7 +284,7 @@ class Slices(Topology):
         own, those of all are used; else each slice's ids and processes follow the previous one's.
 
     Raises:
-      UsageError: there is none, one is not a Torus, or an id occurs twice.
+      UsageError: there are no slices, one is not a Torus, or an id occurs twice.
     """
 
     slices: tuple[Torus, ...]
@@ -292,7 +293,7 @@ class Slices(Topology):
     def __post_init__(self) -> None:
         slices = tuple(self.slices)
         if not slices:
-            raise UsageError("Slices: there must be one slice at least")
+            raise UsageError("Slices: there must be at least one slice")
         if wrong := [one for one in slices if not isinstance(one, Torus)]:
             raise UsageError(f"Slices: {wrong[0]!r} is not a Torus")
         plain = tuple(dataclasses.replace(one, numbering=PLAIN) for one in slices)

@@ -188,7 +188,7 @@ class Words:
             raise self.error("end of the text expected")
 
     def error(self, wanted: str) -> UsageError:
-        """Return an error at the next token."""
+        """Return an error about the next token."""
         at_end = self._at >= len(self._words)
         return self._error(len(self._text) if at_end else self._words[self._at][1], wanted)
 
@@ -196,5 +196,5 @@ class Words:
         shown = self._text if len(self._text) <= 200 else self._text[:200] + "…"
         return UsageError(
             f"{self._kind}.parse({shown!r}): {wanted} at character {place}, "
-            f"where {self._text[place : place + 12]!r} stands"
+            f"found {self._text[place : place + 12]!r}"
         )

@@ -37,13 +37,13 @@ class OrderOptions(NamedTuple):
         if found:
             return found
         if self.contiguous and library in ("torch_xla", "dtensor"):
-            found.append(f"contiguous_submeshes says nothing under compatible_with={library!r}")
+            found.append(f"contiguous_submeshes has no effect under compatible_with={library!r}")
         if self.rings is not None and library != "dtensor":
-            found.append("rings is there under compatible_with='dtensor' only")
+            found.append("rings requires compatible_with='dtensor'")
         if self.rings is not None and not isinstance(self.rings, dtensor_order.Rings):
             found.append(f"rings={self.rings!r} must be a placement.Rings")
         if self.allow_split is not None and library == "dtensor":
-            found.append("allow_split_physical_axes says nothing under compatible_with='dtensor'")
+            found.append("allow_split_physical_axes has no effect under compatible_with='dtensor'")
         return found
 
     def order(
@@ -64,7 +64,7 @@ class OrderOptions(NamedTuple):
             return torch_xla_order.order(topology, sizes, outer, allow_split=split)
         if self.library == "dtensor":
             if outer is not None:
-                raise UsageError("across says nothing under compatible_with='dtensor'")
+                raise UsageError("across has no effect under compatible_with='dtensor'")
             return dtensor_order.order(topology, sizes, self.rings or dtensor_order.Rings())
         if outer is None:
             return jax_order.order(

@@ -2,7 +2,7 @@
 
 DTensor cuts a slice into rings of cores, orders each along a snake that returns through its first
 column, and concatenates the rings. Reimplemented from its behaviour, including its weaknesses: a
-row of chips becomes no ring, and rings that begin at an odd row get steps of two links.
+row of chips is not closed to a ring, and rings that begin at an odd row have hops of two links.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Rings:
     """The options of `create_tpu_mesh`, by their names there without `ring_`.
 
     Args:
-      dims: how many mesh axes a ring covers: the first ones, or with a minus the last ones. None:
+      dims: how many mesh axes a ring covers: the first ones, or if negative the last ones. None:
         all but the first, so a mesh of one axis has no rings.
       axes: the directions in which a slice is walked through, the fastest first.
       bounds: of the box of a ring, along x, y, z, core; None: the whole slice's.
       can_split_host_across_rings: may the chips of one host belong to several rings?
-      build_ring_across_rings: are the rings themselves in the order of a ring?
+      build_ring_across_rings: are the rings themselves ordered as a ring?
       rotate_ring_across_rings: does that ring run along y before x?
 
     >>> from shoal.plan import placement, topology
@@ -71,7 +71,7 @@ def order(topology: Topology, sizes: Sequence[int], rings: Rings) -> IntArray:
     if size < math.prod(host):
         raise UsageError(
             f"DTensor's rings of {size} are smaller than a host of {text_of(host)} cores; "
-            "let hosts be split: can_split_host_across_rings=True"
+            "allow that with can_split_host_across_rings=True"
         )
     places = _enumerated(whole, bounds, host, [_AXES.index(axis) for axis in rings.axes])
     blocks = places.reshape(-1, size, 4)
@@ -103,14 +103,14 @@ def _offences(
     if sorted(rings.axes) != sorted(_AXES):
         found.append(f"axes={tuple(rings.axes)} must be x, y, z and core, each once")
     if whole[3] > 2:
-        found.append(f"chips have one core or two there, and here {whole[3]}")
+        found.append(f"chips must have one or two cores, and these have {whole[3]}")
     if len(bounds) != 4:
         found.append(f"bounds={bounds} must be four numbers: x, y, z, core")
     elif any(part < 1 or all_ % part for all_, part in zip(whole, bounds, strict=True)):
         found.append(f"bounds={bounds} must divide the slice's {text_of(whole)} (x, y, z, core)")
     elif any(part % own for part, own in zip(bounds, host, strict=True)):
         found.append(
-            f"a ring's box of {text_of(bounds)} splits hosts of {text_of(host)}; let it: "
+            f"a ring's box of {text_of(bounds)} splits hosts of {text_of(host)}; allow that with "
             "can_split_host_across_rings=True"
         )
     return found
@@ -119,7 +119,7 @@ def _offences(
 def _enumerated(
     whole: Sequence[int], bounds: Sequence[int], host: Sequence[int], axes: Sequence[int]
 ) -> IntArray:
-    """List the cores [cores, (x, y, z, core)]: ring boxes, in each its hosts, in each its cores."""
+    """List the cores [cores, (x, y, z, core)], grouped by ring box, and within each by host."""
     places = np.zeros((1, 1, 1, 4), np.int64)  # [ring boxes, hosts of each, cores of each]
     for axis in axes:
         part, own = bounds[axis], host[axis]
@@ -151,7 +151,7 @@ def _ring(places: IntArray, *, is_rotated: bool = False) -> IntArray:
         return flat
     rank = np.empty(len(places), np.int64)
     rank[flat] = np.arange(len(places))
-    # Planes to and fro, but for one corner; the way back goes through that.
+    # Back and forth over the planes, except for one corner, through which the way back leads.
     is_corner = (x == x.min()) & (y == y.min())
     within = np.where(is_corner, core, np.where(z % 2 == 0, rank, -rank))
     return np.lexsort((within, np.where(is_corner, -z, z), is_corner))

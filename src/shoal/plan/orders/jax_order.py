@@ -55,7 +55,7 @@ def order(
     """Return the device ids [sizes] in the order of JAX's `create_device_mesh`.
 
     Raises:
-      UsageError: JAX refuses, or fails; says what fits.
+      UsageError: JAX refuses, or fails; names what fits.
 
     >>> from shoal.plan.topology import parse
     >>> order(parse("v5e:4x2"), (8,)).tolist()
@@ -76,8 +76,8 @@ def order(
         return torus_order(physical, sizes, allow_split=allow_split_physical_axes)[0]
     if isinstance(topology, Slices):
         raise UsageError(
-            f"JAX's order within one slice says nothing of {topology.text}: say with across= "
-            "which axes span its slices"
+            f"JAX's order is for a single slice: for {topology.text}, name the axes that span its "
+            "slices with across="
         )
     listed = topology.listed_ids
     return (np.sort(listed) if topology.platform == "gpu" else listed).reshape(sizes)
@@ -187,12 +187,12 @@ def _exchanged(physical: IntArray, sizes: Sizes, torus: Torus) -> IntArray:
     known = _CONTIGUOUS.get(physical.shape)
     if known is None:
         fit = ", ".join(map(text_of, _CONTIGUOUS))
-        raise UsageError(f"JAX has no contiguous submeshes of {torus.text}; it has of {fit}")
+        raise UsageError(f"JAX has no contiguous submeshes of {torus.text}; only of {fit}")
     dims = known.get(tuple(size for size in sizes if size != 1))
     if dims is None:
         fit = ", ".join(map(text_of, known))
         raise UsageError(
-            f"JAX has no contiguous submeshes of {torus.text} as {text_of(sizes)}; but as {fit}"
+            f"JAX has no contiguous submeshes of {torus.text} as {text_of(sizes)}; only as {fit}"
         )
     return physical.transpose(dims)
 
@@ -229,7 +229,7 @@ def torus_order(
             raise UsageError(
                 f"JAX's search finds no whole dims for axis {axis} of size {sizes[axis]}: of "
                 f"{text_of(physical.shape)} it has {text_of(size for size in free if size) or 0} "
-                "left\nlet it split dims (allow_split_physical_axes=True), or take shoal's order"
+                "left\nlet it split dims (allow_split_physical_axes=True), or use shoal's order"
             )
         chosen[axis] = dims
         free = [0 if dim in dims else size for dim, size in enumerate(free)]
@@ -249,13 +249,13 @@ def _split_order(physical: IntArray, sizes: Sizes) -> tuple[IntArray, IntArray]:
         if not shares:
             raise UsageError(
                 f"JAX's search finds no share of {text_of(physical.shape)} for axis {axis} of "
-                f"size {sizes[axis]}; take shoal's order"
+                f"size {sizes[axis]}; use shoal's order"
             )
         taken[:, axis] = max(shares, key=lambda s: _preference(s, physical.shape, used))
     if (taken.prod(axis=0) != sizes).any() or (taken.prod(axis=1) != physical.shape).any():
         raise UsageError(
-            f"JAX loses a prime factor of {text_of(sizes)} on {text_of(physical.shape)} and fails; "
-            "take shoal's order"
+            f"JAX loses a prime factor of {text_of(sizes)} on {text_of(physical.shape)} and "
+            "fails; use shoal's order"
         )
     count = len(sizes)
     # Within a dim the busier axes are inner; then each axis collects its parts, by dim.
@@ -265,7 +265,7 @@ def _split_order(physical: IntArray, sizes: Sizes) -> tuple[IntArray, IntArray]:
 
 
 def _shares(shape: Sizes, used: IntArray, size: int) -> set[tuple[int, ...]]:
-    """Return how an axis could be spread over what is left of each dim."""
+    """Return the ways to spread an axis over the rest of each dim."""
     wanted = _factors(size)
     found = {tuple(1 for _ in shape)}
     for factor in dict.fromkeys(wanted):
@@ -285,7 +285,7 @@ def _shares(shape: Sizes, used: IntArray, size: int) -> set[tuple[int, ...]]:
 
 
 def _factors(number: int) -> list[int]:
-    """Return prime factors as JAX 0.10.2 does: for 14 it finds only the 7.
+    """Return prime factors as JAX 0.10.2 does: for 14, only 7.
 
     Fixed later: https://github.com/jax-ml/jax/issues/38286.
     """

@@ -31,7 +31,7 @@ def order(
       allow_split: may two axes share a dim?
 
     Raises:
-      UsageError: it would fail there, or is not a TPU.
+      UsageError: torch_xla would fail, or it is not a TPU.
 
     >>> from shoal.plan.topology import parse
     >>> order(parse("v5e:4x2"), (8,), None, allow_split=True).tolist()  # no ring
@@ -48,8 +48,8 @@ def order(
         return _in_slice(topology, sizes, allow_split)
     if outer is None:
         raise UsageError(
-            f"torch_xla's HybridMesh must be given how {topology.text} is divided: say with "
-            "across= which axes span its slices (Provide dcn_mesh_shape)"
+            f"torch_xla's HybridMesh needs the division of {topology.text}: name the axes that "
+            "span its slices with across= (Provide dcn_mesh_shape)"
         )
     inner = [size // part for size, part in zip(sizes, outer, strict=True)]
     meshes = [_in_slice(one, inner, allow_split) for one in topology.parts()]
@@ -59,7 +59,7 @@ def order(
 def _in_slice(torus: Torus, sizes: Sequence[int], allow_split: bool) -> IntArray:
     if torus.cores != 1 or any(torus.origin):
         raise UsageError(
-            "torch_xla's HybridMesh knows only slices that begin at (0, 0, 0) with one device a "
+            "torch_xla's HybridMesh supports only slices that begin at (0, 0, 0) with one device a "
             f"chip; {torus.text} begins at {torus.origin or (0, 0, 0)} with {torus.cores}"
         )
     if np.prod(sizes) != torus.num_devices:

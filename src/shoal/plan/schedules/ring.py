@@ -54,17 +54,17 @@ def hops(chips: IntArray, sides: Sequence[Side]) -> IntArray:
 
 
 def best_walk(sides: Sequence[Side]) -> Walk:
-    """Return the walk with the shortest longest hop, then the shortest in all, of those known.
+    """Return the known walk with the shortest longest hop, and among those the shortest in total.
 
     >>> best_walk((Side(2), Side(4)))[:2]
     (1, 8)
     >>> best_walk((Side(8),))[:2], best_walk((Side(8, ring=8),))[:2]
     ((2, 14), (1, 8))
     """
-    # Boxes that differ in the order of their dims alone have one walk.
+    # Boxes that differ only in the order of their dims share a walk.
     dims = sorted((dim for dim, side in enumerate(sides) if _counts(side)), key=sides.__getitem__)
     longest, total, chips = _walk(tuple(sides[dim] for dim in dims))
-    # Places that no link parts follow one another.
+    # Cells without a link between them are consecutive.
     near = [dim for dim, side in enumerate(sides) if not side.stride]
     counts = [sides[dim].chips for dim in near]
     inside = np.array(list(np.ndindex(*counts))).reshape(math.prod(counts), len(near))
@@ -79,13 +79,13 @@ def _counts(side: Side) -> bool:
 
 
 def shortest_hops(sides: Sequence[Side]) -> tuple[int, int]:
-    """Return the longest hop of the best walk, and all of them together."""
+    """Return the longest hop of the best walk, and the sum of its hops."""
     return _walk(tuple(sorted(filter(_counts, sides))))[:2]
 
 
 @lru_cache(maxsize=4096)
 def _walk(sides: tuple[Side, ...]) -> Walk:
-    """The same for a box whose dims are sorted, and all wider than one chip, apart by links."""
+    """The same for a box with sorted dims, all wider than one chip and with links between chips."""
     if not sides:
         return Walk(0, 0, np.zeros((1, 0), np.int64))
     least = min(side.stride for side in sides)  # no hop is shorter
@@ -108,7 +108,7 @@ def _walks(sides: Sequence[Side]) -> Iterator[IntArray]:
     for order in itertools.permutations(range(len(sides))):
         first, *rest = order
         snake = _snake([counts[dim] for dim in rest])
-        # An even number of rows, to and fro: it closes where the first dim's ends are linked.
+        # An even number of rows, back and forth: closed if the first dim's ends are linked.
         yield _as_listed(_snake([counts[dim] for dim in order]), order)
         rows, columns = counts[first], len(snake)
         grids = [_comb(rows, columns), _comb(columns, rows)[:, ::-1]]
@@ -119,12 +119,12 @@ def _walks(sides: Sequence[Side]) -> Iterator[IntArray]:
 
 
 def _as_listed(chips: IntArray, order: Sequence[int]) -> IntArray:
-    """Give the coordinates, which follow an order of the dims, their own order."""
+    """Reorder coordinates from a permuted order of the dims to the original one."""
     return np.asarray(chips[:, np.argsort(order)])
 
 
 def _folded(count: int) -> IntArray:
-    """Go through a line and back, every other one on the way: 0 2 4 5 3 1."""
+    """Walk along a line and back, visiting every other chip each way: 0 2 4 5 3 1."""
     return np.concatenate((np.arange(0, count, 2), np.arange(1, count, 2)[::-1]))
 
 
@@ -143,9 +143,9 @@ def _snake(counts: Sequence[int]) -> IntArray:
 
 
 def _comb(rows: int, columns: int, *, turns: bool = True) -> IntArray:
-    """Go over a grid and back through its first column.
+    """Walk over a grid, and back through its first column.
 
-        → → ↓      of 4 x 3: the rows to and fro, without the first column,
+        → → ↓      of 4 x 3: the rows back and forth, without the first column,
         ↑ ↓ ←      and the first column back
         ↑ → ↓
         ↑ ← ←
@@ -162,7 +162,7 @@ def _comb(rows: int, columns: int, *, turns: bool = True) -> IntArray:
         for row in range(plain)
         for column in range(teeth)
     ]
-    if turns:  # the snake has come to the far end of an odd number of rows
+    if turns:  # the snake ends at the far end of an odd number of rows
         top = rows - 2
         for turn in range(teeth):
             column = teeth - turn if plain else 1 + turn

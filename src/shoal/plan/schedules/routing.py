@@ -33,7 +33,7 @@ class Grid(NamedTuple):
 
     @property
     def dims(self) -> range:
-        """The columns of coordinates along which there are links."""
+        """The columns of the coordinates that have links."""
         return range(1, len(self.shape) + 1)
 
     def place(self, coords: IntArray) -> IntArray:
@@ -42,7 +42,7 @@ class Grid(NamedTuple):
         return np.asarray(np.ravel_multi_index(tuple(columns), self.chips))
 
     def along(self, dim: int, changes: NDArray[Any]) -> FloatArray:
-        """Sum up what each chip adds to the link after it, compared to the link before it."""
+        """Accumulate what each chip adds to the next link's load, relative to the last link's."""
         return np.cumsum(changes.reshape(self.chips), axis=dim)
 
 
@@ -63,7 +63,7 @@ class LinkTraffic:
             at[:, dim] = target[:, dim]
 
     def add_along(self, dim: int, source: IntArray, end: IntArray, num_bytes: float) -> None:
-        """Send bytes from each source along one dim; of two ways as short, half on each."""
+        """Send bytes from each source along one dim; of two equally short ways, half on each."""
         size, start = self._grid.shape[dim - 1], source[:, dim]
         right: FloatArray
         if self._grid.wrap[dim - 1]:
@@ -139,8 +139,8 @@ def lines(grid: Grid, groups: IntArray, values: list[IntArray]) -> list[GatherLi
     Every chip of a line of n receives the n - 1 shards of the others. In a ring, half of each shard
     goes either way: each link carries (n - 1) / 2 shards. In a line whose ends are not linked each
     shard goes both ways as far as there are chips: a link carries the shards of all chips behind
-    it. What the lines of all groups bring to one link is added up; the mode with the lighter
-    busiest link is taken.
+    it. The loads that the lines of all groups put on one link are added up; the mode with the
+    lighter busiest link is taken.
     """
     found = []
     place = grid.place(groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# How often a collective passes its payload through the links as one all-gather does. A
+# The load of a collective on the links, in all-gathers of the same payload. A
 # reduce-scatter is an all-gather played backwards, an all-reduce the one and then the other
 # (Rabenseifner), a broadcast a scatter and then an all-gather (van de Geijn): Thakur, Rabenseifner
 # and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).

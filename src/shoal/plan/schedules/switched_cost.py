@@ -1,7 +1,7 @@
 """Cost of collectives across switches: the devices of a host, and hosts over a network.
 
 Every device, and every host, has a port of its own into a network that is otherwise unlimited.
-Recursive halving and doubling moves (n - 1) / n of the payload through each port in log2(n) steps,
+Recursive halving and doubling move (n - 1) / n of the payload through each port in log2(n) steps,
 and pairwise exchange does an all-to-all in n - 1 (Thakur, Rabenseifner and Gropp: see `stage`).
 
 If a group has devices in several slices (or hosts), it works in stages: a reduce-scatter within
@@ -84,7 +84,7 @@ def host_all_to_all(members: Members, link: Link, pair_bytes: float) -> Stage:
 
 
 def host_permute(members: Members, link: Link, num_bytes: int) -> Stage:
-    """Send to the next device, where that is in the same host."""
+    """Send to the next device, if it is in the same host."""
     stays = not members.leaves.all()
     return _stage(link, int(stays), float(num_bytes * stays))
 

@@ -96,7 +96,7 @@ def _bucket(
         max over sets T of dims of (1 / (members / prod(counts[T])) - 1 / members)
                                    / sum of 1 / loads[d] over T
 
-    (max-flow min-cut for polymatroids: J. Edmonds, 1970). No schedule does with less: the planes
+    (max-flow min-cut for polymatroids: J. Edmonds, 1970). No schedule needs less: the planes
     across T, of members / prod(counts[T]) devices each, must receive that much over T's links.
     """
     best, binding = 0.0, tuple[int, ...]()
@@ -133,7 +133,7 @@ def all_to_all(grid: Grid, groups: Sequence[IntArray], link: Link, pair_bytes: f
     """Send `pair_bytes` from each device to each other one of its group, dim by dim.
 
     Raises:
-      UsageError: the groups are no boxes, and too large to route every pair.
+      UsageError: the groups are not boxes, and are too large to route every pair.
     """
     several = [own for own in groups if own.shape[1] > 1]
     if not several:
@@ -159,8 +159,8 @@ def _box_pairs(
 ) -> int:
     """Route all pairs of boxes and return the longest way.
 
-    Along each dim every device sends an equal part of all it has to each chip of its line, whatever
-    came before.
+    Along each dim every device sends an equal part of all its data to each chip of its line,
+        regardless of the earlier dims.
     """
     here = groups.reshape(-1, groups.shape[2])
     _check_pairs(len(here) * max(own.shape[1] for own in values[1:-1]))

@@ -1,7 +1,7 @@
 """Two layouts whose tiles consist of the same blocks, and the blocks each device lacks.
 
 If the tiles of one layout divide those of the other along every dim, both consist of equal blocks.
-Each device lacks a whole number of them, and a few permutes, one block per device, deliver them: an
+Each device lacks a whole number of them, which a few permutes of one block per device deliver: an
 *exchange*. It receives no byte that it does not need. An all-to-all is the special case in which
 all blocks come from the same group.
 """
@@ -26,9 +26,9 @@ Send = tuple[int, int, Block]  # sender and receiver, positions in a mesh; which
 
 
 class Tiles(NamedTuple):
-    """Which tile each device holds."""
+    """The tile that each device holds."""
 
-    counts: tuple[int, ...]  # into how many each dim is cut
+    counts: tuple[int, ...]  # number of tiles along each dim
     coords: IntArray  # of each device's tile [devices, rank]
 
 
@@ -149,7 +149,7 @@ class Copies(NamedTuple):
     keeps: IntArray  # the one that it copies if it receives none [devices, rank]
     writes: IntArray  # where in its new tile the block goes [devices, rank]
     receives: NDArray[np.bool_]  # [devices]
-    idle: NDArray[np.bool_]  # it writes nothing: it only sends, for the others [devices]
+    idle: NDArray[np.bool_]  # it writes nothing, and only sends to others [devices]
 
 
 def exchange_copies(before: Layout, after: Layout) -> tuple[Copies, ...]:

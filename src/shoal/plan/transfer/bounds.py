@@ -28,7 +28,7 @@ class DeviceBound(NamedTuple):
     device: int
     host: int
     received_bytes: int
-    """What it needs and does not hold."""
+    """The bytes that it needs and does not hold."""
     peak_bytes: int
     """Its shard of the source and its shard of the target, both held at the end."""
     donated_peak_bytes: int
@@ -39,11 +39,11 @@ class Bounds(NamedTuple):
     """The lower bounds of a move. `print` shows them."""
 
     devices: tuple[DeviceBound, ...]
-    """Of every device of either layout, by ascending id."""
+    """The bounds of every device of either layout, by ascending id."""
     host_bytes: tuple[tuple[int, int], ...]
     """Host and the bytes that must enter it at least once, by ascending number."""
     total_bytes: int
-    """What all devices together must receive."""
+    """The bytes that all devices together must receive."""
 
     @property
     def received_bytes(self) -> dict[int, int]:
@@ -106,27 +106,29 @@ def bounds(
     Local.
 
     With S and T the boxes that a device holds in the source and in the target, it receives at
-    least |T| - |T ∩ S|: what it needs and does not hold. A host takes in at least what its devices
-    need in the target and none of them holds in the source, each byte once. A device holds at
+    least |T| - |T ∩ S|: what it needs and does not hold. A host receives at least the bytes that
+        its devices need in the target and none of them holds in the source, each once. A device
+        holds at
     least |S| + |T| at the end, or max(|S|, |T|) where S may be overwritten.
 
     Where a reduction of k > 1 terms is pending, a device receives at least |T|: of every element
-    it holds one term at most, and the result depends on the others. A host takes in every element
-    that it needs and does not hold all terms of. All devices together receive at least k + r - 1
+    it holds one term at most, and the result depends on the others. A host receives every element
+        that it needs and does not hold all terms of. All devices together receive at least k + r -
+        1
     messages for an element that r devices need, or k + r - 2 if one of these holds a term: every
     message joins two of the k groups of holders at most, so k - 1 must pass before any device
     knows the value (k if that device holds no term), and then one for each needer that is left.
 
     Args:
-      source: the layout that the array has; it may be partial, by any reduction.
-      target: the layout that it is to have.
+      source: the layout of the array; it may be partial, by any reduction.
+            target: the layout to move it to.
       shape: the shape of the whole array [rank].
       item_bytes: bytes of one element.
       topology: says the host of each device. None: a host for each process of the meshes.
 
     Raises:
-      UsageError: what `regions` refuses; the topology lacks devices of the meshes; or there is
-        none, and the meshes differ about the process of a device.
+      UsageError: as for `regions`; the topology lacks devices of the meshes; or without a
+              topology, the meshes give different processes for a device.
 
     Example:
       >>> from shoal.plan.mesh import Mesh
@@ -211,7 +213,7 @@ def _entering(
 
 
 def _by_host(values: IntArray, hosts: IntArray, count: int) -> list[IntArray]:
-    """Return for each host the distinct values that stand beside it; they broadcast to `hosts`."""
+    """Return the distinct values paired with each host; they broadcast to `hosts`."""
     span = int(values.max(initial=0)) + 1
     pairs = np.unique(hosts * span + values)
     return np.split(pairs % span, np.searchsorted(pairs, np.arange(1, count) * span))

@@ -1,8 +1,8 @@
 """A large move in chunks: the same steps on one part of the array after another.
 
-A dim that all layouts on the way together cut into L tiles, of n items each, has an array for every
-k of 0..n-1: what lies at place k of each tile. All these move by the same steps. A chunk is a run
-of them.
+If all layouts on the way together cut a dim into L tiles of n items each, the items at position k
+of all tiles form an array, for every k of 0..n-1. All these arrays move by the same steps. A chunk
+is a run of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from shoal.plan.transfer.move_steps import Step, received_bytes
 from shoal.plan.transfer.same_devices import in_one_order
 
 CHUNK_BYTES = 64 << 20  # temporary memory of a move
-_MOST_TIMES = 4  # as many chunks as are needed, for chunks of one size: more only cost time
-_PIECES = 4  # of an array's part, at the same time: cut out, on its way, received, put together
+_MOST_TIMES = 4  # up to this many times the needed chunks, for equal sizes: more cost time
+_PIECES = 4  # copies of a part that exist at the same time: cut out, in flight, received, joined
 
 
 class ChunkCut(NamedTuple):
@@ -24,7 +24,7 @@ class ChunkCut(NamedTuple):
 
     dim: int
     tiles: int  # L
-    parts: int  # how many chunks of one size
+    parts: int  # number of chunks of one size
     width: int  # items of each tile in a chunk
     rest: int  # remainder for one more chunk
 
@@ -32,11 +32,12 @@ class ChunkCut(NamedTuple):
 def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> ChunkCut | None:
     """Return the chunks of a move; None if chunking gains nothing.
 
-    So it is of a small array, of one whose dims have too few places, and of a single step that
-    sends nothing or is a permute, which needs no memory beside both shards; except for TPUs, where
-    XLA copies what a permute brought. The first dim that can be cut is: chunks along it are
-    rows, which lie in one piece; but rather one of which a chunk has more than one place of each
-    tile: to have one alone XLA may copy the whole shard into another order.
+    That is the case for a small array, for one whose dims have too few items per tile, and for a
+        single step that sends nothing or is a permute, which needs no memory besides both shards
+        (except on TPUs, where XLA copies the result of a permute). The first possible dim is cut,
+        since chunks along it are contiguous rows; preferably one in which a chunk has several
+        items of each tile, since for a single item XLA may copy the whole shard into another
+        order.
 
     >>> from shoal.plan.layout import Layout
     >>> from shoal.plan.mesh import Mesh

@@ -3,11 +3,11 @@
 A shortest path over the states of `states` (P. Hart, N. Nilsson and B. Raphael, "A formal basis for
 the heuristic determination of minimum cost paths", IEEE Trans. SSC 4, 1968: Dijkstra's, with a
 lower bound of what is left to receive). No state on the way holds more on a device than the larger
-of both ends, as in Rink et al. (arXiv:2112.01075); where they rewrite a trivial program until it is
-in normal form, a path is searched here, since the layouts of a mesh are few.
+of both ends, as in Rink et al. (arXiv:2112.01075); where they rewrite a trivial program to a normal
+form, this searches for a path, since a mesh has few layouts.
 
-Where the target's axes cannot be said in digits of the source's mesh (2x3 against 3x2, or devices
-in another order), its digits are a second basis, and a permute leads from one to the other.
+Where the target's axes cannot be expressed in digits of the source's mesh (2x3 against 3x2, or
+devices in another order), its digits are a second basis, and a permute leads from one to the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_STATES = 3000  # searching all of them takes about a second
 MOST_ROUNDS = 16  # messages of an exchange, one after the other
 _MESSAGE_BYTES = 256 << 10  # overhead of a message, as bytes written by a device
 
-# What a collective over digits of a mesh costs, given the bytes that each device holds before.
+# The cost of a collective over digits of a mesh, given the bytes that each device holds before.
 Weigh = Callable[[str, Mesh, tuple[str, ...], int], float]
 
 
@@ -70,8 +70,8 @@ def by_bytes(kind: str, mesh: Mesh, digits: tuple[str, ...], held_bytes: int) ->
 def by_seconds(topology: Topology, links: Links | None = None) -> Weigh:
     """Weigh collectives by the seconds they take on a topology.
 
-    Of a permute between any devices the time is that of an all-to-all of as many bytes: on
-    average its messages go as far.
+    A permute between arbitrary devices takes the time of an all-to-all of as many bytes: on
+        average its messages travel equally far.
     """
 
     @functools.cache
@@ -96,15 +96,15 @@ def shortest(
     most_states: int = MOST_STATES,
     most_rounds: int = MOST_ROUNDS,
 ) -> tuple[Step, ...] | None:
-    """Return the cheapest steps, among equals those with the least work; None without a path.
+    """Return the cheapest steps, among equals those with the least work; None if there is no path.
 
     Args:
       source, target: over the same devices, cutting every dim of `shape` evenly. Sums pending in
         the source are carried out; the target has none, or some of the same axes and mesh.
-      item_bytes: of an element.
-      weigh: what a collective costs.
-      most_states: digits are merged until there are no more layouts than that.
-      most_rounds: of an exchange.
+      item_bytes: size of an element.
+            weigh: returns the cost of a collective.
+            most_states: digits are merged until there are at most this many layouts.
+            most_rounds: limit on the rounds of an exchange.
 
     Example:
       >>> grid = Mesh({"a": 2, "b": 2})
@@ -173,8 +173,8 @@ class _PathSearch:
     def _least(self, node: SearchNode) -> float:
         """Return a lower bound on the weight of the rest of the path; 0 if unknown.
 
-        A device must receive what it shall hold and does not hold; what it throws away on the way
-        only adds to that, so that no step brings the end nearer than by what it weighs.
+        A device must receive all it needs and does not hold; data dropped on the way only add to
+            that, so no step reduces the bound by more than its own weight.
         """
         if self._weigh is not by_bytes or node.state.pending:
             return 0.0
@@ -217,13 +217,13 @@ class _PathSearch:
         yield from self._exchanges(node)
 
     def _permutes(self, node: SearchNode, held: int) -> Iterator[Weighed]:
-        """Yield the states with as many tiles: that a permute leads to, or that are the same."""
+        """Yield the states with equally many tiles: reached by a permute, or the same placement."""
         mesh = self._meshes[node.basis]
         counts = tiles(node.state, mesh.shape)
         if len(self._meshes) > 1:
             for after in self._same(counts)[self._tiles_of(node).coords.tobytes()]:
                 yield 0.0, 0, (node, _to("permute", after), after)
-        if counts not in self._permuted:  # by the first state that came here: it is the cheapest
+        if counts not in self._permuted:  # reached first by the cheapest state
             self._permuted.add(counts)
             weight = self._weigh("permute", mesh, mesh.axis_names, held)
             work = _MESSAGE_BYTES + held
@@ -231,7 +231,7 @@ class _PathSearch:
                 yield weight, work, (node, _to("permute", after), after)
 
     def _exchanges(self, node: SearchNode) -> Iterator[Weighed]:
-        """Yield the exchange for the last state; from the first one, if it has none, for any."""
+        """Yield the exchange to the last state; if there is none, from the first state to any."""
         direct = self._exchange(node, self._last)
         if direct is not None:
             yield direct
@@ -264,7 +264,7 @@ class _PathSearch:
                     yield SearchNode(basis, state)
 
     def _members(self, counts: tuple[int, ...]) -> list[SearchNode]:
-        """Return the states of both meshes with so many tiles."""
+        """Return the states of both meshes with these numbers of tiles."""
         return [
             SearchNode(basis, state)
             for basis, mesh in enumerate(self._meshes)
@@ -272,7 +272,7 @@ class _PathSearch:
         ]
 
     def _same(self, counts: tuple[int, ...]) -> dict[bytes, list[SearchNode]]:
-        """Return the states with so many tiles by what the devices hold."""
+        """Return the states with these numbers of tiles, by the data that devices hold."""
         if counts not in self._equal:
             found: dict[bytes, list[SearchNode]] = {}
             for node in self._members(counts):
@@ -284,9 +284,9 @@ class _PathSearch:
 def _work(edge: Transition, held: int, holds: int) -> int:
     """Estimate the bytes that a device writes for a collective, temporaries and result.
 
-    It decides among paths that receive as much. A gather or an all-to-all writes what it receives,
-    and writes it again where tiles are not joined along the first dim; what an all-to-all sends is
-    cut first. Slices are part of what follows.
+    It decides among paths that receive equally many bytes. A gather or an all-to-all writes the
+        received data, and writes them again unless tiles are joined along the first dim; an
+        all-to-all first cuts the data to send. Slices are part of the next step.
     """
     times = {
         "slice": 0,

@@ -44,7 +44,7 @@ def bases(source: Layout, target: Layout, most_states: int) -> tuple[Basis, Basi
 
     Args:
       source, target: layouts over the same devices, in any order.
-      most_states: limit on the layouts of this rank; the digits are as fine as it permits.
+      most_states: limit on the number of layouts of this rank; digits are as fine as it permits.
 
     Example:
       >>> rows = Layout(Mesh({"data": 2, "model": 4}), "model", None)
@@ -83,7 +83,7 @@ def count_states(digits: int, rank: int) -> int:
 def _common_cuts(here: Mesh, there: Mesh) -> set[int]:
     """Return the number of devices below each boundary of an axis, for both meshes together.
 
-    Empty where these do not divide each other, or the devices are in another order.
+    Empty if these do not divide each other, or the devices are in another order.
     """
     if not in_one_order(here, there):
         return set()
@@ -92,7 +92,7 @@ def _common_cuts(here: Mesh, there: Mesh) -> set[int]:
 
 
 def _split(mesh: Mesh, cuts: set[int]) -> tuple[list[int], Axes]:
-    """Return the sizes of the digits in mesh order, and which are each axis's."""
+    """Return the sizes of the digits in mesh order, and the digits of each axis."""
     sizes: list[int] = []
     axes: Axes = {}
     for number, (axis, size) in enumerate(mesh.axes.items()):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def edge_colours(edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the round of each edge: as many rounds as the busiest device has sends, or receives.
+    """Return the round of each edge: as few rounds as the busiest device has sends or receives.
 
     Senders and receivers are the two sides of a bipartite graph, whose edges can be coloured with
     as many colours as its largest degree: D. Kőnig, "Über Graphen und ihre Anwendung auf
@@ -15,7 +15,7 @@ def edge_colours(edges: Sequence[tuple[int, int]]) -> list[int]:
     in which both ends are free; where there is none, the rounds of a path of edges are swapped.
 
     Args:
-      edges: sender and receiver of each; the same pair may come several times.
+      edges: sender and receiver of each; a pair may occur several times.
 
     Example:
       >>> edge_colours([(0, 1), (0, 2), (1, 2), (1, 0)])
@@ -53,8 +53,8 @@ class _Rounds:
     def _swap(self, receiver: int, wanted: int, other: int) -> None:
         """Swap two rounds along the path that begins at a receiver, so that `wanted` is free.
 
-        The sender that wants the round has no edge in it. The path comes to senders by edges of
-        that round, so it never comes to that one.
+        The sender that needs the round has no edge in it. The path reaches senders by edges of that
+            round, so it never reaches this one.
         """
         path, side, device, now = [], 1, receiver, wanted
         while (edge := self.taken.get((side, device, now))) is not None:

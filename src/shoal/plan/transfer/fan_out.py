@@ -45,11 +45,12 @@ def waves(
 ) -> Iterator[list[ParcelSend]]:
     """Yield the sends of each wave, until all parcels are delivered. Changes the parcels.
 
-    It is impossible that a device is sent what it does not need or has, that a parcel crosses to a
-    host or to a slice twice, or that a device sends in a wave what it did not have before it.
+    It is impossible that a device is sent a parcel that it has or does not need, that a parcel
+        crosses to a host or a slice twice, or that a device sends a parcel in the wave in which it
+        received it.
 
     Args:
-      parcels: what moves, with devices as numbers 0..n-1.
+      parcels: the boxes to move, with devices as numbers 0..n-1.
       hosts: the host of each device [n].
       slices: the slice of each device [n].
     """
@@ -69,7 +70,7 @@ class _Load(NamedTuple):
 
 
 class _Queue:
-    """The senders of one parcel. Other queues also add to their loads, which are looked up anew."""
+    """The senders of one parcel. Other queues change their loads too, so these are re-read."""
 
     def __init__(self, load_of: Callable[[int], _Load], devices: Iterable[int]) -> None:
         self.load_of = load_of
@@ -99,11 +100,11 @@ class _Loads:
                 self.missing[device] += 1
 
     def wave(self, parcels: Sequence[Parcel]) -> list[ParcelSend]:
-        """Make one wave: first what crosses to hosts, then what goes to others of the same host.
+        """Make one wave: first the parcels that cross to hosts, then those that stay in their host.
 
-        No device need send more parcels than the neediest device receives: one that does would
-        lengthen the plan. Beyond that a parcel waits for the next wave, when others have it too,
-        unless this wave has not sent it at all.
+        No device sends more parcels than the neediest device receives, which would lengthen the
+                plan. Beyond that a parcel waits for the next wave, when other devices have it too,
+                unless this wave has not sent it at all.
         """
         self.most = max(self.missing)
         self.sends = [0] * len(self.hosts)

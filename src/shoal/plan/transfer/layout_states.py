@@ -1,9 +1,9 @@
 """The layouts that a move may pass through, and the collectives between them.
 
-A state says which digits cut which dim, and which have a sum pending; the other digits replicate.
+A state specifies which digits cut which dim, and which have a pending sum; the others replicate.
 One collective joins the least significant digits of a dim, or moves them to another dim, or cuts
-a dim further by digits that replicate or have a sum pending (Rink et al., arXiv:2112.01075). A
-permute leads to every state that cuts each dim into as many tiles.
+a dim further by digits that replicate or have a pending sum (Rink et al., arXiv:2112.01075). A
+permute leads to every state that cuts each dim into equally many tiles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LayoutState(NamedTuple):
     """A layout in numbers: digits are positions in the axes of a mesh."""
 
     dims: tuple[tuple[int, ...], ...]  # the digits that cut each dim, most significant first
-    pending: frozenset[int] = frozenset()  # digits along which a sum is still to be done
+    pending: frozenset[int] = frozenset()  # digits with a pending sum
 
 
 class Transition(NamedTuple):
@@ -49,7 +49,7 @@ def layout_of_state(state: LayoutState, mesh: Mesh) -> Layout:
 
 
 def tiles(state: LayoutState, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return into how many tiles each dim is cut."""
+    """Return the number of tiles of each dim."""
     return tuple(math.prod(sizes[digit] for digit in dim) for dim in state.dims)
 
 
@@ -86,7 +86,7 @@ def _sums(
 
 
 def _dims_cut_by(parts: int, counts: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """Return the dims that can be cut into that many times as many tiles."""
+    """Return the dims that can be cut further by this factor."""
     return [dim for dim, size in enumerate(shape) if size % (counts[dim] * parts) == 0]
 
 
@@ -111,7 +111,7 @@ def every(digits: int, rank: int) -> Iterator[LayoutState]:
 
 
 def members(counts: Sequence[int], sizes: Sequence[int]) -> Iterator[LayoutState]:
-    """Yield every state without pending sums that cuts the dims into so many tiles."""
+    """Yield every state without pending sums that cuts the dims into these numbers of tiles."""
 
     def fill(dims: tuple[tuple[int, ...], ...], left: tuple[int, ...]) -> Iterator[LayoutState]:
         if len(dims) == len(counts):

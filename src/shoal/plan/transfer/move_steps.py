@@ -16,7 +16,7 @@ IntArray = NDArray[np.int64]
 
 
 class Step(NamedTuple):
-    """What all devices do at the same time. Layouts are over digits of the axes: see `digits`."""
+    """One operation of all devices at once. Layouts are over digits of the axes: see `digits`."""
 
     kind: str
     """slice, all_gather, all_to_all, permute, exchange, reduce_scatter or all_reduce."""
@@ -42,8 +42,8 @@ class Step(NamedTuple):
 def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArray:
     """Return the bytes received by each device, by its position in the mesh before the step.
 
-    Of an all-gather, all that the others of its group hold; of an all-to-all or a reduce-scatter,
-    its part of that; of an all-reduce both of these, one after the other (Thakur, Rabenseifner and
+    In an all-gather, all that the others of its group hold; in an all-to-all or a reduce-scatter,
+            its part of that; in an all-reduce the sum of both (Thakur, Rabenseifner and
     Gropp, IJHPCA 19, 2005). Devices that keep their shard in a permute receive nothing.
     """
     held = math.prod(step.before.shard_shape(shape)) * item_bytes
@@ -69,9 +69,9 @@ def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArra
 def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:
     """Return the (sender, receiver) pairs of shards that turn one layout into the other.
 
-    Both cut every dim into as many tiles, over the same devices in any order. A device that
-    already holds its new shard keeps it; every other one receives once and sends at most once. Of
-    the senders of a shard, one in the receiver's own process is taken where there is one left.
+    Both cut every dim into equally many tiles, over the same devices in any order. A device that
+    already holds its new shard keeps it; every other one receives once and sends at most once. A
+        sender in the receiver's own process is preferred.
 
     Returns:
       (sender, receiver), positions in the mesh of `before`.

@@ -24,7 +24,7 @@ from shoal.plan.layout import Layout
 from shoal.plan.transfer.blocks import tiles_of
 from shoal.plan.transfer.point_to_point import PointToPoint
 
-MOST_PERMUTES = 1024  # of one program, which is compiled for seconds then
+MOST_PERMUTES = 1024  # of one program, whose compilation then takes seconds
 
 IntArray = NDArray[np.int64]
 
@@ -74,11 +74,11 @@ def permutes_of(
 ) -> Permutes:
     """Return a plan of single sends as permutes.
 
-    Blocks that a device keeps are copied while it receives none, and if any are left in rounds
-    without sends.
+    Blocks that a device keeps are copied in rounds in which it receives none; any left over, in
+        rounds without sends.
 
     Args:
-      sends: the plan of this very move.
+      sends: the plan of the same move.
       source, target: both cut every dim of `shape` evenly.
     """
     devices = tuple(device for device, _ in sends.hosts)
@@ -101,7 +101,7 @@ def permutes_of(
 
 
 class _End(NamedTuple):
-    """What the devices hold in one of the layouts."""
+    """The data that the devices hold in one of the layouts."""
 
     first: IntArray  # of each device's shard [devices, rank]; 0 where it has none
     end: IntArray
@@ -124,7 +124,7 @@ class _End(NamedTuple):
 def _permute(
     moved: Sequence[tuple[int, int, Place]], kept: list[list[Place]], source: _End, target: _End
 ) -> Permute:
-    """Return one permute; what is kept in it is taken off `kept`."""
+    """Return one permute; the blocks that it copies are removed from `kept`."""
     count = len(kept)
     reads, keeps, writes = source.first.copy(), source.first.copy(), target.first.copy()
     passes_on, copies = np.zeros((2, count), np.bool_)

@@ -20,7 +20,7 @@ class Places(NamedTuple):
 
     devices: IntArray
     hosts: IntArray  # the process that owns each
-    slices: IntArray  # the slice of each, or the switch of its host; 0 where none is known
+    slices: IntArray  # the slice of each, or the switch of its host; 0 if unknown
 
     def at(self, device_ids: IntArray) -> IntArray:
         """Return the places of these ids in `devices`, in the shape of `device_ids`."""
@@ -36,8 +36,8 @@ def places(operation: str, source: Mesh, target: Mesh, topology: Topology | None
         meshes, and one slice.
 
     Raises:
-      UsageError: the topology lacks devices of the meshes; or there is none, and the meshes differ
-        about the process of a device.
+      UsageError: the topology lacks devices of the meshes; or without a topology, the meshes give
+              different processes for a device.
     """
     devices: IntArray = np.union1d(source.device_ids, target.device_ids)
     if topology is None:
@@ -67,7 +67,7 @@ def _owners(operation: str, source: Mesh, target: Mesh) -> IntArray:
     twice = ids[1:] == ids[:-1]
     if (strange := ids[1:][twice & (owners[1:] != owners[:-1])]).size:
         raise UsageError(
-            f"{operation}: source and target give other processes to the same devices: "
+            f"{operation}: source and target give different processes for the same devices: "
             f"{_listed(strange)}; a device has one process"
         )
     is_first = np.concatenate([[True], ~twice])

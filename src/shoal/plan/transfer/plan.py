@@ -35,9 +35,9 @@ class Transfer:
     shape: tuple[int, ...]
     item_bytes: int
     steps: tuple[Step, ...]
-    """The collectives, in order; none where nothing moves or where `sends` says what does."""
+    """The collectives, in order; none if nothing moves, or if the plan consists of `sends`."""
     sends: PointToPoint | None
-    """Single sends: where the devices are not the same ones, or dims are cut unevenly."""
+    """Single sends: if the devices differ, or dims are cut unevenly."""
     bounds: Bounds
 
     @property
@@ -49,7 +49,7 @@ class Transfer:
 
     @property
     def received_bytes(self) -> int:
-        """What the device receives that receives most."""
+        """The bytes received by the device that receives most."""
         if self.sends is not None:
             return self.sends.largest_bytes
         ids = np.sort(self.source.mesh.device_ids.ravel())
@@ -61,7 +61,7 @@ class Transfer:
 
     @property
     def bound_bytes(self) -> int:
-        """The least that any plan can bring that down to."""
+        """The lower bound of `received_bytes` over all plans."""
         return self.bounds.largest_bytes
 
     @property
@@ -75,7 +75,7 @@ class Transfer:
         Single sends are counted as the permutes that run them.
 
         Raises:
-          UsageError: the plan is one of single sends of uneven shards; or as `cost`.
+          UsageError: the plan consists of single sends of uneven shards; or as `cost`.
         """
         weigh = by_seconds(topology, links)
         if self.sends is not None:
@@ -85,8 +85,8 @@ class Transfer:
     def _seconds_of_sends(self, sends: PointToPoint, weigh: Weigh) -> float:
         if not (_is_even(self.source, self.shape) and _is_even(self.target, self.shape)):
             raise UsageError(
-                "Transfer.seconds: this plan is one of single sends of uneven shards, whose time "
-                "is not modelled; print(plan) shows how many bytes they are"
+                "Transfer.seconds: this plan consists of single sends of uneven shards, whose "
+                "time is not modelled; print(plan) shows their bytes"
             )
         side = side_of(self.source, self.target, self.shape)
         ids, hosts = zip(*sends.hosts, strict=True)
@@ -147,18 +147,18 @@ def plan_transfer(
 
     Local.
 
-    Between the same devices, if both layouts cut every dim evenly, the cheapest row of
-    collectives: of bytes received, or of seconds where a topology is given. Else single sends,
-    which receive exactly the lower bound. On the way no device holds more than the larger of its
-    two shards, beside these.
+    Between the same devices, if both layouts cut every dim evenly, the cheapest sequence of
+        collectives, by bytes received or, given a topology, by seconds. Otherwise single sends,
+        which receive exactly the lower bound. On the way no device holds more than the larger of
+        its two shards, in addition to these.
 
     Args:
-      source: the layout that the array has. Sums may be pending; other reductions may not.
-      target: the layout that it is to have.
+      source: the layout of the array. Sums may be pending; other reductions may not.
+            target: the layout to move it to.
       shape: the shape of the whole array [rank].
       item_bytes: bytes of one element.
       topology: weighs collectives by seconds instead of bytes.
-      links: how fast its links are; default `links_of(topology)`.
+      links: the speed of its links; default `links_of(topology)`.
 
     Raises:
       UsageError: layouts or shapes that do not fit; sums that are pending between different
@@ -181,7 +181,7 @@ def plan_transfer(
     if topology is None and links is None:
         return _by_bytes(source, target, sizes, item_bytes)
     if topology is None:
-        raise UsageError("plan_transfer: links= are those of a topology: give topology=, too")
+        raise UsageError("plan_transfer: links= requires topology=")
     return _plan(source, target, sizes, item_bytes, by_seconds(topology, links), topology)
 
 

@@ -1,4 +1,4 @@
-"""A move as single sends in rounds: received bytes at the lower bound, and easy to run.
+"""A move as single sends in rounds: received bytes are at the lower bound.
 
 In a round each device sends at most once and receives at most once, so a round is one permute.
 """
@@ -28,7 +28,7 @@ __all__ = ["KeptBox", "PointToPoint", "Send", "point_to_point"]
 IntArray = NDArray[np.int64]
 
 _MOST_SENDS = 1 << 20
-_MOST_ROWS = 32  # rounds that a table shows
+_MOST_ROWS = 32  # rounds shown in a table
 
 
 class Send(NamedTuple):
@@ -52,13 +52,14 @@ class KeptBox(NamedTuple):
 class PointToPoint:
     """A plan of single sends. A plain value: hashable, equal by content; `print` shows it.
 
-    It is impossible that a device sends what it does not hold before the round, that it sends or
-    receives twice in a round, that it receives what it does not need or has, or that a byte enters
-    a host or a slice twice. So what devices and hosts receive equals the lower bounds of `bounds`.
+    It is impossible that a device sends data that it does not hold before the round, that it sends
+        or receives twice in a round, that it receives data that it has or does not need, or that a
+        byte enters a host or a slice twice. So the bytes received equal the lower bounds of
+        `bounds`.
     """
 
     keeps: tuple[KeptBox, ...]
-    """What devices copy from their own shards, by ascending id."""
+    """The boxes that devices copy from their own shards, by ascending id."""
     rounds: tuple[tuple[Send, ...], ...]
     """The sends of each round, by ascending sender."""
     hosts: tuple[tuple[int, int], ...]
@@ -66,27 +67,27 @@ class PointToPoint:
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds."""
+        """Number of rounds."""
         return len(self.rounds)
 
     @property
     def num_sends(self) -> int:
-        """How many sends, in all rounds."""
+        """Number of sends in all rounds."""
         return sum(map(len, self.rounds))
 
     @property
     def received_bytes(self) -> dict[int, int]:
-        """Device id → what it receives."""
+        """Device id → bytes it receives."""
         return self._bytes_by("receiver")
 
     @property
     def sent_bytes(self) -> dict[int, int]:
-        """Device id → what it sends."""
+        """Device id → bytes it sends."""
         return self._bytes_by("sender")
 
     @property
     def host_bytes(self) -> dict[int, int]:
-        """Host → what enters it from other hosts."""
+        """Host → bytes that enter it from other hosts."""
         host_of = dict(self.hosts)
         found = dict.fromkeys(sorted(host_of.values()), 0)
         for send in self._sends():
@@ -96,12 +97,12 @@ class PointToPoint:
 
     @property
     def total_bytes(self) -> int:
-        """What all devices receive."""
+        """Bytes that all devices receive."""
         return sum(send.num_bytes for send in self._sends())
 
     @property
     def largest_bytes(self) -> int:
-        """The most that one device receives."""
+        """The most bytes that one device receives."""
         return max(self.received_bytes.values())
 
     def _bytes_by(self, end: str) -> dict[int, int]:
@@ -150,22 +151,22 @@ def point_to_point(
 
     Each byte that a host needs and lacks enters it once, at a device that needs it, which passes it
     on to the others inside; slices likewise. A sender is chosen by place (same host, then same
-    slice or switch, then any), then by what has left its host and what it has sent. Sends are
-    grouped in waves, each of which sends what was there before it, in as many rounds as its busiest
-    device has sends, or receives: these sends cannot take fewer. So a plan that passes nothing on
-    has as many rounds as its busiest device has sends, or receives, and one of several waves at
-    most that number for each wave.
+        slice or switch, then any), then by the bytes that have left its host, then by those that
+        it has sent. Sends are grouped in waves; each wave sends data held before it, in as many
+        rounds as its busiest device has sends or receives, which is the minimum. So a plan that
+        passes nothing on has as many rounds as its busiest device has sends or receives; one of
+        several waves has at most that number per wave.
 
     Args:
-      source: the layout that the array has, with nothing pending.
-      target: the layout that it is to have.
+      source: the layout of the array, with nothing pending.
+            target: the layout to move it to.
       shape: the shape of the whole array [rank].
       item_bytes: bytes of one element.
       topology: says the host and the slice of each device. None: a host for each process of the
         meshes, and one slice.
 
     Raises:
-      UsageError: what `bounds` refuses; the source is partial; or the plan would have more than
+      UsageError: as for `bounds`; the source is partial; or the plan would have more than
         2^20 sends.
 
     Example:
@@ -179,8 +180,8 @@ def point_to_point(
           2      4              0      8        2
 
     Source: Y. Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023
-    (arXiv 2211.05322), for senders by load and for passing on inside hosts. What they send along
-    chains in chunks, a wave doubles.
+    (arXiv 2211.05322), for senders by load and for passing on inside hosts. Where they send
+        along chains in chunks, a wave doubles the senders.
     """
     sizes = check_move("point_to_point", source, target, shape, item_bytes, reduces=False)
     where = places("point_to_point", source.mesh, target.mesh, topology)

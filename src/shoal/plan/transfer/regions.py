@@ -30,7 +30,7 @@ __all__ = ["Pieces", "Region", "Regions", "regions"]
 
 IntArray = NDArray[np.int64]
 
-_AT_A_TIME = 1 << 14  # regions that are turned into Python values together
+_AT_A_TIME = 1 << 14  # regions converted to Python values at a time
 
 
 class Region(NamedTuple):
@@ -39,14 +39,14 @@ class Region(NamedTuple):
     box: Box
     """First and end of each dim."""
     terms: tuple[tuple[int, ...], ...]
-    """Who holds it: one row of device ids, replicas of each other, in mesh order. Where a
+    """The holders: one row of device ids, replicas of each other, in mesh order. Where a
     reduction is pending, a row for each of its terms: one device of every row must contribute."""
     needers: tuple[int, ...]
     """The ids of the devices that need it and do not hold it, in mesh order."""
 
     @property
     def num_elements(self) -> int:
-        """How many elements the box has."""
+        """Number of elements in the box."""
         return math.prod(end - first for first, end in self.box)
 
 
@@ -63,22 +63,22 @@ class Pieces(NamedTuple):
 class Regions(Sequence[Region]):
     """All regions to move, ordered by box: a sequence of `Region`, and the same as arrays.
 
-    What is kept grows with the devices and, by one number each, with the regions: between 4,096
-    shards and 4,096 others there are up to 16.8 million of them.
+    Memory grows with the devices and, by one number each, with the regions: between 4,096 shards
+        and 4,096 others there are up to 16.8 million of them.
     """
 
     dims: tuple[Pieces, ...]
     """The pieces of each dim."""
     source_counts: tuple[int, ...]
-    """Into how many shards the source splits each dim."""
+    """The number of shards of each dim in the source."""
     target_counts: tuple[int, ...]
-    """Into how many the target does."""
+    """The number of shards of each dim in the target."""
     holders: IntArray
     """The devices of each shard of the source [source shards, terms, replicas]."""
     wanted: IntArray
     """The devices of each shard of the target [target shards, replicas]."""
     own: IntArray
-    """The cell of which each of these has a value, or a term, in the source; -1: it has none
+    """The cell of which each of these holds a value, or a term, in the source; -1: none
     [target shards, replicas]."""
     cells: IntArray
     """The number of each region in the grid of pieces, ascending [regions]."""
@@ -120,11 +120,11 @@ class Regions(Sequence[Region]):
 
     @property
     def num_elements(self) -> IntArray:
-        """How many elements each region has [regions]."""
+        """Number of elements in each region [regions]."""
         return self.elements_of(self.cells)
 
     def elements_of(self, cells: IntArray) -> IntArray:
-        """Return how many elements each of these cells has, in their shape; -1 has none."""
+        """Return the number of elements of each of these cells, in their shape; 0 for -1."""
         count = np.where(cells < 0, 0, 1)
         for dim, at in self._places(np.maximum(cells, 0)):
             count *= np.append(dim.end - dim.first, 0)[at]  # a dim of size 0 has no pieces
@@ -146,7 +146,7 @@ class Regions(Sequence[Region]):
         return self._shards(self.cells)[1]
 
     def _places(self, cells: IntArray) -> list[tuple[Pieces, IntArray]]:
-        """Return for each dim its pieces, and which of them each cell is."""
+        """Return for each dim its pieces, and the piece of each cell."""
         numbers = _digits(cells, [len(dim.first) for dim in self.dims])
         return list(zip(self.dims, numbers, strict=True))
 
@@ -176,23 +176,23 @@ class Regions(Sequence[Region]):
 
 @local
 def regions(source: Layout, target: Layout, shape: Sequence[int]) -> Regions:
-    """Return what must move for an array to go from one layout to another.
+    """Return the boxes that must move to bring an array from one layout to another.
 
     Local.
 
-    The meshes may differ in shape, in the order of their ids, and in their devices, which may be
-    the same, some of the same, or others; a device is known by its id. Uneven dims are cut by
+    The meshes may differ in shape, in the order of their ids, and in their devices, which may
+        coincide, overlap or be disjoint; a device is identified by its id. Uneven dims are cut by
     XLA's rule ("ceil" of `shards`). It is impossible that two regions overlap, that a region is
-    empty or needed by no device, or that an element which a device needs and does not hold lies in
-    none of the regions that name it as a needer.
+    empty or needed by no device, or that an element which a device needs and does not hold is
+        missing from the regions that list the device as needing it.
 
-    Where a reduction is pending in the source, no device holds a value: a region then has the
-    devices of each term in a row of its own, all terms must contribute, and every device of the
-    target needs it, those that hold a term included.
+    Where a reduction is pending in the source, no device holds a value: a region then has one
+        row of devices per term, all terms must contribute, and every device of the target needs it,
+        including those that hold a term.
 
     Args:
-      source: the layout that the array has; it may be partial, by any reduction.
-      target: the layout that it is to have.
+      source: the layout of the array; it may be partial, by any reduction.
+            target: the layout to move it to.
       shape: the shape of the whole array [rank].
 
     Raises:
@@ -230,7 +230,7 @@ def regions(source: Layout, target: Layout, shape: Sequence[int]) -> Regions:
 
 
 def _counts(layout: Layout) -> tuple[int, ...]:
-    """Into how many shards each dim is split."""
+    """Return the number of shards of each dim."""
     return tuple(map(layout.num_shards, range(layout.rank)))
 
 
@@ -245,7 +245,7 @@ def _devices_of_shards(layout: Layout) -> IntArray:
 
 
 def _starts(size: int, count: int) -> IntArray:
-    """Where the shards of a dim begin that are not empty: 9 in 8 shards is 2, 2, 2, 2, 1."""
+    """Return the starts of the non-empty shards of a dim: 9 in 8 shards is 2, 2, 2, 2, 1."""
     return np.arange(0, size, max(1, -(-size // count)), dtype=np.int64)
 
 
@@ -260,7 +260,7 @@ def _pieces(size: int, source_count: int, target_count: int) -> Pieces:
 def _common_cells(
     dims: Sequence[Pieces], source: Sequence[IntArray], target: Sequence[IntArray], count: int
 ) -> IntArray:
-    """Return the cell that shards of both layouts have in common, -1 where there is none.
+    """Return the cell that shards of both layouts have in common, or -1.
 
     Args:
       source: the shard of the source along each dim [dims][count].

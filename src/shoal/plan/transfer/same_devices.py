@@ -11,7 +11,7 @@ IntArray = NDArray[np.int64]
 
 
 def in_one_order(here: Mesh, there: Mesh) -> bool:
-    """Say whether two meshes, whatever their axes, list the same devices in the same order.
+    """Return whether two meshes, whatever their axes, list the same devices in the same order.
 
     >>> in_one_order(Mesh({"x": 2, "y": 2}), Mesh({"z": 4}))
     True

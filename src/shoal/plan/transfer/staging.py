@@ -17,7 +17,7 @@ from shoal.plan.layout import Layout
 from shoal.plan.transfer.chunks import CHUNK_BYTES
 from shoal.plan.transfer.plan import Transfer
 
-_PIECES = 4  # of a chunk's shards, at the same time: as it came, as it goes, two on the way
+_PIECES = 4  # copies of a chunk's shards at the same time: source, result, two in between
 
 Box = tuple[slice, ...]  # a range of places of each dim
 HostArray = np.ndarray[Any, Any]
@@ -35,7 +35,7 @@ class Staging(NamedTuple):
     widths: tuple[int, ...]
 
     def boxes(self) -> Iterator[Box]:
-        """Yield the places of each chunk; those of the first one are the most."""
+        """Yield the places of each chunk; the first chunk is the largest."""
         ranges = [
             [slice(first, min(first + width, size)) for first in range(0, size, width)]
             for size, width in zip(self.places, self.widths, strict=True)
@@ -63,9 +63,9 @@ class Staging(NamedTuple):
 
 
 def staging_of(plan: Transfer) -> Staging:
-    """Return the chunks of a plan of collectives: what moves one is `CHUNK_BYTES` at most.
+    """Return the chunks of a plan of collectives; moving one takes at most `CHUNK_BYTES`.
 
-    That is, if there are enough places: a chunk has one of each tile at least.
+    With too few places it takes more: a chunk has at least one item of each tile.
 
     >>> from shoal.plan.mesh import Mesh
     >>> from shoal.plan.transfer.plan import plan_transfer
@@ -85,8 +85,8 @@ def staging_of(plan: Transfer) -> Staging:
 
 
 def _widths(places: Sequence[int], largest_bytes: int) -> tuple[int, ...]:
-    """Return how many places of each dim a chunk has; the first dims are cut before the others."""
-    left = _PIECES * largest_bytes / CHUNK_BYTES  # how many times too large a chunk is
+    """Return the number of places of each dim in a chunk; the first dims are cut first."""
+    left = _PIECES * largest_bytes / CHUNK_BYTES  # factor by which a chunk is too large
     widths = []
     for size in places:
         width = max(1, min(size, int(size / left))) if left > 1 else size

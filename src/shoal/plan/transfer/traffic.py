@@ -25,7 +25,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """What a step sends, all devices together, over each class of links."""
+    """The bytes that all devices send in a step, by class of links."""
 
     title: str
     num_bytes: tuple[int, ...]
@@ -33,17 +33,17 @@ class StepTraffic:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the steps of a plan send. A plain value; `print` shows it, `describe` draws it."""
+    """The bytes sent by a plan's steps. A plain value; `print` shows it, `describe` draws it."""
 
     transfer: Transfer
     classes: tuple[str, ...]
     """The classes of links, near ones first."""
     flows: tuple[StepTraffic, ...]
-    """Of each step in order; of single sends, of each round."""
+    """The traffic of each step in order; of single sends, of each round."""
 
     @property
     def num_bytes(self) -> dict[str, int]:
-        """Class → what goes over its links, all steps together."""
+        """Class → bytes over its links in all steps."""
         sums = np.array([flow.num_bytes for flow in self.flows], np.int64)
         in_all = sums.reshape(-1, len(self.classes)).sum(axis=0).tolist()
         return dict(zip(self.classes, in_all, strict=True))
@@ -59,12 +59,12 @@ class Traffic:
 
 @local
 def traffic_of(plan: Transfer, topology: Topology | None = None) -> Traffic:
-    """Return how many bytes a plan sends within hosts, and between them.
+    """Return the bytes that a plan sends within hosts, and between them.
 
     Local.
 
     A byte is counted at every device that receives it, from the device that held it before the
-    step: how a backend passes it on (around a ring, by way of one device of a host) is its affair.
+    step: how a backend forwards it (around a ring, via one device of a host) does not matter.
     So the flows of a step add up to what its devices receive.
 
     Args:
@@ -134,7 +134,7 @@ def _single(ends: Sequence[tuple[int, int]], at: IntArray, size: int) -> _Messag
 
 
 def _within_groups(step: Step, at: IntArray, held: int) -> Iterator[_Messages]:
-    """Yield what the devices of each group send each other: the first to the second, and so on."""
+    """Yield the messages within each group: from the first device to the second, and so on."""
     mesh = step.before.mesh
     group = math.prod(mesh.axes[axis] for axis in step.axes)
     each = {

@@ -19,7 +19,7 @@ _VERDICT_S = 0.5  # a call's connection may close just before the reason arrives
 
 
 class Closed(NamedTuple):
-    """Why the pool is closed: no call can succeed any more."""
+    """The reason why the pool is closed: no call can succeed any more."""
 
     kind: type[ShoalError]
     reason: str

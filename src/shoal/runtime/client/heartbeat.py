@@ -53,19 +53,19 @@ class SilenceDetector:
 
     @property
     def due(self) -> float:
-        """When the peer is lost, unless a frame arrives before."""
+        """The time at which the peer counts as lost, unless a frame arrives before."""
         return self._since + self._lost_after_s
 
     def sent(self, now: float) -> None:
-        """A frame was sent that must be answered."""
+        """Record that a frame was sent that must be answered."""
         self._since = min(self._since, now)
 
     def heard(self) -> None:
-        """A frame arrived; everything sent before counts as answered."""
+        """Record that a frame arrived; everything sent before counts as answered."""
         self._since = math.inf
 
     def suspended(self, late_s: float) -> None:
-        """This process woke up later than intended, by so many seconds."""
+        """Record that this process woke up this many seconds later than intended."""
         self._since += late_s
 
 

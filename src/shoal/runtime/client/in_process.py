@@ -113,7 +113,7 @@ class LocalJob:
                 coordinator.stop.settle(settled)
 
     def say(self, process: int, words: str) -> None:
-        """Record what a process is doing."""
+        """Record a process's activity."""
         with self._lock:
             self._meeting.say(self.clock(), process, words)
 
@@ -187,7 +187,7 @@ class LocalJob:
 
     def _deliver(self, replies: list[Reply[_Mailbox]]) -> None:
         for reply in replies:
-            reply.to.answer = cast("Outcome", reply.answer)  # no question is asked here
+            reply.to.answer = cast("Outcome", reply.answer)  # `ask_stacks` is not called here
             reply.to.has_mail.set()
 
 
@@ -299,7 +299,7 @@ class LocalCoordinator:
     def stacks(
         self, processes: Iterable[int] | None = None, *, timeout_s: float
     ) -> Mapping[int, str]:
-        """See `Coordinator.stacks`. Threads of all processes: they cannot be told apart."""
+        """See `Coordinator.stacks`. Each text shows the threads of all processes."""
         targets = checked_processes("stacks()", processes, self.num_processes)
         alive = [m.process for m in self._job.members() if m.state == "here"]
         return dict.fromkeys((process for process in targets if process in alive), stacks())

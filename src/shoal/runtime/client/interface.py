@@ -1,4 +1,4 @@
-"""The interface between what processes agree on and how messages travel.
+"""The interface between the verbs and the transport of messages.
 
 A coordinator lets the processes of a job meet. There are two: `over_tcp` (the client of the meeting
 place, for real processes) and `in_process` (a job of one process, or N threads of a test).
@@ -107,7 +107,7 @@ class Coordinator(Protocol):
         agreed on who is left, and those losses are no longer errors.
 
         Args:
-          caller: what this process is about to do, for the message.
+          caller: the operation that this process is about to start, for the message.
 
         Raises:
           ProcessLostError: a process is dead or unreachable, or the meeting place or JAX's service

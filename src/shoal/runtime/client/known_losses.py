@@ -1,4 +1,4 @@
-"""The losses that this process has heard of, and whether its program has seen them.
+"""The losses known to this process, and whether its program has seen them.
 
 A loss is *reported* once an error about it was raised in the main thread, and *acknowledged* once
 the survivors have agreed on who is left. Written by the watcher and by calls, in any order: a call
@@ -29,7 +29,7 @@ class Trouble(NamedTuple):
 
     @property
     def fate(self) -> str:
-        """What happened, as a verb: "is lost", "has failed"."""
+        """The loss as a predicate: "is lost", "has failed"."""
         return "has failed" if self.state == "failed" else f"is {self.state}"
 
     @property
@@ -40,7 +40,7 @@ class Trouble(NamedTuple):
 
 
 class Troubles:
-    """All known losses, in the order in which they were heard of."""
+    """All known losses, in the order in which they became known."""
 
     def __init__(self, me: ThisProcess, clock: Callable[[], float] = time.monotonic) -> None:
         self._me = me

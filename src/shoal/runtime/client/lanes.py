@@ -30,7 +30,7 @@ _OTHERS = ()  # a call in which no other process waits for this one
 
 
 class Scope:
-    """One collective call of this process: a context around all of it.
+    """One collective call of this process, as a context manager around all of it.
 
     A scope inside another of its lane is a part of that one.
     """
@@ -254,11 +254,11 @@ def one_call(
 ) -> Callable[..., Any]:
     """Decorate a function of (coordinator, …, lane=, processes=) that is one collective call.
 
-    If an exception leaves it that not all members get, the call fails for the others.
+    If it raises an exception that not all members get, the call fails for the others.
 
     Args:
       operation: the name of the call in messages.
-      among: returns its processes, from its arguments; None: they are `processes=`.
+      among: maps its arguments to its processes; None: the argument `processes`.
     """
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:

@@ -285,7 +285,7 @@ class TcpCoordinator:
         self._watcher.stop()
 
     def watch_main_line(self, look: Callable[[float], None]) -> None:
-        """Let the watcher call `look` with the time, periodically, while there is trouble."""
+        """Make the watcher call `look` with the time, periodically, after a loss."""
         self._watcher.look = look
 
     def say(self, header: Mapping[str, Any], body: bytes = b"") -> None:

@@ -1,7 +1,7 @@
-"""How far the main thread of this process has come.
+"""The progress of this process's main thread.
 
-Written by its calls of shoal, read by the watcher, which reports it. No lock: what belongs together
-is one attribute, and only one thread writes it.
+Written by its calls of shoal, read by the watcher, which reports it. No lock: values that belong
+together are one attribute, and only one thread writes it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Progress:
 
     @property
     def since(self) -> float:
-        """When it reached `place`, or left it."""
+        """The time at which it reached `place`, or left it."""
         return self._last[1]
 
     @property
@@ -78,12 +78,12 @@ class Progress:
         return max(0.0, statistics.median(self._times_s[:timed]) - own_s)
 
     def come(self, point: Point, now: float) -> None:
-        """The main thread begins to wait at `point`."""
+        """Record that the main thread begins to wait at `point`."""
         self._last = (point, now)
         self.is_waiting = True
 
     def go(self, point: Point) -> None:
-        """The wait has ended, by an answer or an error."""
+        """Record that the wait has ended, by an answer or an error."""
         now = self._clock()
         self._waited_s += now - self._last[1]
         self._last = (point, now)

@@ -35,13 +35,13 @@ _VALUES_DIFFER = {
         "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)"
     ),
     "from_host_local": (
-        "what a layout does not split between processes must be equal on them; split it, or let "
-        "broadcast make it equal\n"
+        "data that a layout does not split between processes must be equal on them; split them, "
+        "or broadcast them first\n"
         "to compare only the tree, shapes, dtypes and layouts, pass same=False"
     ),
     "gradient of to_host_local": (
-        "the cotangents of what processes hold in common must be equal on them: each process must "
-        "compute the same loss of it, or convert its own loss back with from_host_local"
+        "the cotangents of data that several processes hold must be equal on them: each process "
+        "must compute the same loss of it, or convert its own loss back with from_host_local"
     ),
 }
 _ELSEWHERE = (
@@ -83,7 +83,7 @@ def raise_found(coordinator: Coordinator, caller: str, site: str) -> None:
 
 
 def _end(side: TrailVersion) -> str:
-    """Return where its calls ended, as text."""
+    """Return the position at which a side's calls ended, as text."""
     if not side.name:
         return "it has gone on since"
     return f"it reached {side.name!r}" + (f" ({side.site})" if side.site else "")
@@ -94,7 +94,7 @@ def _explained(
 ) -> DivergenceError:
     """Return the error that names the first call that differs, or without it if it is not found.
 
-    From here on the trails of all processes that know are equal again: they begin anew.
+    The trails of all processes that know of the difference then start anew, and are equal again.
     """
     trail = _taken(coordinator, point, known)
     sides = known.versions

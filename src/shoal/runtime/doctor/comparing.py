@@ -16,8 +16,8 @@ _SHOWN = 5
 def compare(reports: Sequence[Report]) -> tuple[Finding, ...]:
     """Return what differs between processes.
 
-    Facts that this is about: versions, program, clocks (read at one moment), devices, folders and
-    addresses. Each finding names the processes.
+    Compared are versions, program, clocks (read at one moment), devices, folders and
+        addresses. Each finding names the processes.
 
     >>> one = Report(0, 2, "a", 7, {"versions": {"jax": "0.10.2"}}, ())
     >>> two = Report(1, 2, "b", 7, {"versions": {"jax": "0.9.0"}}, ())
@@ -127,7 +127,7 @@ def _folders(reports: Sequence[Report]) -> list[Finding]:
 
 
 def _loopbacks(reports: Sequence[Report]) -> list[Finding]:
-    """Find an address that means another host on each host."""
+    """Find an address that refers to a different host on each host."""
     hosts = {report.host for report in reports}
     addresses = groups(reports, "address", "resolves_to")
     local = [

@@ -77,7 +77,7 @@ class DeviceProbe:
             if line.startswith("{"):
                 with contextlib.suppress(ValueError):
                     return dict(json.loads(line))
-        return {"error": self._child.last_words() or "the child ended without a word"}
+        return {"error": self._child.last_words() or "the child ended without output"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

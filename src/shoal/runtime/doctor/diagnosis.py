@@ -9,7 +9,7 @@ from shoal.runtime.doctor.findings import PROBLEM, Finding, Report
 
 
 class Diagnosis(NamedTuple):
-    """What one process knows at the end: process 0 of a job that met knows all reports."""
+    """The knowledge of one process at the end: process 0 of a job that met has all reports."""
 
     reports: tuple[Report, ...]
     differences: tuple[Finding, ...]

@@ -26,7 +26,7 @@ from shoal.runtime.startup.options import Arguments
 
 
 class DoctorRequest(NamedTuple):
-    """What to check."""
+    """The arguments of the checks."""
 
     program: str | None = None  # a script that must be equal everywhere
     shared: tuple[str, ...] = ()  # folders that all processes must share
@@ -36,7 +36,7 @@ class DoctorRequest(NamedTuple):
 
 @contextlib.contextmanager
 def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagnosis]:
-    """Yield the diagnosis; at the end, wait until all processes have come that far.
+    """Yield the diagnosis; at the end, wait until all processes have reached this point.
 
     Launchers end all processes when the first of them ends with an error: none may end before the
     one that prints has printed.
@@ -64,7 +64,7 @@ def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagno
 
 
 def _begin(env: Mapping[str, str]) -> tuple[Report, JobPlace | None]:
-    """Return a report of the launcher's rule, and the place in the job that it gives."""
+    """Return a report of the launcher's rule, and this process's place in the job by it."""
     rows = [state._asdict() for state in rule_states(env)]
     report = Report(None, None, socket.gethostname(), os.getpid(), {}, ())
     try:
@@ -97,7 +97,7 @@ def _folders(request: DoctorRequest, env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _try_folders(report: Report, folders: tuple[str, ...]) -> Report:
-    """Add what one process sees of folders."""
+    """Add the folders as one process sees them."""
     marks = FolderMarks(folders, secrets.token_hex(8))
     try:
         return report.with_check("folders", marks.write())

@@ -1,6 +1,6 @@
 """Exchange the reports of the processes of a job that all have joined.
 
-Process 0 alone receives them, each at a point of two processes: were all sent to all, the bytes
+Only process 0 receives them, each at a point of two processes: if all were sent to all, the bytes
 would grow with the square of the number of processes.
 """
 

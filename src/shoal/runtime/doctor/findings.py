@@ -1,4 +1,4 @@
-"""What the checks of a process find, and its report, in a form that travels as JSON."""
+"""The findings of a process's checks, and its report, which can be sent as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LITTLE_DISK_BYTES = 64 << 20  # less free space is a problem
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong (a problem), or that may be (a note)."""
+    """A problem, or a possible problem (a note)."""
 
     check: str  # the check that found it: "address", "clock", …
     words: str  # what is wrong, on one line
@@ -21,7 +21,7 @@ class Finding(NamedTuple):
 
 
 class CheckResult(NamedTuple):
-    """What one check saw: facts by name (plain values of JSON), and its findings.
+    """The result of one check: facts by name (plain values of JSON), and its findings.
 
     Names of facts that end in `_bytes` and `_s` have those units.
     """
@@ -31,7 +31,7 @@ class CheckResult(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What one process saw: the facts of each check, and all its findings."""
+    """The report of one process: the facts of each check, and all its findings."""
 
     process: int | None  # None: its index is not known
     num_processes: int | None

@@ -1,4 +1,4 @@
-"""What is installed in this process's Python, found without importing it, and its program."""
+"""Versions of this process's packages, found without importing them, and its program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_versions(env: Mapping[str, str]) -> CheckResult:
 
 
 def check_program(path: str) -> CheckResult:
-    """Return the digest of a program, by which that of other processes is compared."""
+    """Return the digest of a program, to compare between processes."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Which rule of the table of launchers holds in an environment, and why each other one does not."""
+"""The rule of the launcher table that applies in an environment, and why the others do not."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _state(launcher: Launcher, env: Environment, used: str) -> RuleState:
 
 
 def _why_not(launcher: Launcher, found: Mapping[str, str]) -> str:
-    """Return why these variables are not this launcher's, or show no job; else ""."""
+    """Return why these variables are not this launcher's, or describe no job; else ""."""
     numbers = [name for name in (*launcher.indices, *launcher.counts) if name in found]
     if not numbers:
         lacking = " and ".join((*launcher.indices[:1], *launcher.counts[:1]))

@@ -51,7 +51,7 @@ def check_address(place: JobPlace) -> CheckResult:
 
 
 def _strange_address(host: str, address: str) -> tuple[Finding, ...]:
-    """Return a note on process 0 if its host does not have the address itself."""
+    """Return a note on process 0 if the address is not one of its host's."""
     if reachability.bind_error(address, 0) != errno.EADDRNOTAVAIL:
         return ()
     words = f"process 0 is here, and {host} ({address}) is not an address of this host"
@@ -69,7 +69,7 @@ def _why_not_bound(address: str, number: int) -> Finding:
         advice = "end that process, or choose another port in SHOAL_COORDINATOR"
     elif number == errno.EADDRNOTAVAIL:
         words = f"{host} is not an address of this host, and process 0 must listen there"
-        advice = "let the address be that of the host of process 0"
+        advice = "give the address of the host of process 0"
     else:
         words = f"process 0 cannot listen at {address}: {os.strerror(number)}"
         advice = "ports below 1024 are for root"
@@ -92,7 +92,7 @@ def why_not_joined(place: JobPlace, error: ShoalError) -> CheckResult:
 
 
 def check_connecting(place: JobPlace) -> CheckResult:
-    """Check once that a meeting place answers, if it is not this process that runs it."""
+    """Check once that a meeting place answers, unless this process runs it."""
     if place.address is None or (place.process == 0 and place.jax_service is None):
         return CheckResult({})
     findings = []
@@ -111,7 +111,7 @@ def check_connecting(place: JobPlace) -> CheckResult:
 
 
 def check_jax_service(joined: TcpCoordinator, env: Mapping[str, str]) -> CheckResult:
-    """Check that JAX's service answers, and that no proxy stands before it."""
+    """Check that JAX's service answers, and that no proxy is in the way."""
     if not joined.jax_service:
         return CheckResult({"connecting": reachability.OPEN})
     host = split_address(joined.jax_service)[0]

@@ -1,8 +1,8 @@
-"""Whether a web proxy stands between JAX's client and its service.
+"""Check for a web proxy between JAX's client and its service.
 
 gRPC, by which JAX's client connects, uses the proxy of the first of three variables that is set,
 even for the loopback, unless the first of three others names the host ("*" names none).
-`shoal.initialize` goes around it, and what calls `jax.distributed.initialize` alone does not.
+`shoal.initialize` bypasses it; a program that calls only `jax.distributed.initialize` does not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_proxies(host: str, addresses: Iterable[str], env: Mapping[str, str]) -
     finding = Finding(
         "proxy",
         f"{name}={value} is in the way: JAX's client would connect to {host} through that proxy",
-        f"add {host} to {spared_by or 'no_proxy'} (shoal.initialize goes around the proxy; "
+        f"add {host} to {spared_by or 'no_proxy'} (shoal.initialize bypasses the proxy; "
         "jax.distributed.initialize does not)",
     )
     return CheckResult(facts, (finding,))

@@ -1,4 +1,4 @@
-"""Whether a name resolves, an address answers and a port can be bound: each within a deadline."""
+"""Check that a name resolves, an address answers, a port can be bound, each by a deadline."""
 
 from __future__ import annotations
 

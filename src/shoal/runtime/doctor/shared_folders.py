@@ -1,4 +1,4 @@
-"""Whether all processes see each other's files in a folder, and what its file system is."""
+"""Check that all processes see each other's files in a folder, and find its file system."""
 
 from __future__ import annotations
 

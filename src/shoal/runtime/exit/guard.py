@@ -194,7 +194,7 @@ class ExitGuard:
             print(self._explanation, file=sys.stderr)
 
     def _limit_end(self) -> None:
-        """Let the thread end this process if it does not end by itself in time."""
+        """Make the thread end this process if it does not end by itself in time."""
         limit_s = settings.seconds("SHOAL_ABORT_AFTER_S")
         self._limit = (time.monotonic() + limit_s, 1 if self._code is None else self._code)
         self._wake.set()

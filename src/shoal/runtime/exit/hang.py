@@ -31,7 +31,7 @@ _FLUSH_S = 2.0  # time limit of the flush: a stream's lock may never be free
 
 
 class HangTimeout:
-    """The rule. Call `is_over` every TICK_S while there is trouble."""
+    """The hang time-outs of this process. Call `is_over` every TICK_S after a loss."""
 
     def __init__(self, abort_after_s: float, timeout_s: float) -> None:
         self._abort_after_s = abort_after_s
@@ -74,14 +74,14 @@ class HangTimeout:
 
 
 class HangWatch:
-    """Checks this process while there is trouble, and ends it when it hangs."""
+    """Checks this process after a loss, and ends it when it hangs."""
 
     def __init__(self, coordinator: Coordinator, hang_timeout: HangTimeout) -> None:
         self._coordinator = coordinator
         self._hang_timeout = hang_timeout
 
     def look(self, now: float) -> None:
-        """Check for a hang; called by the watcher while there is trouble."""
+        """Check for a hang; called by the watcher after a loss."""
         here = self._coordinator
         cause = self._hang_timeout.is_over(now, here.troubles, here.progress, main_frame())
         if cause is None:

@@ -1,4 +1,4 @@
-"""How the main program ended, which Python does not tell exit handlers.
+"""Find out how the main program ended, which Python does not report to exit handlers.
 
 The outermost frame of the main thread is that of the program (or of its runner). It is kept, so
 that the end can be read from it: whether it returned, and whether the exception that Python stored
@@ -60,7 +60,7 @@ class MainProgram:
 
     @property
     def place(self) -> str:
-        """Where it is or ended: file:line (function), in its outermost frame."""
+        """The place where it is or ended: file:line (function), in its outermost frame."""
         return "" if self._own is None else site_of(self._own, self._own.f_lineno)
 
 

@@ -268,7 +268,7 @@ def leave(*, process_ends: bool) -> None:
 
 
 class _Leaving:
-    """A stand-in for JAX's client, whose shutdown by JAX's teardown is `disconnect`."""
+    """A stand-in for JAX's client: JAX's teardown shuts it down, which calls `disconnect`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

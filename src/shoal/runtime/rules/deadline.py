@@ -1,5 +1,5 @@
-"""Remaining time-outs that remember the whole: the message of a deadline names the time-out that
-the caller gave, not the part that remained after connecting, hashing or an earlier wait."""
+"""Remaining time-outs that keep the original one: error messages name the time-out that the caller
+gave, not the part that remained after connecting, hashing or an earlier wait."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Allowance(float):
     given_s: float
 
     def __new__(cls, value: float, given_s: float) -> Allowance:
-        """Return `value`, the rest of `given_s`."""
+        """Create an allowance of `value` seconds, the rest of `given_s`."""
         one = super().__new__(cls, value)
         one.given_s = given_s
         return one
 
 
 def given_s(timeout_s: float) -> float:
-    """Return the time-out as the caller gave it; a plain float is its own whole."""
+    """Return the time-out that the caller gave; for a plain float, the float itself."""
     return timeout_s.given_s if isinstance(timeout_s, Allowance) else timeout_s
 
 

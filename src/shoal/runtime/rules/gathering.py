@@ -173,7 +173,7 @@ def differ(one: Point, other: Point) -> bool:
 
 
 def divergence(gathering: Gathering[Any]) -> SidesDiffer | TrailsApart:
-    """Group the arrivals by what they are for; the first arrival of each side represents it.
+    """Group the arrivals by their point; the first arrival of each side represents it.
 
     The answer is sent at the first arrival that differs, so there are two sides. If trails differ,
     the answer is about them: the earlier calls are the cause.

@@ -239,7 +239,7 @@ class Joining(Generic[To]):
             offences.append(f"{hello} does not exist: the job has processes 0..{count - 1}")
         if there := self._here.get(hello.process):
             offences.append(f"two processes have the index {hello.process}: {there} and {hello}")
-        first = next(iter(self._here.values()), hello)  # the others run what it runs
+        first = next(iter(self._here.values()), hello)  # the others run the same versions
         if first.versions != hello.versions:
             offences.append(f"{first} runs {first.versions}, but {hello} runs {hello.versions}")
         return offences

@@ -7,12 +7,12 @@ the error that the others got, and its next call meets their next call.
 Three rules keep the count right where calls do not pair up one by one:
 
 * A call may consist of several points. One that a process left between two of them fails at the
-  next (`follows`): members that are still in the call get the error there, members that begin
-  another call have left it as well, and pass.
+  next (`follows`): members that are still in the call get the error there; members that begin
+    another call have also left it, and pass.
 * Gatherings that ended together, as one cycle of waits, are one failure: a process that was
   answered in one of them is not answered again in another (`alike`).
-* Survivors of a loss start again from wherever they are: they pass earlier failures, but not a
-  failed point of survivors (`restarts`), because that one is theirs.
+* Survivors of a loss start again from their current positions: they pass earlier failures, but not
+  a failed point of survivors (`restarts`), which belongs to the new start.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OpenGatherings(Generic[To]):
         return [gathering for gatherings in self._open.values() for gathering in gatherings]
 
     def next_of(self, process: int, point: Point, *, after_loss: bool) -> Gathering[To] | None:
-        """Return the gathering that an arrival at `point` is for; None: a new one must be opened.
+        """Return the gathering of an arrival at `point`; None: a new one must be opened.
 
         Args:
           after_loss: whether a process or a service was lost since this process last met survivors.

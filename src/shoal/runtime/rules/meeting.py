@@ -122,7 +122,7 @@ class Meeting(Roster[To]):
         record = self._records[process]
         if left.number <= record.abandoned.get(left.point.lane, 0):
             return []
-        if process in self._gone:  # the count of its next arrival includes this one all the same
+        if process in self._gone:  # the count of its next arrival includes this one anyway
             record.abandoned[left.point.lane] = left.number
             return []
         point = record.abandon(now, left)
@@ -228,7 +228,7 @@ class Meeting(Roster[To]):
     def _come(
         self, now: float, process: int, point: Point
     ) -> tuple[Gathering[To], Outcome | None, list[Reply[To]]]:
-        """Return the gathering of an arrival, or the answer that it gets at once.
+        """Return the gathering of an arrival, or its immediate answer.
 
         Gatherings that the process has left on the way there are answered for their members.
         """
@@ -330,7 +330,7 @@ class Meeting(Roster[To]):
         self._lines.restart(met, {*alive, *self._gone})
 
     def _do_without(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
-        """Let survivors go on without a process, which may be one of the waiting ones."""
+        """Remove a process from points of survivors, at which it may be waiting itself."""
         replies: list[Reply[To]] = []
         wait = gathering.arrived.pop(process, None)
         if wait is not None:

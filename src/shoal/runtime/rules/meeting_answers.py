@@ -40,7 +40,7 @@ class SurvivorsMet:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         rows = {"gone": _rows(self.gone), "services": _rows(self.services)}
         return {"alive": [*self.alive], **rows}
 
@@ -65,7 +65,7 @@ class SidesDiffer:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         return {"sides": _rows(self.sides)}
 
 
@@ -80,7 +80,7 @@ class TrailsApart:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         lane = {} if self.found.lane is None else {"lane": self.found.lane}
         return {"trails": _rows(self.found.versions), **lane}
 
@@ -104,7 +104,7 @@ class WaitCycle:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         return {"circle": _rows(self.sides)}
 
 
@@ -119,7 +119,7 @@ class StillMissing:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         return {"missing": [*self.missing], "words": _rows(self.words)}
 
     @classmethod
@@ -143,7 +143,7 @@ class TooLate:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         limit = {"by": self.by, "timeout_s": self.timeout_s, "at": self.at}
         return {**self.waiting.facts, **limit, "stacks": _rows(self.stacks)}
 
@@ -159,7 +159,7 @@ class ProcessesGone:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         return {"gone": _rows(self.gone)}
 
 
@@ -174,7 +174,7 @@ class ServicesLost:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         return {"gone": [], "services": _rows(self.services)}
 
 
@@ -190,7 +190,7 @@ class CallLeft:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         return {"process": self.process, "words": self.words}
 
 
@@ -205,7 +205,7 @@ class MembersKnown:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         return {"members": self.members, "services": self.services}
 
 
@@ -219,7 +219,7 @@ class StacksHeard:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         return {"stacks": {**self.stacks}}
 
 
@@ -233,7 +233,7 @@ class StepsAwaited:
 
     @property
     def facts(self) -> Facts:
-        """As it travels."""
+        """Return the facts as sent."""
         return {"awaited": self.processes}
 
 

@@ -96,7 +96,7 @@ class Record(Generic[To]):
         self.note(now, words)
 
     def said(self, now: float) -> str:
-        """Return its last words: where it waits or what it last did; or why it is gone."""
+        """Return its last words: where it waits, its last call, or why it is gone."""
         if self.state in ("left", "lost", "failed"):
             return f"{self.words.rstrip()}, {now - self.when:.1f} s ago"
         return self._still(now) + self._where(now)
@@ -162,7 +162,7 @@ class Record(Generic[To]):
         return [self.blocked[lane].arrived[self.index] for lane in lanes]
 
     def _last(self) -> tuple[str, str, float]:
-        """Return what it did last, where, and when: the newer one of arrivals and beats.
+        """Return its last action, place and time: the newer one of arrivals and beats.
 
         A beat after an arrival may report the same arrival: it then names the same place.
         """

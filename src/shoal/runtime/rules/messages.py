@@ -101,7 +101,7 @@ class ArrivalHeaders:
         self._last: tuple[Mapping[str, Any], Arrival] | None = None
 
     def read(self, header: Mapping[str, Any], process: int, count: int) -> Arrival:
-        """Return `arrival_of` these; `FrameReader` gives equal headers as one object."""
+        """Parse an arrival; `FrameReader` returns one object for equal headers."""
         if self._last is not None and header is self._last[0]:
             return self._last[1]
         arrival = arrival_of(header, process, count)

@@ -25,7 +25,7 @@ class Point(NamedTuple):
     name: str
     group: tuple[int, ...] | None = None  # the processes that meet here; None: all of the job
     lane: str = "main"
-    fingerprint: str = ""  # what else must be equal: operation, shapes, dtypes, options
+    fingerprint: str = ""  # other facts that must be equal: operation, shapes, dtypes, options
     site: str = ""  # the call site, "train.py:31 (main)"; shown, never compared
     survivors: bool = False  # lost processes are not waited for; else a loss is an error
     follows: bool = False  # a later point of the process's current call; else it begins one
@@ -43,10 +43,10 @@ class Member(NamedTuple):
     process: int
     host: str
     state: str  # "here" | "silent" (runs, no sign of life) | "left" | "lost" | "failed"
-    said: str  # its last words: where it waits or what it last did; or why it is gone
+    said: str  # its last words: where it waits, its last call, or why it is gone
     step: int | None = None  # the last `step` that it began
     place: str = ""  # its last call of shoal: what, and file:line (function)
-    since_s: float = 0.0  # seconds since it came there, or since it went
+    since_s: float = 0.0  # seconds since it reached or left that place
     is_waiting: bool = False  # whether it waits for others there
     step_s: float | None = None  # median time of its last steps, seconds
     memory_bytes: int = 0  # resident

@@ -43,7 +43,7 @@ class Roster(Generic[To]):
         return self._records[process].departure_reason
 
     def say(self, now: float, process: int, words: str) -> None:
-        """Record what a process is doing."""
+        """Record a process's activity."""
         if process not in self._gone:
             self._records[process].note(now, words)
 

@@ -5,7 +5,7 @@
     notice        a process learns that it will be ended: `ReceivedNotice`
     place         numbers it and pushes it to all
     each process  answers at once with the highest step at which it has returned "go on"; from now
-                  on it does not do so by itself
+                      on it returns that only after an agreement
     place         when all living processes have answered: step = highest + 1; pushed to all
 
 So every step at which any process went on lies below the agreed one, and no process waits for one
@@ -95,7 +95,7 @@ class Rounds:
     def hear(self, process: int, report: StopReport) -> StopAgreement | None:
         """Take an answer; return the agreement, once."""
         if report.round < self._round or process not in self._living:
-            return None  # sent before its rearm, by another thread than that of the rearm
+            return None  # sent before its rearm, by a different thread
         if report.round > self._round:
             self._begin(report.round)
         self.has_saved |= report.has_saved

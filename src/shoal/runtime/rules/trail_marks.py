@@ -73,10 +73,10 @@ class TrailMarks(NamedTuple):
 
 
 class TrailVersion(NamedTuple):
-    """What some processes called, where not all called the same."""
+    """The calls of some processes, where not all made the same calls."""
 
     text: str  # "count:digest" of their calls
-    name: str  # of the point that they had come to, and its call site; empty where they had not
+    name: str  # of the point that they had reached, and its call site; empty if they had not
     site: str
     processes: Sequence[int]
 

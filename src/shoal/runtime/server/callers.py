@@ -114,7 +114,7 @@ class ProcessCaller:
 
     # The verbs of a process once all have joined; before, "who" alone.
     VERBS: ClassVar[Mapping[str, Callable[[ProcessCaller, Meeting[Connection], Frame], None]]] = {
-        "beat": _beat,  # a sign of life, with what it is doing
+        "beat": _beat,  # a sign of life, with its activity
         "stacks": _stacks,  # of its threads, as requested
         "abandon": _abandon,  # it left a call by an exception
         "end lane": _end_lane,
@@ -217,7 +217,7 @@ def _known(verbs: Mapping[str, _Verb], verb: str) -> _Verb:
     """Return the function of a verb.
 
     Raises:
-      FrameError: it is none of these.
+      FrameError: the verb is unknown.
     """
     if (found := verbs.get(verb)) is None:
         raise FrameError(f"unknown verb {verb[:40]!r}")

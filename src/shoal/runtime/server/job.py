@@ -190,7 +190,7 @@ class ServedJob:
             self.meeting.stop(now, of, stopped)
 
     def end_keeper(self, host_id: str, connection: Connection) -> None:
-        """Handle the end of a keeper: what it reported is no longer known."""
+        """Handle the end of a keeper: the states that it reported are no longer known."""
         if self._keepers.discard(host_id, connection):
             self.on_news(keeper_gone=host_id, at_s=self.now())
             self.hear_states(self.joining.shared_hosts[host_id], (), ())
@@ -244,7 +244,7 @@ class ServedJob:
             self.mail.push(targets - {process}, pack_frame(header, words.encode()))
 
     def _dismiss(self, process: int, words: str) -> None:
-        """Tell a lost process, whose connection stands, that it is lost, for when it wakes."""
+        """Notify a lost process that is still connected of its loss, for when it wakes."""
         self.on_news(dismissed=process)
         self.depart(process, "lost", words)
         life = self.mail.lives.get(process)
@@ -254,13 +254,13 @@ class ServedJob:
 
 
 def _welcomes(joining: Joining[Connection], more: Mapping[str, Any]) -> Iterator[bytes]:
-    """Return what each process is told when all are here, in order."""
+    """Yield the welcome of each process, in order."""
     leads = {min(pids): pids for pids in joining.shared_hosts.values()}
     leader_of = {process: leader for leader, pids in leads.items() for process in pids}
     header = {"is": "welcome", "jax_service": joining.jax_service, **more}
     hosts = json.dumps(host_runs(joining.hosts)).encode()
     for process in range(joining.num_processes):
-        told: dict[str, Any] = {**header, "leader": leader_of.get(process, process)}
+        welcome: dict[str, Any] = {**header, "leader": leader_of.get(process, process)}
         if process in leads:
-            told["keeps"] = leads[process]
-        yield pack_frame(told, hosts)
+            welcome["keeps"] = leads[process]
+        yield pack_frame(welcome, hosts)

@@ -31,7 +31,7 @@ class MeetsAt(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """The launcher of this process, and what it sets beside index and count."""
+    """The launcher of this process, and the values it sets besides index and count."""
 
     launcher: Launcher
     env: Environment  # completed

@@ -113,7 +113,7 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
 
 
 def shown_job(env: Environment) -> ShownJob | None:
-    """Return the job that `initialize()` would join; None: a job of one.
+    """Return the job that `initialize()` would join; None: a one-process job.
 
     >>> shown_job({"RANK": "1", "WORLD_SIZE": "4"})
     ShownJob(words='torchrun (RANK=1, WORLD_SIZE=4)', num_processes=4)

@@ -1,4 +1,4 @@
-"""How a process becomes a member of a job, and what it waits for before it leaves.
+"""Join a job, and wait for unfinished work before leaving it.
 
 All N processes first send HELLO to the meeting place. Every possible mistake of a job (a process is
 missing, an index is taken twice, counts or versions differ) is answered there, in Python, on all.
@@ -216,7 +216,7 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
     ask_at = time.monotonic() + 1.0
     while not jax_runtime.is_idle():
         if time.monotonic() >= min(ask_at, deadline):
-            check_living(joined, deadline, "finishing what it computed")
+            check_living(joined, deadline, "finishing its computations")
             ask_at = time.monotonic() + pause_s(joined)
         time.sleep(0.002)
 
@@ -238,5 +238,5 @@ def wait_for_saves(joined: Coordinator, deadline: float) -> None:
             joined.progress.go(point)
         if thread.is_alive():
             me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
-            reason = f"shutdown waited {given_s(deadline):g} s for a save that goes on"
+            reason = f"shutdown waited {given_s(deadline):g} s for a save that still runs"
             raise DeadlineError(f"{me}: {reason}\n{TIMEOUT_HINT}", name="shutdown")

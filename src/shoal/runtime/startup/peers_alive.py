@@ -21,7 +21,7 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
     Args:
       joined: the coordinator.
       deadline: on the monotonic clock.
-      doing: what this process is doing meanwhile, for the message.
+      doing: the operation of this process, for the message.
 
     Raises:
       ProcessLostError: a process is lost or failed, or a service of the job is lost.

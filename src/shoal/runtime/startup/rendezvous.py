@@ -3,7 +3,7 @@
 Each process creates an empty file, whose name is its index and a random number. Process 0 waits
 for all of them and answers with one file: the address, and the random numbers that it saw. A
 process accepts only an answer that holds its own number, so files of an earlier job cannot mislead
-it. Process 0 first deletes what it finds; a process whose file is gone creates it again. The
+it. Process 0 first deletes existing files; a process whose file is gone creates it again. The
 answer is renamed into place, and all files are deleted when the job has begun.
 """
 
@@ -59,7 +59,7 @@ class Visit:
         self._waiting = f"process {process} of {num_processes} meets in {self._directory}"
 
     def come(self) -> None:
-        """Create the file of this process; process 0 first deletes what it finds.
+        """Create the file of this process; process 0 first deletes existing files.
 
         Raises:
           InitializeError: the directory cannot be used.

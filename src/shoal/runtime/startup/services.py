@@ -136,7 +136,7 @@ def _stay(place: Spawned, link: ServiceLink) -> None:
 
 
 def _retire(place: Spawned) -> None:
-    """End, after a moment in which late processes still learn why there is no job."""
+    """End after a short delay, in which late processes still learn why there is no job."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         place.wait(_RETIRING_S)
     place.stdin.close()

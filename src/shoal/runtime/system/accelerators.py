@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class _Accelerators(NamedTuple):
-    """How to count one kind: its plugin, its visibility variable, its device files."""
+    """The means to count one kind: its plugin, its visibility variable, its device files."""
 
     plugins: tuple[str, ...]
     visible: tuple[str, ...]
@@ -55,7 +55,7 @@ def count_accelerators(env: Mapping[str, str]) -> int:
 def devices_seen(platform: str, env: Mapping[str, str]) -> tuple[int, bool]:
     """Return how many devices of a platform ("gpu", "tpu") this process is likely to see.
 
-    And whether a variable lists them.
+    Also return whether a variable lists them.
     """
     for kind in _ACCELERATORS:
         if kind.platform == platform and any(map(importlib.util.find_spec, kind.plugins)):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 _SHOAL = str(Path(__file__).absolute().parents[2]) + os.sep
-_THROUGH = ("contextlib", "functools")  # shoal's `with` blocks and decorators put these in between
+_THROUGH = ("contextlib", "functools")  # frames of shoal's `with` blocks and decorators
 
 
 def callsite() -> str:

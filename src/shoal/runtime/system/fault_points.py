@@ -170,7 +170,7 @@ def _wrong(point: str, turn: str, kind: str, value: str) -> list[str]:
     if turn.isdigit() and int(turn) == 0:
         offences.append("turns are counted from 1; #* means each")
     if kind not in KINDS:
-        offences.append(f"{kind!r} is none of {', '.join(KINDS)}{nearest(kind, KINDS)}")
+        offences.append(f"{kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
     elif kind in ("kill", "stop", "raise") and value:
         offences.append(f"{kind} takes no value")
     elif kind == "exit" and not ((value.isdigit() and int(value) < 256) or not value):

@@ -1,4 +1,4 @@
-"""The text forms of devices, meshes and layouts of TensorFlow.
+"""TensorFlow's text forms of devices, meshes and layouts.
 
 Knows neither JAX nor the classes that are built from them.
 """

@@ -16,7 +16,7 @@ _DEVICE = re.compile(r"device:([A-Za-z]\w*)(?::(\d{1,18}|\*))?", re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSpec:
-    """One device: which process (`task`) has it, of which type, and which of its own it is.
+    """One device: the process (`task`) that has it, its type, and its index there.
 
     >>> spec = DeviceSpec.from_string("/job:worker/task:1/device:CPU:3")
     >>> spec.task, spec.device_type, spec.device_index, spec.to_string()
@@ -34,7 +34,7 @@ class DeviceSpec:
         """Read a name; fields that it lacks are None.
 
         Raises:
-          UsageError: a part of it is none of job, replica, task and device.
+          UsageError: a part of it is not one of job, replica, task and device.
         """
         if not isinstance(spec, str):
             raise UsageTypeError(f"dtensor.DeviceSpec: {spec!r} must be the name of a device")

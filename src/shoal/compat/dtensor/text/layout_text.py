@@ -16,17 +16,17 @@ _PREFIXES = {1: "sharding_specs:", 2: "maximal:true,", 3: "parted:"}
 
 
 def prefix_of(kind: int) -> str:
-    """Return how the text of a kind of layout begins."""
+    """Return the prefix of the text of this kind of layout."""
     return _PREFIXES[kind]
 
 
 def split(text: str) -> tuple[int, list[str], str]:
     """Return the kind, the specs, and the mesh's text; kind 0 is the empty layout.
 
-    A last comma that is missing loses no spec here. The mesh's name may have spaces.
+    A missing last comma loses no spec here. The mesh's name may contain spaces.
 
     Raises:
-      UsageError: it is no layout's text.
+      UsageError: it is not the text of a layout.
     """
     if text == "empty_layout":
         return 0, [], ""

@@ -33,7 +33,7 @@ class MeshFields(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many devices; 0 for a mesh that has no grid."""
+        """The number of devices; 0 for a mesh without a grid."""
         is_grid = bool(self.local_devices or self.global_devices)
         return math.prod(size for _, size in self.dims) if is_grid else 0
 
@@ -57,7 +57,7 @@ def single(device: object) -> MeshFields:
     """Return the mesh of one device, whose name is kept as it is.
 
     Raises:
-      UsageError: it is no name of a device.
+      UsageError: it is not the name of a device.
     """
     if device == "":
         raise UsageError("dtensor.Mesh: Single device is empty; name one, such as CPU:0")
@@ -155,7 +155,7 @@ def _devices(what: str, given: object, offences: list[str]) -> list[DeviceSpec]:
 
 
 def _full(spec: DeviceSpec) -> DeviceSpec:
-    """Complete a short name such as CPU:0, which TensorFlow's reader refuses in a mesh."""
+    """Complete a short name such as CPU:0, which TensorFlow's parser rejects in a mesh."""
     if spec.job is not None and spec.task is not None:
         return spec
     try:
@@ -205,7 +205,7 @@ def ids_of(given: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return shape and flat values of global device ids.
 
     Raises:
-      UsageError: they are no array of integers.
+      UsageError: they are not an array of integers.
     """
     if not isinstance(given, np.ndarray):
         raise_all("dtensor.Mesh", [WrongType("Variable global_device_ids must be an ndarray.")])

@@ -18,7 +18,7 @@ from shoal.errors import UsageError
 __all__ = ["read", "write"]
 
 _XLA = "use_xla_spmd"
-_MOST_MADE_UP = 1 << 20  # a few characters of text ask for that many devices
+_MOST_MADE_UP = 1 << 20  # of devices that a few characters of text may imply
 _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
 
 
@@ -42,7 +42,7 @@ def read(text: str) -> MeshFields:
     """Read the text of a mesh.
 
     Raises:
-      UsageError: it is none, or what it says is wrong; whatever the text.
+      UsageError: the text is malformed, or the mesh it describes is invalid.
     """
     if "|" not in text:
         return EMPTY if text == "empty_mesh" else _single(text)
@@ -61,7 +61,7 @@ def read(text: str) -> MeshFields:
 
 
 def _must_be_parts(rest: list[str], text: str) -> bool:
-    """Return whether the last part says that XLA's SPMD is used; refuse a wrong number of parts."""
+    """Check the number of parts; return whether the last one requests XLA's SPMD."""
     if not 3 <= len(rest) <= 5:
         found = len(rest) + 2
         raise _bad(text, f"Expected either 5, 6, 7 or 3 mesh parts but found {found}")
@@ -91,7 +91,7 @@ def _made_up(size: int, kind: str, whole: str) -> tuple[list[int], list[str]]:
     if not re.fullmatch(r"\*[A-Za-z]\w*", kind, re.ASCII):
         raise _bad(whole, f"{kind!r} is not a device type with a star, such as *CPU")
     if size > _MOST_MADE_UP:
-        raise _bad(whole, f"{size} devices are more than can be made up: {_MOST_MADE_UP}")
+        raise _bad(whole, f"{size} devices exceed the limit for implied devices: {_MOST_MADE_UP}")
     kind = kind[1:]
     return [*range(size)], [f"/job:localhost/task:0/device:{kind}:{n}" for n in range(size)]
 
