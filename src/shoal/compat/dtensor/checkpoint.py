@@ -35,7 +35,7 @@ class DTensorCheckpoint:
       mesh: the mesh whose processes save and restore.
       root: an object whose attributes, also those in `__slots__`, are saved under their names.
       kwargs: name → a DVariable, a dict, list or tuple of DVariables, or an object with
-              DVariables as attributes.
+        DVariables as attributes.
 
     Raises:
       UsageError: there is no DVariable to save, or two have the same name.

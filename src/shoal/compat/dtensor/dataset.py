@@ -30,13 +30,13 @@ class DTensorDataset:
     Logically collective: all arguments but the elements that other processes read must be equal.
 
     Every process passes the whole dataset, of which its own devices' rows are read. An incomplete
-        batch at the end is dropped. Each iteration starts from the beginning.
+    batch at the end is dropped. Each iteration starts from the beginning.
 
     Args:
       dataset: the elements in order, iterable more than once: a list, a `tf.data.Dataset`, an
-              object with `__iter__`; or an array, or a tuple or dict of arrays, whose rows are the
-              elements. Of indexable data, only the rows that this process needs are read. All
-              elements have the dtypes of the first; Python numbers get JAX's default dtypes.
+        object with `__iter__`; or an array, or a tuple or dict of arrays, whose rows are the
+        elements. Of indexable data, only the rows that this process needs are read. All
+        elements have the dtypes of the first; Python numbers get JAX's default dtypes.
       mesh: the mesh of all layouts.
       layouts: a tree of Layouts like an element; each has one more dim than its part: the rows.
       global_batch_size: rows of a batch over all processes.

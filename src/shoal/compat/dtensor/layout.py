@@ -48,7 +48,7 @@ class Layout:
 
     Args:
       sharding_specs: for each dim of the array the name of a mesh dim, `UNSHARDED`, or `MATCH`,
-                  which only `relayout` accepts.
+        which only `relayout` accepts.
       mesh: the mesh.
 
     Raises:

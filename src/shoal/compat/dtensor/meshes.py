@@ -116,7 +116,7 @@ def create_distributed_mesh(
       mesh_dims: name → size, or pairs; one size may be -1.
       mesh_name: a label.
       local_devices: the names of each process's devices to include, in mesh order, equal on all
-              processes; None: all of the type. Not for TPUs, which are ordered by their wiring.
+        processes; None: all of the type. Not for TPUs, which are ordered by their wiring.
       device_type: "CPU", "GPU" or "TPU"; None: the preferred type.
       use_xla_spmd: for TPUs; stored, without effect.
     """
@@ -181,7 +181,7 @@ def create_tpu_mesh(
       mesh_dim_names, mesh_shape: names and sizes of the dims, major first.
       mesh_name: a label; need not be unique.
       ring_dims: how many dims a ring covers: the first ones, or if negative the last ones; None:
-              all but the first.
+        all but the first.
       ring_axes: the directions in which the slice is walked, fastest first; None: core, x, y, z.
       ring_bounds: the box of a ring along x, y, z, core; None: the whole slice.
       can_split_host_across_rings: may the chips of one host belong to several rings?

@@ -237,7 +237,7 @@ def call_with_layout(
 
     Args:
       fn: a function that returns arrays of the layout's rank.
-            layout: the layout of the results; None: only call the function.
+      layout: the layout of the results; None: only call the function.
       args, kwargs: its arguments; arrays may be on the mesh, other values are compiled in.
     """
     if layout is None:

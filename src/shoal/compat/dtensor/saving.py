@@ -64,10 +64,10 @@ def sharded_save(
     Args:
       mesh: the mesh whose processes save; of any kind of device.
       file_prefix: a folder without a checkpoint, for shoal's files, which TensorFlow cannot
-              read.
-            tensor_names: a name for each tensor; several with slices of one array share its name.
+        read.
+      tensor_names: a name for each tensor; several with slices of one array share its name.
       shape_and_slices: for each tensor "" (whole), or the slice of an array that it holds, such as
-              "8 4 0,2:-"; the slices of one name must make up the array.
+        "8 4 0,2:-"; the slices of one name must make up the array.
       tensors: arrays on meshes, DVariables, or host values that are equal on all processes:
         arrays, numbers, lists of numbers.
     """
@@ -107,8 +107,8 @@ def name_based_save(
     Args:
       mesh: the mesh whose processes save; of any kind of device.
       checkpoint_prefix: a folder without a checkpoint, for shoal's files, which TensorFlow
-              cannot read.
-            name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if so configured),
+        cannot read.
+      name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if so configured),
         or a host value that is equal on all processes: an array, a number, a list of numbers.
     """
     check_eager("name_based_save", "save what the program returns")
@@ -130,7 +130,7 @@ def name_based_restore(
       mesh: the mesh whose processes restore; of any kind of device.
       checkpoint_prefix: the same as for the save.
       name_tensor_dict: name → an array, a DVariable or a `jax.ShapeDtypeStruct`, whose shape must
-              be the saved one; its dtype must hold all saved values. Other saved names are ignored.
+        be the saved one; its dtype must hold all saved values. Other saved names are ignored.
 
     Returns:
       the arrays, in the order of `name_tensor_dict`; nothing is assigned.

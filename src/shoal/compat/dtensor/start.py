@@ -63,13 +63,13 @@ def initialize_accelerator_system(
     Collective over all processes.
 
     The index of this process comes from DTENSOR_CLIENT_ID and DTENSOR_JOBS, or from any launcher
-        that `shoal.initialize` knows.
+    that `shoal.initialize` knows.
 
     Args:
       device_type: "CPU", "GPU" or "TPU", which must be present; None: JAX's default.
       enable_coordination_service: ignored; shoal always uses its own.
       num_logical_cpu_devices: number of CPU devices of this process: all of its devices if the
-              type is CPU, else those beside the accelerators, at least one for each.
+        type is CPU, else those beside the accelerators, at least one for each.
       experimental_reset_context: ignored; JAX cannot be reset once started.
       experimental_enable_megcore: refused; use XLA's flags.
 
@@ -174,7 +174,7 @@ def initialize_multi_client_cluster(
     Collective over all processes.
 
     The processes meet at the first entry; `job_name`, `collective_leader`, `port` and later
-        arguments have no effect.
+    arguments have no effect.
     """
     operation = "initialize_multi_client_cluster"
     if not dtensor_jobs:

@@ -56,8 +56,8 @@ class DVariable(ArrayOperators):
     Local.
 
     JAX functions accept it in place of its array: it is a pytree node of one leaf, and has the
-        operators and attributes of an array. It cannot be assigned inside `jit`: return the new
-        value, and assign it outside. It is unhashable; use `ref()` as the key of a dict.
+    operators and attributes of an array. It cannot be assigned inside `jit`: return the new
+    value, and assign it outside. It is unhashable; use `ref()` as the key of a dict.
 
     Args:
       initial_value: an array on a mesh; with `layout`, a host value, or a function that returns
