@@ -118,12 +118,12 @@ def epoch_of(data, rows, seed):
 
 
 def train(ckpts, data, mesh, say):
-    """Train to the end, or until this job is told to leave; return the state when it is trained."""
+    """Train to the end, or until this job is preempted; return the trained state, None if preempted."""
     layouts, rows = layouts_on(mesh), rows_on(mesh)
     state, first = ckpts.resume(
         layouts, lambda: shoal.create(init, jax.random.key(0), layouts=layouts)
     )
-    say(f"goes on after epoch {first}" if first else f"{shoal.describe(state)}\n", flush=True)
+    say(f"resumed after epoch {first}" if first else f"{shoal.describe(state)}\n", flush=True)
     for epoch in range(first, EPOCHS):
         with epoch_of(data, rows, seed=epoch + 1) as batches:
             for images, labels in batches:
@@ -133,7 +133,7 @@ def train(ckpts, data, mesh, say):
         stop = shoal.preempted(epoch)
         ckpts.save(epoch, state, force=stop)
         if stop:
-            say(f"told to leave ({shoal.notice().source}); epoch {epoch + 1} is saved", flush=True)
+            say(f"received {shoal.notice().source}; saved epoch {epoch + 1}", flush=True)
             return None
     return state
 

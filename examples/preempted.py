@@ -1,4 +1,4 @@
-"""Train, be told to leave in the middle, and go on elsewhere: as if nothing had happened.
+"""Train, be preempted in the middle, and resume elsewhere, with the same result.
 
     python examples/preempted.py
 

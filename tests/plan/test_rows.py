@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.plan.rows import must_split_evenly, row_holders
+from shoal.plan.rows import check_even_split, row_holders
 from shoal.plan.shards import region
 from shoal.testing.strategies import layouts
 
@@ -51,8 +51,8 @@ def test_replicas_are_all_named():
 
 def test_sizes_that_fit_are_named():
     layout = Layout(Mesh({"x": 2, "y": 3}), ("x", "y"))
-    must_split_evenly("f", layout, 12, 0)
+    check_even_split("f", layout, 12, 0)
     with pytest.raises(UsageError, match=r"f: 7 rows, which 6 shards \(x=2 x y=3\) do not divide"):
-        must_split_evenly("f", layout, 7, 0)
+        check_even_split("f", layout, 7, 0)
     with pytest.raises(UsageError, match="do not divide; 6 would fit"):
-        must_split_evenly("f", layout, 5, 0)
+        check_even_split("f", layout, 5, 0)

@@ -154,7 +154,9 @@ def test_words_that_were_never_said(cluster, child_env):
 
 
 def test_what_cannot_travel_is_the_process_s_own_error(cluster, child_env):
-    with pytest.raises(PeerFailedError, match="what unfit returned is a object, which does not"):
+    with pytest.raises(
+        PeerFailedError, match="what unfit returned is a object, which cannot be sent"
+    ):
         cluster(1, env=child_env).run(functions.unfit, initialize=False)
 
 

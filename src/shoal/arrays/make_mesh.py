@@ -68,9 +68,9 @@ def make_mesh(
     process. The logger "shoal" reports at level DEBUG what was recognised and chosen, and why.
 
     It is impossible that a device is left out unnoticed: a subset must be named. It is also
-      impossible that it returns if the processes that own the mesh's devices pass different
-      arguments, see different devices (ids, owners, coordinates) or own other devices than their
-      peers believe: they meet in one round trip. A process without a device in the mesh may call
+    impossible that it returns if the processes that own the mesh's devices pass different
+    arguments, see different devices (ids, owners, coordinates) or own other devices than their
+    peers believe: they meet in one round trip. A process without a device in the mesh may call
       it or not; where one process owns all
     devices, nothing is sent. No call relies on an earlier one: after an interrupt one process might
     not remember what the others do.
@@ -79,7 +79,7 @@ def make_mesh(
 
     Args:
       axes: name → size, major first, the busiest axis last; a dict or pairs. One size may be
-              -1: the remaining factor.
+        -1: the remaining factor.
       devices: JAX devices or their ids, in mesh order; or a platform, "tpu", "gpu" or
         "cpu", for all of its devices. None: all of `jax.devices()`.
       order: "wires": placed as above, even if `devices` lists them; "given": as listed.

@@ -46,9 +46,9 @@ def broadcast(
     Collective over processes.
 
     It is impossible that two processes get different bits: -0.0, subnormals, NaN payloads and
-      64-bit values arrive unchanged, whatever JAX's configuration. It is also impossible that
-      values of one call are taken for those of another: tree, shapes, dtypes, `source` and the
-      call site are compared in the same round trip, before anything is delivered.
+    64-bit values arrive unchanged, whatever JAX's configuration. It is also impossible that
+    values of one call are taken for those of another: tree, shapes, dtypes, `source` and the
+    call site are compared in the same round trip, before anything is delivered.
 
     Up to 64 KiB are sent in that round trip, and nothing is compiled. Larger values go through
     memory that the processes of one host share, or, between hosts, in chunks over one device of

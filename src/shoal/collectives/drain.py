@@ -122,7 +122,7 @@ def _finish(own: Sequence[jax.Device]) -> None:
     """Wait for all arrays on these devices, and for effects such as `jax.debug.callback`.
 
     Arrays deleted meanwhile, by another thread or by donation, need no wait: the arrays that
-      replace them are waited for.
+    replace them are waited for.
     """
     jax.effects_barrier()
     for array in _arrays(own):

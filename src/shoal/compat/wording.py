@@ -17,7 +17,7 @@ def errors_named(name: str, *also: type[ShoalError], facade: str = "") -> Iterat
     Args:
       facade: the prefix of its names; messages that have it are left unchanged.
       also: classes that are both an error of shoal and one that the predecessor raised. An error
-              of shoal becomes the first of them that derives from its class.
+        of shoal becomes the first of them that derives from its class.
     """
     try:
         yield

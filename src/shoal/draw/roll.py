@@ -119,7 +119,7 @@ class Row(NamedTuple):
         return max(member.memory_bytes for member in self.members)
 
 
-def _telling(row: Row) -> tuple[object, ...]:
+def _notability(row: Row) -> tuple[object, ...]:
     """Sort key: lost and silent processes first, then the slow, the late and the stuck."""
     first = row.first
     slow = row.slowness if row.slowness is not None and row.slowness >= SLOW else 0.0
@@ -130,7 +130,7 @@ def _telling(row: Row) -> tuple[object, ...]:
 
 
 ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
-    "telling": _telling,
+    "telling": _notability,
     "rank": lambda row: (),  # ties are broken by rank
     "host": lambda row: (row.first.host,),
     "step": lambda row: (-1 if row.first.step is None else row.first.step,),

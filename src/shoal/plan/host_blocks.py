@@ -27,7 +27,7 @@ def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
     """Return the ids [sizes] of the best order in which each host's devices form a box.
 
     The hosts are placed like chips, and so are the devices within each; of all ways to divide the
-        axes between the two, the one with the shortest hops is chosen, the last axis first.
+    axes between the two, the one with the shortest hops is chosen, the last axis first.
 
     Args:
       torus: its processes have adjacent boxes of one shape.

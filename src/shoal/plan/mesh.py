@@ -36,7 +36,7 @@ class Mesh:
 
     Immutable, hashable, equal by content, picklable. *Position* (where in the grid) and *device
     id* (which device) are different: the first counts row-major, the second is the hardware's
-        number. A mesh whose ids are 0..n-1 and whose devices all belong to process 0 stores nothing
+    number. A mesh whose ids are 0..n-1 and whose devices all belong to process 0 stores nothing
     per device, whatever its size.
 
     Args:

@@ -68,7 +68,7 @@ def place(
         slices that differ each hold whole rows of the first axis.
       weights: name → bytes that each device contributes to all-reduces over that axis in a step of
         the program, or any amounts in proportion; missing ones are 0. The order is then the
-                fastest by the model of `cost`, whichever axis is last.
+        fastest by the model of `cost`, whichever axis is last.
       compatible_with: the order of another library, bit by bit: "jax" (`mesh_utils` of JAX
         0.10.2), "torch_xla" (`HybridMesh`) or "dtensor" (`create_tpu_mesh`).
       allow_split_physical_axes: may two axes share a dim of the torus? Default: yes; under

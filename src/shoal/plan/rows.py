@@ -60,7 +60,7 @@ def row_holders(layout: Layout, dim: int = 0) -> RowHolders:
     return RowHolders(tuple(tuple(sorted(holders)) for holders in found))
 
 
-def must_split_evenly(operation: str, layout: Layout, size: int, dim: int) -> None:
+def check_even_split(operation: str, layout: Layout, size: int, dim: int) -> None:
     """Raise if the shards do not divide a dim of this size.
 
     Raises:

@@ -127,16 +127,16 @@ def from_devices(devices: Iterable[Any], *, within: Iterable[Any] | None = None)
         z), `core`, `slice`, `kind` ("TPU v4"), `platform`.
       within: all devices of the slices of which these are a part, such as `jax.devices()`: a dim
         of which a part is used has no linked ends. None: these are all. A box that begins at
-                other coordinates than 0 always counts as a part.
+        other coordinates than 0 always counts as a part.
 
     Returns:
       A Torus or Slices if all have coordinates that fill boxes, wherever these begin; Hosts if
-            every process has equally many devices; else Flat. Ids and processes are those of the
+      every process has equally many devices; else Flat. Ids and processes are those of the
       devices.
 
     Raises:
       UsageError: there are no devices, an id or a place occurs twice, only some have coordinates,
-              or some are not in `within`.
+        or some are not in `within`.
 
     Example:
       >>> at = [(2, 2), (3, 2), (2, 3), (3, 3)]
@@ -321,7 +321,7 @@ def to_json(topology: Topology) -> dict[str, Any]:
     Local.
 
     `topology` is its text; `ids` and `processes` (row-major) and `listed` are present if they
-        deviate from its rule, `kind` and `origin` if the devices reported them.
+    deviate from its rule, `kind` and `origin` if the devices reported them.
 
     >>> to_json(parse("v5e:2x2"))
     {'topology': 'v5e:2x2'}

@@ -66,8 +66,8 @@ def _best(
     """Return the best share of each dim for each axis [axis][dim]; None if impossible.
 
     The busiest axis comes first and keeps all of its equally good shares; the next one chooses
-        among what these leave, and so on. Every remaining choice can be completed, so no better
-        one is missed.
+    among what these leave, and so on. Every remaining choice can be completed, so no better
+    one is missed.
     """
     found: list[tuple[tuple[Sizes, ...], Sizes]] = [((), grid)]  # shares, remainder of each dim
     for axis in reversed(range(len(sizes))):
@@ -126,8 +126,8 @@ class _OrderSearch:
         Args:
           nest: the axes, the innermost last.
           inner: the shares of the axes assigned so far.
-                left: the rest of each dim.
-                seconds: the time of the axes assigned so far.
+          left: the rest of each dim.
+          seconds: the time of the axes assigned so far.
         """
         if len(inner) == len(nest):
             self._note(nest, inner, seconds)

@@ -306,8 +306,8 @@ def meshes() -> tuple[Registered, ...]:
 
     Returns:
       Each with its `mesh` and its `host`: `mesh.host_mesh()`, the CPU devices beside it. Each is
-            listed once, no matter how often or in how many threads it was made; `shutdown` clears
-            the list.
+      listed once, no matter how often or in how many threads it was made; `shutdown` clears
+      the list.
 
     >>> from shoal.arrays.make_mesh import make_mesh
     >>> mesh = make_mesh({"shown": -1})

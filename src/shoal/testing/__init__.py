@@ -1,4 +1,5 @@
 """Tools for testing programs that run in many processes.
 
-Shipped to users. May use everything but the command line; nothing in shoal uses it.
+Shipped to users. Uses the whole library except the command line, which it does not know; nothing in
+shoal uses it.
 """

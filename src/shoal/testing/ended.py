@@ -66,7 +66,7 @@ def raise_first(ended: Sequence[Ended]) -> None:
     first = first_failed(ended)
     if first is None:
         return
-    failed = {one.process: _story(one) for one in ended if one.failed}
+    failed = {one.process: _failure_text(one) for one in ended if one.failed}
     others = [process for process in failed if process != first.process]
     also = f"; so did {others} after it" if others else ""
     raise PeerFailedError(
@@ -75,7 +75,7 @@ def raise_first(ended: Sequence[Ended]) -> None:
     )
 
 
-def _story(one: Ended) -> str:
+def _failure_text(one: Ended) -> str:
     """Return its traceback, or else its last output."""
     code = "" if one.code is None else f" (exit code {one.code})"
     if one.error:

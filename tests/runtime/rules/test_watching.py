@@ -160,7 +160,7 @@ def test_who_was_told_may_take_its_time_as_long_as_it_moves(watched, troubles):
 
 
 def test_news_after_it_was_told_counts_again(watched, troubles):
-    troubles.tell([1])
+    troubles.mark_reported([1])
     troubles.hear(1, "", "lost", "killed")  # the call was faster than the watcher
     assert watched.ended_after(100) is None
     troubles.hear(2, "", "failed", "no data")

@@ -82,7 +82,7 @@ def judge(batch: BatchId, statuses: Mapping[int, Status]) -> BatchVerdict:
     short = {p: one for p, one in statuses.items() if one.size != size or not one.is_exact}
     _check_rows(batch, size, statuses, short)
     if short and batch.last == "drop":
-        _tell_dropped(batch, statuses, having)
+        _log_dropped(batch, statuses, having)
         return BatchVerdict(0)
     leaves = _same_leaves(batch, statuses if short else having)
     _check_values(batch, statuses, leaves)
@@ -141,7 +141,7 @@ def _rows(statuses: Mapping[int, Status]) -> str:
     return ", ".join(f"{n} rows of {listed(who)}" for n, who in sorted(by_count.items()))
 
 
-def _tell_dropped(
+def _log_dropped(
     batch: BatchId, statuses: Mapping[int, Status], having: Mapping[int, Status]
 ) -> None:
     """Log, on one process, that some readers had more batches; one short batch is expected."""

@@ -34,9 +34,9 @@ from shoal.arrays.bridge.leaf_layouts import Layouts
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.feeding.batch_sources import ByNumber, ReaderState
 from shoal.arrays.feeding.feed_arguments import (
+    check_last_batch,
+    check_skip,
     feed_spec,
-    must_be_whole,
-    must_go_on,
     offences_of,
     order_text,
     rows_layout,
@@ -136,10 +136,10 @@ def feed(
     reads = source_of(source, batch, order, split)
     mark = mark_of(order_text(reads)) if isinstance(reads, ByNumber) else 0
     rows = rows_before(start, mark)
-    must_go_on(source, reads, rows, skip)
+    check_skip(source, reads, rows, skip)
     x64, passes = jax.config.jax_enable_x64, skip is not False
     options = FeedOptions(layouts, last, rows, batch or 0, same, x64, passes)
-    must_be_whole(reads, options)
+    check_last_batch(reads, options)
     spec = feed_spec(reads, split, options, prefetch)
     meeting = _meeting(coordinator(), split, spec, lane, limit_s)._replace(start=rows)
     line = Prefetch(Steps(reads, split, options, meeting), prefetch, meets=not meeting.is_alone)

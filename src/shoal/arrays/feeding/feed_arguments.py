@@ -18,7 +18,7 @@ from shoal.arrays.feeding.own_rows import Split
 from shoal.arrays.host.digest import digest
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest
 from shoal.plan.layout import Layout
-from shoal.plan.rows import must_split_evenly
+from shoal.plan.rows import check_even_split
 
 
 def offences_of(
@@ -64,11 +64,11 @@ def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTur
                 "rows of a batch over all processes, to read it by number"
             )
         return InTurn(source)
-    must_split_evenly("feed: batch", split.layout, batch, 0)
+    check_even_split("feed: batch", split.layout, batch, 0)
     return by_number(source, order)
 
 
-def must_be_whole(reads: InTurn | ByNumber, options: FeedOptions) -> None:
+def check_last_batch(reads: InTurn | ByNumber, options: FeedOptions) -> None:
     """Raise if the last batch by number is incomplete and `last` does not allow it."""
     if isinstance(reads, InTurn):
         return
@@ -79,7 +79,7 @@ def must_be_whole(reads: InTurn | ByNumber, options: FeedOptions) -> None:
         raise UsageError(f"feed: {text}; last='pad' gives these with a mask")
 
 
-def must_go_on(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | None) -> None:
+def check_skip(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | None) -> None:
     """Reject an iterable that may already be past the rows to skip."""
     can_be_set = any(hasattr(source, name) for name in ("set_state", "load_state_dict"))
     if rows and skip is None and can_be_set and isinstance(reads, InTurn):

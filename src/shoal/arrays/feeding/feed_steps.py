@@ -125,7 +125,7 @@ class Steps:
         try:
             result = act() if line.enter(phase) else None
         except BaseException as error:
-            self._tell_failed(line, error)
+            self._announce_failure(line, error)
             raise
         if result is None or line.is_closed:
             self.leave(line)
@@ -271,7 +271,7 @@ class Steps:
             else:
                 return {process: Status.unpack(data) for process, data in answers.items()}
 
-    def _tell_failed(self, line: Prefetch[FedBatch], error: BaseException) -> None:
+    def _announce_failure(self, line: Prefetch[FedBatch], error: BaseException) -> None:
         """Make the other processes raise at this batch, too."""
         line.enter(MEETING)
         words = failure_of(error, self._meeting.site).words

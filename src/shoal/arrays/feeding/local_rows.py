@@ -14,7 +14,7 @@ from shoal.arrays.bridge.sharding import layout_of_sharding
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
-from shoal.plan.rows import must_split_evenly, row_holders
+from shoal.plan.rows import check_even_split, row_holders
 
 
 @local
@@ -62,7 +62,7 @@ def local_rows(
     if not -found.rank <= place < found.rank:
         raise UsageError(f"local_rows: dim={dim!r}: {found!r} has rank {found.rank}")
     place %= found.rank
-    must_split_evenly(f"local_rows: dim {place}", found, size, place)
+    check_even_split(f"local_rows: dim {place}", found, size, place)
     number = jax.process_index() if process is None else _index("process", process)
     if number < 0:
         raise UsageError(f"local_rows: process={process!r} must not be negative")

@@ -166,7 +166,7 @@ def _converted(
     traced: list[int] = []
     for number, leaf in enumerate(leaves):
         if passes(leaf):
-            results[number] = _as_asked(leaf)
+            results[number] = _with_sharding(leaf)
         else:
             (traced if isinstance(leaf.value, jax.core.Tracer) else plain).append(number)
     for numbers, how in ((plain, convert), (traced, convert_traced)):
@@ -176,7 +176,7 @@ def _converted(
     return results
 
 
-def _as_asked(leaf: Leaf) -> Any:
+def _with_sharding(leaf: Leaf) -> Any:
     """Return a global array that passes through, with the requested sharding."""
     array = leaf.value
     if isinstance(array, jax.core.Tracer) or is_local(array):

@@ -115,7 +115,7 @@ def agree_on_move(
     meshes += [leaf.layout.mesh for leaf in leaves]
     owners = {process for mesh in meshes for process in mesh.process_indices}
     if any(mesh.kind == "tpu" for mesh in meshes):
-        owners = _as_the_job_counts(coordinator, owners, timeout_s)
+        owners = _job_numbers(coordinator, owners, timeout_s)
     if coordinator.process not in owners:
         return
     fault_points.reach("relayout.before_arrive", coordinator.process)
@@ -135,9 +135,7 @@ def agree_on_move(
     fault_points.reach("relayout.after_arrive", coordinator.process)
 
 
-def _as_the_job_counts(
-    coordinator: Coordinator, owners: Iterable[int], timeout_s: float
-) -> set[int]:
+def _job_numbers(coordinator: Coordinator, owners: Iterable[int], timeout_s: float) -> set[int]:
     """Return processes by their job numbers: on TPUs JAX may number them differently.
 
     Raises:

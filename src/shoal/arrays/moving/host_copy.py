@@ -32,7 +32,7 @@ _LARGE_BYTES = 4 << 20  # larger copies use several threads
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
-def must_be_a_way(function: str, way: Any) -> None:
+def check_way(function: str, way: Any) -> None:
     """Reject unknown values of `way`."""
     if way is not None and not (isinstance(way, str) and way == "collectives"):
         raise UsageError(

@@ -29,7 +29,7 @@ from shoal.arrays.moving.across_devices import (
     travels_as,
 )
 from shoal.arrays.moving.agreed_move import obstacle
-from shoal.arrays.moving.host_copy import has_words, in_one_memory, must_be_a_way
+from shoal.arrays.moving.host_copy import check_way, has_words, in_one_memory
 from shoal.arrays.moving.move import row_of, xla_program
 from shoal.arrays.moving.planned_move import is_better, programs_of, whole_shape
 from shoal.arrays.moving.staged_move import by_host_alone, part_of
@@ -286,7 +286,7 @@ def plan_relayout(
       >>> plan.way, plan.received_bytes == plan.bound_bytes
       ('copy', True)
     """
-    must_be_a_way("plan_relayout", way)
+    check_way("plan_relayout", way)
     if why := _why_not(x):
         raise UsageTypeError(f"plan_relayout: {why}")
     offences: list[str] = []

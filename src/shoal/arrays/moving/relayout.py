@@ -18,7 +18,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.host_values import deleted
 from shoal.arrays.moving.agreed_move import agree_on_move, obstacle
-from shoal.arrays.moving.host_copy import must_be_a_way
+from shoal.arrays.moving.host_copy import check_way
 from shoal.arrays.moving.move import Move, move
 from shoal.arrays.moving.staged_move import move_staged, why_not_staged
 from shoal.colour import collective
@@ -87,7 +87,7 @@ def relayout(
       P(None, 'x')
     """
     check_flags("relayout", donate=donate, staged=staged)
-    must_be_a_way("relayout", way)
+    check_way("relayout", way)
     if staged and way is not None:
         raise UsageError("relayout: staged=True has a way of its own: leave way= out")
     offences: list[str] = []

@@ -39,7 +39,7 @@ class Checkpoints(ReadOnlyHistory):
     Collective over processes.
 
     All processes construct it, and leave its `with` block, together. It cleans up after a crash: a
-        complete attempt is committed, one not touched for `lease_s` is ended, one still being
+    complete attempt is committed, one not touched for `lease_s` is ended, one still being
     written is spared. Steps are always listed from storage. It is impossible that a committed step
     is overwritten, or that `keep` deletes the newest one.
 

@@ -45,7 +45,7 @@ def is_lossless(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
     if integers is not None and others is not None:
         return bool(integers.min >= others.min and integers.max <= others.max)
     if one.itemsize <= 2:
-        return _comes_back(one, other)
+        return _survives_round_trip(one, other)
     if integers is not None:
         return _holds(integers, other)
     return np.can_cast(one, other, "safe")  # floats to floats
@@ -56,7 +56,7 @@ def _part(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def _comes_back(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
+def _survives_round_trip(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
     """Try all values; there are at most 65,536."""
     bits = np.arange(1 << _bits(one), dtype=f"u{one.itemsize}")
     values = bits.view(one)

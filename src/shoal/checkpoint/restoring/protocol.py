@@ -77,7 +77,7 @@ class Opened(NamedTuple):
     ways: Ways
 
 
-def understand(folder: Folder, target: Any, options: TargetOptions, mode: str) -> RestoreRequest:
+def parse_request(folder: Folder, target: Any, options: TargetOptions, mode: str) -> RestoreRequest:
     """Parse a target.
 
     Raises:

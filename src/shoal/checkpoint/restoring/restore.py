@@ -9,7 +9,7 @@ from typing import Any
 from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
-from shoal.checkpoint.restoring.protocol import Restore, RestoreRequest, open_for, understand
+from shoal.checkpoint.restoring.protocol import Restore, RestoreRequest, open_for, parse_request
 from shoal.checkpoint.restoring.target import FORMS, option_value, options_of
 from shoal.checkpoint.restoring.ways import MODES, RestorePlan, plan_all
 from shoal.checkpoint.tree.names import ROOT
@@ -262,7 +262,7 @@ def _request(
     else:
         raise UsageTypeError(f"{operation}: path={path!r} must be text or a pathlib.Path")
     options = options_of(operation, only, rename, dtype, has_target=target is not None)
-    return understand(folder, target, options, option_value(operation, "mode", mode, MODES))
+    return parse_request(folder, target, options, option_value(operation, "mode", mode, MODES))
 
 
 def _form(operation: str, form: object, request: RestoreRequest) -> str:

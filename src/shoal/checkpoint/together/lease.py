@@ -66,7 +66,7 @@ class ProgressReporter:
         if self._is_main:
             self._coordinator.progress.worked += 1
 
-    def tell(self) -> str:
+    def progress_text(self) -> str:
         """Return the progress: `40 % of 1.5 GB, 870 MB/s`."""
         took_s = max(time.monotonic() - self._began, 1e-9)
         share = self._done_bytes / self._num_bytes if self._num_bytes else 1.0
@@ -81,7 +81,7 @@ class ProgressReporter:
         while not self._is_over.wait(self._every_s):
             beats += 1
             self.keep()
-            words = f"{self._doing}: {self.tell()}"
+            words = f"{self._doing}: {self.progress_text()}"
             with contextlib.suppress(ShoalError, OSError):
                 self._coordinator.tell("doing", words)
             if beats % _LOG_EVERY == 1:

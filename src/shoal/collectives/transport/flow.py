@@ -182,7 +182,7 @@ class Flow:
             if not has_said and now >= self._deadline - _LEAD_S:
                 has_said = True
                 self.coordinator.tell("doing", f"{self.name}: {_LATE}{still()}")
-            self.tell()
+            self.log_progress()
         error = done.exception()
         if isinstance(error, RuntimeError | ValueError) and not isinstance(error, ShoalError):
             return _Outcome(words=_FAILED + failure_of(error, self.call.site).words, error=error)
@@ -216,7 +216,7 @@ class Flow:
             raise own
         raise PeerFailedError(f"{self.me}: {self.name}: {detail}", failed=words)
 
-    def tell(self) -> None:
+    def log_progress(self) -> None:
         """Log the progress, at intervals."""
         now = time.monotonic()
         if now < self._tell_at or not self.moved_bytes:

@@ -112,11 +112,11 @@ def borrowed_ring(
     """Borrow the ring of a job; None if a process has no device available.
 
     The first time, processes exchange the ids of their devices: on some machines JAX numbers
-        processes differently. Creates JAX's devices, which waits for all processes.
+    processes differently. Creates JAX's devices, which waits for all processes.
 
     They also meet if the ring was not returned last time: an abandoned thread may still be moving
     chunks, which could be taken for those of the next value. While there is such a thread anywhere,
-        no process gets the ring; if one has failed midway, no process ever gets it again.
+    no process gets the ring; if one has failed midway, no process ever gets it again.
 
     Raises:
       As `Coordinator.arrive`; a RuntimeError of JAX if it cannot create its devices.

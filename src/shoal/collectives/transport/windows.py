@@ -76,7 +76,7 @@ class Windows:
                 count = max(0, min(_PIECE_BYTES, passing.sizes[process] - begin))
                 place.write(begin, self._windows[process][slot : slot + count])
                 flow.moved_bytes += count
-            flow.tell()
+            flow.log_progress()
             fault_points.reach("stream.after_chunk", self._process)
         flow.meet(f"the last bytes of {total}")
 

@@ -10,9 +10,9 @@ import jax
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
 from shoal.colour import collective
-from shoal.compat.dtensor.layout_checks import must_be_mesh
+from shoal.compat.dtensor.layout_checks import check_dtensor_mesh
 from shoal.compat.dtensor.mesh import Mesh
-from shoal.compat.dtensor.refused import NotPossible, must_be_eager, said_of
+from shoal.compat.dtensor.refused import NotPossible, check_eager, prefix_errors
 from shoal.compat.dtensor.saving import Prefix, processes_of, saved_form
 from shoal.compat.dtensor.variable import DVariable
 from shoal.compat.members import members_of
@@ -35,7 +35,7 @@ class DTensorCheckpoint:
       mesh: the mesh whose processes save and restore.
       root: an object whose attributes, also those in `__slots__`, are saved under their names.
       kwargs: name → a DVariable, a dict, list or tuple of DVariables, or an object with
-              DVariables as attributes.
+        DVariables as attributes.
 
     Raises:
       UsageError: there is no DVariable to save, or two have the same name.
@@ -53,7 +53,7 @@ class DTensorCheckpoint:
     """
 
     def __init__(self, mesh: Mesh, root: Any = None, **kwargs: Any) -> None:
-        self._mesh = must_be_mesh(mesh)
+        self._mesh = check_dtensor_mesh(mesh)
         self._root = root
         self._named = kwargs
         self.save_counter = 0
@@ -87,11 +87,11 @@ class DTensorCheckpoint:
     def write(self, file_prefix: Prefix, options: Any = None) -> str:
         """Save at a path, and return it."""
         operation = "DTensorCheckpoint.write"
-        must_be_eager(operation, "save what the program returns")
+        check_eager(operation, "save what the program returns")
         _no_options(operation, options)
         form = partial(saved_form, operation, "a variable")
         tree = jax.tree.map(form, self._tree(), is_leaf=_is_variable)
-        with said_of(operation):
+        with prefix_errors(operation):
             save(
                 file_prefix, {**tree, _COUNTER: self.save_counter},
                 processes=processes_of(self._mesh), name=f"dtensor.{operation}",
@@ -110,11 +110,11 @@ class DTensorCheckpoint:
           RestoreMismatch: names, shapes or dtypes differ; nothing was set.
         """
         operation = "DTensorCheckpoint.read"
-        must_be_eager(operation, "pass in what the variables hold then")
+        check_eager(operation, "pass in what the variables hold then")
         _no_options(operation, options)
         variables = self._tree()
         target = {**jax.tree.map(DVariable.read_value, variables, is_leaf=_is_variable)}
-        with said_of(operation):
+        with prefix_errors(operation):
             found = restore(
                 save_path, {**target, _COUNTER: 0}, dtype="safe",
                 processes=processes_of(self._mesh), name=f"dtensor.{operation}",

@@ -15,9 +15,9 @@ from shoal.arrays.feeding.local_rows import local_rows
 from shoal.colour import logically_collective
 from shoal.compat.dtensor.elements import Elements
 from shoal.compat.dtensor.layout import Layout
-from shoal.compat.dtensor.layout_checks import must_be_mesh
+from shoal.compat.dtensor.layout_checks import check_dtensor_mesh
 from shoal.compat.dtensor.mesh import Mesh
-from shoal.compat.dtensor.refused import NotPossible, said_of
+from shoal.compat.dtensor.refused import NotPossible, prefix_errors
 from shoal.errors import UsageError, UsageTypeError, raise_all
 
 __all__ = ["DTensorDataset"]
@@ -30,13 +30,13 @@ class DTensorDataset:
     Logically collective: all arguments but the elements that other processes read must be equal.
 
     Every process passes the whole dataset, of which its own devices' rows are read. An incomplete
-        batch at the end is dropped. Each iteration starts from the beginning.
+    batch at the end is dropped. Each iteration starts from the beginning.
 
     Args:
       dataset: the elements in order, iterable more than once: a list, a `tf.data.Dataset`, an
-              object with `__iter__`; or an array, or a tuple or dict of arrays, whose rows are the
-              elements. Of indexable data, only the rows that this process needs are read. All
-              elements have the dtypes of the first; Python numbers get JAX's default dtypes.
+        object with `__iter__`; or an array, or a tuple or dict of arrays, whose rows are the
+        elements. Of indexable data, only the rows that this process needs are read. All
+        elements have the dtypes of the first; Python numbers get JAX's default dtypes.
       mesh: the mesh of all layouts.
       layouts: a tree of Layouts like an element; each has one more dim than its part: the rows.
       global_batch_size: rows of a batch over all processes.
@@ -69,7 +69,7 @@ class DTensorDataset:
         self._is_batched, self._prefetch = dataset_already_batched, prefetch or 1
         self._elements = Elements(dataset, layouts)
         first = self._elements.first
-        _check_layouts(must_be_mesh(mesh), layouts, global_batch_size, batch_dim)
+        _check_layouts(check_dtensor_mesh(mesh), layouts, global_batch_size, batch_dim)
         _check_elements(first, layouts, dataset_already_batched)
         count = 1 if batch_dim is None else mesh.dim_size(batch_dim)
         _check_batches(first, global_batch_size // count if dataset_already_batched else None)
@@ -88,9 +88,9 @@ class DTensorDataset:
         """Yield the batches of one pass over the dataset."""
         rows = None if self._is_batched else self._elements.rows(self._size)
         source = {"source": self._own_rows()} if rows is None else rows
-        with said_of("DTensorDataset"):
+        with prefix_errors("DTensorDataset"):
             batches = feed(layouts=self._layouts, prefetch=self._prefetch, **source)
-        with said_of("DTensorDataset"), batches:
+        with prefix_errors("DTensorDataset"), batches:
             yield from batches
 
     def _own_rows(self) -> Iterator[Any]:

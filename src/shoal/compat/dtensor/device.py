@@ -11,7 +11,7 @@ import jax
 from shoal.colour import collective, local, logically_collective
 from shoal.compat.dtensor import moves
 from shoal.compat.dtensor.layout import Layout
-from shoal.compat.dtensor.layout_checks import must_be_mesh
+from shoal.compat.dtensor.layout_checks import check_dtensor_mesh
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.meshes import barrier
 from shoal.compat.dtensor.refused import NotPossible
@@ -30,7 +30,7 @@ class DTensorDevice:
 
     def _register_mesh(self, mesh: Mesh) -> None:
         """Look up the devices of a mesh, and register its name; may be repeated."""
-        registered(must_be_mesh(mesh).shoal_mesh)
+        registered(check_dtensor_mesh(mesh).shoal_mesh)
 
     @logically_collective("shapes and dtypes of pieces, and the layout,")
     def pack(self, tensors: Sequence[Any], layout: Layout) -> jax.Array:

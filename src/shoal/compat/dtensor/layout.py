@@ -13,8 +13,8 @@ from shoal.compat.dtensor.layout_checks import (
     ANY,
     MATCH,
     UNSHARDED,
+    check_dtensor_mesh,
     checked,
-    must_be_mesh,
     rank_of,
     sizes_of,
 )
@@ -48,7 +48,7 @@ class Layout:
 
     Args:
       sharding_specs: for each dim of the array the name of a mesh dim, `UNSHARDED`, or `MATCH`,
-                  which only `relayout` accepts.
+        which only `relayout` accepts.
       mesh: the mesh.
 
     Raises:
@@ -114,7 +114,7 @@ class Layout:
     @classmethod
     def from_single_device_mesh(cls, mesh: Mesh) -> Layout:
         """Return the layout of an array on the device of a single-device mesh."""
-        if not must_be_mesh(mesh).is_single_device():
+        if not check_dtensor_mesh(mesh).is_single_device():
             raise UsageError(
                 "dtensor.Layout: type is single device, but mesh is not single device: "
                 f"{mesh.to_string()!r}"

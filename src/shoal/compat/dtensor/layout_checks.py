@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
-__all__ = ["ANY", "MATCH", "UNSHARDED", "checked", "must_be_mesh", "rank_of", "sizes_of"]
+__all__ = ["ANY", "MATCH", "UNSHARDED", "check_dtensor_mesh", "checked", "rank_of", "sizes_of"]
 
 UNSHARDED = "unsharded"
 MATCH = "match"
 ANY = "any"  # only in text written by TensorFlow's compiler
 
 
-def must_be_mesh(mesh: object) -> Mesh:
+def check_dtensor_mesh(mesh: object) -> Mesh:
     """Return the mesh.
 
     Raises:
@@ -34,7 +34,7 @@ def checked(
     Raises:
       UsageError: names all problems.
     """
-    names = must_be_mesh(mesh).dim_names
+    names = check_dtensor_mesh(mesh).dim_names
     if mesh.is_single_device():  # type: ignore[attr-defined]
         raise UsageError(f"{operation}: the mesh has a single device: use from_single_device_mesh")
     if isinstance(specs, str) or not isinstance(specs, Sequence):

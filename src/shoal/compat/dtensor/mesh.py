@@ -45,7 +45,7 @@ class Mesh:
       local_devices: a list of their names, such as "CPU:0", or DeviceSpecs.
       mesh_name: a label, part of equality.
       global_devices: a list of the names of all devices; required unless every process has the
-              same number of consecutive devices.
+        same number of consecutive devices.
       use_xla_spmd: for TPUs; stored, without effect: JAX always compiles with XLA's SPMD.
 
     Raises:

@@ -11,10 +11,10 @@ from shoal.arrays.make_mesh import make_mesh
 from shoal.collectives.drain import drain
 from shoal.colour import collective, local
 from shoal.compat.dtensor import config
-from shoal.compat.dtensor.layout_checks import must_be_mesh
+from shoal.compat.dtensor.layout_checks import check_dtensor_mesh
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.placing import devices_of
-from shoal.compat.dtensor.refused import NotPossible, StartError, must_be_eager, said_of
+from shoal.compat.dtensor.refused import NotPossible, StartError, check_eager, prefix_errors
 from shoal.compat.dtensor.text.device_spec import DeviceSpec, spec_of
 from shoal.errors import UsageError
 from shoal.plan.placement import Rings
@@ -69,7 +69,7 @@ def _ids(operation: str, specs: Sequence[DeviceSpec], owner: int) -> list[int]:
     return [own[spec.device_index or 0] for spec in specs]
 
 
-def _must_be_of(specs: Sequence[DeviceSpec], use_xla_spmd: bool) -> None:
+def _check_type(specs: Sequence[DeviceSpec], use_xla_spmd: bool) -> None:
     if use_xla_spmd and specs and specs[0].device_type != "TPU":
         raise UsageError(
             f"dtensor: use_xla_spmd=True: XLA SPMD is not supported for {specs[0].device_type} "
@@ -98,7 +98,7 @@ def create_mesh(
     """
     dims = {"x": -1} if mesh_dims is None else mesh_dims
     specs = _specs("create_mesh", devices, device_type, "CPU")
-    _must_be_of(specs, use_xla_spmd)
+    _check_type(specs, use_xla_spmd)
     ids = _ids("create_mesh", specs, config.client_id())
     return _made("create_mesh", dims, mesh_name, ids, use_xla_spmd)
 
@@ -116,7 +116,7 @@ def create_distributed_mesh(
       mesh_dims: name → size, or pairs; one size may be -1.
       mesh_name: a label.
       local_devices: the names of each process's devices to include, in mesh order, equal on all
-              processes; None: all of the type. Not for TPUs, which are ordered by their wiring.
+        processes; None: all of the type. Not for TPUs, which are ordered by their wiring.
       device_type: "CPU", "GPU" or "TPU"; None: the preferred type.
       use_xla_spmd: for TPUs; stored, without effect.
     """
@@ -127,7 +127,7 @@ def create_distributed_mesh(
         _no_devices(operation, local_devices)
         names, sizes = zip(*_pairs(mesh_dims), strict=True)
         return create_tpu_mesh([*names], [*sizes], mesh_name, use_xla_spmd=use_xla_spmd)
-    _must_be_of(specs, use_xla_spmd)
+    _check_type(specs, use_xla_spmd)
     owners = range(config.num_clients())
     ids = [one for owner in owners for one in _of(owner, specs, local_devices is None)]
     return _made(operation, mesh_dims, mesh_name, ids, use_xla_spmd)
@@ -139,7 +139,7 @@ def _no_devices(operation: str, local_devices: Devices) -> None:
 
 
 def _made(operation: str, dims: Dims, name: str, ids: Sequence[int], use_xla_spmd: bool) -> Mesh:
-    with said_of(operation):
+    with prefix_errors(operation):
         mesh = make_mesh(_pairs(dims), devices=ids, order="given", name=name)
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
 
@@ -181,7 +181,7 @@ def create_tpu_mesh(
       mesh_dim_names, mesh_shape: names and sizes of the dims, major first.
       mesh_name: a label; need not be unique.
       ring_dims: how many dims a ring covers: the first ones, or if negative the last ones; None:
-              all but the first.
+        all but the first.
       ring_axes: the directions in which the slice is walked, fastest first; None: core, x, y, z.
       ring_bounds: the box of a ring along x, y, z, core; None: the whole slice.
       can_split_host_across_rings: may the chips of one host belong to several rings?
@@ -194,7 +194,7 @@ def create_tpu_mesh(
         can_split_host_across_rings, build_ring_across_rings, rotate_ring_across_rings,
     )  # fmt: skip
     options: dict[str, Any] = {"name": mesh_name, "compatible_with": "dtensor", "rings": rings}
-    with said_of("create_tpu_mesh"):
+    with prefix_errors("create_tpu_mesh"):
         mesh = make_mesh(_named(mesh_dim_names, mesh_shape), devices="tpu", **options)
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
 
@@ -205,8 +205,8 @@ def _named(names: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
     return list(zip(names, sizes, strict=True))
 
 
-def _must_be_tpus(operation: str, mesh: Mesh, number: int | None) -> None:
-    if must_be_mesh(mesh).device_type() != "TPU":
+def _check_tpus(operation: str, mesh: Mesh, number: int | None) -> None:
+    if check_dtensor_mesh(mesh).device_type() != "TPU":
         raise UsageError(
             f"dtensor.{operation}: The mesh must be a TPU mesh, not {mesh.device_type()}"
         )
@@ -223,7 +223,7 @@ def get_device_ids(mesh: Mesh, client_id: int | None = None) -> list[int]:
 
     Local.
     """
-    _must_be_tpus("get_device_ids", mesh, client_id)
+    _check_tpus("get_device_ids", mesh, client_id)
     return mesh.local_device_ids()
 
 
@@ -233,7 +233,7 @@ def get_device_locations(mesh: Mesh, client_id: int | None = None) -> list[dict[
 
     Local.
     """
-    _must_be_tpus("get_device_locations", mesh, client_id)
+    _check_tpus("get_device_locations", mesh, client_id)
     return mesh.local_device_locations()
 
 
@@ -250,12 +250,12 @@ def barrier(
       barrier_name: a label for messages, equal on all.
       timeout_in_ms: deadline of the whole call, in milliseconds; None: SHOAL_TIMEOUT_S (600 s).
     """
-    must_be_eager("barrier", "constrain or return what must be finished before")
-    if not must_be_mesh(mesh).size:
+    check_eager("barrier", "constrain or return what must be finished before")
+    if not check_dtensor_mesh(mesh).size:
         raise UsageError("dtensor.barrier: a mesh of at most one device has nothing to wait for")
     name = "(barrier)" if barrier_name is None else barrier_name
     limit_s = None if timeout_in_ms is None else timeout_in_ms / 1000
     _LOG.debug("dtensor.barrier: entering barrier %r of %d devices", name, math.prod(mesh.shape()))
-    with said_of("barrier"):
+    with prefix_errors("barrier"):
         drain(mesh.shoal_mesh, name=name, timeout_s=limit_s)
     _LOG.debug("dtensor.barrier: finished running barrier %r", name)

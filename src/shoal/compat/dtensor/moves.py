@@ -25,7 +25,7 @@ from shoal.compat.dtensor.layout import Layout
 from shoal.compat.dtensor.layouts_of import array_of, is_on_mesh, layout_for, mesh_for, value_of
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.numbers import array_from
-from shoal.compat.dtensor.refused import must_be_eager, said_of
+from shoal.compat.dtensor.refused import check_eager, prefix_errors
 from shoal.errors import UsageError, UsageTypeError
 
 __all__ = [
@@ -60,7 +60,7 @@ def relayout(tensor: Any, layout: Layout, name: str | None = None) -> jax.Array:
       name: ignored; XLA names its operations itself.
     """
     value = value_of(tensor)
-    with said_of("relayout"):
+    with prefix_errors("relayout"):
         wanted = layout_for("relayout", value, layout)
         if is_tracing():
             return constrain(value, wanted)
@@ -92,11 +92,11 @@ def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> j
     Collective over the processes of both meshes.
     """
     if is_tracing():
-        with said_of("relayout_like"):
+        with prefix_errors("relayout_like"):
             return tie(value_of(tensor), value_of(layout_tensor))[0]
     value = value_of(tensor)
     like = array_of("relayout_like", layout_tensor)
-    with said_of("relayout_like"):
+    with prefix_errors("relayout_like"):
         wanted = layout_of(like)
         place = move if is_on_mesh(value) or isinstance(value, jax.core.Tracer) else put
         return place(_array(value), wanted)
@@ -113,7 +113,7 @@ def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
         `mesh.local_device_ids()`; host values, or arrays on one device.
       layout: the layout of the result.
     """
-    must_be_eager("pack", "constrain (shoal.constrain) pins a value inside")
+    check_eager("pack", "constrain (shoal.constrain) pins a value inside")
     if not isinstance(tensors, list | tuple):
         raise UsageTypeError(
             f"dtensor.pack: the pieces must be a list, not {type(tensors).__name__}"
@@ -121,7 +121,7 @@ def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
     if any(hasattr(one, "read_value") for one in tensors):
         raise UsageError("dtensor.pack: Variable input is not supported; give its read_value()")
     pieces = [_array(one) for one in tensors]
-    with said_of("pack"):
+    with prefix_errors("pack"):
         wanted = layout_for("pack", pieces[0] if pieces else 0.0, layout)
         ids = layout.mesh.local_device_ids()
         if len(ids) == len(pieces):
@@ -137,7 +137,7 @@ def unpack(tensor: Any) -> list[jax.Array]:
 
     They come in the order of `mesh.local_device_ids()`.
     """
-    must_be_eager("unpack", "shoal.manual gives each device its piece inside")
+    check_eager("unpack", "shoal.manual gives each device its piece inside")
     if hasattr(tensor, "read_value"):
         raise UsageTypeError("dtensor.unpack: a Variable is not an array; unpack its read_value()")
     array = array_of("unpack", tensor)
@@ -153,7 +153,7 @@ def fetch_layout(tensor: Any) -> Layout | None:
 
     Local.
     """
-    must_be_eager("fetch_layout", "fetch the layout of an argument or a result")
+    check_eager("fetch_layout", "fetch the layout of an argument or a result")
     if isinstance(tensor, bool | int | float | complex):
         return None
     layout = layout_of(array_of("fetch_layout", tensor))
@@ -184,7 +184,7 @@ def is_dtensor(tensor: Any) -> bool:
 
     Local.
     """
-    must_be_eager("is_dtensor", "inside, all values are the program's")
+    check_eager("is_dtensor", "inside, all values are the program's")
     return is_on_mesh(value_of(tensor))
 
 
@@ -237,12 +237,12 @@ def call_with_layout(
 
     Args:
       fn: a function that returns arrays of the layout's rank.
-            layout: the layout of the results; None: only call the function.
+      layout: the layout of the results; None: only call the function.
       args, kwargs: its arguments; arrays may be on the mesh, other values are compiled in.
     """
     if layout is None:
         return fn(*args, **kwargs)
-    with said_of("call_with_layout"):
+    with prefix_errors("call_with_layout"):
         wanted = layout_for("call_with_layout", 0.0, layout)
         if is_tracing():
             return constrain(fn(*args, **kwargs), wanted)

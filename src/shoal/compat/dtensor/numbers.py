@@ -37,7 +37,7 @@ def array_from(operation: str, value: Any, dtype: Any = None) -> np.ndarray[Any,
         raise UsageError(f"dtensor.{operation}: {array.dtype} is not {wanted}; cast it")
     with np.errstate(all="ignore"):
         found = array.astype(wanted)
-    _must_fit(operation, array, found)
+    _check_fit(operation, array, found)
     return found
 
 
@@ -56,7 +56,7 @@ def numbers_in(value: Any) -> np.ndarray[Any, Any] | None:
     return array if any(jax.dtypes.issubdtype(array.dtype, kind) for kind in kinds) else None
 
 
-def _must_fit(operation: str, given: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> None:
+def _check_fit(operation: str, given: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> None:
     """Refuse a cast that changed a number; fractions may be rounded."""
     is_whole = given.dtype.kind in "iub" and found.dtype.kind in "iu"
     kept = found == given if is_whole else np.isfinite(found) | ~np.isfinite(given)

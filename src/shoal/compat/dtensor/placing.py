@@ -78,7 +78,7 @@ def fields_of(mesh: Mesh, *, job: str, use_xla_spmd: bool = False) -> MeshFields
     """Return DTensor's description of a shoal mesh in this process.
 
     A device's id is its position. Those of this process are in mesh order; on TPUs, as in DTensor,
-        in the order of chip numbers.
+    in the order of chip numbers.
     """
     me = process_index()
     positions = {int(one): place for place, one in enumerate(mesh.device_ids.ravel())}

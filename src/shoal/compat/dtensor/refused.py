@@ -9,7 +9,7 @@ from shoal.compat.wording import errors_named
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.jax_service import jax_runtime
 
-__all__ = ["EagerOnly", "NotPossible", "StartError", "must_be_eager", "said_of"]
+__all__ = ["EagerOnly", "NotPossible", "StartError", "check_eager", "prefix_errors"]
 
 
 class NotPossible(UsageError, NotImplementedError):
@@ -24,12 +24,12 @@ class StartError(InitializeError, ValueError):
     """The devices were initialised twice, or too late, or not at all."""
 
 
-def said_of(name: str) -> AbstractContextManager[None]:
+def prefix_errors(name: str) -> AbstractContextManager[None]:
     """Prefix shoal's errors in the block with the DTensor function that was called."""
     return errors_named(f"dtensor.{name}", facade="dtensor.")
 
 
-def must_be_eager(name: str, ours: str) -> None:
+def check_eager(name: str, ours: str) -> None:
     """Refuse a call inside `jit`, as DTensor does with a RuntimeError.
 
     Raises:

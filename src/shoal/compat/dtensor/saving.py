@@ -16,11 +16,11 @@ from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.tree.names import component
 from shoal.colour import collective
-from shoal.compat.dtensor.layout_checks import must_be_mesh
+from shoal.compat.dtensor.layout_checks import check_dtensor_mesh
 from shoal.compat.dtensor.layouts_of import value_of
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.numbers import array_from
-from shoal.compat.dtensor.refused import must_be_eager, said_of
+from shoal.compat.dtensor.refused import check_eager, prefix_errors
 from shoal.compat.dtensor.slices import part_of, whole_of
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.process import process_count
@@ -32,7 +32,7 @@ Prefix = str | os.PathLike[str]
 
 def processes_of(mesh: Mesh) -> tuple[int, ...] | None:
     """Return the processes that save and restore; None: all of the job."""
-    owners = must_be_mesh(mesh).shoal_mesh.process_indices
+    owners = check_dtensor_mesh(mesh).shoal_mesh.process_indices
     return None if len(owners) == process_count() else owners
 
 
@@ -64,21 +64,21 @@ def sharded_save(
     Args:
       mesh: the mesh whose processes save; of any kind of device.
       file_prefix: a folder without a checkpoint, for shoal's files, which TensorFlow cannot
-              read.
-            tensor_names: a name for each tensor; several with slices of one array share its name.
+        read.
+      tensor_names: a name for each tensor; several with slices of one array share its name.
       shape_and_slices: for each tensor "" (whole), or the slice of an array that it holds, such as
-              "8 4 0,2:-"; the slices of one name must make up the array.
+        "8 4 0,2:-"; the slices of one name must make up the array.
       tensors: arrays on meshes, DVariables, or host values that are equal on all processes:
         arrays, numbers, lists of numbers.
     """
-    must_be_eager("sharded_save", "save what the program returns")
+    check_eager("sharded_save", "save what the program returns")
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for name, text, tensor in _as_many(tensor_names, shape_and_slices, tensors):
         value = saved_form("sharded_save", name, tensor)
         rows = parts.setdefault(_name("sharded_save", name), [])
         rows.append((part_of(text, np.shape(value)), value))
     tree = {name: whole_of(name, *zip(*rows, strict=True)) for name, rows in parts.items()}
-    with said_of("sharded_save"):
+    with prefix_errors("sharded_save"):
         save(file_prefix, tree, processes=processes_of(mesh), name="dtensor.sharded_save")
 
 
@@ -107,14 +107,14 @@ def name_based_save(
     Args:
       mesh: the mesh whose processes save; of any kind of device.
       checkpoint_prefix: a folder without a checkpoint, for shoal's files, which TensorFlow
-              cannot read.
-            name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if so configured),
+        cannot read.
+      name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if so configured),
         or a host value that is equal on all processes: an array, a number, a list of numbers.
     """
-    must_be_eager("name_based_save", "save what the program returns")
+    check_eager("name_based_save", "save what the program returns")
     operation = "name_based_save"
     tree = {n: saved_form(operation, n, value) for n, value in _named(operation, name_tensor_dict)}
-    with said_of(operation):
+    with prefix_errors(operation):
         save(checkpoint_prefix, tree, processes=processes_of(mesh), name=f"dtensor.{operation}")
 
 
@@ -130,16 +130,16 @@ def name_based_restore(
       mesh: the mesh whose processes restore; of any kind of device.
       checkpoint_prefix: the same as for the save.
       name_tensor_dict: name → an array, a DVariable or a `jax.ShapeDtypeStruct`, whose shape must
-              be the saved one; its dtype must hold all saved values. Other saved names are ignored.
+        be the saved one; its dtype must hold all saved values. Other saved names are ignored.
 
     Returns:
       the arrays, in the order of `name_tensor_dict`; nothing is assigned.
     """
-    must_be_eager("name_based_restore", "pass in what it returns")
+    check_eager("name_based_restore", "pass in what it returns")
     named = _named("name_based_restore", name_tensor_dict)
     target = {name: value_of(value) for name, value in named}
     only = [glob.escape(component(name)) for name in target]
-    with said_of("name_based_restore"):
+    with prefix_errors("name_based_restore"):
         found = restore(
             checkpoint_prefix, target, only=only, dtype="safe", processes=processes_of(mesh),
             name="dtensor.name_based_restore",

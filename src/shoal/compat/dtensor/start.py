@@ -11,7 +11,7 @@ import jax
 
 from shoal.colour import collective, local
 from shoal.compat.dtensor import config
-from shoal.compat.dtensor.refused import NotPossible, StartError, must_be_eager
+from shoal.compat.dtensor.refused import NotPossible, StartError, check_eager
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime import process
 from shoal.runtime.system.accelerators import count_accelerators
@@ -22,7 +22,7 @@ __all__ = [
     "initialize_multi_client_cluster",
     "initialize_tpu_system",
     "is_initialized",
-    "must_not_be_megacore",
+    "refuse_megacore",
     "set_initialized",
     "shutdown_accelerator_system",
     "shutdown_tpu_system",
@@ -63,13 +63,13 @@ def initialize_accelerator_system(
     Collective over all processes.
 
     The index of this process comes from DTENSOR_CLIENT_ID and DTENSOR_JOBS, or from any launcher
-        that `shoal.initialize` knows.
+    that `shoal.initialize` knows.
 
     Args:
       device_type: "CPU", "GPU" or "TPU", which must be present; None: JAX's default.
       enable_coordination_service: ignored; shoal always uses its own.
       num_logical_cpu_devices: number of CPU devices of this process: all of its devices if the
-              type is CPU, else those beside the accelerators, at least one for each.
+        type is CPU, else those beside the accelerators, at least one for each.
       experimental_reset_context: ignored; JAX cannot be reset once started.
       experimental_enable_megcore: refused; use XLA's flags.
 
@@ -82,15 +82,15 @@ def initialize_accelerator_system(
       EagerOnly, which is a RuntimeError: it was called inside `jit`.
     """
     operation = "initialize_accelerator_system"
-    must_be_eager(operation, "call it first in the program")
+    check_eager(operation, "call it first in the program")
     kind = None if device_type is None else config.type_of(operation, device_type)
-    must_not_be_megacore(operation, experimental_enable_megcore)
-    _must_be_first(operation)
+    refuse_megacore(operation, experimental_enable_megcore)
+    _check_first(operation)
     _join(operation, **_devices(operation, kind, num_logical_cpu_devices))
     return _found(operation, kind)
 
 
-def must_not_be_megacore(operation: str, value: bool | None) -> None:
+def refuse_megacore(operation: str, value: bool | None) -> None:
     """Refuse the megacore option.
 
     Raises:
@@ -103,7 +103,7 @@ def must_not_be_megacore(operation: str, value: bool | None) -> None:
         )
 
 
-def _must_be_first(operation: str) -> None:
+def _check_first(operation: str) -> None:
     if process.is_joined():
         raise StartError(
             f"dtensor.{operation}: Accelerator system has already been initialized (this is "
@@ -174,12 +174,12 @@ def initialize_multi_client_cluster(
     Collective over all processes.
 
     The processes meet at the first entry; `job_name`, `collective_leader`, `port` and later
-        arguments have no effect.
+    arguments have no effect.
     """
     operation = "initialize_multi_client_cluster"
     if not dtensor_jobs:
         raise UsageError(f"dtensor.{operation}: dtensor_jobs is empty; list each host:port")
-    _must_be_first(operation)
+    _check_first(operation)
     with _as_start(operation):
         process.initialize(
             coordinator_address=dtensor_jobs[0],
@@ -199,7 +199,7 @@ def shutdown_accelerator_system() -> None:
       EagerOnly, which is a RuntimeError: it was called inside `jit`.
     """
     operation = "shutdown_accelerator_system"
-    must_be_eager(operation, "call it last in the program")
+    check_eager(operation, "call it last in the program")
     if not process.is_joined():
         raise StartError(
             f"dtensor.{operation}: Accelerator system is not initialized; call "

@@ -7,7 +7,7 @@ from shoal.compat.dtensor.meshes import create_tpu_mesh, get_device_ids, get_dev
 from shoal.compat.dtensor.refused import NotPossible
 from shoal.compat.dtensor.start import (
     initialize_accelerator_system,
-    must_not_be_megacore,
+    refuse_megacore,
     shutdown_accelerator_system,
 )
 
@@ -29,7 +29,7 @@ def initialize_tpu_system(use_megacore: bool = False) -> str:
 
     Collective over all processes.
     """
-    must_not_be_megacore("tpu.initialize_tpu_system", use_megacore)
+    refuse_megacore("tpu.initialize_tpu_system", use_megacore)
     return initialize_accelerator_system("TPU")
 
 

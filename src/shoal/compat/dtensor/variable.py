@@ -14,7 +14,7 @@ from shoal.compat.dtensor.layout import Layout
 from shoal.compat.dtensor.layouts_of import is_on_mesh, value_of
 from shoal.compat.dtensor.moves import call_with_layout, check_layout, fetch_layout, relayout
 from shoal.compat.dtensor.numbers import array_from
-from shoal.compat.dtensor.refused import EagerOnly, NotPossible, must_be_eager
+from shoal.compat.dtensor.refused import EagerOnly, NotPossible, check_eager
 from shoal.errors import UsageError, UsageTypeError
 
 __all__ = ["DVariable", "enable_save_as_bf16"]
@@ -56,8 +56,8 @@ class DVariable(ArrayOperators):
     Local.
 
     JAX functions accept it in place of its array: it is a pytree node of one leaf, and has the
-        operators and attributes of an array. It cannot be assigned inside `jit`: return the new
-        value, and assign it outside. It is unhashable; use `ref()` as the key of a dict.
+    operators and attributes of an array. It cannot be assigned inside `jit`: return the new
+    value, and assign it outside. It is unhashable; use `ref()` as the key of a dict.
 
     Args:
       initial_value: an array on a mesh; with `layout`, a host value, or a function that returns
@@ -81,7 +81,7 @@ class DVariable(ArrayOperators):
         self, initial_value: Any, *args: Any, dtype: Any = None, layout: Layout | None = None,
         **kwargs: Any,
     ) -> None:  # fmt: skip
-        must_be_eager("DVariable", "make it outside, and pass its read_value()")
+        check_eager("DVariable", "make it outside, and pass its read_value()")
         trainable = args[0] if args else kwargs.pop("trainable", None)
         self.trainable = trainable is not False
         self.name = str(kwargs.pop("name", None) or "Variable")
@@ -136,7 +136,7 @@ class DVariable(ArrayOperators):
         Raises:
           UsageError: its shape or dtype differs.
         """
-        must_be_eager("DVariable.assign", "return the new value, and assign it outside")
+        check_eager("DVariable.assign", "return the new value, and assign it outside")
         given = _concrete(value)
         if not isinstance(given, jax.Array | np.ndarray | np.generic):
             given = array_from("DVariable.assign", given, self.dtype)
@@ -229,7 +229,7 @@ def _initial(value: Any, dtype: Any, layout: Layout | None) -> jax.Array:
         value = value() if layout is None else call_with_layout(value, layout)
     value = value_of(value)
     if is_on_mesh(value):
-        _must_agree(value, dtype, layout)
+        _check_agreement(value, dtype, layout)
         return value
     if layout is None:
         raise UsageError(
@@ -251,7 +251,7 @@ def _concrete(value: Any) -> Any:
     return given
 
 
-def _must_agree(value: jax.Array, dtype: Any, layout: Layout | None) -> None:
+def _check_agreement(value: jax.Array, dtype: Any, layout: Layout | None) -> None:
     """Refuse a layout or a dtype that differs from the value's."""
     try:
         if layout is not None:

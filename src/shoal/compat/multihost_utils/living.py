@@ -26,8 +26,8 @@ def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
     Collective over the devices' processes.
 
     The living processes enter the block together, with the same devices, and leave it together. It
-        is impossible that one of them leaves it without an exception while another died inside or
-        leaves it with an exception.
+    is impossible that one of them leaves it without an exception while another died inside or
+    leaves it with an exception.
 
     Args:
       devices: the candidates, some of this process's among them; equal on all.

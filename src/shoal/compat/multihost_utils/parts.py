@@ -45,7 +45,7 @@ def host_local_array_to_global_array(
     Logically collective: shapes, dtypes, pspecs and what processes hold in common must be equal.
 
     Differentiable and batched. Inside `jit`, where every array is global, values pass through
-        unchanged; a pspec by which processes would each give a part is refused.
+    unchanged; a pspec by which processes would each give a part is refused.
 
     Args:
       local_inputs: this process's parts: NumPy arrays, numbers, PRNG keys, jax.Arrays on its own
@@ -83,7 +83,7 @@ def global_array_to_host_local_array(
     Collective over the processes of arrays in other layouts than pspecs.
 
     These are moved first, by `shoal.relayout`. The others are neither sent nor copied.
-        Differentiable and batched. Inside `jit`, like `host_local_array_to_global_array`.
+    Differentiable and batched. Inside `jit`, like `host_local_array_to_global_array`.
 
     Args:
       global_inputs: global jax.Arrays. Local arrays pass through.

@@ -40,8 +40,8 @@ def reached_preemption_sync_point(step_id: int) -> bool:
     Collective over processes.
 
     False until some process has a notice, then True on all from one agreed step on, at any stride.
-        A program of one process that called neither `shoal.initialize` nor `shoal.watch_notices`
-        receives no notice: False.
+    A program of one process that called neither `shoal.initialize` nor `shoal.watch_notices`
+    receives no notice: False.
 
     Args:
       step_id: the number of the step, 0 or greater, of any size.

@@ -96,7 +96,7 @@ def assert_equal(in_tree: Tree, fail_message: str = "") -> None:
     Args:
       in_tree: leaves as for `broadcast_one_to_all`. Of an array on devices of several processes
         each region is compared among its holders.
-              fail_message: the beginning of the error message.
+      fail_message: the beginning of the error message.
 
     Raises:
       UnequalError: on all: values differ; the first difference is shown, with the holders of each

@@ -37,11 +37,11 @@ def mark_sharding(
     Collective over the mesh's processes.
 
     Unlike torch_xla, it does not work in place: write `w = mark_sharding(w, …)`. An array that was
-        marked before is moved.
+    marked before is moved.
 
     Args:
       t: a host value, an array, or a view of one, which then holds the result (inside `jit` the
-              view is unchanged, and a new one is returned).
+        view is unchanged, and a new one is returned).
       mesh: a mesh of this module, over any of the devices.
       partition_spec: for each dim None, an axis by name or index, or a tuple of these.
       use_dynamo_custom_op: ignored; `jit` needs no custom operation.
@@ -99,7 +99,7 @@ def clear_sharding(t: Any) -> Any:
     Traced.
 
     Inside `jit`, if there is a global mesh (`set_global_mesh`), the compiler chooses its layout
-        anew. Outside, it becomes an ordinary array: whole, on the default device.
+    anew. Outside, it becomes an ordinary array: whole, on the default device.
 
     Args:
       t: an array, or a view of one, which outside `jit` then holds the result.

@@ -131,9 +131,9 @@ def xla_distribute_module(
       module: an object with `named_modules()`.
       device_mesh: as for `convert_to_xla_mesh`; None: the global mesh.
       partition_fn: called with name, submodule and mesh; it sets the submodule's parameters to
-              the results of `mark_sharding`.
+        the results of `mark_sharding`.
       input_fn, output_fn: called with the module, its inputs or outputs, and the mesh; their
-              results replace those.
+        results replace those.
 
     Returns:
       the module.

@@ -29,12 +29,12 @@ class CheckpointManager:
     Collective over all processes.
 
     A step is committed or absent, every byte is checked when it is restored, and an error in the
-        background is raised by the next call. It is impossible that a step is overwritten.
+    background is raised by the next call. It is impossible that a step is overwritten.
 
     Args:
       path: the folder, shared by all processes.
-            save_interval: save the steps that it divides.
-            max_to_keep: how many of the newest steps to keep; 0: all.
+      save_interval: save the steps that it divides.
+      max_to_keep: how many of the newest steps to keep; 0: all.
       max_pending_async: positive; there is one save in the background at a time.
       num_of_threads: ignored.
       process_group: None; processes meet through `shoal.initialize`.
@@ -129,7 +129,7 @@ class CheckpointManager:
         Args:
           step: its number.
           state_dict: a tree of arrays: shapes, dtypes and layouts to restore to, on any mesh. Its
-                  dicts, lists and views receive the values, at any depth; nothing else changes.
+            dicts, lists and views receive the values, at any depth; nothing else changes.
 
         Raises:
           NotCommitted: on all: no such step. Also an AssertionError.

@@ -29,8 +29,8 @@ def visualize_sharding(
     Args:
       sharding: HLO text, with devices listed or as an iota: `{devices=[2,2]<=[4]}`.
       use_color, scale, min_width, max_width: ignored; blocks are as wide as their content.
-          Returns:
-            the printed text.
+    Returns:
+      the printed text.
 
     Raises:
       UsageError: the text is not the sharding of one array.
@@ -61,8 +61,8 @@ def visualize_tensor_sharding(t: Any, **kwargs: Any) -> str:
     Args:
       t: the array, or a view.
       kwargs: as for `visualize_sharding`.
-          Returns:
-            the printed text.
+    Returns:
+      the printed text.
     """
     picture = describe(unwrap_sharded_tensor(t))
     print(picture)

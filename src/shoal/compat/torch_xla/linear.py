@@ -84,7 +84,7 @@ class EinsumLinear:
       device: None; `mark_sharding` places parameters.
       dtype: None: float32.
       key: initialises the parameters, as torch's layer does; None: seeded by NumPy's global
-              generator, which processes must seed equally, as with `torch.manual_seed`.
+        generator, which processes must seed equally, as with `torch.manual_seed`.
 
     >>> layer = EinsumLinear(4, 2, key=jax.random.key(0))
     >>> jax.grad(lambda layer: layer(jnp.ones((3, 4))).sum())(layer).bias.tolist()
@@ -135,8 +135,8 @@ def apply_xla_patch_to_nn_linear(module: Any) -> Any:
     """Give every linear layer of a module, itself included, the `forward` of `EinsumLinear`.
 
     Modules are patched in place and keep their parameters. A layer is an instance of a class named
-        `Linear` with `weight` [out, in], `bias` and `forward`; a subclass with another name keeps
-        its own `forward`.
+    `Linear` with `weight` [out, in], `bias` and `forward`; a subclass with another name keeps
+    its own `forward`.
 
     Args:
       module: an object whose `named_children()`, or else whose attributes (also in `__slots__`),

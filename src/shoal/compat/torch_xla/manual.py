@@ -28,8 +28,8 @@ def enable_manual_sharding(
     Collective over the mesh's processes.
 
     torch_xla returns one tensor that stands for the shard of the current device. Here the result is
-        a list, and code runs once per shard; inside `jit` use `shoal.manual(fn, in_layouts,
-        out_layouts)`, in which values are shards and collectives take axis names.
+    a list, and code runs once per shard; inside `jit` use `shoal.manual(fn, in_layouts,
+    out_layouts)`, in which values are shards and collectives take axis names.
 
     Args:
       t: the array, or a view, or a host value.

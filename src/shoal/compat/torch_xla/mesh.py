@@ -42,7 +42,7 @@ class Mesh:
     Local.
 
     Devices are numbered from 0 in the order of JAX's ids. A mesh may use only some of them; whether
-        they exist is checked when an array is placed. Equal by content, hashable.
+    they exist is checked when an array is placed. Equal by content, hashable.
 
     Args:
       device_ids: the number of the device at each position, row-major.
@@ -190,8 +190,8 @@ def set_global_mesh(mesh: Mesh | None) -> None:
 
     Args:
       mesh: the mesh; None: unset it.
-          Raises:
-            UsageError: it is not a mesh of this module; also an AssertionError.
+    Raises:
+      UsageError: it is not a mesh of this module; also an AssertionError.
     """
     if mesh is not None and not isinstance(mesh, Mesh):
         raise SpmdTypeError(

@@ -76,7 +76,7 @@ def spec_of_placements(placements: Iterable[Any], rank: int) -> tuple[Any, ...]:
 
     Args:
       placements: of this module, or torch's.
-            rank: the rank of the array.
+      rank: the rank of the array.
 
     >>> spec_of_placements([Shard(0), Shard(0), Replicate()], 2)
     ((0, 1), None)

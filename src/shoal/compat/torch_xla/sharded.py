@@ -40,8 +40,8 @@ class XLAShardedTensor(ArrayOperators):
     Local.
 
     A view: the array is `global_tensor`, which `jnp.asarray` returns. It can be used like the
-      array: with operators, `jax.numpy`, `jit` and `grad`, since it is a pytree node of one leaf.
-      A view returned by these has the layout of its array.
+    array: with operators, `jax.numpy`, `jit` and `grad`, since it is a pytree node of one leaf.
+    A view returned by these has the layout of its array.
 
     Args:
       elem: the array, or a view.

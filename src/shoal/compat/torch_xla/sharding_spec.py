@@ -72,7 +72,7 @@ class ShardingSpec:
 
         Args:
           t: the whole input, the same on all processes; with `minibatch` this process's rows,
-                  at the positions of its devices in the mesh.
+            at the positions of its devices in the mesh.
 
         Raises:
           UsageError: it does not apply, does not divide a dim evenly, or with `minibatch` the

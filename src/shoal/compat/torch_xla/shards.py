@@ -27,8 +27,8 @@ class XLAShard:
     Local.
 
     `data` [shape of a shard]; `indices`: a slice for each dim of the whole array, never past its
-        end, or `...` for all of it; `shard_device`: platform and number; `replica_id`: its number
-        among the replicas of the shard.
+    end, or `...` for all of it; `shard_device`: platform and number; `replica_id`: its number
+    among the replicas of the shard.
 
     >>> XLAShard(np.arange(4), [slice(0, 3)], "CPU:0", 0).unpadded_data
     array([0, 1, 2])

@@ -120,8 +120,8 @@ def _paths(
     if arrow.start.panel != arrow.end.panel:
         is_next = abs(start[1] - end[1]) < 0.1 and abs(arrow.end.panel - arrow.start.panel) == 1
         if is_next and slots.is_alone(arrow):
-            return [_bow(start, end, sizes, tip, -1)]
-        return _aslant(arrow, start, end, sizes, tip)
+            return [_arc(start, end, sizes, tip, -1)]
+        return _diagonal_arrow(arrow, start, end, sizes, tip)
     panel = scene.panels[arrow.start.panel]
     for away, other, dim, last in (
         (columns, rows, 0, len(panel.columns) - 1),
@@ -137,11 +137,11 @@ def _paths(
             aside = 0.36 * sizes.chip
         return [_between(start, end, sizes, aside, tip)]
     if columns and rows and abs(columns) + abs(rows) > _FAR:
-        return _aslant(arrow, start, end, sizes, tip)
-    return [_bow(start, end, sizes, tip, 1)]
+        return _diagonal_arrow(arrow, start, end, sizes, tip)
+    return [_arc(start, end, sizes, tip, 1)]
 
 
-def _aslant(arrow: Arrow, start: Point, end: Point, sizes: Sizes, tip: float) -> list[str]:
+def _diagonal_arrow(arrow: Arrow, start: Point, end: Point, sizes: Sizes, tip: float) -> list[str]:
     """Return an arrow that leaves and enters between chips, next to those of other axes."""
     aside = 0.25 * sizes.chip * (arrow.axis % 3)
     start, end = (start[0] - aside, start[1]), (end[0] + aside, end[1])
@@ -178,7 +178,7 @@ def _leave(
     return [_line(a, b, tip), _line(c, d, tip)]
 
 
-def _bow(start: Point, end: Point, sizes: Sizes, tip: float, side: int) -> str:
+def _arc(start: Point, end: Point, sizes: Sizes, tip: float, side: int) -> str:
     """Return an arc over other chips: from side to side of them, in the gap beside them.
 
     `side`: 1: on its right hand; -1: above.

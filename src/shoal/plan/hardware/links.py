@@ -63,7 +63,7 @@ def links_of(
 
     Args:
       topology: for a TPU generation, the figures are that generation's; for GPU hosts, those of a
-              DGX H100; for others none are known.
+        DGX H100; for others none are known.
       link_bytes_per_s: of one link of a torus in one direction; elsewhere, of one device's port
         within its host.
       network_bytes_per_s: of one host, in one direction.

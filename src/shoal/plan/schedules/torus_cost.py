@@ -160,7 +160,7 @@ def _box_pairs(
     """Route all pairs of boxes and return the longest way.
 
     Along each dim every device sends an equal part of all its data to each chip of its line,
-        regardless of the earlier dims.
+    regardless of the earlier dims.
     """
     here = groups.reshape(-1, groups.shape[2])
     _check_pairs(len(here) * max(own.shape[1] for own in values[1:-1]))

@@ -107,13 +107,13 @@ def bounds(
 
     With S and T the boxes that a device holds in the source and in the target, it receives at
     least |T| - |T ∩ S|: what it needs and does not hold. A host receives at least the bytes that
-        its devices need in the target and none of them holds in the source, each once. A device
+    its devices need in the target and none of them holds in the source, each once. A device
         holds at
     least |S| + |T| at the end, or max(|S|, |T|) where S may be overwritten.
 
     Where a reduction of k > 1 terms is pending, a device receives at least |T|: of every element
     it holds one term at most, and the result depends on the others. A host receives every element
-        that it needs and does not hold all terms of. All devices together receive at least k + r -
+    that it needs and does not hold all terms of. All devices together receive at least k + r -
         1
     messages for an element that r devices need, or k + r - 2 if one of these holds a term: every
     message joins two of the k groups of holders at most, so k - 1 must pass before any device
@@ -121,14 +121,14 @@ def bounds(
 
     Args:
       source: the layout of the array; it may be partial, by any reduction.
-            target: the layout to move it to.
+      target: the layout to move it to.
       shape: the shape of the whole array [rank].
       item_bytes: bytes of one element.
       topology: says the host of each device. None: a host for each process of the meshes.
 
     Raises:
       UsageError: as for `regions`; the topology lacks devices of the meshes; or without a
-              topology, the meshes give different processes for a device.
+        topology, the meshes give different processes for a device.
 
     Example:
       >>> from shoal.plan.mesh import Mesh

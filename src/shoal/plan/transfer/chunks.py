@@ -33,11 +33,11 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     """Return the chunks of a move; None if chunking gains nothing.
 
     That is the case for a small array, for one whose dims have too few items per tile, and for a
-        single step that sends nothing or is a permute, which needs no memory besides both shards
-        (except on TPUs, where XLA copies the result of a permute). The first possible dim is cut,
-        since chunks along it are contiguous rows; preferably one in which a chunk has several
-        items of each tile, since for a single item XLA may copy the whole shard into another
-        order.
+    single step that sends nothing or is a permute, which needs no memory besides both shards
+    (except on TPUs, where XLA copies the result of a permute). The first possible dim is cut,
+    since chunks along it are contiguous rows; preferably one in which a chunk has several
+    items of each tile, since for a single item XLA may copy the whole shard into another
+    order.
 
     >>> from shoal.plan.layout import Layout
     >>> from shoal.plan.mesh import Mesh

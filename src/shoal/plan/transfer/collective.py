@@ -71,7 +71,7 @@ def by_seconds(topology: Topology, links: Links | None = None) -> Weigh:
     """Weigh collectives by the seconds they take on a topology.
 
     A permute between arbitrary devices takes the time of an all-to-all of as many bytes: on
-        average its messages travel equally far.
+    average its messages travel equally far.
     """
 
     @functools.cache
@@ -102,9 +102,9 @@ def shortest(
       source, target: over the same devices, cutting every dim of `shape` evenly. Sums pending in
         the source are carried out; the target has none, or some of the same axes and mesh.
       item_bytes: size of an element.
-            weigh: returns the cost of a collective.
-            most_states: digits are merged until there are at most this many layouts.
-            most_rounds: limit on the rounds of an exchange.
+      weigh: returns the cost of a collective.
+      most_states: digits are merged until there are at most this many layouts.
+      most_rounds: limit on the rounds of an exchange.
 
     Example:
       >>> grid = Mesh({"a": 2, "b": 2})
@@ -174,7 +174,7 @@ class _PathSearch:
         """Return a lower bound on the weight of the rest of the path; 0 if unknown.
 
         A device must receive all it needs and does not hold; data dropped on the way only add to
-            that, so no step reduces the bound by more than its own weight.
+        that, so no step reduces the bound by more than its own weight.
         """
         if self._weigh is not by_bytes or node.state.pending:
             return 0.0
@@ -285,8 +285,8 @@ def _work(edge: Transition, held: int, holds: int) -> int:
     """Estimate the bytes that a device writes for a collective, temporaries and result.
 
     It decides among paths that receive equally many bytes. A gather or an all-to-all writes the
-        received data, and writes them again unless tiles are joined along the first dim; an
-        all-to-all first cuts the data to send. Slices are part of the next step.
+    received data, and writes them again unless tiles are joined along the first dim; an
+    all-to-all first cuts the data to send. Slices are part of the next step.
     """
     times = {
         "slice": 0,

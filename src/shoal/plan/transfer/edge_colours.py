@@ -54,7 +54,7 @@ class _Rounds:
         """Swap two rounds along the path that begins at a receiver, so that `wanted` is free.
 
         The sender that needs the round has no edge in it. The path reaches senders by edges of that
-            round, so it never reaches this one.
+        round, so it never reaches this one.
         """
         path, side, device, now = [], 1, receiver, wanted
         while (edge := self.taken.get((side, device, now))) is not None:

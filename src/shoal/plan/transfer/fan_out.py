@@ -46,8 +46,8 @@ def waves(
     """Yield the sends of each wave, until all parcels are delivered. Changes the parcels.
 
     It is impossible that a device is sent a parcel that it has or does not need, that a parcel
-        crosses to a host or a slice twice, or that a device sends a parcel in the wave in which it
-        received it.
+    crosses to a host or a slice twice, or that a device sends a parcel in the wave in which it
+    received it.
 
     Args:
       parcels: the boxes to move, with devices as numbers 0..n-1.
@@ -103,8 +103,8 @@ class _Loads:
         """Make one wave: first the parcels that cross to hosts, then those that stay in their host.
 
         No device sends more parcels than the neediest device receives, which would lengthen the
-                plan. Beyond that a parcel waits for the next wave, when other devices have it too,
-                unless this wave has not sent it at all.
+        plan. Beyond that a parcel waits for the next wave, when other devices have it too,
+        unless this wave has not sent it at all.
         """
         self.most = max(self.missing)
         self.sends = [0] * len(self.hosts)

@@ -43,7 +43,7 @@ def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArra
     """Return the bytes received by each device, by its position in the mesh before the step.
 
     In an all-gather, all that the others of its group hold; in an all-to-all or a reduce-scatter,
-            its part of that; in an all-reduce the sum of both (Thakur, Rabenseifner and
+    its part of that; in an all-reduce the sum of both (Thakur, Rabenseifner and
     Gropp, IJHPCA 19, 2005). Devices that keep their shard in a permute receive nothing.
     """
     held = math.prod(step.before.shard_shape(shape)) * item_bytes
@@ -71,7 +71,7 @@ def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:
 
     Both cut every dim into equally many tiles, over the same devices in any order. A device that
     already holds its new shard keeps it; every other one receives once and sends at most once. A
-        sender in the receiver's own process is preferred.
+    sender in the receiver's own process is preferred.
 
     Returns:
       (sender, receiver), positions in the mesh of `before`.

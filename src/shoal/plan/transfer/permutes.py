@@ -75,7 +75,7 @@ def permutes_of(
     """Return a plan of single sends as permutes.
 
     Blocks that a device keeps are copied in rounds in which it receives none; any left over, in
-        rounds without sends.
+    rounds without sends.
 
     Args:
       sends: the plan of the same move.

@@ -37,7 +37,7 @@ def places(operation: str, source: Mesh, target: Mesh, topology: Topology | None
 
     Raises:
       UsageError: the topology lacks devices of the meshes; or without a topology, the meshes give
-              different processes for a device.
+        different processes for a device.
     """
     devices: IntArray = np.union1d(source.device_ids, target.device_ids)
     if topology is None:

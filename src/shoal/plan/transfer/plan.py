@@ -148,13 +148,13 @@ def plan_transfer(
     Local.
 
     Between the same devices, if both layouts cut every dim evenly, the cheapest sequence of
-        collectives, by bytes received or, given a topology, by seconds. Otherwise single sends,
-        which receive exactly the lower bound. On the way no device holds more than the larger of
-        its two shards, in addition to these.
+    collectives, by bytes received or, given a topology, by seconds. Otherwise single sends,
+    which receive exactly the lower bound. On the way no device holds more than the larger of
+    its two shards, in addition to these.
 
     Args:
       source: the layout of the array. Sums may be pending; other reductions may not.
-            target: the layout to move it to.
+      target: the layout to move it to.
       shape: the shape of the whole array [rank].
       item_bytes: bytes of one element.
       topology: weighs collectives by seconds instead of bytes.

@@ -53,9 +53,9 @@ class PointToPoint:
     """A plan of single sends. A plain value: hashable, equal by content; `print` shows it.
 
     It is impossible that a device sends data that it does not hold before the round, that it sends
-        or receives twice in a round, that it receives data that it has or does not need, or that a
-        byte enters a host or a slice twice. So the bytes received equal the lower bounds of
-        `bounds`.
+    or receives twice in a round, that it receives data that it has or does not need, or that a
+    byte enters a host or a slice twice. So the bytes received equal the lower bounds of
+    `bounds`.
     """
 
     keeps: tuple[KeptBox, ...]
@@ -151,15 +151,15 @@ def point_to_point(
 
     Each byte that a host needs and lacks enters it once, at a device that needs it, which passes it
     on to the others inside; slices likewise. A sender is chosen by place (same host, then same
-        slice or switch, then any), then by the bytes that have left its host, then by those that
-        it has sent. Sends are grouped in waves; each wave sends data held before it, in as many
-        rounds as its busiest device has sends or receives, which is the minimum. So a plan that
-        passes nothing on has as many rounds as its busiest device has sends or receives; one of
-        several waves has at most that number per wave.
+    slice or switch, then any), then by the bytes that have left its host, then by those that
+    it has sent. Sends are grouped in waves; each wave sends data held before it, in as many
+    rounds as its busiest device has sends or receives, which is the minimum. So a plan that
+    passes nothing on has as many rounds as its busiest device has sends or receives; one of
+    several waves has at most that number per wave.
 
     Args:
       source: the layout of the array, with nothing pending.
-            target: the layout to move it to.
+      target: the layout to move it to.
       shape: the shape of the whole array [rank].
       item_bytes: bytes of one element.
       topology: says the host and the slice of each device. None: a host for each process of the
@@ -181,7 +181,7 @@ def point_to_point(
 
     Source: Y. Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023
     (arXiv 2211.05322), for senders by load and for passing on inside hosts. Where they send
-        along chains in chunks, a wave doubles the senders.
+    along chains in chunks, a wave doubles the senders.
     """
     sizes = check_move("point_to_point", source, target, shape, item_bytes, reduces=False)
     where = places("point_to_point", source.mesh, target.mesh, topology)

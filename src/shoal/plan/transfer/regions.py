@@ -64,7 +64,7 @@ class Regions(Sequence[Region]):
     """All regions to move, ordered by box: a sequence of `Region`, and the same as arrays.
 
     Memory grows with the devices and, by one number each, with the regions: between 4,096 shards
-        and 4,096 others there are up to 16.8 million of them.
+    and 4,096 others there are up to 16.8 million of them.
     """
 
     dims: tuple[Pieces, ...]
@@ -181,18 +181,18 @@ def regions(source: Layout, target: Layout, shape: Sequence[int]) -> Regions:
     Local.
 
     The meshes may differ in shape, in the order of their ids, and in their devices, which may
-        coincide, overlap or be disjoint; a device is identified by its id. Uneven dims are cut by
+    coincide, overlap or be disjoint; a device is identified by its id. Uneven dims are cut by
     XLA's rule ("ceil" of `shards`). It is impossible that two regions overlap, that a region is
     empty or needed by no device, or that an element which a device needs and does not hold is
-        missing from the regions that list the device as needing it.
+    missing from the regions that list the device as needing it.
 
     Where a reduction is pending in the source, no device holds a value: a region then has one
-        row of devices per term, all terms must contribute, and every device of the target needs it,
-        including those that hold a term.
+    row of devices per term, all terms must contribute, and every device of the target needs it,
+    including those that hold a term.
 
     Args:
       source: the layout of the array; it may be partial, by any reduction.
-            target: the layout to move it to.
+      target: the layout to move it to.
       shape: the shape of the whole array [rank].
 
     Raises:

@@ -31,7 +31,7 @@ def conclude(
             troubles.acknowledge(name for name, _ in answer.services)
             return dict.fromkeys(answer.alive, b"")
         case ProcessesGone() if point.lane == "main":
-            troubles.tell(process for process, _ in answer.gone)
+            troubles.mark_reported(process for process, _ in answer.gone)
         case ServicesLost() if point.lane == "main":
-            troubles.tell(name for name, _ in answer.services)
+            troubles.mark_reported(name for name, _ in answer.services)
     raise error_of(answer, me, point, waited_s)

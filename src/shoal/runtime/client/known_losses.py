@@ -61,7 +61,7 @@ class Troubles:
         that the watcher has yet to hear of."""
         self._acknowledged.update(gone)
 
-    def tell(self, gone: Iterable[int | str]) -> None:
+    def mark_reported(self, gone: Iterable[int | str]) -> None:
         """Record that an error naming these is about to be raised in the main thread."""
         self._told.update(gone)
 

@@ -17,7 +17,7 @@ def compare(reports: Sequence[Report]) -> tuple[Finding, ...]:
     """Return what differs between processes.
 
     Compared are versions, program, clocks (read at one moment), devices, folders and
-        addresses. Each finding names the processes.
+    addresses. Each finding names the processes.
 
     >>> one = Report(0, 2, "a", 7, {"versions": {"jax": "0.10.2"}}, ())
     >>> two = Report(1, 2, "b", 7, {"versions": {"jax": "0.9.0"}}, ())

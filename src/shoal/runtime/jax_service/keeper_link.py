@@ -1,4 +1,4 @@
-"""Start the keeper of each host, and tell its processes the address of the splice."""
+"""Start the keeper of each host, and publish its splice's address to the host's processes."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Three rules keep the count right where calls do not pair up one by one:
 
 * A call may consist of several points. One that a process left between two of them fails at the
   next (`follows`): members that are still in the call get the error there; members that begin
-    another call have also left it, and pass.
+  another call have also left it, and pass.
 * Gatherings that ended together, as one cycle of waits, are one failure: a process that was
   answered in one of them is not answered again in another (`alike`).
 * Survivors of a loss start again from their current positions: they pass earlier failures, but not

@@ -5,7 +5,7 @@
     notice        a process learns that it will be ended: `ReceivedNotice`
     place         numbers it and pushes it to all
     each process  answers at once with the highest step at which it has returned "go on"; from now
-                      on it returns that only after an agreement
+                  on it returns that only after an agreement
     place         when all living processes have answered: step = highest + 1; pushed to all
 
 So every step at which any process went on lies below the agreed one, and no process waits for one

@@ -86,7 +86,7 @@ def start_devices(
 class DeviceStart:
     """The start of this process's devices in a job: it happens once, and a failure is final.
 
-    JAX's list of platforms cannot tell: JAX starts one after another, the CPU first.
+    JAX's list of platforms does not show this: JAX starts one after another, the CPU first.
     """
 
     def __init__(self) -> None:

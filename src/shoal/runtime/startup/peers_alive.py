@@ -30,7 +30,7 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
     me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
     if gone := gone_members(joined):
         joined.troubles.mark_all_reported()
-        joined.troubles.tell(gone)  # perhaps before the watcher hears of them
+        joined.troubles.mark_reported(gone)  # perhaps before the watcher hears of them
         lost = {p: member.said for p, member in gone.items()}
         names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
         raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)

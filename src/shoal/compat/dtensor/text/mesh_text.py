@@ -52,7 +52,7 @@ def read(text: str) -> MeshFields:
     if len(rest) == 1:
         made_up, names = _made_up(size, rest[0], text)
         return check(_operation(text), sizes, made_up, made_up, names, name, None, False)
-    is_xla = _must_be_parts(rest, text)
+    is_xla = _check_parts(rest, text)
     ids, owned = _ids(rest[0], text), list(_ids(rest[1], text))
     if size != len(ids):
         raise _bad(text, f"{len(ids)} global device ids for dims {dims}")
@@ -60,7 +60,7 @@ def read(text: str) -> MeshFields:
     return check(_operation(text), sizes, ids, owned, _devices(rest[2]), name, everywhere, is_xla)
 
 
-def _must_be_parts(rest: list[str], text: str) -> bool:
+def _check_parts(rest: list[str], text: str) -> bool:
     """Check the number of parts; return whether the last one requests XLA's SPMD."""
     if not 3 <= len(rest) <= 5:
         found = len(rest) + 2
