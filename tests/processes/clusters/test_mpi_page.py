@@ -35,6 +35,26 @@ def mpich(folder):
     return ["sh", "mpich.sh", "-n", "2"], "mpiexec.hydra"
 
 
+# MPICH combines 3 and 72, the code of its peer, to 75.
+FAILS = """
+import sys, shoal
+shoal.initialize()
+if shoal.process_index() == 0:
+    print("first line", flush=True)
+    sys.exit(3)
+shoal.barrier("after")
+"""
+
+
+# Open MPI ends with the code of the process that ended first, which may be the peer.
+@pytest.mark.parametrize(("mpi", "codes"), [(open_mpi, (3, 72)), (mpich, (1,))])
+def test_a_job_that_fails_is_not_started_again(folder, mpi, codes):
+    (folder.path / "train.py").write_text(FAILS)
+    job = folder.start(*mpi(folder)[0])
+    assert job.code() in codes, job.said
+    assert job.said.count("first line") == 1, job.said
+
+
 @pytest.mark.parametrize("mpi", [open_mpi, mpich])
 def test_it_runs_and_starts_again_after_75(folder, mpi):
     command, name = mpi(folder)

@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from shoal.runtime.client.known_losses import TICK_S, Troubles
 from shoal.runtime.client.progress import Progress
@@ -175,38 +175,61 @@ class Watcher:
 
     def _on_frame(self, frame: Frame) -> bool:
         """Handle a frame; return False after the last one."""
-        kind, words = text_field(frame.header, "is"), frame.body.decode(errors="replace")
-        if kind == "gone":
-            process = frame.header.get("process")
-            name, state = text_field(frame.header, "name"), text_field(frame.header, "state")
-            self._watched.troubles.hear(process, name, state, words)
-            self._watched.stop.wake()
-        elif kind == "notice":
-            number, process = (whole_field(frame.header, name) for name in ("number", "process"))
-            report = self._watched.stop.hear(number, process, notice_of(frame.header))
-            if report is not None:
-                self._watched.tell_stop(report)
-        elif kind == "stop":
-            self._watched.stop.settle(stop_agreement_of(frame))
-        elif kind == "trail":
-            group, lane = frame.header.get("group"), text_field(frame.header, "lane")
-            members = None if group is None else tuple(group)
-            versions = [TrailVersion(*row) for row in json.loads(frame.body)]
-            base = text_field(frame.header, "base")
-            self._watched.trails.hear(Found(members, lane, base, versions))
-        elif kind == "silent":
-            silent = self._me.name(whole_field(frame.header, "process"))
-            with contextlib.suppress(Exception):  # handlers and filters may raise
-                _LOG.warning("%s: %s is silent: %s", self._me, silent, words)
-        elif kind == "stacks":
-            answer = {"do": "stacks", "ticket": whole_field(frame.header, "ticket")}
-            try:
-                text = stacks()
-            except OSError as error:  # e.g. too many open files: no reason to lose the job
-                text = f"no stacks: {error}"
-            body = text.encode(errors="replace")
-            self._watched.say({**answer, **self._watched.progress.beat()}, body)
-        elif kind == "lost":
-            self._watched.on_declared_lost(words)
+        kind = text_field(frame.header, "is")
+        if kind == "lost":
+            self._watched.on_declared_lost(_words(frame))
             return False
-        return True  # an echo, or a verb of a newer meeting place
+        take = self.NEWS.get(kind)
+        if take is not None:  # else an echo, or news of a newer meeting place
+            take(self, frame)
+        return True
+
+    def _gone(self, frame: Frame) -> None:
+        process = frame.header.get("process")
+        name, state = text_field(frame.header, "name"), text_field(frame.header, "state")
+        self._watched.troubles.hear(process, name, state, _words(frame))
+        self._watched.stop.wake()
+
+    def _notice(self, frame: Frame) -> None:
+        number, process = (whole_field(frame.header, name) for name in ("number", "process"))
+        report = self._watched.stop.hear(number, process, notice_of(frame.header))
+        if report is not None:
+            self._watched.tell_stop(report)
+
+    def _stop(self, frame: Frame) -> None:
+        self._watched.stop.settle(stop_agreement_of(frame))
+
+    def _trail(self, frame: Frame) -> None:
+        group, lane = frame.header.get("group"), text_field(frame.header, "lane")
+        members = None if group is None else tuple(group)
+        versions = [TrailVersion(*row) for row in json.loads(frame.body)]
+        base = text_field(frame.header, "base")
+        self._watched.trails.hear(Found(members, lane, base, versions))
+
+    def _silent(self, frame: Frame) -> None:
+        silent = self._me.name(whole_field(frame.header, "process"))
+        with contextlib.suppress(Exception):  # handlers and filters may raise
+            _LOG.warning("%s: %s is silent: %s", self._me, silent, _words(frame))
+
+    def _stacks(self, frame: Frame) -> None:
+        answer = {"do": "stacks", "ticket": whole_field(frame.header, "ticket")}
+        try:
+            text = stacks()
+        except OSError as error:  # e.g. too many open files: no reason to lose the job
+            text = f"no stacks: {error}"
+        body = text.encode(errors="replace")
+        self._watched.say({**answer, **self._watched.progress.beat()}, body)
+
+    # What the meeting place sends beside echoes; "lost", that this process is, comes last.
+    NEWS: ClassVar[Mapping[str, Callable[[Watcher, Frame], None]]] = {
+        "gone": _gone,  # a process or a service
+        "notice": _notice,  # of preemption
+        "stop": _stop,  # the agreed step
+        "trail": _trail,  # one that differs between processes
+        "silent": _silent,  # a process that runs, and gives no sign of life
+        "stacks": _stacks,  # a request for those of this process
+    }
+
+
+def _words(frame: Frame) -> str:
+    return frame.body.decode(errors="replace")
