@@ -105,19 +105,17 @@ def bounds(
 
     Local.
 
-    With S and T the boxes that a device holds in the source and in the target, it receives at
-    least |T| - |T ∩ S|: what it needs and does not hold. A host receives at least the bytes that
-    its devices need in the target and none of them holds in the source, each once. A device
-        holds at
+    With S and T the boxes that a device holds in the source and in the target, it receives at least
+    |T| - |T ∩ S|: what it needs and does not hold. A host receives at least the bytes that its
+    devices need in the target and none of them holds in the source, each once. A device holds at
     least |S| + |T| at the end, or max(|S|, |T|) where S may be overwritten.
 
-    Where a reduction of k > 1 terms is pending, a device receives at least |T|: of every element
-    it holds one term at most, and the result depends on the others. A host receives every element
-    that it needs and does not hold all terms of. All devices together receive at least k + r -
-        1
+    Where a reduction of k > 1 terms is pending, a device receives at least |T|: of every element it
+    holds one term at most, and the result depends on the others. A host receives every element that
+    it needs and does not hold all terms of. All devices together receive at least k + r - 1
     messages for an element that r devices need, or k + r - 2 if one of these holds a term: every
-    message joins two of the k groups of holders at most, so k - 1 must pass before any device
-    knows the value (k if that device holds no term), and then one for each needer that is left.
+    message joins two of the k groups of holders at most, so k - 1 must pass before any device knows
+    the value (k if that device holds no term), and then one for each needer that is left.
 
     Args:
       source: the layout of the array; it may be partial, by any reduction.

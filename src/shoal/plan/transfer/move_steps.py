@@ -43,8 +43,8 @@ def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArra
     """Return the bytes received by each device, by its position in the mesh before the step.
 
     In an all-gather, all that the others of its group hold; in an all-to-all or a reduce-scatter,
-    its part of that; in an all-reduce the sum of both (Thakur, Rabenseifner and
-    Gropp, IJHPCA 19, 2005). Devices that keep their shard in a permute receive nothing.
+    its part of that; in an all-reduce the sum of both (Thakur, Rabenseifner and Gropp, IJHPCA 19,
+    2005). Devices that keep their shard in a permute receive nothing.
     """
     held = math.prod(step.before.shard_shape(shape)) * item_bytes
     size = math.prod(step.before.mesh.axes[axis] for axis in step.axes)
