@@ -234,7 +234,8 @@ def __getattr__(name: str) -> Any:
 
     import shoal.runtime.system.interrupts as interrupts
 
-    # It takes long enough for a Ctrl-C, and garbage is collected, in whose callbacks one is lost.
+    # The import is long enough for a Ctrl-C, which a callback of the garbage collector would
+    # swallow.
     load = interrupts.interrupts_heard(importlib.import_module)
     value = getattr(load(_LAZY[name]), name)
     globals()[name] = value

@@ -95,7 +95,7 @@ def test_who_is_gone_is_raised_at_each_step_and_the_block_does_not_run(pair):
         assert caught.value.lost == {1: "killed"}
         told = str(caught.value)
         assert told.startswith("process 0 of 2 (a): step 3 (tests/runtime/test_step.py:")
-        assert told.endswith("cannot go on: process 1 (b) is lost: killed")
+        assert told.endswith("cannot continue: process 1 (b) is lost: killed")
     first.troubles.acknowledge([1])
     with step.on(first, 4):
         pass

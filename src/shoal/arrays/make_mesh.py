@@ -65,7 +65,8 @@ def make_mesh(
 
     TPU devices are placed by `shoal.plan.placement.place`: neighbours along an axis are neighbours
     on the wires, and the first axes span slices; devices of CPU and GPU hosts are ordered by
-    process. The logger "shoal" reports at level DEBUG what was recognised and chosen, and why.
+    process. The logger "shoal" reports at level DEBUG the recognised topology, the chosen order,
+    and why.
 
     It is impossible that a device is left out unnoticed: a subset must be named. It is also
     impossible that it returns if the processes that own the mesh's devices pass different
@@ -73,7 +74,7 @@ def make_mesh(
     peers believe: they meet in one round trip. A process without a device in the mesh may call
       it or not; where one process owns all
     devices, nothing is sent. No call relies on an earlier one: after an interrupt one process might
-    not remember what the others do.
+    not remember the same calls as the others.
 
     The devices are initialised if necessary; meanwhile the other processes are watched.
 

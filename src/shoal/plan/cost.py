@@ -5,7 +5,7 @@
 with all groups of the axis active at the same time, so that shared links carry the bytes of all of
 them: R. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994), with
 contention counted per link. `torus_cost` and `switched_cost` hold the schedules, each with its
-source. The model counts what the links must carry; a program may be slower because of other work,
+source. The model counts the load of the links; a program may be slower because of other work,
 and faster where it overlaps communication with computation.
 """
 

@@ -1,4 +1,4 @@
-"""Check that all processes make the same call before any of them goes on.
+"""Check that all processes make the same call before any of them proceeds.
 
 Everything that must be equal (the operation, its call site, its options, the tree, shapes, dtypes)
 is one text, the *fingerprint*. The meeting place compares it in the round trip that carries the

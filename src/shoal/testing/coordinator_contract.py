@@ -123,7 +123,7 @@ class KillableJob:
             member = asker.members(timeout_s=PATIENCE_S)[process]
             if is_so(member):
                 return member
-            assert time.monotonic() < give_up, f"it never came to that: {member}"
+            assert time.monotonic() < give_up, f"that state was never reached: {member}"
 
 
 MakeStage = Callable[..., KillableJob]

@@ -126,7 +126,7 @@ class Pump:
         self._woken.recv(4096)
         while self._ended:
             running = self._ended.pop()
-            # A grandchild may keep the pipe open for ever: take what is there now.
+            # A grandchild may keep the pipe open for ever: take the available output now.
             for pipe, said in (
                 (running.popen.stdout, running.out),
                 (running.popen.stderr, running.err),

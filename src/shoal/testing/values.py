@@ -1,4 +1,4 @@
-"""Plain values as JSON and back, exactly: what can be passed between a test and its processes.
+"""Plain values as JSON and back, exactly: for passing them between a test and its processes.
 
 No pickle: None, booleans, numbers, text, bytes, paths, and lists, tuples, dicts and sets of them.
 JSON has neither tuples nor non-string keys, so those are wrapped: `(1,)` is `{"tuple": [1]}`,

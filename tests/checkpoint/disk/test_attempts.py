@@ -251,7 +251,7 @@ def test_parts_under_each_others_names_say_the_same(folder):
 def test_an_index_that_is_there_already_is_used_if_it_is_the_same(folder):
     FIRST.prepare(folder)
     folder.write_new(records.index_name(FIRST.attempt), b"something else")
-    with pytest.raises(CorruptCheckpoint, match="not what the parts say"):
+    with pytest.raises(CorruptCheckpoint, match="contradicts the parts"):
         committing.commit(folder, FIRST.attempt)
     folder.remove(records.index_name(FIRST.attempt))
     committing.commit(folder, FIRST.attempt)

@@ -192,7 +192,7 @@ def _other_owners(
     """
     me = meeting.coordinator.process
     shown = _strange(own, sorted(believed[wrong[me]])) if me in wrong else ""
-    answers = meeting.bring(shown.encode(), "what the processes own")
+    answers = meeting.bring(shown.encode(), "own devices")
     rows = [(answers[process].decode(errors="replace"), (process,)) for process in wrong]
     heading = f"{_heading(meeting)}: own devices are not those of the list that all processes have"
     advice = "a likely hardware fault, or two jobs mixed up: start the job anew, without that host"

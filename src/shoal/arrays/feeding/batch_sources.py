@@ -53,7 +53,7 @@ class InTurn:
 def _state_of(*readers: object) -> ReaderState:
     """Return the state of the first object that has one, as in grain or torchdata.
 
-    A copy, since the reader goes on. An error is kept for the caller of `reader_state`.
+    A copy, since the reader continues. An error is kept for the caller of `reader_state`.
     """
     for reader in readers:
         for name in ("get_state", "state_dict"):

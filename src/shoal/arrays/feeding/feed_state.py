@@ -1,4 +1,4 @@
-"""The saved position of a feed, and whether another feed can go on from it."""
+"""The saved position of a feed, and whether another feed can continue from it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows_before(start: Any, mark: int) -> int:
 
     Args:
       start: a number of rows, or the result of `position_of`, perhaps restored from a checkpoint.
-      mark: of the order of the feed that is to go on.
+      mark: identifies the order of the feed that is to continue.
 
     Raises:
       UsageError: it is neither, or was saved by a feed of another order.
@@ -51,7 +51,7 @@ def rows_before(start: Any, mark: int) -> int:
     if rows and was != mark:
         raise UsageError(
             f"feed: start= was saved by a feed of {_words(was)}; this one is of {_words(mark)}\n"
-            f"give it the order of that epoch, or start={rows} to go on all the same"
+            f"give it the order of that epoch, or start={rows} to continue anyway"
         )
     return rows
 

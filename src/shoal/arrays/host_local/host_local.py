@@ -61,7 +61,7 @@ def from_host_local(
     Args:
       tree: this process's parts: numpy arrays, numpy and Python scalars, PRNG keys, jax.Arrays on
         devices of this process; [as the part of a shape]. Global arrays already placed as requested
-        pass through. A process without devices in the mesh gives what the others give, with any
+        pass through. A process without devices in the mesh passes the same tree with any
         values, or `jax.ShapeDtypeStruct`s.
       layouts: the layout of the global array, or a prefix tree of them, as for `put`. Dim d of the
         result is as many times as long as processes split it.

@@ -140,7 +140,7 @@ def _moved(plan: Transfer, held: Held, dtype: Any) -> Held:
 
 
 def _sent(run: Programs, held: Held, dtype: Any) -> Held:
-    """Run `send` on what the devices hold; a device that holds nothing supplies a dummy."""
+    """Run `send` on the devices' buffers; a device without one supplies a dummy."""
     blanks = _blanks(run.takes, dtype, [one for one in _own(run.row) if one not in held])
     return _held(run.send(_as_row({**held, **blanks}, run.row, run.takes, dtype)))
 

@@ -148,7 +148,7 @@ def _empty(shape: Sequence[int], dtype: Any) -> HostArray:
 
 
 def _carry_out(copies: Sequence[Copy]) -> None:
-    """Copy bit by bit, with several threads if that is worth it."""
+    """Copy bitwise, with several threads if the copy is large."""
     words: list[tuple[HostArray, ...]] = [
         tuple(each.view(_WORDS[each.dtype.itemsize]) for each in pair) for pair in copies
     ]

@@ -164,8 +164,8 @@ def _row_major(x: jax.Array) -> jax.Array:
     """Constrain an array to the default memory layout.
 
     Where shards are cut or joined along the last dim, XLA's TPU compiler makes that dim the
-    slowest, also in what the chunk is cut from and written to, and transposes the whole array
-    before or after.
+    slowest, also in the arrays from which the chunk is cut and to which it is written, and
+    transposes the whole array before or after.
     """
     return with_layout_constraint(x, MemoryLayout(tuple(range(x.ndim))))
 

@@ -91,7 +91,7 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
 
 
 def dtype_offences(named: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return what keeps values from becoming arrays: (name, value) each."""
+    """Return the reasons why values, given as (name, value), cannot become arrays."""
     offences, narrow = [], []
     for name, value in named:
         if isinstance(value, jax.core.Tracer):

@@ -192,7 +192,7 @@ def _write_index(folder: Folder, name: str, attempt: str, data: bytes) -> None:
     except FileExistsError:  # another process commits the same, or died at this point
         if folder.read(name) != data:
             raise CorruptCheckpoint(
-                f"{folder.path}: {name} is not what the parts say",
+                f"{folder.path}: {name} contradicts the parts",
                 path=folder.path,
                 file=name,
             ) from None

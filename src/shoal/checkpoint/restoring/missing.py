@@ -71,7 +71,7 @@ def _pairs(missing: Sequence[Missing], spare: Spare, found: Sequence[str]) -> di
     pairs = renames({one.name: one.shape for one in missing}, spare.shapes, found)
     if not pairs and len(missing) == 1 and missing[0].is_layout:
         tops = subtrees(spare.shapes, spare.all_names)
-        if len(tops) == 1:  # a layout does not tell what is below it
+        if len(tops) == 1:  # a layout does not show the leaves below it
             return {missing[0].name: tops[0]}
     return pairs
 

@@ -1,4 +1,4 @@
-"""Save in the background: values are copied first, then the program goes on."""
+"""Save in the background: values are copied first, then the program continues."""
 
 from __future__ import annotations
 

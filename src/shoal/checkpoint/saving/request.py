@@ -66,7 +66,7 @@ class Request(NamedTuple):
 
 
 def manifest_of(request: Request, state: State, attempt: str, num_processes: int) -> Manifest:
-    """Return the manifest, without its data: what the lead writes first."""
+    """Return the manifest, without its data, which the lead writes first."""
     return Manifest(
         attempt=attempt,
         step=request.step,

@@ -56,7 +56,7 @@ def save(
     marks values that are not.
 
     No device takes part, and every wait has a deadline. If a process is lost, fails or is late, the
-    save ends on all others, which may go on; but once every process has written its data, no
+    save ends on all others, which may continue; but once every process has written its data, no
     failure can undo it.
 
     Args:

@@ -182,7 +182,7 @@ _NO_BOXES = np.zeros((0, 0), np.int64)
 
 
 class _StateReading:
-    """Shares what the leaves of a tree have in common."""
+    """Caches the parts that the leaves of a tree have in common."""
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes

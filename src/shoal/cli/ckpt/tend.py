@@ -66,7 +66,9 @@ def gc(
     path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
     older: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Remove what was idle this long [SHOAL_LEASE_S, 60]."),
+        typer.Option(
+            metavar="SECONDS", help="Remove attempts idle for this long [SHOAL_LEASE_S, 60]."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print; remove nothing.")] = False,
     as_json: _Json = False,

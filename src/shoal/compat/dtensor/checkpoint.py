@@ -110,7 +110,7 @@ class DTensorCheckpoint:
           RestoreMismatch: names, shapes or dtypes differ; nothing was set.
         """
         operation = "DTensorCheckpoint.read"
-        check_eager(operation, "pass in what the variables hold then")
+        check_eager(operation, "pass in the variables' values instead")
         _no_options(operation, options)
         variables = self._tree()
         target = {**jax.tree.map(DVariable.read_value, variables, is_leaf=_is_variable)}

@@ -250,7 +250,7 @@ def barrier(
       barrier_name: a label for messages, equal on all.
       timeout_in_ms: deadline of the whole call, in milliseconds; None: SHOAL_TIMEOUT_S (600 s).
     """
-    check_eager("barrier", "constrain or return what must be finished before")
+    check_eager("barrier", "constrain or return the values that must be finished before")
     if not check_dtensor_mesh(mesh).size:
         raise UsageError("dtensor.barrier: a mesh of at most one device has nothing to wait for")
     name = "(barrier)" if barrier_name is None else barrier_name

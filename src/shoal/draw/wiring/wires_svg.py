@@ -89,7 +89,7 @@ def _signs(scene: Scene) -> list[str]:
     if any(link.wraps for link in scene.links) or any(one.wraps for one in scene.bundles):
         found.append("Dashed: a link that wraps, on to the other end of its line")
     if any(any(one.around) or one.start.panel != one.end.panel for one in scene.arrows):
-        found.append(f"Short arrows: a hop goes out at one {scene.unit} and comes in at the next")
+        found.append(f"Short arrows: a hop leaves one {scene.unit} and enters the next")
     if scene.bundles:
         found.append("Thick: the links between the chips of two planes, one for each")
     return found

@@ -144,7 +144,7 @@ class Words:
         return self._number(self.peek())
 
     def _number(self, digits: str) -> int:
-        """The next word, which ends in these digits."""
+        """Consume the next word; return its value, given its digits."""
         if len(digits) > 19 or int(digits) >= 1 << 63:
             raise self.error("a number below 2^63 expected")
         self._at += 1

@@ -41,8 +41,8 @@ class Members(NamedTuple):
 def across_gather(members: Members, link: Link, num_bytes: int, passes: int) -> Stage:
     """Gather across slices or hosts: each of a group's devices there contributes its share.
 
-    A device sends (k - 1) / k of its share of the payload, k being how many its group has; what the
-    devices of a host send goes through one port.
+    A device sends (k - 1) / k of its share of the payload, where k is the number of places of its
+    group; the data of all devices of a host go through one port.
     """
     most = int(members.outside.max())
     if most == 1:

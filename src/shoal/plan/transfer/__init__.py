@@ -1,7 +1,7 @@
 """Plans of moves: from one layout to another, on the same, fewer or other devices.
 
 * `plan`: the plan of a move, by whichever way moves less.
-* `regions` (with `checks`): what must move, exactly: each box, who holds it, who needs it.
+* `regions` (with `checks`): the boxes that must move, exactly, with their holders and needers.
 * `bounds` (with `places`): the least bytes that any plan must move, and the least memory.
 * `collective` (with `digits`, `layout_states`, `blocks`): the cheapest collectives, and their
   `move_steps`.

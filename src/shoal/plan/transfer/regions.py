@@ -1,4 +1,4 @@
-"""What must move between two layouts: boxes of the array, their holders and their receivers.
+"""The data that must move between two layouts: boxes of the array, their holders and receivers.
 
 Along each dim the shards of the source and those of the target cut the array into *pieces*; a piece
 lies in one shard of each. A region is one piece of every dim: the intersection of one shard of the

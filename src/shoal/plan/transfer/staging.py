@@ -27,7 +27,7 @@ class Staging(NamedTuple):
     """How an array is cut into chunks.
 
     Dim d is cut into `tiles[d]` tiles, of `places[d]` items each; a chunk has the same places of
-    all tiles: `widths[d]` of them, or what is left.
+    all tiles: `widths[d]` of them, or fewer in the last chunk.
     """
 
     tiles: tuple[int, ...]

@@ -292,7 +292,7 @@ class LocalCoordinator:
                 self._troubles.mark_all_reported()
                 raise ProcessLostError(
                     f"{self._me}: {caller}: this process was declared lost: {trouble.words}; "
-                    "others have gone on without it; it must end",
+                    "others have continued without it; it must end",
                     lost={self.process: trouble.words},
                 )
 

@@ -101,7 +101,7 @@ class Coordinator(Protocol):
         """
 
     def check(self, caller: str = "") -> None:
-        """Raise if a process is known to be gone, or this process cannot go on. Sends nothing.
+        """Raise if a process is known to be gone, or this process cannot continue. Sends nothing.
 
         It raises again and again until a point with `survivors` was passed: its members have then
         agreed on who is left, and those losses are no longer errors.

@@ -57,7 +57,7 @@ class Troubles:
         self._heard.setdefault(key, Trouble(process, name, state, words, self._clock()))
 
     def acknowledge(self, gone: Iterable[int | str]) -> None:
-        """Record that the program goes on without these processes and services, including losses
+        """Record that the program continues without these processes and services, including losses
         that the watcher has yet to hear of."""
         self._acknowledged.update(gone)
 
@@ -100,7 +100,7 @@ class Troubles:
 
     def _error_of(self, caller: str, troubles: list[Trouble]) -> ShoalError:
         first = troubles[0]
-        what = f"{self._me}: {caller} cannot go on" if caller else f"{self._me} cannot go on"
+        what = f"{self._me}: {caller} cannot continue" if caller else f"{self._me} cannot continue"
         if first.process is None:
             services = [(t.name, t.words) for t in troubles if t.process is None]
             return service_error(services, what)

@@ -306,7 +306,7 @@ class TcpCoordinator:
 
     def on_declared_lost(self, reason: str) -> None:
         """Handle the declaration that this process is lost, which is final."""
-        fate = f"this process was declared lost: {reason}; others have gone on without it"
+        fate = f"this process was declared lost: {reason}; others have continued without it"
         if self._calls.closed is None:
             self._troubles.hear(self.process, "", "lost", reason)
             closed = Closed(ProcessLostError, f"{fate}; it must end", {self.process: reason})

@@ -85,7 +85,7 @@ def raise_found(coordinator: Coordinator, caller: str, site: str) -> None:
 def _end(side: TrailVersion) -> str:
     """Return the position at which a side's calls ended, as text."""
     if not side.name:
-        return "it has gone on since"
+        return "it has continued since"
     return f"it reached {side.name!r}" + (f" ({side.site})" if side.site else "")
 
 

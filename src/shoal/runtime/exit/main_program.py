@@ -2,8 +2,8 @@
 
 The outermost frame of the main thread is that of the program (or of its runner). It is kept, so
 that the end can be read from it: whether it returned, and whether the exception that Python stored
-in `sys.last_traceback`, before it called `sys.excepthook`, came out of it. The remaining case is a
-SystemExit, of which Python keeps nothing, neither its code nor its text.
+in `sys.last_traceback`, before it called `sys.excepthook`, propagated out of it. The remaining
+case is a SystemExit, of which Python keeps nothing, neither its code nor its text.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def find_cycle(
     waits_at: Callable[[int], Gathering[To] | None],
     gone: Container[int],
 ) -> list[Gathering[To]]:
-    """Return the gatherings of a lane that wait for each other since `process` came to `start`.
+    """Return the gatherings of a lane that wait for each other since `process` arrived at `start`.
 
     A lane is one line of execution: a process that waits at one gathering cannot arrive at another.
     So gathering a waits for b if a member that a misses waits at b. A new cycle must lead through

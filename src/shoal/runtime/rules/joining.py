@@ -1,4 +1,4 @@
-"""The rules of joining, as a pure state machine: all processes send HELLO before any goes on.
+"""The rules of joining, as a pure state machine: all processes send HELLO before any proceeds.
 
 A process that has the token and sends something wrong ends the joining for all, at once; one
 without the token is refused alone, and mentioned if a process is missing at the earliest deadline.

@@ -42,7 +42,7 @@ class Notice(NamedTuple):
     process: int  # that received it
     deadline_s: float | None  # seconds left at the time of the call, by the earliest known
     step: int | None  # from which on `preempted` is true everywhere; None: not agreed yet
-    others: tuple[Notice, ...] = ()  # notices that came later, each with a deadline of its own
+    others: tuple[Notice, ...] = ()  # later notices, each with its own deadline
 
 
 class StopReport(NamedTuple):

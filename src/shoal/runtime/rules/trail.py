@@ -43,7 +43,7 @@ Group = tuple[int, ...] | None  # sorted; None: all processes
 
 
 class TrailEntry(NamedTuple):
-    """One call, by what must be equal."""
+    """One call, by the facts that must be equal."""
 
     operation: str  # "put"
     site: str  # call site

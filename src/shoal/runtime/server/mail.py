@@ -32,7 +32,7 @@ class Life:
 
 
 class JobMail:
-    """The connections of a job's processes: what is sent to one, and what to all that live."""
+    """The connections of a job's processes: frames to one process, and to all living ones."""
 
     def __init__(self, connections: Connections, is_member: Callable[[int], bool]) -> None:
         """`is_member`: whether all have joined and this process is not gone."""

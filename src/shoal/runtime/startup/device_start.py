@@ -157,7 +157,7 @@ def _check_left(coordinator: Coordinator) -> None:
             me = ThisProcess(coordinator.process, coordinator.hosts)
             names = "; ".join(f"process {one.process} ({one.host}) {one.said}" for one in left)
             raise PeerFailedError(
-                f"{me} cannot go on {_DOING}: {names}",
+                f"{me} cannot continue {_DOING}: {names}",
                 failed={one.process: one.said for one in left},
             )
 

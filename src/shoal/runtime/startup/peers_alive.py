@@ -33,7 +33,7 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
         joined.troubles.mark_reported(gone)  # perhaps before the watcher hears of them
         lost = {p: member.said for p, member in gone.items()}
         names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
-        raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)
+        raise ProcessLostError(f"{me} cannot continue {doing}: {names}", lost=lost)
     joined.check(doing)  # JAX's service may be lost
     if time.monotonic() >= deadline:
         state = f"is still {doing} at its deadline ({given_s(deadline):g} s)"

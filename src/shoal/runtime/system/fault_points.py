@@ -58,7 +58,7 @@ POINTS: Mapping[str, str] = {
     "save.assemble": "on the process that commits, before it reads the parts (S5)",
     "save.indexed": "after the index is written, before COMMIT is (S6)",
     "save.link": "after COMMIT's content is durable under its other name, before it is linked",
-    "save.committed": "after COMMIT is linked, before what is no longer needed is removed",
+    "save.committed": "after COMMIT is linked, before files that are no longer needed are removed",
     "save.tidied": "after that, before the others are notified (S7)",
     "save.announced": "on each process, after all know that it is committed",
     "retain.before": "on the lead, before old steps are deleted (S8)",
@@ -203,7 +203,7 @@ def _let_happen(fault: Fault, process: int | None) -> None:
 
 
 def _pause(fault: Fault, process: int | None) -> None:
-    """Notify the listener that this process is here; go on when it answers, or when it is gone.
+    """Notify the listener that this process is here; continue when it answers, or when it is gone.
 
     The reads let other threads run, so that a paused process gives signs of life. Each is short: a
     signal just before a read, or to another thread, does not end it, and Python runs the handler
