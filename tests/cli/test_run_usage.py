@@ -14,7 +14,7 @@ from shoal import __version__, settings
 from shoal.cli import run as command
 from shoal.cli.run import RunRequest, check
 from shoal.errors import UsageError
-from shoal.launch.environment import Addresses, variables
+from shoal.launch.environment import Addresses, HostShare, variables
 from shoal.runtime.system import cpu_devices
 from shoal.runtime.system.cpu_devices import overruled
 
@@ -50,6 +50,7 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
     monkeypatch.setattr(cpu_devices, "num_cores", lambda: 4)
     addresses = Addresses("h:1", "h:2", "h:3")
     job = {"process": 0, "num_processes": 1, "addresses": addresses, "token": ""}
+    job["share"] = HostShare(0, 0, 1)
     env = variables(outer, devices=8, **job)
     assert overruled("initialize(virtual_devices=8)", 8, env) == ""
     assert (env["XLA_FLAGS"], env["PJRT_NPROC"]) == ("-x", "16")
@@ -57,9 +58,9 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
 
 
 def test_what_is_right_passes():
-    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}))
+    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None)
     checked = check(RunRequest(("train.py", "--x"), False, "4", "2", "3, 0"))
-    assert checked == (4, 2, frozenset({0, 3}))
+    assert checked == (4, 2, frozenset({0, 3}), None)
     for program in ("launch", "application"):
         check(RunRequest((program,)))
     check(RunRequest(("train",), module=True))

@@ -1,4 +1,4 @@
-"""`shoal run`: run N processes of one program on this machine as one job."""
+"""`shoal run`: run N processes of one program as one job, on this host or on several."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Annotated, NamedTuple
 import typer
 
 from shoal import settings
+from shoal.cli import run_nodes
+from shoal.cli.run_nodes import NodesRequest, check_nodes
 from shoal.errors import UsageError, nearest, raise_all
+from shoal.launch.order import NodesOrder
 from shoal.paths import local_path
 from shoal.runtime.system.cpu_devices import overruled
 
 _HELP = """\
-Run a Python program as N processes on this machine, joined as one job.
+Run a Python program as N processes on this host, or on each of several, joined as one job.
 
 In it, `shoal.initialize()` and `jax.distributed.initialize()` need no arguments, and torchrun's
 variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Lines are prefixed with their rank: `p1|`.
@@ -33,7 +36,19 @@ Examples:
   shoal run -n 4 --log-dir logs train.py     keep logs/p0000.log … p0003.log
 
 \b
-While it runs, job.json beside the logs holds the job's address and token
+Several hosts: the same command on each, with its own --node-rank (a, then b):
+  shoal run --nnodes 2 --node-rank 0 --coordinator a:8476 -n 4 train.py
+  shoal run --nnodes 2 --node-rank 1 --coordinator a:8476 -n 4 train.py
+  All start together and end together; the counts of -n may differ. Ranks are
+  those of node 0 first. Set SHOAL_TOKEN to one secret on all hosts. Hosts reach
+  node 0 at this port and at three free ones (the services, torch's store). A
+  host that is off or cut off ends the job after {lost} s (SHOAL_LOST_AFTER_S).
+  Every launcher reports the same first failure, with its host, and the same code.
+  Under Slurm, MPI, torchrun or Kubernetes the program needs no shoal run: see
+  docs/starting.md.
+
+\b
+While it runs, job.json beside the logs (of node 0) holds its address and token
 (only you can read it): for shoal watch, shoal stacks and other observers.
 
 \b
@@ -75,6 +90,7 @@ class RunRequest(NamedTuple):
     only: str | None = None
     log_dir: str | None = None
     prefix: bool = True
+    nodes: NodesRequest = NodesRequest()
 
 
 class _Checked(NamedTuple):
@@ -82,7 +98,8 @@ class _Checked(NamedTuple):
 
     processes: int
     devices: int | None
-    shown: frozenset[int]
+    shown: frozenset[int] | None  # None: all
+    nodes: NodesOrder | None = None
 
 
 _Program = Annotated[list[str] | None, typer.Argument(metavar="SCRIPT|MODULE [ARGS]…", hidden=True)]
@@ -91,7 +108,7 @@ _Processes = Annotated[
     typer.Option(
         *("-n", "-np", "--processes", "--nproc-per-node", "--nproc_per_node"),
         metavar="N",
-        help="Number of processes.",
+        help="Number of processes on this host.",
     ),
 ]
 _Devices = Annotated[
@@ -131,11 +148,21 @@ def run(
     only: _Only = None,
     log_dir: _LogDir = None,
     prefix: _Prefix = True,
+    nodes: run_nodes.Nodes = "1",
+    node_rank: run_nodes.NodeRank = None,
+    coordinator: run_nodes.Coordinator = None,
+    master_addr: run_nodes.MasterHost = None,
+    master_port: run_nodes.MasterPort = None,
+    _refused: run_nodes.Refused = None,
+    _refused_flags: run_nodes.RefusedFlags = False,
 ) -> None:
-    """Run a Python program as N processes on this machine, joined as one job."""
+    """Run a Python program as N processes on each of one or more hosts, joined as one job."""
     if sys.platform == "win32":
         raise UsageError("run: requires Linux or macOS; on Windows use WSL")
-    request = RunRequest(tuple(program or ()), module, processes, devices, only, log_dir, prefix)
+    hosts = NodesRequest(nodes, node_rank, coordinator, master_addr, master_port)
+    request = RunRequest(
+        tuple(program or ()), module, processes, devices, only, log_dir, prefix, hosts
+    )
     raise typer.Exit(_launch(request))
 
 
@@ -143,6 +170,7 @@ run.__doc__ = _HELP.format(
     aftermath=settings.SETTINGS["SHOAL_AFTERMATH_S"].default,
     grace=settings.SETTINGS["SHOAL_GRACE_S"].default,
     leave=settings.SETTINGS["SHOAL_LEAVE_S"].default,
+    lost=settings.SETTINGS["SHOAL_LOST_AFTER_S"].default,
 )
 
 
@@ -157,7 +185,9 @@ def check(request: RunRequest) -> _Checked:
     devices = None
     if request.devices is not None:
         devices = _count("--devices", request.devices, offences)
-    shown = _indices(request.only, processes, offences)
+    nodes = check_nodes(request.nodes, offences)
+    is_alone = request.nodes.nodes == "1"
+    shown = _indices(request.only, processes if is_alone else None, offences)
     if not request.program:
         offences.append("no program: give a script, or -m and a module (shoal run --help)")
     elif request.module:
@@ -167,15 +197,16 @@ def check(request: RunRequest) -> _Checked:
     if request.log_dir is not None:
         offences += _wrong_log_dir(request.log_dir)
     raise_all("run", offences)
-    return _Checked(processes or 1, devices, shown)
+    return _Checked(processes or 1, devices, shown if is_alone or request.only else None, nodes)
 
 
 def _launch(request: RunRequest) -> int:
     """Check, run, and clean up; return the exit code."""
     from shoal.launch.ignored_signals import ignored_sigint_line
-    from shoal.launch.job import Job, JobOrder
+    from shoal.launch.job import Job
     from shoal.launch.keeper import run_in_keeper
     from shoal.launch.log_dir import open_log_dir
+    from shoal.launch.order import JobOrder
 
     checked = check(request)
     grace_s = settings.seconds("SHOAL_GRACE_S")
@@ -188,10 +219,13 @@ def _launch(request: RunRequest) -> int:
         print(f"shoal run: {words}", file=sys.stderr)
     warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
     lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
-    with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]]) as log_dir:
+    node = checked.nodes.node if checked.nodes else None
+    with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]], node) as log_dir:
         order = JobOrder(
             (("-m",) if request.module else ()) + request.program,
-            *checked,
+            checked.processes,
+            checked.devices,
+            checked.shown,
             log_dir,
             request.log_dir is not None,
             aftermath_s,
@@ -200,6 +234,7 @@ def _launch(request: RunRequest) -> int:
             leave_s,
             warn_after_s,
             lost_after_s,
+            checked.nodes,
         )
         return run_in_keeper(lambda orders_fd: Job(order).run(orders_fd))
 

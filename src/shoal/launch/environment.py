@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
+from shoal.runtime.wire.frames import split_address
 
 # Variables of an outer launcher that would contradict shoal's, or that JAX would add.
 _STALE = (
@@ -26,12 +27,27 @@ class Addresses(NamedTuple):
     jax_service: str
     master: str
 
+    @classmethod
+    def of(cls, services: Sequence[str], master: str) -> Addresses:
+        """Return the addresses of the two services, and torch's."""
+        meeting_place, jax_service = services
+        return cls(meeting_place, jax_service, master)
+
+
+class HostShare(NamedTuple):
+    """The processes of a job that run on this host."""
+
+    node: int
+    first: int
+    processes: int
+
 
 def variables(
     outer: Mapping[str, str],
     *,
     process: int,
     num_processes: int,
+    share: HostShare,
     devices: int | None,
     addresses: Addresses,
     token: str,
@@ -40,7 +56,7 @@ def variables(
 
     JAX's and torch's variables are included, so that unmodified programs find each other.
     """
-    master_host, _, master_port = addresses.master.rpartition(":")
+    master_host, master_port = split_address(addresses.master)
     index, count = str(process), str(num_processes)
     ours = {
         "SHOAL_COORDINATOR": addresses.meeting_place,
@@ -53,11 +69,11 @@ def variables(
         "JAX_PROCESS_ID": index,
         "RANK": index,
         "WORLD_SIZE": count,
-        "LOCAL_RANK": index,
-        "LOCAL_WORLD_SIZE": count,
-        "GROUP_RANK": "0",
+        "LOCAL_RANK": str(process - share.first),
+        "LOCAL_WORLD_SIZE": str(share.processes),
+        "GROUP_RANK": str(share.node),
         "MASTER_ADDR": master_host,
-        "MASTER_PORT": master_port,
+        "MASTER_PORT": str(master_port),
         "PYTHONUNBUFFERED": "1",  # unbuffered lines, also from Python grandchildren
     }
     env = {name: value for name, value in outer.items() if name not in _STALE}
@@ -75,6 +91,6 @@ def variables(
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that is free now. Another process may take it before it is used."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -45,6 +45,11 @@ class Loop:
         return bool(self._sources)
 
     @property
+    def writes(self) -> bool:
+        """Whether output is still unwritten."""
+        return any(outlet.waiting for outlet in self.outlets)
+
+    @property
     def broken(self) -> str:
         """Why one of the outlets cannot be written, or an empty string."""
         return next((outlet.broken for outlet in self.outlets if outlet.broken), "")
@@ -59,6 +64,14 @@ class Loop:
             obey(data)
 
         self._selector.register(fd, selectors.EVENT_READ, read)
+
+    def watch(self, fd: int, call: Callable[[], None]) -> None:
+        """Call `call` whenever `fd` is readable, until `ignore`. Never paused."""
+        self._selector.register(fd, selectors.EVENT_READ, call)
+
+    def ignore(self, fd: int) -> None:
+        """Undo `watch`."""
+        self._selector.unregister(fd)
 
     def listen(self, pipe: IO[bytes], hear: Hear, close: Close, *, always: bool = False) -> None:
         """Call `hear` with bytes read from `pipe`, and `close` at its end. Closes the pipe.

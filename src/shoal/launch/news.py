@@ -41,6 +41,8 @@ class News:
         self.gone: dict[int, Gone] = {}
         self.host_keepers: dict[str, KeeperNews] = {}
         self.lost_service = ""  # the lost service, and why
+        self.has_notice = False  # a preemption notice is open
+        self.has_saved = False  # and the program has saved its state since
         self._dismissed: set[int] = set()
         self._all = range(num_processes)
 
@@ -50,7 +52,9 @@ class News:
         Raises:
           ValueError, KeyError, TypeError: it is not a line of `meeting_place.MeetingPlace`.
         """
-        if "joined" in message:
+        if "notice" in message:
+            self.has_notice, self.has_saved = bool(message["notice"]), bool(message["saved"])
+        elif "joined" in message:
             self._join(int(message["joined"]))
         elif "dismissed" in message:
             self._dismissed.add(int(message["dismissed"]))

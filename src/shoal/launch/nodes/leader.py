@@ -1,0 +1,361 @@
+"""The launcher of node 0: it runs the services, and the launchers of all nodes meet at it.
+
+Everything happens in the loop of the launcher; nothing blocks. A launcher that gives no sign of
+life for `lost_after_s` is lost, as is one whose connection closes before the job has ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import math
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.launch.conclusion import Conclusion, Facts, Loss, conclude
+from shoal.launch.console import Console
+from shoal.launch.crew import JobEnd, JobStart, Order
+from shoal.launch.environment import Addresses, HostShare, free_port
+from shoal.launch.news import News
+from shoal.launch.nodes.assembly import Assembly, NodeCard, missing_words
+from shoal.launch.nodes.messages import (
+    MAX_BODY_BYTES,
+    card_of,
+    endings_of,
+    pack_start,
+    pack_verdict,
+    signal_of,
+)
+from shoal.launch.order import JobOrder, NodesOrder
+from shoal.launch.report import Ending
+from shoal.launch.services import ServiceProcesses
+from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.wire.frames import Frame, FrameError, address_text, pack_frame, text_field
+from shoal.runtime.wire.listening import bind_host, is_loopback
+from shoal.runtime.wire.server_sockets import Connection, Connections
+
+_FAILURE = pack_frame({"is": "failure"})
+_SERVICES_S = 60.0  # for the services to listen
+_PARTING_S = 2.0  # for the other launchers to take the verdict
+
+
+class Leader:
+    """The launcher of node 0 among those of all nodes."""
+
+    def __init__(self, order: JobOrder, nodes: NodesOrder, own: NodeCard, console: Console) -> None:
+        self._order, self._nodes, self._own, self._console = order, nodes, own, console
+        self._rules = Assembly(own)
+        self._limits = Limits.of_settings()
+        self._limits = self._limits._replace(silent_lost_after_s=self._limits.lost_after_s)
+        self._began_s = time.monotonic()
+        self._running = RunningClock(self._began_s, tick_s=self._limits.tick_s)
+        self._living: Liveness[int] = Liveness(self._limits)
+        self._connections: Connections | None = None
+        self._joined: dict[int, Connection] = {}
+        self._has_warned = False
+        self._refused: list[str] = []  # launchers without the token
+        self._orders: list[Order] = []
+        self._lines: list[str] = []
+        self._services_by_s = math.inf
+        self._parts_by_s = math.inf
+        self._start: JobStart | None = None
+        self._losses: list[Loss] = []
+        self._endings: dict[int, list[Ending]] = {}  # by node
+        self._token = nodes.token or secrets.token_hex(16)
+        self.services: ServiceProcesses | None = None
+        self.news = News(1)
+        self.trouble = ""
+        self.has_failure = False
+        self.next_s = 0.0
+
+    @property
+    def _address(self) -> str:
+        return address_text(self._nodes.host, self._nodes.port)
+
+    @property
+    def start(self) -> JobStart | None:
+        """What the processes of this host need, once the services listen."""
+        return self._start
+
+    # Before the processes.
+
+    def open(self) -> None:
+        """Listen for the other launchers."""
+        bind = bind_host(self._nodes.host)
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        try:
+            server = socket.create_server((bind, self._nodes.port), family=family, backlog=4096)
+        except OSError as error:
+            advice = ""
+            if error.errno == errno.EADDRINUSE:
+                advice = "\ngive another port on all nodes, or end what listens there"
+            where = address_text(bind, self._nodes.port)
+            self.trouble = f"--coordinator {self._address}: cannot listen at {where}: "
+            self.trouble += f"{error.strerror}{advice}"
+            return
+        if not (self._nodes.token or is_loopback(self._nodes.host)):
+            self._lines.append(
+                f"without SHOAL_TOKEN any program that reaches {self._address} can join this job, "
+                "and end it: set it to one secret on all nodes"
+            )
+        self._connections = Connections([server], self, time.monotonic)
+        self._console.loop.watch(self._connections.fileno(), self._poll)
+
+    def _poll(self) -> None:
+        if self._connections is not None:
+            self._connections.poll(0)
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """Handle the first frame of a connection. See `server_sockets.Listener`."""
+        if text_field(frame.header, "do") != "node":
+            raise FrameError("not a launcher")
+        token = text_field(frame.header, "token")
+        card = card_of(frame.header)
+        if not hmac.compare_digest(token.encode(), self._nodes.token.encode()):
+            self._refuse_stranger(connection, card)
+        elif self._rules.is_complete or self.trouble:
+            self._send(connection, pack_frame({"is": "later"}), then_close=True)
+        elif refusal := self._rules.join(card):
+            self._send(connection, _refused(refusal), then_close=True)
+            self._abandon(refusal)
+        else:
+            self._welcome(connection, card)
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """The end of a connection that never joined has no meaning."""
+
+    def _refuse_stranger(self, connection: Connection, card: NodeCard) -> None:
+        own, its = ("a" if has else "no" for has in (bool(self._nodes.token), card.has_token))
+        words = f"{card.name} has {its} SHOAL_TOKEN, and node 0 ({self._own.host}) {own} one"
+        if own == its:
+            words = f"SHOAL_TOKEN of {card.name} is not that of node 0 ({self._own.host})"
+        words += ": set it to one secret on all nodes"
+        self._refused.append(words)
+        self._lines.append(f"refused: {words}")
+        self._send(connection, _refused(words), then_close=True)
+
+    def _welcome(self, connection: Connection, card: NodeCard) -> None:
+        if self._connections is None:
+            return
+        self._joined[card.node] = connection
+        caller = _NodeCaller(self, card)
+        self._connections.trust(connection, caller, max_body_bytes=MAX_BODY_BYTES)
+        self._living.watch(self._running.read(time.monotonic()), card.node)
+        heard = {"is": "heard", "host": self._own.host, **self._limits.words}
+        self._send(connection, pack_frame(heard))
+        if self._rules.is_complete:
+            self._start_services()
+
+    def _start_services(self) -> None:
+        env = {**os.environ, "SHOAL_TOKEN": self._token}
+        try:
+            self.services = ServiceProcesses(
+                self._rules.total,
+                env,
+                self._order.log_dir,
+                self._console.loop,
+                host=self._nodes.host,
+                on_line=self._pass_on,
+            )
+        except OSError as error:
+            self._abandon(f"the services cannot start: {error}")
+            return
+        self.news = self.services.news
+        self._services_by_s = time.monotonic() + _SERVICES_S
+
+    def _begin(self, addresses: Sequence[str]) -> None:
+        """Let all nodes start their processes."""
+        master = address_text(self._nodes.host, free_port(bind_host(self._nodes.host)))
+        where = Addresses.of(addresses, master)
+        for node in range(self._nodes.nodes):
+            mine = self._rules.processes_of(node)
+            share = HostShare(node, mine.start, len(mine))
+            start = JobStart(share, self._rules.total, where, self._token)
+            if node == 0:
+                self._start = start
+            else:
+                self._send_to(node, pack_start(start, 0))
+
+    def _abandon(self, words: str) -> None:
+        """Give up: no job starts."""
+        self.trouble = self.trouble or words
+
+    # While they run.
+
+    def _pass_on(self, line: Mapping[str, Any]) -> None:
+        self._broadcast(pack_frame({"is": "news", "line": dict(line)}))
+
+    def turn(self) -> Sequence[str]:
+        """Judge silence, and whether all is there."""
+        now = time.monotonic()
+        if now >= self.next_s:
+            self.next_s = now + self._limits.tick_s
+            self._poll()  # signs of life that arrived while this launcher was busy
+            for node, state, words, silent_s in self._living.tick(self._running.read(now)):
+                if state == "lost":
+                    self._lose(node, f"its launcher gave no sign of life: {words}", now - silent_s)
+        if self.services is not None and self._start is None and self.services.addresses:
+            self._begin(self.services.addresses)
+        self._check_time(now)
+        lines, self._lines = self._lines, []
+        return lines
+
+    def _check_time(self, now: float) -> None:
+        if self._start is not None or self.trouble:
+            return
+        if now >= self._services_by_s:
+            late = f"the meeting place or JAX's service did not start within {_SERVICES_S:g} s"
+            self._abandon(late)
+        if self._rules.is_complete:
+            return
+        waited_s = now - self._began_s
+        words = missing_words(self._rules.missing, self._nodes.nodes, self._address, waited_s)
+        if waited_s >= self._nodes.timeout_s:
+            self._abandon("\n".join([words, *self._refused]))
+        elif waited_s >= self._nodes.warn_after_s and not self._has_warned:
+            self._has_warned = True
+            self._lines.append(words)
+
+    def beat(self, node: int, sent_s: float) -> None:
+        """Take a sign of life, and answer it with the time."""
+        now = time.monotonic()
+        self._living.beat(self._running.read(now), node)
+        self._send_to(node, pack_frame({"is": "beat", "sent": sent_s, "at": now}))
+
+    def fail(self, node: int) -> None:
+        """Take the first failure of a node."""
+        self.has_failure = True
+        self._broadcast(_FAILURE, but=node)
+
+    def take_signal(self, node: int, number: signal.Signals) -> None:
+        """Take a signal of a node, and pass it on."""
+        card = self._rules.card(node)
+        self._orders.append(Order(number, card.name))
+        self._broadcast(_signal(number, card.name), but=node)
+
+    def note_done(self, node: int, body: bytes) -> None:
+        """Take how the processes of a node ended."""
+        self._endings[node] = endings_of(body, self._rules.card(node).host)
+
+    def end_node(self, node: int, reason: str) -> None:
+        """Handle the end of a launcher's connection."""
+        self._lose(node, f"its launcher ended, or its host: {reason}", time.monotonic())
+
+    def _lose(self, node: int, words: str, heard_s: float) -> None:
+        connection = self._joined.pop(node, None)
+        self._living.forget(node)
+        if connection is not None and self._connections is not None:
+            self._connections.close(connection)
+        if self._parts_by_s < math.inf:
+            return  # the job is over
+        card = self._rules.card(node)
+        if not self._rules.is_complete:
+            self._rules.leave(node)
+            self._lines.append(f"{card.name} has left before the job began: {words}")
+            return
+        processes = self._rules.processes_of(node)
+        self._losses.append(Loss(card.name, words, heard_s, tuple(processes)))
+        if self._start is None:
+            self._abandon(f"{card.name} was lost before the job began: {words}")
+        self.has_failure = True
+        self._broadcast(_FAILURE)
+
+    def take_orders(self) -> Sequence[Order]:
+        """Return the signals of other nodes since the last call."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def report_failure(self) -> None:
+        """Let the other nodes begin their aftermath."""
+        self._broadcast(_FAILURE)
+
+    def report_signal(self, number: signal.Signals) -> None:
+        """Pass a signal on to the other nodes."""
+        self._broadcast(_signal(number, self._own.name))
+
+    # The end.
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether processes of other nodes may still run, or launchers lack the verdict."""
+        if self._parts_by_s < math.inf:
+            return bool(self._joined) and time.monotonic() < self._parts_by_s
+        return self._start is not None and any(node not in self._endings for node in self._joined)
+
+    def finish(self, end: JobEnd) -> None:
+        """Report that all processes of this host have ended."""
+        host = self._own.host
+        self._endings[0] = [ending._replace(host=host) for ending in end.endings]
+
+    def conclude(self, end: JobEnd) -> Conclusion:
+        """Return how the whole job ended, and let the other launchers know."""
+        rows = [ending for endings in self._endings.values() for ending in endings]
+        endings = [row.with_report(self.news.gone.get(row.process)) for row in sorted(rows)]
+        total = self._rules.total if self._rules.is_complete else 0
+        has_begun = self._start is not None
+        conclusion = conclude(
+            Facts(
+                endings,
+                self.news,
+                total if has_begun else -1,
+                end.start_s,
+                end.trouble,
+                end.interrupted,
+                self.news.has_saved,
+                self._losses if has_begun else (),
+            )
+        )
+        self._broadcast(pack_verdict(conclusion))
+        self._parts_by_s = time.monotonic() + _PARTING_S
+        return conclusion
+
+    def _broadcast(self, data: bytes, *, but: int = 0) -> None:
+        for node in list(self._joined):
+            if node != but:
+                self._send_to(node, data)
+
+    def _send_to(self, node: int, data: bytes) -> None:
+        if node in self._joined:
+            self._send(self._joined[node], data)
+
+    def _send(self, connection: Connection, data: bytes, *, then_close: bool = False) -> None:
+        if self._connections is not None:
+            self._connections.send(connection, data, then_close=then_close)
+
+
+class _NodeCaller:
+    """The connection of another node's launcher."""
+
+    def __init__(self, leader: Leader, card: NodeCard) -> None:
+        self._leader, self._node = leader, card.node
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """See `server_sockets.Listener`."""
+        verb, leader = text_field(frame.header, "do"), self._leader
+        if verb == "beat":
+            leader.beat(self._node, float(frame.header.get("at") or 0.0))
+        elif verb == "failure":
+            leader.fail(self._node)
+        elif verb == "signal":
+            leader.take_signal(self._node, signal_of(frame))
+        elif verb == "done":
+            leader.note_done(self._node, frame.body)
+        else:
+            raise FrameError(f"{verb[:40]!r} of a launcher")
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """See `server_sockets.Listener`."""
+        self._leader.end_node(self._node, reason)
+
+
+def _signal(number: signal.Signals, source: str) -> bytes:
+    return pack_frame({"is": "signal", "number": int(number), "source": source})
+
+
+def _refused(words: str) -> bytes:
+    return pack_frame({"is": "refused", "words": words})

@@ -1,0 +1,155 @@
+"""The messages between launchers, as frames of `runtime.wire.frames`.
+
+::
+
+    to node 0    node (card)  beat  failure  signal  done (endings)
+    from node 0  heard (limits)  later  refused  beat (clock)  start  news  failure  signal  verdict
+
+Times are on the monotonic clock of node 0: a sender converts its own (`shifted`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.launch.conclusion import Conclusion
+from shoal.launch.crew import JobStart
+from shoal.launch.environment import Addresses, HostShare
+from shoal.launch.nodes.assembly import NodeCard
+from shoal.launch.report import Ending
+from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
+
+MAX_BODY_BYTES = 256 << 20  # the last words of all processes of a host
+
+
+def pack_card(card: NodeCard, token: str) -> bytes:
+    """Return the first frame of a launcher."""
+    return pack_frame({"do": "node", "token": token, **card._asdict()})
+
+
+def card_of(header: Mapping[str, Any]) -> NodeCard:
+    """Parse a card.
+
+    Raises:
+      FrameError: a field is absent or has the wrong type.
+    """
+    devices = header.get("devices")
+    shown = header.get("highest_shown")
+    if not isinstance(shown, int) or not isinstance(devices, int | None):
+        raise FrameError("field 'highest_shown' or 'devices' is not an integer")
+    return NodeCard(
+        whole_field(header, "node"),
+        whole_field(header, "nodes"),
+        max(1, whole_field(header, "processes")),
+        text_field(header, "host"),
+        text_field(header, "program"),
+        text_field(header, "fingerprint"),
+        devices,
+        text_field(header, "versions"),
+        shown,
+        bool(header.get("has_token")),
+    )
+
+
+def pack_start(start: JobStart, attempt: int) -> bytes:
+    """Return the frame with which a node's processes can start."""
+    return pack_frame(
+        {
+            "is": "start",
+            "share": list(start.share),
+            "total": start.total,
+            "addresses": list(start.addresses),
+            "token": start.token,
+            "attempt": attempt,
+        }
+    )
+
+
+def start_of(header: Mapping[str, Any]) -> JobStart:
+    """Parse a start."""
+    try:
+        share, addresses = HostShare(*header["share"]), Addresses(*header["addresses"])
+        return JobStart(share, int(header["total"]), addresses, str(header["token"]))
+    except (KeyError, TypeError, ValueError):
+        raise FrameError("the start is incomplete") from None
+
+
+def pack_endings(endings: Sequence[Ending], shift_s: float) -> bytes:
+    """Return the frame of how the processes of a host ended."""
+    rows = [
+        {
+            **ending._asdict(),
+            "failed_s": _shifted(ending.failed_s, shift_s),
+            "sent_s": None if ending.sent_s == math.inf else ending.sent_s + shift_s,
+            "sent": [int(number) for number in ending.sent],
+            "gone": None,
+        }
+        for ending in endings
+    ]
+    return pack_frame({"do": "done"}, json.dumps(rows).encode(errors="replace"))
+
+
+def endings_of(body: bytes, host: str) -> list[Ending]:
+    """Parse endings, of the node on `host`.
+
+    Raises:
+      FrameError: they are not endings.
+    """
+    try:
+        rows = json.loads(body)
+        return [
+            Ending(
+                process=int(row["process"]),
+                code=int(row["code"]),
+                failed_s=None if row["failed_s"] is None else float(row["failed_s"]),
+                sent=tuple(signal.Signals(number) for number in row["sent"]),
+                stderr=str(row["stderr"]),
+                log=str(row["log"]),
+                was_frozen=bool(row["was_frozen"]),
+                is_lost=bool(row["is_lost"]),
+                sent_s=math.inf if row["sent_s"] is None else float(row["sent_s"]),
+                host=host,
+            )
+            for row in rows
+        ]
+    except (KeyError, TypeError, ValueError):
+        raise FrameError("the endings are incomplete") from None
+
+
+def pack_verdict(conclusion: Conclusion) -> bytes:
+    """Return the frame of how the job ended."""
+    text = json.dumps(conclusion._asdict()).encode(errors="replace")
+    return pack_frame({"is": "verdict"}, text)
+
+
+def verdict_of(body: bytes) -> Conclusion:
+    """Parse a verdict.
+
+    Raises:
+      FrameError: it is none.
+    """
+    try:
+        row = json.loads(body)
+        return Conclusion(**{**row, "lines": tuple(row["lines"])})
+    except (KeyError, TypeError, ValueError):
+        raise FrameError("the verdict is incomplete") from None
+
+
+def signal_of(frame: Frame) -> signal.Signals:
+    """Parse a signal.
+
+    Raises:
+      FrameError: it is none.
+    """
+    try:
+        return signal.Signals(whole_field(frame.header, "number"))
+    except ValueError:
+        raise FrameError("not a signal") from None
+
+
+def _shifted(at_s: float | None, shift_s: float) -> float | None:
+    return None if at_s is None else at_s + shift_s
