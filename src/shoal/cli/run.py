@@ -40,10 +40,11 @@ Several hosts: the same command on each, with its own --node-rank (a, then b):
   shoal run --nnodes 2 --node-rank 0 --coordinator a:8476 -n 4 train.py
   shoal run --nnodes 2 --node-rank 1 --coordinator a:8476 -n 4 train.py
   All start together and end together; the counts of -n may differ. Ranks are
-  those of node 0 first. Set SHOAL_TOKEN to one secret on all hosts. Hosts reach
-  node 0 at this port and at three free ones (the services, torch's store). A
-  host that is off or cut off ends the job after {lost} s (SHOAL_LOST_AFTER_S).
-  Every launcher reports the same first failure, with its host, and the same code.
+  those of node 0 first. Set SHOAL_TOKEN to one secret on all hosts, and open
+  four ports of node 0 to them, here 8476 to 8479 (of the launchers, the meeting
+  place, JAX's service, torch's store); computing on CPUs uses any ports. A host
+  that is off or cut off ends the job after {lost} s (SHOAL_LOST_AFTER_S). Every
+  launcher names the same first failure and its host, and returns the same code.
   Under Slurm, MPI, torchrun or Kubernetes the program needs no shoal run: see
   docs/starting.md.
 
@@ -148,7 +149,7 @@ def run(
     only: _Only = None,
     log_dir: _LogDir = None,
     prefix: _Prefix = True,
-    nodes: run_nodes.Nodes = "1",
+    nodes: run_nodes.Nodes = None,
     node_rank: run_nodes.NodeRank = None,
     coordinator: run_nodes.Coordinator = None,
     master_addr: run_nodes.MasterHost = None,
@@ -186,7 +187,7 @@ def check(request: RunRequest) -> _Checked:
     if request.devices is not None:
         devices = _count("--devices", request.devices, offences)
     nodes = check_nodes(request.nodes, offences)
-    is_alone = request.nodes.nodes == "1"
+    is_alone = request.nodes.nodes in (None, "1")
     shown = _indices(request.only, processes if is_alone else None, offences)
     if not request.program:
         offences.append("no program: give a script, or -m and a module (shoal run --help)")
@@ -206,6 +207,7 @@ def _launch(request: RunRequest) -> int:
     from shoal.launch.job import Job
     from shoal.launch.keeper import run_in_keeper
     from shoal.launch.log_dir import open_log_dir
+    from shoal.launch.nodes.choosing import crew_of
     from shoal.launch.order import JobOrder
 
     checked = check(request)
@@ -236,7 +238,7 @@ def _launch(request: RunRequest) -> int:
             lost_after_s,
             checked.nodes,
         )
-        return run_in_keeper(lambda orders_fd: Job(order).run(orders_fd))
+        return run_in_keeper(lambda orders_fd: Job(order, crew_of).run(orders_fd))
 
 
 def _wrong_log_dir(folder: str) -> list[str]:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 import typer
 
 from shoal import settings
 from shoal.errors import UsageError
+from shoal.launch.nodes.ports import NUM_PORTS
 from shoal.launch.order import NodesOrder
 from shoal.runtime.wire.frames import address_text, split_address
 
 _MASTER_PORT = "29500"  # torchrun's
+_OPTIONS = {  # of `NodesRequest`, all but --nnodes
+    "node": "--node-rank",
+    "coordinator": "--coordinator",
+    "master_host": "--master-addr",
+    "master_port": "--master-port",
+}
 
 
 class NodesRequest(NamedTuple):
     """The options, as typed."""
 
-    nodes: str = "1"
+    nodes: str | None = None
     node: str | None = None
     coordinator: str | None = None
     master_host: str | None = None
@@ -32,7 +39,8 @@ def _both(name: str) -> tuple[str, str]:
 
 
 Nodes = Annotated[
-    str, typer.Option("--nnodes", metavar="N", help="Number of hosts; each runs this command.")
+    str | None,
+    typer.Option("--nnodes", metavar="N", help="Number of hosts; each runs this command."),
 ]
 NodeRank = Annotated[
     str | None,
@@ -45,7 +53,7 @@ Coordinator = Annotated[
     typer.Option(
         *("--coordinator", *_both("--rdzv-endpoint")),
         metavar="HOST:PORT",
-        help="Where node 0 is reached by all hosts, and a free port there.",
+        help="Where node 0 is reached by all hosts, and the first of four free ports there.",
     ),
 ]
 MasterHost = Annotated[
@@ -109,6 +117,12 @@ RefusedFlags = Annotated[
 
 def check_nodes(request: NodesRequest, offences: list[str]) -> NodesOrder | None:
     """Return the place of this host among several; None for a job on this host alone."""
+    if request.nodes is None:
+        if given := [name for name, value in _OPTIONS.items() if getattr(request, name)]:
+            named = " and ".join(_OPTIONS[name] for name in given)
+            verb = "require" if len(given) > 1 else "requires"
+            offences.append(f"{named} {verb} --nnodes N: the number of hosts")
+        return None
     nodes = _number("--nnodes", request.nodes, 1, offences)
     if nodes == 1 and request.node in (None, "0"):
         return None
@@ -136,28 +150,38 @@ def check_nodes(request: NodesRequest, offences: list[str]) -> NodesOrder | None
 
 def _where(request: NodesRequest, offences: list[str]) -> tuple[str, int] | None:
     """Return host and port of node 0."""
-    given: Sequence[str] = [request.coordinator] if request.coordinator else []
+    before = len(offences)
+    given: list[tuple[str, int]] = []
+    if request.coordinator:
+        try:
+            given.append(split_address(request.coordinator))
+        except UsageError as error:
+            offences.append(f"--coordinator: {error}")
     if request.master_host:
-        port = request.master_port or _MASTER_PORT
-        given = [*given, address_text(request.master_host, int(port) if port.isdigit() else 0)]
+        port = _number("--master-port", request.master_port or _MASTER_PORT, 1, offences)
+        given.append((request.master_host, port or 0))
+    elif request.master_port:
+        offences.append(f"--master-port {request.master_port} requires --master-addr HOST")
+    if len(offences) > before:
+        return None
     if not given:
         offences.append(
             "--nnodes requires --coordinator HOST:PORT: a name or address of the host of node 0 "
-            "that all hosts reach, and a free port there"
+            "that all hosts reach, and the first of four free ports there"
         )
         return None
     if len(set(given)) > 1:
-        offences.append(f"--coordinator {given[0]} is not --master-addr/-port {given[1]}")
+        texts = [address_text(*where) for where in given]
+        offences.append(f"--coordinator {texts[0]} is not --master-addr and -port, {texts[1]}")
         return None
-    try:
-        host, port_number = split_address(given[0])
-    except UsageError as error:
-        offences.append(f"--coordinator: {error}")
+    host, first = given[0]
+    if not 0 < first <= 65536 - NUM_PORTS:
+        offences.append(
+            f"--coordinator {address_text(host, first)}: its port must be 1 to "
+            f"{65536 - NUM_PORTS}, and known to all hosts"
+        )
         return None
-    if port_number == 0:
-        offences.append(f"--coordinator {given[0]} needs a port that all hosts know, not 0")
-        return None
-    return host, port_number
+    return host, first
 
 
 def _number(option: str, value: str, least: int, offences: list[str]) -> int | None:

@@ -33,7 +33,7 @@ class JobEnd(NamedTuple):
     interrupted: signal.Signals | None
 
 
-class Order(NamedTuple):
+class PassedSignal(NamedTuple):
     """A signal of another node's launcher."""
 
     number: signal.Signals
@@ -77,7 +77,7 @@ class Crew(Protocol):
     def turn(self) -> Sequence[str]:
         """Do what is due; return lines to print."""
 
-    def take_orders(self) -> Sequence[Order]:
+    def take_signals(self) -> Sequence[PassedSignal]:
         """Return the signals of other nodes since the last call."""
 
     def report_failure(self) -> None:
@@ -127,7 +127,7 @@ class Alone:
         """Nothing is ever due."""
         return ()
 
-    def take_orders(self) -> Sequence[Order]:
+    def take_signals(self) -> Sequence[PassedSignal]:
         """There are none."""
         return ()
 

@@ -56,24 +56,8 @@ def variables(
 
     JAX's and torch's variables are included, so that unmodified programs find each other.
     """
-    master_host, master_port = split_address(addresses.master)
-    index, count = str(process), str(num_processes)
-    ours = {
-        "SHOAL_COORDINATOR": addresses.meeting_place,
-        "SHOAL_JAX_SERVICE": addresses.jax_service,
-        "SHOAL_NUM_PROCESSES": count,
-        "SHOAL_PROCESS_ID": index,
+    ours = _place(process, num_processes, share, addresses) | {
         "SHOAL_TOKEN": token,
-        "JAX_COORDINATOR_ADDRESS": addresses.jax_service,
-        "JAX_NUM_PROCESSES": count,
-        "JAX_PROCESS_ID": index,
-        "RANK": index,
-        "WORLD_SIZE": count,
-        "LOCAL_RANK": str(process - share.first),
-        "LOCAL_WORLD_SIZE": str(share.processes),
-        "GROUP_RANK": str(share.node),
-        "MASTER_ADDR": master_host,
-        "MASTER_PORT": str(master_port),
         "PYTHONUNBUFFERED": "1",  # unbuffered lines, also from Python grandchildren
     }
     env = {name: value for name, value in outer.items() if name not in _STALE}
@@ -89,8 +73,32 @@ def variables(
     return env | cpu_threads(chosen_devices(env), outer)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that is free now. Another process may take it before it is used."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
+def _place(
+    process: int, num_processes: int, share: HostShare, addresses: Addresses
+) -> dict[str, str]:
+    """Return the variables of a process's place in the job."""
+    master_host, master_port = split_address(addresses.master)
+    index, count = str(process), str(num_processes)
+    return {
+        "SHOAL_COORDINATOR": addresses.meeting_place,
+        "SHOAL_JAX_SERVICE": addresses.jax_service,
+        "SHOAL_NUM_PROCESSES": count,
+        "SHOAL_PROCESS_ID": index,
+        "JAX_COORDINATOR_ADDRESS": addresses.jax_service,
+        "JAX_NUM_PROCESSES": count,
+        "JAX_PROCESS_ID": index,
+        "RANK": index,
+        "WORLD_SIZE": count,
+        "LOCAL_RANK": str(process - share.first),
+        "LOCAL_WORLD_SIZE": str(share.processes),
+        "GROUP_RANK": str(share.node),
+        "MASTER_ADDR": master_host,
+        "MASTER_PORT": str(master_port),
+    }
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that is free now. Another process may take it before its use."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

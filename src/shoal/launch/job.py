@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import shutil
 import signal
 import time
@@ -16,7 +15,7 @@ from collections.abc import Callable
 
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.console import Console
-from shoal.launch.crew import Alone, Crew, JobEnd, JobStart, Order
+from shoal.launch.crew import Crew, JobEnd, JobStart, PassedSignal
 from shoal.launch.descendants import Relative, descendants, send
 from shoal.launch.environment import variables
 from shoal.launch.job_file import remove_job_file, write_job_file
@@ -41,9 +40,13 @@ class _LauncherDiedError(Exception):
 
 
 class Job:
-    """A job, run once, in a process of its own (`keeper.run_in_keeper`)."""
+    """A job, run once, in a process of its own (`keeper.run_in_keeper`).
 
-    def __init__(self, order: JobOrder) -> None:
+    Args:
+      crew_of: returns the launchers of the job: this one alone, or those of all nodes.
+    """
+
+    def __init__(self, order: JobOrder, crew_of: Callable[[JobOrder, Console], Crew]) -> None:
         self._order = order
         self._processes = Processes()
         self._outliving: Outliving | None = None
@@ -57,7 +60,7 @@ class Job:
         self._start_s = time.monotonic()
         self._console = Console()
         self._say, self._loop = self._console.say, self._console.loop
-        self._crew = _crew_of(order, self._console)
+        self._crew = crew_of(order, self._console)
 
     def run(self, orders_fd: int) -> int:
         """Run the job to its end and return its exit code."""
@@ -175,8 +178,8 @@ class Job:
             self._say(*lines)
         if self._crew.has_failure and self._processes.alive and not self._is_ending:
             self._begin_aftermath()
-        for order in self._crew.take_orders():
-            self._take_order(order)
+        for passed in self._crew.take_signals():
+            self._take_signal(passed)
 
     def _look(self) -> float:
         """Check the processes that outlive others; return the time of the next check."""
@@ -213,7 +216,7 @@ class Job:
         if words or (is_process and code not in (0, REQUEUE)):
             self._begin_aftermath()
         if services and not is_process:
-            services.news.note_end(pid, code)
+            services.news.note_end(pid, code, [process.index for process in self._processes.all])
 
     # End.
 
@@ -266,12 +269,12 @@ class Job:
             self._crew.report_signal(number)
             self._pass_on(number, why)
 
-    def _take_order(self, order: Order) -> None:
+    def _take_signal(self, passed: PassedSignal) -> None:
         """Take a signal of another node. Launchers may all get the same one, once."""
-        if order.number == signal.SIGKILL:
+        if passed.number == signal.SIGKILL:
             self._kill()
         elif self._interrupted is None:
-            self._pass_on(order.number, f"{order.number.name} on {order.source}")
+            self._pass_on(passed.number, f"{passed.number.name} on {passed.source}")
 
     def _pass_on(self, number: signal.Signals, why: str) -> None:
         """Pass on a signal that ends the job to its processes."""
@@ -365,17 +368,3 @@ class Job:
         for outlet in self._loop.outlets:
             outlet.end_line()
         self._watch(lambda: self._loop.writes or self._crew.is_waiting, until_s)
-
-
-def _crew_of(order: JobOrder, console: Console) -> Crew:
-    """Return the launchers of a job: this one alone, or those of all nodes."""
-    nodes = order.nodes
-    if nodes is None:
-        env = os.environ | {"SHOAL_TOKEN": secrets.token_hex(16)}
-        return Alone(console, env, order.log_dir, order.processes)
-    from shoal.launch.nodes.follower import Follower
-    from shoal.launch.nodes.leader import Leader
-    from shoal.launch.nodes.program import own_card
-
-    card = own_card(order, nodes)
-    return Follower(nodes, card, console) if nodes.node else Leader(order, nodes, card, console)

@@ -7,7 +7,7 @@ which failure is the cause.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from shoal.runtime.rules.outcomes import listed
@@ -83,10 +83,14 @@ class News:
             f"{len(self._all)} separate programs"
         )
 
-    def note_end(self, pid: int, code: int) -> None:
-        """Note the end of a child; a keeper becomes one as soon as its parent has ended."""
+    def note_end(self, pid: int, code: int, processes: Collection[int]) -> None:
+        """Note the end of a child; a keeper becomes one as soon as its parent has ended.
+
+        Args:
+          processes: of this host: a keeper of another one may have the same pid.
+        """
         for host, keeper in self.host_keepers.items():
-            if keeper.pid == pid:
+            if keeper.pid == pid and not set(processes).isdisjoint(keeper.processes):
                 self.host_keepers[host] = keeper._replace(code=code)
 
     def _join(self, process: int) -> None:

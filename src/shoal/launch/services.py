@@ -79,22 +79,25 @@ class ServiceProcesses:
         loop: Loop,
         *,
         host: str = "",
+        first_port: int = 0,
         on_line: Callable[[Mapping[str, Any]], None] = lambda line: None,
     ) -> None:
         """Start them.
 
         Args:
           host: by which other hosts reach this one; "": only this host does.
+          first_port: of the meeting place, and the next one is of JAX's service; 0: any free ones.
           on_line: called with each line of the meeting place, after `news` has taken it.
         """
         self._all: list[ServiceProcess] = []
         self._closed = False
         self._host, self._on_line = host, on_line
         self.news = News(num_processes)
-        for name, module, *more in _SERVICES:
+        for number, (name, module, *more) in enumerate(_SERVICES):
             # -P: a file of the user's cannot shadow a module of shoal's.
             command = [sys.executable, "-P", "-m", module, "--processes", str(num_processes)]
             bind = ["--bind", bind_host(host)] if host else []
+            bind += ["--port", str(first_port + number)] if first_port else []
             popen = subprocess.Popen(
                 [*command, *more, *bind, "--until-stdin-closes"],
                 stdin=subprocess.PIPE,

@@ -44,16 +44,16 @@ def start(folder, machines):
 
 
 def test_it_ends_if_the_other_machine_is_missing(start):
-    first, second = start(SHOAL_INITIALIZE_TIMEOUT_S="6")
+    first, second = start(SHOAL_INITIALIZE_TIMEOUT_S="6", SHOAL_WARN_AFTER_S="1")
     os.killpg(second.popen.pid, signal.SIGKILL)
     assert first.code() == 74, first.said
-    assert "process 1 of 2 did not join within 6 s" in first.said
+    assert "node 1 of 2 has not joined after 6 s" in first.said
 
 
 def test_it_runs_and_starts_again_after_75(start):
     both = start(STEPS=str(STEPS_WITH_NOTICE))
     both[0].until("from step 0")
-    os.kill(both[1].pids("python train.py")[-1], signal.SIGTERM)
+    os.kill(both[1].pids("shoal run")[0], signal.SIGTERM)
     both[0].until("from step ", times=2)
     assert [job.code() for job in both] == [0, 0], [job.said for job in both]
     check_went_on(both[0].said, 2)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from shoal.launch.conclusion import Conclusion, Facts, Loss, conclude
 from shoal.launch.console import Console
-from shoal.launch.crew import JobEnd, JobStart, Order
+from shoal.launch.crew import JobEnd, JobStart, PassedSignal
 from shoal.launch.news import News
 from shoal.launch.nodes.assembly import NodeCard
 from shoal.launch.nodes.joining_leader import Connecting
@@ -31,6 +31,7 @@ from shoal.runtime.wire.frames import (
     number_field,
     pack_frame,
     text_field,
+    whole_field,
 )
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
@@ -51,18 +52,19 @@ class Follower:
         self._began_s = time.monotonic()
         self._has_warned = self._has_joined = False
         self._problem = "no answer"
-        self._leader = "node 0"
+        self._leader, self._leader_processes = "node 0", 0
         self._limits: Limits | None = None  # node 0's, once it has answered
         self._living: Liveness[int] | None = None
         self._running = RunningClock(self._began_s, tick_s=_TICK_S)
         self._beat_at_s = math.inf
+        self._names_others_s = math.inf  # when to say that other nodes still run
         self._least_trip_s = math.inf
         self._shift_s = 0.0  # from this clock to node 0's
         self._start: JobStart | None = None
         self._start_s = math.inf
         self._loss: Loss | None = None
         self._verdict: Conclusion | None = None
-        self._orders: list[Order] = []
+        self._signals: list[PassedSignal] = []
         self._lines: list[str] = []
         self.news = News(1)
         self.trouble = ""
@@ -126,9 +128,11 @@ class Follower:
             self.has_failure = True
         elif kind == "signal":
             source = text_field(frame.header, "source")
-            self._orders.append(Order(signal_of(frame), source))
+            self._signals.append(PassedSignal(signal_of(frame), source))
         elif kind == "verdict":
             self._verdict = verdict_of(frame.body)
+            if self._start is None:
+                self.trouble = "no job has begun"  # why is in the verdict
         else:
             raise FrameError(f"{kind[:40]!r} of node 0")
 
@@ -148,6 +152,7 @@ class Follower:
         lost_after_s = math.inf if lost_after_s is None else float(lost_after_s)
         limits = Limits(number_field(frame.header, "heartbeat_s"), lost_after_s, lost_after_s)
         self._leader = f"node 0 ({text_field(frame.header, 'host')})"
+        self._leader_processes = whole_field(frame.header, "processes")
         self._limits, self._living, self._has_joined = limits, Liveness(limits), True
         self._running = RunningClock(now, tick_s=limits.tick_s)
         self._living.watch(self._running.read(now), 0)
@@ -186,6 +191,10 @@ class Follower:
         if now >= self._beat_at_s and self._limits is not None:
             self._beat_at_s = now + self._limits.heartbeat_s
             self._send(pack_frame({"do": "beat", "at": now}))
+        if now >= self._names_others_s and self.is_waiting:
+            self._names_others_s = math.inf
+            words = f"all processes of node {self._own.node} ({self._own.host}) have ended"
+            self._lines.append(f"{words}; those of other nodes still run")
         lines, self._lines = self._lines, []
         return lines
 
@@ -211,14 +220,15 @@ class Follower:
             self._connections.close(self._connection)
         self._connection, self._living, self._beat_at_s = None, None, math.inf
         if self._verdict is None:
-            self._loss = Loss(self._leader, words, heard_s, ())
+            processes = tuple(range(self._leader_processes))  # node 0's come first
+            self._loss = Loss(self._leader, words, heard_s, processes)
             self.has_failure = True
             if self._start is None:
                 self.trouble = f"{self._leader} was lost before the job began: {words}"
 
-    def take_orders(self) -> Sequence[Order]:
+    def take_signals(self) -> Sequence[PassedSignal]:
         """Return the signals of other nodes since the last call."""
-        orders, self._orders = self._orders, []
+        orders, self._signals = self._signals, []
         return orders
 
     def report_failure(self) -> None:
@@ -238,7 +248,8 @@ class Follower:
 
     def finish(self, end: JobEnd) -> None:
         """Report that all processes of this host have ended."""
-        self._send(pack_endings(end.endings, self._shift_s))
+        self._names_others_s = time.monotonic() + self._nodes.warn_after_s
+        self._send(pack_endings(end.endings, self._shift_s, end.trouble))
 
     def conclude(self, end: JobEnd) -> Conclusion:
         """Return how the whole job ended: as node 0 says, or, if it is lost, as known here."""

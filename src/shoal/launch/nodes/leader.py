@@ -6,21 +6,20 @@ life for `lost_after_s` is lost, as is one whose connection closes before the jo
 
 from __future__ import annotations
 
-import errno
 import hmac
 import math
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shoal.errors import InitializeError
 from shoal.launch.conclusion import Conclusion, Facts, Loss, conclude
 from shoal.launch.console import Console
-from shoal.launch.crew import JobEnd, JobStart, Order
-from shoal.launch.environment import Addresses, HostShare, free_port
+from shoal.launch.crew import JobEnd, JobStart, PassedSignal
+from shoal.launch.environment import Addresses, HostShare
 from shoal.launch.news import News
 from shoal.launch.nodes.assembly import Assembly, NodeCard, missing_words
 from shoal.launch.nodes.messages import (
@@ -31,16 +30,18 @@ from shoal.launch.nodes.messages import (
     pack_verdict,
     signal_of,
 )
+from shoal.launch.nodes.ports import open_ports, strange_address
 from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.report import Ending
 from shoal.launch.services import ServiceProcesses
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.wire.frames import Frame, FrameError, address_text, pack_frame, text_field
-from shoal.runtime.wire.listening import bind_host, is_loopback
+from shoal.runtime.wire.listening import is_loopback
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
 _FAILURE = pack_frame({"is": "failure"})
 _SERVICES_S = 60.0  # for the services to listen
+_MOST_REFUSED = 8  # launchers without the token that are named
 _PARTING_S = 2.0  # for the other launchers to take the verdict
 
 
@@ -58,10 +59,11 @@ class Leader:
         self._connections: Connections | None = None
         self._joined: dict[int, Connection] = {}
         self._has_warned = False
-        self._refused: list[str] = []  # launchers without the token
-        self._orders: list[Order] = []
+        self._refused: dict[str, None] = {}  # launchers without the token, in words
+        self._signals: list[PassedSignal] = []
         self._lines: list[str] = []
         self._services_by_s = math.inf
+        self._names_others_s = math.inf  # when to say which nodes still run
         self._parts_by_s = math.inf
         self._start: JobStart | None = None
         self._losses: list[Loss] = []
@@ -86,17 +88,10 @@ class Leader:
 
     def open(self) -> None:
         """Listen for the other launchers."""
-        bind = bind_host(self._nodes.host)
-        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         try:
-            server = socket.create_server((bind, self._nodes.port), family=family, backlog=4096)
-        except OSError as error:
-            advice = ""
-            if error.errno == errno.EADDRINUSE:
-                advice = "\ngive another port on all nodes, or end what listens there"
-            where = address_text(bind, self._nodes.port)
-            self.trouble = f"--coordinator {self._address}: cannot listen at {where}: "
-            self.trouble += f"{error.strerror}{advice}"
+            server = open_ports(self._nodes.host, self._nodes.port)
+        except InitializeError as error:
+            self.trouble = str(error)
             return
         if not (self._nodes.token or is_loopback(self._nodes.host)):
             self._lines.append(
@@ -116,7 +111,7 @@ class Leader:
             raise FrameError("not a launcher")
         token = text_field(frame.header, "token")
         card = card_of(frame.header)
-        if not hmac.compare_digest(token.encode(), self._nodes.token.encode()):
+        if not hmac.compare_digest(_as_bytes(token), _as_bytes(self._nodes.token)):
             self._refuse_stranger(connection, card)
         elif self._rules.is_complete or self.trouble:
             self._send(connection, pack_frame({"is": "later"}), then_close=True)
@@ -135,8 +130,9 @@ class Leader:
         if own == its:
             words = f"SHOAL_TOKEN of {card.name} is not that of node 0 ({self._own.host})"
         words += ": set it to one secret on all nodes"
-        self._refused.append(words)
-        self._lines.append(f"refused: {words}")
+        if words not in self._refused and len(self._refused) < _MOST_REFUSED:
+            self._refused[words] = None
+            self._lines.append(f"refused: {words}")
         self._send(connection, _refused(words), then_close=True)
 
     def _welcome(self, connection: Connection, card: NodeCard) -> None:
@@ -146,7 +142,8 @@ class Leader:
         caller = _NodeCaller(self, card)
         self._connections.trust(connection, caller, max_body_bytes=MAX_BODY_BYTES)
         self._living.watch(self._running.read(time.monotonic()), card.node)
-        heard = {"is": "heard", "host": self._own.host, **self._limits.words}
+        own = {"host": self._own.host, "processes": self._own.processes}
+        heard = {"is": "heard", **own, **self._limits.words}
         self._send(connection, pack_frame(heard))
         if self._rules.is_complete:
             self._start_services()
@@ -160,6 +157,7 @@ class Leader:
                 self._order.log_dir,
                 self._console.loop,
                 host=self._nodes.host,
+                first_port=self._nodes.port + 1,
                 on_line=self._pass_on,
             )
         except OSError as error:
@@ -170,7 +168,7 @@ class Leader:
 
     def _begin(self, addresses: Sequence[str]) -> None:
         """Let all nodes start their processes."""
-        master = address_text(self._nodes.host, free_port(bind_host(self._nodes.host)))
+        master = address_text(self._nodes.host, self._nodes.port + 3)
         where = Addresses.of(addresses, master)
         for node in range(self._nodes.nodes):
             mine = self._rules.processes_of(node)
@@ -202,6 +200,9 @@ class Leader:
         if self.services is not None and self._start is None and self.services.addresses:
             self._begin(self.services.addresses)
         self._check_time(now)
+        if now >= self._names_others_s:
+            self._names_others_s = math.inf
+            self._lines += self._still_running()
         lines, self._lines = self._lines, []
         return lines
 
@@ -216,10 +217,17 @@ class Leader:
         waited_s = now - self._began_s
         words = missing_words(self._rules.missing, self._nodes.nodes, self._address, waited_s)
         if waited_s >= self._nodes.timeout_s:
-            self._abandon("\n".join([words, *self._refused]))
+            notes = [*self._refused, strange_address(self._nodes.host)]
+            self._abandon("\n".join([words, *filter(None, notes)]))
         elif waited_s >= self._nodes.warn_after_s and not self._has_warned:
             self._has_warned = True
-            self._lines.append(words)
+            note = strange_address(self._nodes.host)
+            self._lines += [words, note] if note else [words]
+
+    def _still_running(self) -> list[str]:
+        names = [self._rules.card(node).name for node in self._joined if node not in self._endings]
+        words = f"all processes of node 0 ({self._own.host}) have ended; those of "
+        return [f"{words}{', '.join(sorted(names))} still run"] if names else []
 
     def beat(self, node: int, sent_s: float) -> None:
         """Take a sign of life, and answer it with the time."""
@@ -235,12 +243,15 @@ class Leader:
     def take_signal(self, node: int, number: signal.Signals) -> None:
         """Take a signal of a node, and pass it on."""
         card = self._rules.card(node)
-        self._orders.append(Order(number, card.name))
+        self._signals.append(PassedSignal(number, card.name))
         self._broadcast(_signal(number, card.name), but=node)
 
     def note_done(self, node: int, body: bytes) -> None:
-        """Take how the processes of a node ended."""
-        self._endings[node] = endings_of(body, self._rules.card(node).host)
+        """Take how the processes of a node ended, and why, if none of them was the cause."""
+        card = self._rules.card(node)
+        self._endings[node], trouble = endings_of(body, card.host)
+        if trouble:
+            self._abandon(f"{card.name}: {trouble}")
 
     def end_node(self, node: int, reason: str) -> None:
         """Handle the end of a launcher's connection."""
@@ -258,6 +269,9 @@ class Leader:
             self._rules.leave(node)
             self._lines.append(f"{card.name} has left before the job began: {words}")
             return
+        if node in self._endings:
+            self._lines.append(f"{card.name} has left after its processes had ended: {words}")
+            return
         processes = self._rules.processes_of(node)
         self._losses.append(Loss(card.name, words, heard_s, tuple(processes)))
         if self._start is None:
@@ -265,9 +279,9 @@ class Leader:
         self.has_failure = True
         self._broadcast(_FAILURE)
 
-    def take_orders(self) -> Sequence[Order]:
+    def take_signals(self) -> Sequence[PassedSignal]:
         """Return the signals of other nodes since the last call."""
-        orders, self._orders = self._orders, []
+        orders, self._signals = self._signals, []
         return orders
 
     def report_failure(self) -> None:
@@ -290,6 +304,7 @@ class Leader:
     def finish(self, end: JobEnd) -> None:
         """Report that all processes of this host have ended."""
         host = self._own.host
+        self._names_others_s = time.monotonic() + self._nodes.warn_after_s
         self._endings[0] = [ending._replace(host=host) for ending in end.endings]
 
     def conclude(self, end: JobEnd) -> Conclusion:
@@ -310,6 +325,7 @@ class Leader:
                 self._losses if has_begun else (),
             )
         )
+        self._names_others_s = math.inf
         self._broadcast(pack_verdict(conclusion))
         self._parts_by_s = time.monotonic() + _PARTING_S
         return conclusion
@@ -359,3 +375,7 @@ def _signal(number: signal.Signals, source: str) -> bytes:
 
 def _refused(words: str) -> bytes:
     return pack_frame({"is": "refused", "words": words})
+
+
+def _as_bytes(token: str) -> bytes:
+    return token.encode(errors="surrogatepass")

@@ -23,6 +23,7 @@ from shoal.launch.nodes.assembly import NodeCard
 from shoal.launch.report import Ending
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
 
+_LETTERS = 400  # of a text of a stranger
 MAX_BODY_BYTES = 256 << 20  # the last words of all processes of a host
 
 
@@ -45,14 +46,20 @@ def card_of(header: Mapping[str, Any]) -> NodeCard:
         whole_field(header, "node"),
         whole_field(header, "nodes"),
         max(1, whole_field(header, "processes")),
-        text_field(header, "host"),
-        text_field(header, "program"),
+        _printable(header, "host"),
+        _printable(header, "program"),
         text_field(header, "fingerprint"),
         devices,
-        text_field(header, "versions"),
+        _printable(header, "versions"),
         shown,
         bool(header.get("has_token")),
     )
+
+
+def _printable(header: Mapping[str, Any], name: str) -> str:
+    """Return a text that a stranger may have sent, fit to be printed."""
+    text = text_field(header, name)[:_LETTERS]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def pack_start(start: JobStart, attempt: int) -> bytes:
@@ -78,8 +85,12 @@ def start_of(header: Mapping[str, Any]) -> JobStart:
         raise FrameError("the start is incomplete") from None
 
 
-def pack_endings(endings: Sequence[Ending], shift_s: float) -> bytes:
-    """Return the frame of how the processes of a host ended."""
+def pack_endings(endings: Sequence[Ending], shift_s: float, trouble: str) -> bytes:
+    """Return the frame of how the processes of a host ended.
+
+    Args:
+      trouble: why the job failed on that host, if no process was the cause.
+    """
     rows = [
         {
             **ending._asdict(),
@@ -90,34 +101,36 @@ def pack_endings(endings: Sequence[Ending], shift_s: float) -> bytes:
         }
         for ending in endings
     ]
-    return pack_frame({"do": "done"}, json.dumps(rows).encode(errors="replace"))
+    text = json.dumps({"endings": rows, "trouble": trouble})
+    return pack_frame({"do": "done"}, text.encode(errors="replace"))
 
 
-def endings_of(body: bytes, host: str) -> list[Ending]:
-    """Parse endings, of the node on `host`.
+def endings_of(body: bytes, host: str) -> tuple[list[Ending], str]:
+    """Parse endings, of the node on `host`, and its trouble.
 
     Raises:
       FrameError: they are not endings.
     """
     try:
-        rows = json.loads(body)
-        return [
-            Ending(
-                process=int(row["process"]),
-                code=int(row["code"]),
-                failed_s=None if row["failed_s"] is None else float(row["failed_s"]),
-                sent=tuple(signal.Signals(number) for number in row["sent"]),
-                stderr=str(row["stderr"]),
-                log=str(row["log"]),
-                was_frozen=bool(row["was_frozen"]),
-                is_lost=bool(row["is_lost"]),
-                sent_s=math.inf if row["sent_s"] is None else float(row["sent_s"]),
-                host=host,
-            )
-            for row in rows
-        ]
+        done = json.loads(body)
+        return [_ending_of(row, host) for row in done["endings"]], str(done["trouble"])
     except (KeyError, TypeError, ValueError):
         raise FrameError("the endings are incomplete") from None
+
+
+def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
+    return Ending(
+        process=int(row["process"]),
+        code=int(row["code"]),
+        failed_s=None if row["failed_s"] is None else float(row["failed_s"]),
+        sent=tuple(signal.Signals(number) for number in row["sent"]),
+        stderr=str(row["stderr"]),
+        log=str(row["log"]),
+        was_frozen=bool(row["was_frozen"]),
+        is_lost=bool(row["is_lost"]),
+        sent_s=math.inf if row["sent_s"] is None else float(row["sent_s"]),
+        host=host,
+    )
 
 
 def pack_verdict(conclusion: Conclusion) -> bytes:
