@@ -79,8 +79,10 @@ def test_ctrl_c_on_one_node_ends_all(launchers, node):
 
 def test_ctrl_c_before_all_have_joined_ends_those_that_have(launchers):
     launchers.write(SLEEP)
-    waiting = [launchers.start(node, nodes=3, SHOAL_WARN_AFTER_S="0.2") for node in range(2)]
-    waiting[0].until("node 2 of 3 has not joined")
+    waiting = [launchers.start(0, nodes=3, SHOAL_WARN_AFTER_S="0.2")]
+    waiting[0].until("nodes 1, 2 of 3 have not joined")
+    waiting.append(launchers.start(1, nodes=3))
+    waiting[0].until("has joined; still missing: 2")
     waiting[1].popen.send_signal(signal.SIGINT)
     assert codes(waiting) == [130, 130]
     assert launchers.leaves_nobody()

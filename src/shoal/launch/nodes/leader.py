@@ -147,6 +147,9 @@ class Leader:
         self._send(connection, pack_frame(heard))
         if self._rules.is_complete:
             self._start_services()
+        elif self._has_warned:
+            left = ", ".join(map(str, self._rules.missing))
+            self._lines.append(f"{card.name} has joined; still missing: {left}")
 
     def _start_services(self) -> None:
         env = {**os.environ, "SHOAL_TOKEN": self._token}
