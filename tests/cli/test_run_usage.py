@@ -15,7 +15,7 @@ from shoal.cli import run as command
 from shoal.cli.run import RunRequest, check
 from shoal.cli.run_nodes import NodesRequest
 from shoal.errors import UsageError
-from shoal.launch.environment import Addresses, HostShare, variables
+from shoal.launch.environment import Addresses, HostShare, JobStart, variables
 from shoal.runtime.system import cpu_devices
 from shoal.runtime.system.cpu_devices import overruled
 
@@ -50,8 +50,7 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
     )
     monkeypatch.setattr(cpu_devices, "num_cores", lambda: 4)
     addresses = Addresses("h:1", "h:2", "h:3")
-    job = {"process": 0, "num_processes": 1, "addresses": addresses, "token": ""}
-    job["share"] = HostShare(0, 0, 1)
+    job = {"process": 0, "start": JobStart(HostShare(0, 0, 1), 1, addresses, "")}
     env = variables(outer, devices=8, **job)
     assert overruled("initialize(virtual_devices=8)", 8, env) == ""
     assert (env["XLA_FLAGS"], env["PJRT_NPROC"]) == ("-x", "16")
@@ -59,9 +58,9 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
 
 
 def test_what_is_right_passes():
-    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None)
+    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None)
     checked = check(RunRequest(("train.py", "--x"), False, "4", "2", "3, 0"))
-    assert checked == (4, 2, frozenset({0, 3}), None)
+    assert checked == (4, 2, frozenset({0, 3}), None, None)
     for program in ("launch", "application"):
         check(RunRequest((program,)))
     check(RunRequest(("train",), module=True))
@@ -173,6 +172,25 @@ def test_the_version():
         [sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"shoal {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "restarts"),
+    [
+        ({}, None),
+        ({"max_restarts": "0"}, (0, False)),
+        ({"max_restarts": "3", "restart_preempted": True}, (3, True)),
+        ({"restart_preempted": True}, (0, True)),
+    ],
+)
+def test_when_a_job_is_started_again(options, restarts):
+    assert check(RunRequest(("train.py",), **options)).restarts == restarts
+
+
+def test_a_wrong_number_of_restarts_is_refused():
+    assert "--max-restarts -1 must be a whole number, at least 0" in refusal(
+        "train.py", max_restarts="-1"
+    )
 
 
 HERE = {"node": "1", "coordinator": "a:8476"}

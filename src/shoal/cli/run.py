@@ -14,7 +14,7 @@ from shoal import settings
 from shoal.cli import run_nodes
 from shoal.cli.run_nodes import NodesRequest, check_nodes
 from shoal.errors import UsageError, nearest, raise_all
-from shoal.launch.order import NodesOrder
+from shoal.launch.order import NodesOrder, Restarts
 from shoal.paths import local_path
 from shoal.runtime.system.cpu_devices import overruled
 
@@ -41,10 +41,10 @@ Several hosts: the same command on each, with its own --node-rank (a, then b):
   shoal run --nnodes 2 --node-rank 1 --coordinator a:8476 -n 4 train.py
   All start together and end together; the counts of -n may differ. Ranks are
   those of node 0 first. Set SHOAL_TOKEN to one secret on all hosts, and open
-  four ports of node 0 to them, here 8476 to 8479 (of the launchers, the meeting
+  four ports of node 0 to them, here 8476 to 8479 (of the launchers, meeting
   place, JAX's service, torch's store); computing on CPUs uses any ports. A host
   that is off or cut off ends the job after {lost} s (SHOAL_LOST_AFTER_S). Every
-  launcher names the same first failure and its host, and returns the same code.
+  launcher names the same first failure and its host, with the same exit code.
   Under Slurm, MPI, torchrun or Kubernetes the program needs no shoal run: see
   docs/starting.md.
 
@@ -61,6 +61,15 @@ When a process fails:
   ended once they have ended; one that is only slower is named, and never ended.
   Nothing outlives the launcher, grandchildren included, even if it is
   itself killed. (macOS: except those that left their process group.)
+
+\b
+Again after a failure:
+  shoal run --max-restarts 3 …    at most 3 new attempts, all nodes together
+  shoal run --restart-preempted … after exit code 75, too; these do not count
+  Each attempt has new services and a new token; SHOAL_ATTEMPT is its number,
+  from 0. Three in a row without progress are a crash loop, which ends: none
+  went beyond the step (shoal.step, shoal.preempted) or the saved step of those
+  before. Exit code 2, Ctrl-C, and signals to shoal run end the job for good.
 
 \b
 Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
@@ -92,6 +101,8 @@ class RunRequest(NamedTuple):
     log_dir: str | None = None
     prefix: bool = True
     nodes: NodesRequest = NodesRequest()
+    max_restarts: str | None = None
+    restart_preempted: bool = False
 
 
 class _Checked(NamedTuple):
@@ -101,6 +112,7 @@ class _Checked(NamedTuple):
     devices: int | None
     shown: frozenset[int] | None  # None: all
     nodes: NodesOrder | None = None
+    restarts: Restarts | None = None
 
 
 _Program = Annotated[list[str] | None, typer.Argument(metavar="SCRIPT|MODULE [ARGS]…", hidden=True)]
@@ -139,6 +151,21 @@ _LogDir = Annotated[
         "named only if the job fails.",
     ),
 ]
+_MaxRestarts = Annotated[
+    str | None,
+    typer.Option(
+        *("--max-restarts", "--max_restarts"),
+        metavar="N",
+        help="Start the job again after a failure, at most N times; logs in attempt0, attempt1 … "
+        "of the log directory.",
+    ),
+]
+_RestartPreempted = Annotated[
+    bool,
+    typer.Option(
+        "--restart-preempted", help="Start it again after exit code 75, too, as often as needed."
+    ),
+]
 
 
 def run(
@@ -149,6 +176,8 @@ def run(
     only: _Only = None,
     log_dir: _LogDir = None,
     prefix: _Prefix = True,
+    max_restarts: _MaxRestarts = None,
+    restart_preempted: _RestartPreempted = False,
     nodes: run_nodes.Nodes = None,
     node_rank: run_nodes.NodeRank = None,
     coordinator: run_nodes.Coordinator = None,
@@ -162,7 +191,9 @@ def run(
         raise UsageError("run: requires Linux or macOS; on Windows use WSL")
     hosts = NodesRequest(nodes, node_rank, coordinator, master_addr, master_port)
     request = RunRequest(
-        tuple(program or ()), module, processes, devices, only, log_dir, prefix, hosts
+        *(tuple(program or ()), module, processes, devices, only, log_dir, prefix, hosts),
+        max_restarts=max_restarts,
+        restart_preempted=restart_preempted,
     )
     raise typer.Exit(_launch(request))
 
@@ -189,6 +220,7 @@ def check(request: RunRequest) -> _Checked:
     nodes = check_nodes(request.nodes, offences)
     is_alone = request.nodes.nodes in (None, "1")
     shown = _indices(request.only, processes if is_alone else None, offences)
+    restarts = _restarts(request, offences)
     if not request.program:
         offences.append("no program: give a script, or -m and a module (shoal run --help)")
     elif request.module:
@@ -198,17 +230,26 @@ def check(request: RunRequest) -> _Checked:
     if request.log_dir is not None:
         offences += _wrong_log_dir(request.log_dir)
     raise_all("run", offences)
-    return _Checked(processes or 1, devices, shown if is_alone or request.only else None, nodes)
+    is_shown = is_alone or request.only
+    return _Checked(processes or 1, devices, shown if is_shown else None, nodes, restarts)
+
+
+def _restarts(request: RunRequest, offences: list[str]) -> Restarts | None:
+    """Return when the job is started again."""
+    if request.max_restarts is None and not request.restart_preempted:
+        return None
+    most = _count("--max-restarts", request.max_restarts or "0", offences, least=0)
+    return Restarts(most or 0, request.restart_preempted)
 
 
 def _launch(request: RunRequest) -> int:
     """Check, run, and clean up; return the exit code."""
     from shoal.launch.ignored_signals import ignored_sigint_line
-    from shoal.launch.job import Job
     from shoal.launch.keeper import run_in_keeper
     from shoal.launch.log_dir import open_log_dir
     from shoal.launch.nodes.choosing import crew_of
     from shoal.launch.order import JobOrder
+    from shoal.launch.restarting.attempts import Attempts
 
     checked = check(request)
     grace_s = settings.seconds("SHOAL_GRACE_S")
@@ -237,8 +278,9 @@ def _launch(request: RunRequest) -> int:
             warn_after_s,
             lost_after_s,
             checked.nodes,
+            checked.restarts,
         )
-        return run_in_keeper(lambda orders_fd: Job(order, crew_of).run(orders_fd))
+        return run_in_keeper(Attempts(order, crew_of).run)
 
 
 def _wrong_log_dir(folder: str) -> list[str]:
@@ -251,10 +293,10 @@ def _wrong_log_dir(folder: str) -> list[str]:
     return [f"--log-dir {folder!r} is a file"] if is_file else []
 
 
-def _count(option: str, value: str, offences: list[str]) -> int | None:
-    if value.isascii() and value.isdigit() and int(value) >= 1:
+def _count(option: str, value: str, offences: list[str], least: int = 1) -> int | None:
+    if value.isascii() and value.isdigit() and int(value) >= least:
         return int(value)
-    offences.append(f"{option} {value} must be a whole number, at least 1")
+    offences.append(f"{option} {value} must be a whole number, at least {least}")
     return None
 
 

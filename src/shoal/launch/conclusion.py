@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.errors import InitializeError, ProcessLostError
+from shoal.errors import InitializeError, ProcessLostError, UsageError
 from shoal.launch.news import News
 from shoal.launch.report import (
     Ending,
@@ -52,10 +52,20 @@ class Conclusion(NamedTuple):
     sentence: str = ""  # the last line, which names the cause
     names_logs: bool = False  # the first line names the log directory
     has_failed: bool = False  # its logs are kept
+    is_final: bool = False  # a new attempt was not asked for, or would end in the same way
+    again: bool | None = None  # whether a new attempt begins; None: not judged yet
 
 
 def conclude(facts: Facts) -> Conclusion:
     """Return how the job ended."""
+    conclusion = _conclude(facts)
+    is_usage = conclusion.code == UsageError.exit_code
+    has_begun = len(facts.endings) == facts.total or facts.losses
+    is_final = is_usage or facts.interrupted is not None or not has_begun
+    return conclusion._replace(is_final=bool(is_final))
+
+
+def _conclude(facts: Facts) -> Conclusion:
     endings, news = facts.endings, facts.news
     root = first_failure(e for e in endings if e.code != REQUEUE)
     if facts.losses and not (root and _precedes(root, facts.losses[0])):

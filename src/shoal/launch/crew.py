@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from shoal.launch.conclusion import Conclusion, Facts, conclude
+from shoal.launch.conclusion import Conclusion, Facts, Loss, conclude
 from shoal.launch.console import Console
-from shoal.launch.environment import Addresses, HostShare, free_port
+from shoal.launch.environment import Addresses, HostShare, JobStart, free_port
 from shoal.launch.news import News
+from shoal.launch.order import JobOrder
 from shoal.launch.report import Ending
 from shoal.launch.services import ServiceProcesses
-
-
-class JobStart(NamedTuple):
-    """What the processes of this host need to start."""
-
-    share: HostShare
-    total: int  # processes of the whole job
-    addresses: Addresses
-    token: str
+from shoal.runtime.system.progress_file import Reached
 
 
 class JobEnd(NamedTuple):
@@ -31,6 +24,36 @@ class JobEnd(NamedTuple):
     start_s: float
     trouble: str  # why it failed, if no process was the cause
     interrupted: signal.Signals | None
+    reached: Reached = Reached()  # by the processes of this host
+
+
+Judge = Callable[[Conclusion, Reached, int], Conclusion]  # see `restarts.RestartRules.judge`
+
+
+def facts_of(
+    end: JobEnd,
+    endings: Iterable[Ending],
+    news: News,
+    total: int,
+    losses: Sequence[Loss] = (),
+) -> Facts:
+    """Return what is known of a job that has ended.
+
+    Args:
+      endings: of the processes that are known, on all nodes.
+      total: how many processes there were to be; -1: it has not begun.
+    """
+    reported = [ending.with_report(news.gone.get(ending.process)) for ending in endings]
+    return Facts(
+        reported,
+        news,
+        total,
+        end.start_s,
+        end.trouble,
+        end.interrupted,
+        news.has_saved,
+        losses if total >= 0 else (),
+    )
 
 
 class PassedSignal(NamedTuple):
@@ -90,7 +113,13 @@ class Crew(Protocol):
         """Report that all processes of this host have ended."""
 
     def conclude(self, end: JobEnd) -> Conclusion:
-        """Return how the whole job ended; called when `is_waiting` is over."""
+        """Return how the whole job ended, and whether a new attempt begins.
+
+        Called when `is_waiting` is over.
+        """
+
+    def close(self) -> None:
+        """End the services and all connections: nothing of this attempt is left."""
 
 
 class Alone:
@@ -100,11 +129,14 @@ class Alone:
     has_failure = is_waiting = False
     next_s = math.inf
 
-    def __init__(self, console: Console, env: dict[str, str], log_dir: str, processes: int) -> None:
+    def __init__(
+        self, order: JobOrder, attempt: int, console: Console, env: dict[str, str], judge: Judge
+    ) -> None:
         """`env`: of the services, with the token of the job."""
-        self._console, self._env, self._log_dir = console, env, log_dir
-        self._processes = processes
-        self.news = News(processes)
+        self._console, self._env, self._judge = console, env, judge
+        self._attempt, self._log_dir = attempt, order.attempt_dir(attempt)
+        self._processes = order.processes
+        self.news = News(order.processes)
         self.services: ServiceProcesses | None = None
         self._start: JobStart | None = None
 
@@ -120,7 +152,8 @@ class Alone:
         if self._start is None and self.services and self.services.addresses:
             addresses = Addresses.of(self.services.addresses, f"127.0.0.1:{free_port()}")
             share = HostShare(0, 0, self._processes)
-            self._start = JobStart(share, self._processes, addresses, self._env["SHOAL_TOKEN"])
+            token = self._env["SHOAL_TOKEN"]
+            self._start = JobStart(share, self._processes, addresses, token, self._attempt)
         return self._start
 
     def turn(self) -> Sequence[str]:
@@ -142,15 +175,10 @@ class Alone:
 
     def conclude(self, end: JobEnd) -> Conclusion:
         """Return how the job ended."""
-        endings = [e.with_report(self.news.gone.get(e.process)) for e in end.endings]
-        return conclude(
-            Facts(
-                endings,
-                self.news,
-                self._processes,
-                end.start_s,
-                end.trouble,
-                end.interrupted,
-                self.news.has_saved,
-            )
-        )
+        facts = facts_of(end, end.endings, self.news, self._processes)
+        return self._judge(conclude(facts), end.reached, self._attempt)
+
+    def close(self) -> None:
+        """End the services."""
+        if self.services:
+            self.services.close()

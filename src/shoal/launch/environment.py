@@ -16,6 +16,7 @@ _STALE = (
     "JAX_LOCAL_DEVICE_IDS",
     "JAX_PARTITION_INDEX",
     "JAX_SLICE_INDEX",
+    "SHOAL_PROGRESS_FILE",
     "TORCHELASTIC_USE_AGENT_STORE",  # torch would wait for a store that only torchrun starts
 )
 
@@ -42,25 +43,36 @@ class HostShare(NamedTuple):
     processes: int
 
 
+class JobStart(NamedTuple):
+    """What the processes of this host need to start."""
+
+    share: HostShare
+    total: int  # processes of the whole job
+    addresses: Addresses
+    token: str
+    attempt: int = 0
+
+
 def variables(
     outer: Mapping[str, str],
     *,
     process: int,
-    num_processes: int,
-    share: HostShare,
+    start: JobStart,
     devices: int | None,
-    addresses: Addresses,
-    token: str,
+    progress_file: str = "",
 ) -> dict[str, str]:
     """Return the whole environment of one process: `outer`, updated with the job's variables.
 
     JAX's and torch's variables are included, so that unmodified programs find each other.
     """
-    ours = _place(process, num_processes, share, addresses) | {
-        "SHOAL_TOKEN": token,
+    ours = _place(process, start) | {
+        "SHOAL_TOKEN": start.token,
+        "SHOAL_ATTEMPT": str(start.attempt),
         "PYTHONUNBUFFERED": "1",  # unbuffered lines, also from Python grandchildren
     }
     env = {name: value for name, value in outer.items() if name not in _STALE}
+    if progress_file:
+        ours["SHOAL_PROGRESS_FILE"] = progress_file
     if devices is not None:
         ours |= {
             "SHOAL_VIRTUAL_DEVICES": str(devices),
@@ -73,12 +85,11 @@ def variables(
     return env | cpu_threads(chosen_devices(env), outer)
 
 
-def _place(
-    process: int, num_processes: int, share: HostShare, addresses: Addresses
-) -> dict[str, str]:
+def _place(process: int, start: JobStart) -> dict[str, str]:
     """Return the variables of a process's place in the job."""
+    share, addresses = start.share, start.addresses
     master_host, master_port = split_address(addresses.master)
-    index, count = str(process), str(num_processes)
+    index, count = str(process), str(start.total)
     return {
         "SHOAL_COORDINATOR": addresses.meeting_place,
         "SHOAL_JAX_SERVICE": addresses.jax_service,

@@ -6,24 +6,26 @@ a signal to the launcher, or by the launcher's death; of several hosts' launcher
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
 
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.console import Console
-from shoal.launch.crew import Crew, JobEnd, JobStart, PassedSignal
+from shoal.launch.crew import Crew, JobEnd, PassedSignal
 from shoal.launch.descendants import Relative, descendants, send
-from shoal.launch.environment import variables
+from shoal.launch.environment import JobStart, variables
 from shoal.launch.job_file import remove_job_file, write_job_file
 from shoal.launch.order import JobOrder
 from shoal.launch.outliving import Outliving
 from shoal.launch.output import Log, paint_prefixes
 from shoal.launch.processes import Processes
 from shoal.runtime.rules.stopping import REQUEUE
+from shoal.runtime.system import progress_file
+from shoal.runtime.system.progress_file import Reached
 
 _START_S = 60.0  # time limit for the services to listen
 _LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for processes left behind
@@ -40,14 +42,16 @@ class _LauncherDiedError(Exception):
 
 
 class Job:
-    """A job, run once, in a process of its own (`keeper.run_in_keeper`).
+    """A job, run once (`attempts` runs it again).
 
     Args:
-      crew_of: returns the launchers of the job: this one alone, or those of all nodes.
+      attempt: its number, as far as this launcher knows.
+      crew: the launchers of the job.
     """
 
-    def __init__(self, order: JobOrder, crew_of: Callable[[JobOrder, Console], Crew]) -> None:
+    def __init__(self, order: JobOrder, attempt: int, console: Console, crew: Crew) -> None:
         self._order = order
+        self._log_dir = order.attempt_dir(attempt)
         self._processes = Processes()
         self._outliving: Outliving | None = None
         self._interrupted: signal.Signals | None = None
@@ -58,12 +62,11 @@ class Job:
         self._has_time = False  # to stop by itself: `leave_s`
         self._has_reported = False  # the first failure, to other nodes
         self._start_s = time.monotonic()
-        self._console = Console()
-        self._say, self._loop = self._console.say, self._console.loop
-        self._crew = crew_of(order, self._console)
+        self._console, self._crew = console, crew
+        self._say, self._loop = console.say, console.loop
 
-    def run(self, orders_fd: int) -> int:
-        """Run the job to its end and return its exit code."""
+    def run(self, orders_fd: int) -> Conclusion:
+        """Run the job to its end and return how it ended."""
         self._loop.obey(orders_fd, self._obey)
         try:
             self._start()
@@ -74,19 +77,22 @@ class Job:
                 self._crew.services.close()
             self._watch(lambda: self._loop.hears, time.monotonic() + _DRAIN_S)
             self._loop.silence()
-            code = self._conclude(end)
+            conclusion = self._conclude(end)
             self._flush()
+            self._crew.close()
         except _LauncherDiedError:
             self._kill()
             self._loop.silence()
-            return 128 + signal.SIGKILL
-        return code
+            return Conclusion(128 + signal.SIGKILL, has_failed=True, again=False)
+        self._loop.ignore(orders_fd)
+        return conclusion
 
     # Start.
 
     def _start(self) -> None:
         order, crew = self._order, self._crew
         try:
+            os.makedirs(self._log_dir, exist_ok=True)
             crew.open()
             until_s = math.inf if order.nodes else self._start_s + _START_S
             self._watch(
@@ -128,8 +134,13 @@ class Job:
             for outlet in outlets
         ]
         self._processes.first = start.share.first
+        self._log_dir = order.attempt_dir(start.attempt)
+        os.makedirs(self._log_dir, exist_ok=True)
         for index in range(start.share.first, start.share.first + start.share.processes):
-            log = Log(os.path.join(order.log_dir, f"p{index:04d}.log"))
+            log = Log(os.path.join(self._log_dir, f"p{index:04d}.log"))
+            progress = self._progress_file(index) if order.restarts else ""
+            if progress:
+                progress_file.prepare(progress)
             is_shown = order.shown is None or index in order.shown
             shown = [
                 (outlet if is_shown else None, prefixes[index])
@@ -138,15 +149,26 @@ class Job:
             env = variables(
                 os.environ,
                 process=index,
-                num_processes=start.total,
-                share=start.share,
+                start=start,
                 devices=order.devices,
-                addresses=start.addresses,
-                token=start.token,
+                progress_file=progress,
             )
             self._processes.start(
                 order.command, env, self._loop, shown, log, stdin=start.total == 1
             )
+
+    def _progress_file(self, process: int) -> str:
+        return os.path.join(self._log_dir, f".p{process:04d}.progress")
+
+    def _take_reached(self) -> Reached:
+        """Return how far the processes of this host have come, and remove their files."""
+        reached = Reached()
+        for process in self._processes.all:
+            path = self._progress_file(process.index)
+            reached = reached.joined(progress_file.read(path))
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        return reached
 
     # Watch.
 
@@ -325,34 +347,32 @@ class Job:
     def _end_of_host(self) -> JobEnd:
         """Wait for the end of the other nodes; return how the job ended on this one."""
         endings = [process.ending() for process in self._processes.all]
-        end = JobEnd(endings, self._start_s, self._trouble, self._interrupted)
+        reached = self._take_reached()
+        end = JobEnd(endings, self._start_s, self._trouble, self._interrupted, reached)
         self._crew.finish(end)
         self._without_deadlines()
         self._watch(lambda: self._crew.is_waiting)
         trouble = self._trouble or self._crew.trouble
         return end._replace(trouble=trouble, interrupted=self._interrupted)
 
-    def _conclude(self, end: JobEnd) -> int:
-        """Report how the job ended, unless it succeeded; return its exit code."""
-        order = self._order
+    def _conclude(self, end: JobEnd) -> Conclusion:
+        """Report how the job ended, unless it succeeded; return it."""
         if self._crew.services:
-            remove_job_file(order.log_dir)
+            remove_job_file(self._order.log_dir)
         for log in self._processes.logs:
             if log.trouble:
                 self._say(log.trouble)
         conclusion = self._crew.conclude(end)
         self._report(conclusion)
-        if not (conclusion.has_failed or order.keeps_logs):
-            shutil.rmtree(order.log_dir, ignore_errors=True)
-        return conclusion.code
+        return conclusion
 
     def _report(self, conclusion: Conclusion) -> None:
         """Print how the job ended, the cause last."""
         nodes = self._order.nodes
         if conclusion.names_logs:
-            self._say(f"logs: {self._order.log_dir}")
+            self._say(f"logs: {self._log_dir}")
         elif nodes and conclusion.has_failed and self._processes.all:
-            self._say(f"logs of node {nodes.node}: {self._order.log_dir}")
+            self._say(f"logs of node {nodes.node}: {self._log_dir}")
         self._say(*conclusion.lines)
         if conclusion.sentence:
             self._say(self._console.red(conclusion.sentence))

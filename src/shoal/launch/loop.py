@@ -55,7 +55,10 @@ class Loop:
         return next((outlet.broken for outlet in self.outlets if outlet.broken), "")
 
     def obey(self, fd: int, obey: Callable[[bytes], None]) -> None:
-        """Call `obey` with bytes read from `fd`; with b"" once, at its end. Never paused."""
+        """Call `obey` with bytes read from `fd`, until `ignore`; with b"" once, at its end.
+
+        Never paused.
+        """
 
         def read() -> None:
             data = os.read(fd, _READ_BYTES)
@@ -107,6 +110,7 @@ class Loop:
         """Close every pipe that is still open."""
         for fd in list(self._sources):
             self._forget(fd)
+        self._streams.clear()
 
     def _resume(self, fd: int) -> None:
         self._selector.register(fd, selectors.EVENT_READ, lambda: self._read(fd))

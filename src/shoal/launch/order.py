@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import NamedTuple
 
 
@@ -16,6 +17,19 @@ class NodesOrder(NamedTuple):
     token: str  # "" if SHOAL_TOKEN is not set
     timeout_s: float  # for all launchers to join
     warn_after_s: float  # a wait this long says what is missing
+
+
+class Restarts(NamedTuple):
+    """When a job that has ended is started again."""
+
+    most: int  # new attempts after failures
+    after_preemption: bool  # as often as needed, after exit code 75
+
+    @property
+    def options(self) -> str:
+        """The options of the command line."""
+        flag = " --restart-preempted" if self.after_preemption else ""
+        return f"--max-restarts {self.most}{flag}"
 
 
 class JobOrder(NamedTuple):
@@ -34,3 +48,8 @@ class JobOrder(NamedTuple):
     warn_after_s: float = math.inf  # from the end of the others until the remaining ones are listed
     lost_after_s: float = math.inf  # how long a process may live without its connection
     nodes: NodesOrder | None = None  # None: a job on this host alone
+    restarts: Restarts | None = None  # None: one attempt
+
+    def attempt_dir(self, attempt: int) -> str:
+        """Return the directory of the logs of an attempt."""
+        return os.path.join(self.log_dir, f"attempt{attempt}") if self.restarts else self.log_dir

@@ -53,6 +53,10 @@ def test_indices_go_by_node_whatever_the_order_of_joining(counts, random):
             "node 1 (host1) was started with --devices 2, node 0 (host0) with no --devices",
         ),
         (
+            {"restarts": "--max-restarts 2"},
+            "node 1 (host1) was started with --max-restarts 2, node 0 (host0) with no --max-res",
+        ),
+        (
             {"versions": "Python 3.11, jax 0.11"},
             "node 1 (host1) has Python 3.11, jax 0.11, but node 0 (host0) Python 3.11, jax 0.10",
         ),

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.launch.conclusion import Conclusion
-from shoal.launch.crew import JobStart
-from shoal.launch.environment import Addresses, HostShare
+from shoal.launch.crew import JobEnd
+from shoal.launch.environment import Addresses, HostShare, JobStart
 from shoal.launch.nodes.assembly import NodeCard
 from shoal.launch.nodes.messages import (
     card_of,
-    endings_of,
+    end_of,
     pack_card,
-    pack_endings,
+    pack_end,
     pack_start,
     pack_verdict,
     signal_of,
@@ -25,6 +25,7 @@ from shoal.launch.nodes.messages import (
     verdict_of,
 )
 from shoal.launch.report import Ending
+from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, FrameReader
 
 SIGNALS = st.lists(st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])).map(tuple)
@@ -55,24 +56,25 @@ def frame_of(data: bytes) -> Frame:
     return frame
 
 
-@given(ENDINGS, TEXT, st.floats(-100, 100))
-def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s):
-    arrived, words = endings_of(frame_of(pack_endings(endings, shift_s, trouble)).body, "h")
-    assert words == trouble
-    for sent, came in zip(endings, arrived, strict=True):
+@given(ENDINGS, TEXT, st.floats(-100, 100), st.tuples(st.integers(-1), st.integers(-1)))
+def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s, reached):
+    end = JobEnd(endings, 0.0, trouble, None, Reached(*reached))
+    came = end_of(frame_of(pack_end(end, shift_s)).body, "h")
+    assert (came.trouble, came.reached) == (trouble, reached)
+    for sent, ending in zip(endings, came.endings, strict=True):
         failed_s = None if sent.failed_s is None else sent.failed_s + shift_s
-        assert came == sent._replace(failed_s=failed_s, sent_s=sent.sent_s + shift_s, host="h")
+        assert ending == sent._replace(failed_s=failed_s, sent_s=sent.sent_s + shift_s, host="h")
 
 
 @given(st.integers(-30, 255), st.lists(TEXT).map(tuple), TEXT, st.booleans())
-def test_a_verdict_arrives(code, lines, sentence, has_failed):
-    verdict = Conclusion(code, lines, sentence, names_logs=not has_failed, has_failed=has_failed)
+def test_a_verdict_arrives(code, lines, sentence, flag):
+    verdict = Conclusion(code, lines, sentence, not flag, has_failed=flag, again=flag)
     assert verdict_of(frame_of(pack_verdict(verdict)).body) == verdict
 
 
 def test_a_start_arrives():
-    start = JobStart(HostShare(1, 4, 2), 6, Addresses("a:1", "a:2", "a:3"), "token")
-    assert start_of(frame_of(pack_start(start, 3)).header) == start
+    start = JobStart(HostShare(1, 4, 2), 6, Addresses("a:1", "a:2", "a:3"), "token", 3)
+    assert start_of(frame_of(pack_start(start)).header) == start
 
 
 def test_a_card_arrives_fit_to_be_printed():
@@ -97,7 +99,7 @@ def test_a_card_with_a_wrong_field_is_refused(name, value):
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"endings": [{}], "trouble": ""}', b"3"])
 def test_what_is_no_ending_or_verdict_is_refused(body):
     with pytest.raises(FrameError):
-        endings_of(body, "h")
+        end_of(body, "h")
     with pytest.raises(FrameError):
         verdict_of(body)
 

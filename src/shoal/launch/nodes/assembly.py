@@ -22,6 +22,8 @@ class NodeCard(NamedTuple):
     versions: str  # of Python, shoal and JAX
     highest_shown: int  # of --only; -1: all are shown
     has_token: bool = False
+    restarts: str = ""  # --max-restarts and --restart-preempted, as given
+    attempt: int = 0  # of which it knows; the highest counts
 
     @property
     def name(self) -> str:
@@ -100,6 +102,15 @@ def missing_words(missing: Sequence[int], nodes: int, address: str, waited_s: fl
     )
 
 
+def stranger_words(own: NodeCard, card: NodeCard) -> str:
+    """Return why a launcher with another token, or none, is refused."""
+    own_name, advice = f"node 0 ({own.host})", "set it to one secret on all nodes"
+    if own.has_token and card.has_token:
+        return f"SHOAL_TOKEN of {card.name} is not that of {own_name}: {advice}"
+    has, its = ("a" if one.has_token else "no" for one in (own, card))
+    return f"{card.name} has {its} SHOAL_TOKEN, and {own_name} {has} one: {advice}"
+
+
 def _difference(own: NodeCard, card: NodeCard) -> str:
     if own.fingerprint != card.fingerprint:
         if own.program == card.program:
@@ -113,6 +124,9 @@ def _difference(own: NodeCard, card: NodeCard) -> str:
         )
     if own.devices != card.devices:
         shown = [f"--devices {c.devices}" if c.devices else "no --devices" for c in (card, own)]
+        return f"{card.name} was started with {shown[0]}, {own.name} with {shown[1]}"
+    if own.restarts != card.restarts:
+        shown = [c.restarts or "no --max-restarts" for c in (card, own)]
         return f"{card.name} was started with {shown[0]}, {own.name} with {shown[1]}"
     if own.versions != card.versions:
         return f"{card.name} has {card.versions}, but {own.name} {own.versions}"

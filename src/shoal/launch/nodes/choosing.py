@@ -6,18 +6,20 @@ import os
 import secrets
 
 from shoal.launch.console import Console
-from shoal.launch.crew import Alone, Crew
+from shoal.launch.crew import Alone, Crew, Judge
 from shoal.launch.nodes.follower import Follower
 from shoal.launch.nodes.leader import Leader
 from shoal.launch.nodes.program import own_card
 from shoal.launch.order import JobOrder
 
 
-def crew_of(order: JobOrder, console: Console) -> Crew:
-    """Return the launchers of a job."""
+def crew_of(order: JobOrder, attempt: int, console: Console, judge: Judge) -> Crew:
+    """Return the launchers of an attempt of a job."""
     nodes = order.nodes
     if nodes is None:
         env = os.environ | {"SHOAL_TOKEN": secrets.token_hex(16)}
-        return Alone(console, env, order.log_dir, order.processes)
-    card = own_card(order, nodes)
-    return Follower(nodes, card, console) if nodes.node else Leader(order, nodes, card, console)
+        return Alone(order, attempt, console, env, judge)
+    card = own_card(order, nodes, attempt)
+    if nodes.node:
+        return Follower(nodes, card, console, judge)
+    return Leader(order, nodes, card, console, judge)

@@ -7,16 +7,17 @@ import signal
 import time
 from collections.abc import Sequence
 
-from shoal.launch.conclusion import Conclusion, Facts, Loss, conclude
+from shoal.launch.conclusion import Conclusion, Loss, conclude
 from shoal.launch.console import Console
-from shoal.launch.crew import JobEnd, JobStart, PassedSignal
+from shoal.launch.crew import JobEnd, Judge, PassedSignal, facts_of
+from shoal.launch.environment import JobStart
 from shoal.launch.news import News
 from shoal.launch.nodes.assembly import NodeCard
 from shoal.launch.nodes.joining_leader import Connecting
 from shoal.launch.nodes.messages import (
     MAX_BODY_BYTES,
     pack_card,
-    pack_endings,
+    pack_end,
     signal_of,
     start_of,
     verdict_of,
@@ -44,8 +45,8 @@ class Follower:
 
     services: ServiceProcesses | None = None  # node 0 runs them
 
-    def __init__(self, nodes: NodesOrder, own: NodeCard, console: Console) -> None:
-        self._nodes, self._own, self._console = nodes, own, console
+    def __init__(self, nodes: NodesOrder, own: NodeCard, console: Console, judge: Judge) -> None:
+        self._nodes, self._own, self._console, self._judge = nodes, own, console, judge
         self._connections = Connections([], self, time.monotonic)
         self._connecting: Connecting | None = None
         self._connection: Connection | None = None
@@ -249,26 +250,27 @@ class Follower:
     def finish(self, end: JobEnd) -> None:
         """Report that all processes of this host have ended."""
         self._names_others_s = time.monotonic() + self._nodes.warn_after_s
-        self._send(pack_endings(end.endings, self._shift_s, end.trouble))
+        self._send(pack_end(end, self._shift_s))
 
     def conclude(self, end: JobEnd) -> Conclusion:
         """Return how the whole job ended: as node 0 says, or, if it is lost, as known here."""
-        if self._verdict is not None:
-            return self._verdict
-        endings = [e.with_report(self.news.gone.get(e.process)) for e in end.endings]
-        has_begun = self._start is not None
-        return conclude(
-            Facts(
-                endings,
-                self.news,
-                len(endings) if has_begun else -1,
-                min(self._start_s, end.start_s),
-                end.trouble,
-                end.interrupted,
-                self.news.has_saved,
-                [self._loss] if self._loss and has_begun else (),
-            )
-        )
+        attempt = self._start.attempt if self._start else self._own.attempt
+        conclusion = self._verdict or self._conclude(end)
+        return self._judge(conclusion, end.reached, attempt)
+
+    def _conclude(self, end: JobEnd) -> Conclusion:
+        total = len(end.endings) if self._start is not None else -1
+        end = end._replace(start_s=min(self._start_s, end.start_s))
+        losses = [self._loss] if self._loss else ()
+        return conclude(facts_of(end, end.endings, self.news, total, losses))
+
+    def close(self) -> None:
+        """End the connection to node 0."""
+        self._console.loop.ignore(self._connections.fileno())
+        self._connections.close_all()
+        if self._connecting is not None:
+            self._console.loop.ignore(self._connecting.fd)
+            self._connecting.close()
 
     def _send(self, data: bytes) -> None:
         if self._connection is not None:

@@ -16,25 +16,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InitializeError
-from shoal.launch.conclusion import Conclusion, Facts, Loss, conclude
+from shoal.launch.conclusion import Conclusion, Loss, conclude
 from shoal.launch.console import Console
-from shoal.launch.crew import JobEnd, JobStart, PassedSignal
-from shoal.launch.environment import Addresses, HostShare
+from shoal.launch.crew import JobEnd, Judge, PassedSignal, facts_of
+from shoal.launch.environment import Addresses, HostShare, JobStart
 from shoal.launch.news import News
-from shoal.launch.nodes.assembly import Assembly, NodeCard, missing_words
+from shoal.launch.nodes.assembly import Assembly, NodeCard, missing_words, stranger_words
 from shoal.launch.nodes.messages import (
     MAX_BODY_BYTES,
+    NodeEnd,
     card_of,
-    endings_of,
+    end_of,
     pack_start,
     pack_verdict,
     signal_of,
 )
 from shoal.launch.nodes.ports import open_ports, strange_address
 from shoal.launch.order import JobOrder, NodesOrder
-from shoal.launch.report import Ending
 from shoal.launch.services import ServiceProcesses
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, address_text, pack_frame, text_field
 from shoal.runtime.wire.listening import is_loopback
 from shoal.runtime.wire.server_sockets import Connection, Connections
@@ -48,8 +49,16 @@ _PARTING_S = 2.0  # for the other launchers to take the verdict
 class Leader:
     """The launcher of node 0 among those of all nodes."""
 
-    def __init__(self, order: JobOrder, nodes: NodesOrder, own: NodeCard, console: Console) -> None:
-        self._order, self._nodes, self._own, self._console = order, nodes, own, console
+    def __init__(
+        self,
+        order: JobOrder,
+        nodes: NodesOrder,
+        own: NodeCard,
+        console: Console,
+        judge: Judge,
+    ) -> None:
+        self._nodes, self._own, self._console, self._judge = nodes, own, console, judge
+        self._order, self._attempt = order, own.attempt
         self._rules = Assembly(own)
         self._limits = Limits.of_settings()
         self._limits = self._limits._replace(silent_lost_after_s=self._limits.lost_after_s)
@@ -67,8 +76,8 @@ class Leader:
         self._parts_by_s = math.inf
         self._start: JobStart | None = None
         self._losses: list[Loss] = []
-        self._endings: dict[int, list[Ending]] = {}  # by node
-        self._token = nodes.token or secrets.token_hex(16)
+        self._ends: dict[int, NodeEnd] = {}  # by node
+        self._token = secrets.token_hex(16)  # of the job; that of the launchers stays theirs
         self.services: ServiceProcesses | None = None
         self.news = News(1)
         self.trouble = ""
@@ -125,11 +134,7 @@ class Leader:
         """The end of a connection that never joined has no meaning."""
 
     def _refuse_stranger(self, connection: Connection, card: NodeCard) -> None:
-        own, its = ("a" if has else "no" for has in (bool(self._nodes.token), card.has_token))
-        words = f"{card.name} has {its} SHOAL_TOKEN, and node 0 ({self._own.host}) {own} one"
-        if own == its:
-            words = f"SHOAL_TOKEN of {card.name} is not that of node 0 ({self._own.host})"
-        words += ": set it to one secret on all nodes"
+        words = stranger_words(self._own, card)
         if words not in self._refused and len(self._refused) < _MOST_REFUSED:
             self._refused[words] = None
             self._lines.append(f"refused: {words}")
@@ -139,6 +144,7 @@ class Leader:
         if self._connections is None:
             return
         self._joined[card.node] = connection
+        self._attempt = max(self._attempt, card.attempt)
         caller = _NodeCaller(self, card)
         self._connections.trust(connection, caller, max_body_bytes=MAX_BODY_BYTES)
         self._living.watch(self._running.read(time.monotonic()), card.node)
@@ -153,11 +159,13 @@ class Leader:
 
     def _start_services(self) -> None:
         env = {**os.environ, "SHOAL_TOKEN": self._token}
+        log_dir = self._order.attempt_dir(self._attempt)
         try:
+            os.makedirs(log_dir, exist_ok=True)
             self.services = ServiceProcesses(
                 self._rules.total,
                 env,
-                self._order.log_dir,
+                log_dir,
                 self._console.loop,
                 host=self._nodes.host,
                 first_port=self._nodes.port + 1,
@@ -176,11 +184,11 @@ class Leader:
         for node in range(self._nodes.nodes):
             mine = self._rules.processes_of(node)
             share = HostShare(node, mine.start, len(mine))
-            start = JobStart(share, self._rules.total, where, self._token)
+            start = JobStart(share, self._rules.total, where, self._token, self._attempt)
             if node == 0:
                 self._start = start
             else:
-                self._send_to(node, pack_start(start, 0))
+                self._send_to(node, pack_start(start))
 
     def _abandon(self, words: str) -> None:
         """Give up: no job starts."""
@@ -228,7 +236,7 @@ class Leader:
             self._lines += [words, note] if note else [words]
 
     def _still_running(self) -> list[str]:
-        names = [self._rules.card(node).name for node in self._joined if node not in self._endings]
+        names = [self._rules.card(node).name for node in self._joined if node not in self._ends]
         words = f"all processes of node 0 ({self._own.host}) have ended; those of "
         return [f"{words}{', '.join(sorted(names))} still run"] if names else []
 
@@ -252,9 +260,9 @@ class Leader:
     def note_done(self, node: int, body: bytes) -> None:
         """Take how the processes of a node ended, and why, if none of them was the cause."""
         card = self._rules.card(node)
-        self._endings[node], trouble = endings_of(body, card.host)
-        if trouble:
-            self._abandon(f"{card.name}: {trouble}")
+        end = self._ends[node] = end_of(body, card.host)
+        if end.trouble:
+            self._abandon(f"{card.name}: {end.trouble}")
 
     def end_node(self, node: int, reason: str) -> None:
         """Handle the end of a launcher's connection."""
@@ -272,7 +280,7 @@ class Leader:
             self._rules.leave(node)
             self._lines.append(f"{card.name} has left before the job began: {words}")
             return
-        if node in self._endings:
+        if node in self._ends:
             self._lines.append(f"{card.name} has left after its processes had ended: {words}")
             return
         processes = self._rules.processes_of(node)
@@ -302,36 +310,40 @@ class Leader:
         """Whether processes of other nodes may still run, or launchers lack the verdict."""
         if self._parts_by_s < math.inf:
             return bool(self._joined) and time.monotonic() < self._parts_by_s
-        return self._start is not None and any(node not in self._endings for node in self._joined)
+        return self._start is not None and any(node not in self._ends for node in self._joined)
 
     def finish(self, end: JobEnd) -> None:
         """Report that all processes of this host have ended."""
         host = self._own.host
         self._names_others_s = time.monotonic() + self._nodes.warn_after_s
-        self._endings[0] = [ending._replace(host=host) for ending in end.endings]
+        self._ends[0] = NodeEnd([ending._replace(host=host) for ending in end.endings])
 
     def conclude(self, end: JobEnd) -> Conclusion:
         """Return how the whole job ended, and let the other launchers know."""
-        rows = [ending for endings in self._endings.values() for ending in endings]
-        endings = [row.with_report(self.news.gone.get(row.process)) for row in sorted(rows)]
-        total = self._rules.total if self._rules.is_complete else 0
-        has_begun = self._start is not None
-        conclusion = conclude(
-            Facts(
-                endings,
-                self.news,
-                total if has_begun else -1,
-                end.start_s,
-                end.trouble,
-                end.interrupted,
-                self.news.has_saved,
-                self._losses if has_begun else (),
-            )
-        )
+        conclusion = self._judge(self._conclude(end), self._reached(end), self._attempt)
         self._names_others_s = math.inf
         self._broadcast(pack_verdict(conclusion))
         self._parts_by_s = time.monotonic() + _PARTING_S
         return conclusion
+
+    def _conclude(self, end: JobEnd) -> Conclusion:
+        endings = sorted(ending for node in self._ends.values() for ending in node.endings)
+        total = self._rules.total if self._start is not None else -1
+        return conclude(facts_of(end, endings, self.news, total, self._losses))
+
+    def _reached(self, end: JobEnd) -> Reached:
+        reached = end.reached
+        for node in self._ends.values():
+            reached = reached.joined(node.reached)
+        return reached
+
+    def close(self) -> None:
+        """End the services and the connections, and listen no more."""
+        if self.services is not None:
+            self.services.close()
+        if self._connections is not None:
+            self._console.loop.ignore(self._connections.fileno())
+            self._connections.close_all()
 
     def _broadcast(self, data: bytes, *, but: int = 0) -> None:
         for node in list(self._joined):

@@ -13,18 +13,27 @@ from __future__ import annotations
 import json
 import math
 import signal
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from shoal.launch.conclusion import Conclusion
-from shoal.launch.crew import JobStart
-from shoal.launch.environment import Addresses, HostShare
+from shoal.launch.crew import JobEnd
+from shoal.launch.environment import Addresses, HostShare, JobStart
 from shoal.launch.nodes.assembly import NodeCard
 from shoal.launch.report import Ending
+from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
 
 _LETTERS = 400  # of a text of a stranger
 MAX_BODY_BYTES = 256 << 20  # the last words of all processes of a host
+
+
+class NodeEnd(NamedTuple):
+    """How the job ended on another node."""
+
+    endings: list[Ending]
+    trouble: str = ""  # why it failed, if no process was the cause
+    reached: Reached = Reached()
 
 
 def pack_card(card: NodeCard, token: str) -> bytes:
@@ -53,6 +62,8 @@ def card_of(header: Mapping[str, Any]) -> NodeCard:
         _printable(header, "versions"),
         shown,
         bool(header.get("has_token")),
+        _printable(header, "restarts"),
+        whole_field(header, "attempt"),
     )
 
 
@@ -62,7 +73,7 @@ def _printable(header: Mapping[str, Any], name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def pack_start(start: JobStart, attempt: int) -> bytes:
+def pack_start(start: JobStart) -> bytes:
     """Return the frame with which a node's processes can start."""
     return pack_frame(
         {
@@ -71,7 +82,7 @@ def pack_start(start: JobStart, attempt: int) -> bytes:
             "total": start.total,
             "addresses": list(start.addresses),
             "token": start.token,
-            "attempt": attempt,
+            "attempt": start.attempt,
         }
     )
 
@@ -80,17 +91,14 @@ def start_of(header: Mapping[str, Any]) -> JobStart:
     """Parse a start."""
     try:
         share, addresses = HostShare(*header["share"]), Addresses(*header["addresses"])
-        return JobStart(share, int(header["total"]), addresses, str(header["token"]))
+        total, attempt = int(header["total"]), int(header["attempt"])
+        return JobStart(share, total, addresses, str(header["token"]), attempt)
     except (KeyError, TypeError, ValueError):
         raise FrameError("the start is incomplete") from None
 
 
-def pack_endings(endings: Sequence[Ending], shift_s: float, trouble: str) -> bytes:
-    """Return the frame of how the processes of a host ended.
-
-    Args:
-      trouble: why the job failed on that host, if no process was the cause.
-    """
+def pack_end(end: JobEnd, shift_s: float) -> bytes:
+    """Return the frame of how the job ended on a host."""
     rows = [
         {
             **ending._asdict(),
@@ -99,21 +107,23 @@ def pack_endings(endings: Sequence[Ending], shift_s: float, trouble: str) -> byt
             "sent": [int(number) for number in ending.sent],
             "gone": None,
         }
-        for ending in endings
+        for ending in end.endings
     ]
-    text = json.dumps({"endings": rows, "trouble": trouble})
+    text = json.dumps({"endings": rows, "trouble": end.trouble, "reached": end.reached})
     return pack_frame({"do": "done"}, text.encode(errors="replace"))
 
 
-def endings_of(body: bytes, host: str) -> tuple[list[Ending], str]:
-    """Parse endings, of the node on `host`, and its trouble.
+def end_of(body: bytes, host: str) -> NodeEnd:
+    """Parse how the job ended on the node on `host`.
 
     Raises:
-      FrameError: they are not endings.
+      FrameError: it is no such thing.
     """
     try:
         done = json.loads(body)
-        return [_ending_of(row, host) for row in done["endings"]], str(done["trouble"])
+        step, saved = map(int, done["reached"])
+        endings = [_ending_of(row, host) for row in done["endings"]]
+        return NodeEnd(endings, str(done["trouble"]), Reached(step, saved))
     except (KeyError, TypeError, ValueError):
         raise FrameError("the endings are incomplete") from None
 

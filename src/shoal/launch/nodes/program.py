@@ -16,7 +16,7 @@ from shoal.launch.order import JobOrder, NodesOrder
 _LETTERS = 300
 
 
-def own_card(order: JobOrder, nodes: NodesOrder) -> NodeCard:
+def own_card(order: JobOrder, nodes: NodesOrder, attempt: int) -> NodeCard:
     """Return what this launcher says of itself to the others."""
     return NodeCard(
         nodes.node,
@@ -29,6 +29,8 @@ def own_card(order: JobOrder, nodes: NodesOrder) -> NodeCard:
         versions(),
         -1 if order.shown is None else max(order.shown, default=-1),
         bool(nodes.token),
+        order.restarts.options if order.restarts else "",
+        attempt,
     )
 
 
