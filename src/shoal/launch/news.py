@@ -102,11 +102,12 @@ class News:
 
     def _on_gone(self, process: int, message: Mapping[str, Any]) -> None:
         others = self.joined - {process}
+        knows_missed = message.get("is_missed")  # a launcher that hears of all processes does
         is_missed = any(p not in self.gone or self.gone[p].state != "left" for p in others)
         self.gone[process] = Gone(
             str(message["state"]),
             str(message["words"]),
             float(message["at_s"]),
             process in self._dismissed,
-            is_missed,
+            is_missed if knows_missed is None else bool(knows_missed),
         )

@@ -62,6 +62,11 @@ class Assembly:
         first = sum(self._here[lower].processes for lower in range(node))
         return range(first, first + self._here[node].processes)
 
+    def node_of_each(self) -> list[int]:
+        """Return the node of each process, once complete."""
+        counts = [(node, self._here[node].processes) for node in sorted(self._here)]
+        return [node for node, count in counts for _ in range(count)]
+
     def join(self, card: NodeCard) -> str:
         """Take a node; return why no job can start with it, or an empty string."""
         own = self._own

@@ -12,7 +12,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InitializeError
@@ -27,10 +27,15 @@ from shoal.launch.nodes.messages import (
     NodeEnd,
     card_of,
     end_of,
+    pack_news,
+    pack_refused,
+    pack_signal,
     pack_start,
     pack_verdict,
+    process_of,
     signal_of,
 )
+from shoal.launch.nodes.node_caller import NodeCaller
 from shoal.launch.nodes.ports import open_ports, strange_address
 from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.services import ServiceProcesses
@@ -69,6 +74,9 @@ class Leader:
         self._joined: dict[int, Connection] = {}
         self._has_warned = False
         self._refused: dict[str, None] = {}  # launchers without the token, in words
+        self._node_of: list[int] = []  # each process
+        self._has_spread_failure = False
+        self._spread_signals: set[signal.Signals] = set()
         self._signals: list[PassedSignal] = []
         self._lines: list[str] = []
         self._services_by_s = math.inf
@@ -125,7 +133,7 @@ class Leader:
         elif self._rules.is_complete or self.trouble:
             self._send(connection, pack_frame({"is": "later"}), then_close=True)
         elif refusal := self._rules.join(card):
-            self._send(connection, _refused(refusal), then_close=True)
+            self._send(connection, pack_refused(refusal), then_close=True)
             self._abandon(refusal)
         else:
             self._welcome(connection, card)
@@ -138,15 +146,14 @@ class Leader:
         if words not in self._refused and len(self._refused) < _MOST_REFUSED:
             self._refused[words] = None
             self._lines.append(f"refused: {words}")
-        self._send(connection, _refused(words), then_close=True)
+        self._send(connection, pack_refused(words), then_close=True)
 
     def _welcome(self, connection: Connection, card: NodeCard) -> None:
         if self._connections is None:
             return
         self._joined[card.node] = connection
         self._attempt = max(self._attempt, card.attempt)
-        caller = _NodeCaller(self, card)
-        self._connections.trust(connection, caller, max_body_bytes=MAX_BODY_BYTES)
+        self._connections.trust(connection, self._caller(card.node), max_body_bytes=MAX_BODY_BYTES)
         self._living.watch(self._running.read(time.monotonic()), card.node)
         own = {"host": self._own.host, "processes": self._own.processes}
         heard = {"is": "heard", **own, **self._limits.words}
@@ -156,6 +163,15 @@ class Leader:
         elif self._has_warned:
             left = ", ".join(map(str, self._rules.missing))
             self._lines.append(f"{card.name} has joined; still missing: {left}")
+
+    def _caller(self, node: int) -> NodeCaller:
+        verbs: Mapping[str, Callable[[Frame], None]] = {
+            "beat": lambda frame: self._beat(node, frame),
+            "failure": lambda _: self._spread_failure(node),
+            "signal": lambda frame: self._take_signal(node, signal_of(frame)),
+            "done": lambda frame: self._note_done(node, frame.body),
+        }
+        return NodeCaller(verbs, lambda reason: self._end_node(node, reason))
 
     def _start_services(self) -> None:
         env = {**os.environ, "SHOAL_TOKEN": self._token}
@@ -181,6 +197,7 @@ class Leader:
         """Let all nodes start their processes."""
         master = address_text(self._nodes.host, self._nodes.port + 3)
         where = Addresses.of(addresses, master)
+        self._node_of = self._rules.node_of_each()
         for node in range(self._nodes.nodes):
             mine = self._rules.processes_of(node)
             share = HostShare(node, mine.start, len(mine))
@@ -197,7 +214,13 @@ class Leader:
     # While they run.
 
     def _pass_on(self, line: Mapping[str, Any]) -> None:
-        self._broadcast(pack_frame({"is": "news", "line": dict(line)}))
+        """Pass a line of news on: to the node of the process that it is about, or to all."""
+        process = process_of(line)
+        if "notice" in line or "service" in line:
+            self._broadcast(pack_news(line))
+        elif process is not None and process < len(self._node_of):
+            gone = self.news.gone.get(process)
+            self._send_to(self._node_of[process], pack_news(line, gone))
 
     def turn(self) -> Sequence[str]:
         """Judge silence, and whether all is there."""
@@ -240,31 +263,40 @@ class Leader:
         words = f"all processes of node 0 ({self._own.host}) have ended; those of "
         return [f"{words}{', '.join(sorted(names))} still run"] if names else []
 
-    def beat(self, node: int, sent_s: float) -> None:
+    def _beat(self, node: int, frame: Frame) -> None:
         """Take a sign of life, and answer it with the time."""
         now = time.monotonic()
         self._living.beat(self._running.read(now), node)
+        sent_s = float(frame.header.get("at") or 0.0)
         self._send_to(node, pack_frame({"is": "beat", "sent": sent_s, "at": now}))
 
-    def fail(self, node: int) -> None:
-        """Take the first failure of a node."""
-        self.has_failure = True
-        self._broadcast(_FAILURE, but=node)
+    def _spread_failure(self, node: int) -> None:
+        """Let all nodes begin their aftermath, at the first failure on any, `node`."""
+        if not self._has_spread_failure:
+            self._has_spread_failure = True
+            self.has_failure |= node != 0
+            self._broadcast(_FAILURE, but=node)
 
-    def take_signal(self, node: int, number: signal.Signals) -> None:
+    def _take_signal(self, node: int, number: signal.Signals) -> None:
         """Take a signal of a node, and pass it on."""
         card = self._rules.card(node)
         self._signals.append(PassedSignal(number, card.name))
-        self._broadcast(_signal(number, card.name), but=node)
+        self._spread_signal(node, number)
 
-    def note_done(self, node: int, body: bytes) -> None:
+    def _spread_signal(self, node: int, number: signal.Signals) -> None:
+        """Pass a signal on, once: all launchers may get the same one from their scheduler."""
+        if number not in self._spread_signals:
+            self._spread_signals.add(number)
+            self._broadcast(pack_signal(number, self._rules.card(node).name), but=node)
+
+    def _note_done(self, node: int, body: bytes) -> None:
         """Take how the processes of a node ended, and why, if none of them was the cause."""
         card = self._rules.card(node)
         end = self._ends[node] = end_of(body, card.host)
         if end.trouble:
             self._abandon(f"{card.name}: {end.trouble}")
 
-    def end_node(self, node: int, reason: str) -> None:
+    def _end_node(self, node: int, reason: str) -> None:
         """Handle the end of a launcher's connection."""
         self._lose(node, f"its launcher ended, or its host: {reason}", time.monotonic())
 
@@ -287,8 +319,7 @@ class Leader:
         self._losses.append(Loss(card.name, words, heard_s, tuple(processes)))
         if self._start is None:
             self._abandon(f"{card.name} was lost before the job began: {words}")
-        self.has_failure = True
-        self._broadcast(_FAILURE)
+        self._spread_failure(node)
 
     def take_signals(self) -> Sequence[PassedSignal]:
         """Return the signals of other nodes since the last call."""
@@ -297,11 +328,11 @@ class Leader:
 
     def report_failure(self) -> None:
         """Let the other nodes begin their aftermath."""
-        self._broadcast(_FAILURE)
+        self._spread_failure(0)
 
     def report_signal(self, number: signal.Signals) -> None:
         """Pass a signal on to the other nodes."""
-        self._broadcast(_signal(number, self._own.name))
+        self._spread_signal(0, number)
 
     # The end.
 
@@ -357,39 +388,6 @@ class Leader:
     def _send(self, connection: Connection, data: bytes, *, then_close: bool = False) -> None:
         if self._connections is not None:
             self._connections.send(connection, data, then_close=then_close)
-
-
-class _NodeCaller:
-    """The connection of another node's launcher."""
-
-    def __init__(self, leader: Leader, card: NodeCard) -> None:
-        self._leader, self._node = leader, card.node
-
-    def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `server_sockets.Listener`."""
-        verb, leader = text_field(frame.header, "do"), self._leader
-        if verb == "beat":
-            leader.beat(self._node, float(frame.header.get("at") or 0.0))
-        elif verb == "failure":
-            leader.fail(self._node)
-        elif verb == "signal":
-            leader.take_signal(self._node, signal_of(frame))
-        elif verb == "done":
-            leader.note_done(self._node, frame.body)
-        else:
-            raise FrameError(f"{verb[:40]!r} of a launcher")
-
-    def on_end(self, connection: Connection, reason: str) -> None:
-        """See `server_sockets.Listener`."""
-        self._leader.end_node(self._node, reason)
-
-
-def _signal(number: signal.Signals, source: str) -> bytes:
-    return pack_frame({"is": "signal", "number": int(number), "source": source})
-
-
-def _refused(words: str) -> bytes:
-    return pack_frame({"is": "refused", "words": words})
 
 
 def _as_bytes(token: str) -> bytes:

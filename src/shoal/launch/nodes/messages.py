@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import JobEnd
 from shoal.launch.environment import Addresses, HostShare, JobStart
+from shoal.launch.news import Gone
 from shoal.launch.nodes.assembly import NodeCard
 from shoal.launch.report import Ending
 from shoal.runtime.system.progress_file import Reached
@@ -95,6 +96,28 @@ def start_of(header: Mapping[str, Any]) -> JobStart:
         return JobStart(share, total, addresses, str(header["token"]), attempt)
     except (KeyError, TypeError, ValueError):
         raise FrameError("the start is incomplete") from None
+
+
+def process_of(line: Mapping[str, Any]) -> int | None:
+    """Return the process that a line of news is about; None: of none."""
+    found = [line[name] for name in ("joined", "gone", "dismissed") if name in line]
+    return int(found[0]) if found else None
+
+
+def pack_signal(number: signal.Signals, source: str) -> bytes:
+    """Return the frame that passes a signal on; `source`: the node that got it."""
+    return pack_frame({"is": "signal", "number": int(number), "source": source})
+
+
+def pack_refused(words: str) -> bytes:
+    """Return the frame for a launcher that cannot join."""
+    return pack_frame({"is": "refused", "words": words})
+
+
+def pack_news(line: Mapping[str, Any], gone: Gone | None = None) -> bytes:
+    """Return the frame of a line of news; `gone`: what node 0 knows of a process that is gone."""
+    more = {"is_missed": gone.is_missed} if gone and "gone" in line else {}
+    return pack_frame({"is": "news", "line": {**line, **more}})
 
 
 def pack_end(end: JobEnd, shift_s: float) -> bytes:
