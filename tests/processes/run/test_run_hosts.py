@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 
 import pytest
@@ -87,6 +88,21 @@ def test_a_cut_cable_is_a_lost_host_on_both_sides(launchers, warden, other):
             f"shoal run: node {lost} ({address_of(lost)}), with process {lost}, was lost "
         ), started.said
         assert "gave no sign of life: silent for" in verdict(started)
+    assert launchers.leaves_nobody()
+
+
+def test_hosts_that_were_cut_off_meet_again_for_the_next_attempt(launchers, warden):
+    script = f"import os\nif os.environ['SHOAL_ATTEMPT'] == '0':{textwrap.indent(WAITS, '    ')}\n"
+    both = launchers.both("--devices", "1", "--max-restarts", "1", script=script + JOINED)
+    for started in both:
+        started.until("waits")
+    warden.order("cut", 1)
+    for started in both:
+        started.until("attempt 1 begins")
+    warden.order("mend", 1)
+    assert codes(both) == [0, 0], [started.said for started in both]
+    for node, started in enumerate(both):
+        assert f"p{node}| sum 3.0\n" in started.said
     assert launchers.leaves_nobody()
 
 
