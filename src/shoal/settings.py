@@ -34,6 +34,8 @@ _ROWS = (
     ("SHOAL_NUM_PROCESSES", "", "processes", "number of processes of the job"),
     ("SHOAL_PROCESS_ID", "", "index", "index of this process, from 0"),
     ("SHOAL_TOKEN", "", "text", "the secret that processes present to the meeting place"),
+    ("SHOAL_ATTEMPT", "0", "number", "of this attempt of `shoal run --max-restarts`, from 0"),
+    ("SHOAL_PROGRESS_FILE", "", "file", "in which a process notes its step, for the same"),
     ("SHOAL_VIRTUAL_DEVICES", "", "devices", "virtual CPU devices per process; forces CPU"),
     # time limits
     ("SHOAL_INITIALIZE_TIMEOUT_S", "300", "seconds", "time limit for all processes to join"),

@@ -13,8 +13,9 @@ import pytest
 from shoal import __version__, settings
 from shoal.cli import run as command
 from shoal.cli.run import RunRequest, check
+from shoal.cli.run_nodes import NodesRequest
 from shoal.errors import UsageError
-from shoal.launch.environment import Addresses, variables
+from shoal.launch.environment import Addresses, HostShare, JobStart, variables
 from shoal.runtime.system import cpu_devices
 from shoal.runtime.system.cpu_devices import overruled
 
@@ -49,7 +50,7 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
     )
     monkeypatch.setattr(cpu_devices, "num_cores", lambda: 4)
     addresses = Addresses("h:1", "h:2", "h:3")
-    job = {"process": 0, "num_processes": 1, "addresses": addresses, "token": ""}
+    job = {"process": 0, "start": JobStart(HostShare(0, 0, 1), 1, addresses, "")}
     env = variables(outer, devices=8, **job)
     assert overruled("initialize(virtual_devices=8)", 8, env) == ""
     assert (env["XLA_FLAGS"], env["PJRT_NPROC"]) == ("-x", "16")
@@ -57,9 +58,9 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
 
 
 def test_what_is_right_passes():
-    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}))
+    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None)
     checked = check(RunRequest(("train.py", "--x"), False, "4", "2", "3, 0"))
-    assert checked == (4, 2, frozenset({0, 3}))
+    assert checked == (4, 2, frozenset({0, 3}), None, None)
     for program in ("launch", "application"):
         check(RunRequest((program,)))
     check(RunRequest(("train",), module=True))
@@ -171,3 +172,83 @@ def test_the_version():
         [sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True, check=True
     )
     assert done.stdout == f"shoal {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "restarts"),
+    [
+        ({}, None),
+        ({"max_restarts": "0"}, (0, False)),
+        ({"max_restarts": "3", "restart_preempted": True}, (3, True)),
+        ({"restart_preempted": True}, (0, True)),
+    ],
+)
+def test_when_a_job_is_started_again(options, restarts):
+    assert check(RunRequest(("train.py",), **options)).restarts == restarts
+
+
+def test_a_wrong_number_of_restarts_is_refused():
+    assert "--max-restarts -1 must be a whole number, at least 0" in refusal(
+        "train.py", max_restarts="-1"
+    )
+
+
+HERE = {"node": "1", "coordinator": "a:8476"}
+
+
+def nodes(**options: str) -> object:
+    return check(RunRequest(("train.py",), nodes=NodesRequest(**options))).nodes
+
+
+def test_a_job_on_one_host_needs_no_address():
+    assert nodes() is nodes(nodes="1") is nodes(nodes="1", node="0", coordinator="a:1") is None
+
+
+def test_the_place_of_a_host_is_taken_in_either_spelling(monkeypatch):
+    monkeypatch.setenv("SHOAL_TOKEN", "secret")
+    order = nodes(nodes="2", **HERE)
+    assert order == (2, 1, "a", 8476, "secret", 300.0, 10.0)
+    assert nodes(nodes="2", node="1", master_host="a", master_port="8476") == order
+    assert nodes(nodes="2", node="1", master_host="a").port == 29500
+    assert nodes(nodes="2", master_host="a", master_port="8476", **HERE) == order
+    assert nodes(nodes="2", node="0", coordinator="[::1]:1").host == "::1"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (HERE, "--node-rank and --coordinator require --nnodes N"),
+        ({"master_port": "1"}, "--master-port requires --nnodes N"),
+        ({"nodes": "2", "node": "1"}, "--nnodes requires --coordinator HOST:PORT"),
+        ({"nodes": "2", "node": "1", "master_port": "1"}, "--master-port 1 requires --master-addr"),
+        ({"nodes": "2", "coordinator": "a:1"}, "--nnodes 2 requires --node-rank"),
+        ({**HERE, "nodes": "1:2"}, "the number of hosts is fixed; give --nnodes 2"),
+        ({**HERE, "nodes": "0"}, "--nnodes 0 must be a whole number, at least 1"),
+        ({**HERE, "nodes": "1"}, "--node-rank 1: the ranks of --nnodes 1 are 0 to 0"),
+        ({**HERE, "nodes": "2", "node": "-1"}, "--node-rank -1 must be a whole number, at least 0"),
+        ({**HERE, "nodes": "2", "coordinator": "a"}, "--coordinator: 'a' is not an address"),
+        ({**HERE, "nodes": "2", "coordinator": "a:0"}, "its port must be 1 to 65532"),
+        ({**HERE, "nodes": "2", "coordinator": "a:65533"}, "its port must be 1 to 65532"),
+        (
+            {"nodes": "2", "node": "0", "master_host": "a", "master_port": "http"},
+            "--master-port http must be a whole number, at least 1",
+        ),
+        (
+            {**HERE, "nodes": "2", "master_host": "b"},
+            "--coordinator a:8476 is not --master-addr and -port, b:29500",
+        ),
+    ],
+)
+def test_a_wrong_place_is_refused(options, words):
+    assert words in refusal("train.py", nodes=NodesRequest(**options))
+
+
+def test_options_of_torchrun_that_are_not_taken_say_what_to_write(child_env):
+    for option, words in (
+        ("--rdzv-backend=c10d", "the hosts meet at --coordinator"),
+        ("--standalone", "without --nnodes all processes run on this host"),
+    ):
+        ended = shoal("run", option, "train.py", env=child_env)
+        assert ended.returncode == 2
+        assert f"run: {option.partition('=')[0]} of torchrun is not an option here" in ended.stderr
+        assert words in ended.stderr

@@ -256,3 +256,14 @@ def test_silence_is_told_as_silence():
     lines, sentence = describe("")
     assert lines[0] == "p0-p1, p3: exit code 72 (another process failed)"
     assert sentence.endswith("exit code 1")
+
+
+def test_a_keeper_of_another_host_may_have_the_pid_of_a_child():
+    news = News(4)
+    for host, processes in (("a", [0, 1]), ("b", [2, 3])):
+        news.hear({"keeper": f"id of {host}", "pid": 77, "host": host, "processes": processes})
+    news.note_end(77, -9, [2, 3])
+    assert {keeper.host: keeper.code for keeper in news.host_keepers.values()} == {
+        "a": None,
+        "b": -9,
+    }

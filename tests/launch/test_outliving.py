@@ -30,7 +30,9 @@ class Watched:
             popen = SimpleNamespace(pid=100 + index)
             self.processes.all.append(ChildProcess(index, popen, None, None))
             self.news.hear({"joined": index})
-        self.outliving = Outliving(self.processes, self.news, warn_after_s=10, lost_after_s=5)
+        self.outliving = Outliving(
+            self.processes, self.news, num_processes=count, warn_after_s=10, lost_after_s=5
+        )
 
     def go(self, process, state, at_s, *, is_dismissed=False):
         if is_dismissed:

@@ -1,4 +1,4 @@
-"""`shoal run`: run N processes of one program on this machine as one job."""
+"""`shoal run`: run N processes of one program as one job, on this host or on several."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Annotated, NamedTuple
 import typer
 
 from shoal import settings
+from shoal.cli import run_nodes
+from shoal.cli.run_nodes import NodesRequest, check_nodes
 from shoal.errors import UsageError, nearest, raise_all
+from shoal.launch.order import NodesOrder, Restarts
 from shoal.paths import local_path
 from shoal.runtime.system.cpu_devices import overruled
 
 _HELP = """\
-Run a Python program as N processes on this machine, joined as one job.
+Run a Python program as N processes on this host, or on each of several, joined as one job.
 
 In it, `shoal.initialize()` and `jax.distributed.initialize()` need no arguments, and torchrun's
 variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Lines are prefixed with their rank: `p1|`.
@@ -33,7 +36,20 @@ Examples:
   shoal run -n 4 --log-dir logs train.py     keep logs/p0000.log … p0003.log
 
 \b
-While it runs, job.json beside the logs holds the job's address and token
+Several hosts: the same command on each, with its own --node-rank (a, then b):
+  shoal run --nnodes 2 --node-rank 0 --coordinator a:8476 -n 4 train.py
+  shoal run --nnodes 2 --node-rank 1 --coordinator a:8476 -n 4 train.py
+  All start together and end together; the counts of -n may differ. Ranks are
+  those of node 0 first. Set SHOAL_TOKEN to one secret on all hosts, and open
+  four ports of node 0 to them, here 8476 to 8479 (of the launchers, meeting
+  place, JAX's service, torch's store); computing on CPUs uses any ports. A host
+  that is off or cut off ends the job after {lost} s (SHOAL_LOST_AFTER_S). Every
+  launcher names the same first failure and its host, with the same exit code.
+  Under Slurm, MPI, torchrun or Kubernetes the program needs no shoal run: see
+  docs/starting.md.
+
+\b
+While it runs, job.json beside the logs (of node 0) holds its address and token
 (only you can read it): for shoal watch, shoal stacks and other observers.
 
 \b
@@ -45,6 +61,15 @@ When a process fails:
   ended once they have ended; one that is only slower is named, and never ended.
   Nothing outlives the launcher, grandchildren included, even if it is
   itself killed. (macOS: except those that left their process group.)
+
+\b
+Again after a failure:
+  shoal run --max-restarts 3 …    at most 3 new attempts, all nodes together
+  shoal run --restart-preempted … after exit code 75, too; these do not count
+  Each attempt has new services and a new token; SHOAL_ATTEMPT is its number,
+  from 0. Three in a row without progress are a crash loop, which ends: none
+  went beyond the step (shoal.step, shoal.preempted) or the saved step of those
+  before. Exit code 2, Ctrl-C, and signals to shoal run end the job for good.
 
 \b
 Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
@@ -75,6 +100,9 @@ class RunRequest(NamedTuple):
     only: str | None = None
     log_dir: str | None = None
     prefix: bool = True
+    nodes: NodesRequest = NodesRequest()
+    max_restarts: str | None = None
+    restart_preempted: bool = False
 
 
 class _Checked(NamedTuple):
@@ -82,7 +110,9 @@ class _Checked(NamedTuple):
 
     processes: int
     devices: int | None
-    shown: frozenset[int]
+    shown: frozenset[int] | None  # None: all
+    nodes: NodesOrder | None = None
+    restarts: Restarts | None = None
 
 
 _Program = Annotated[list[str] | None, typer.Argument(metavar="SCRIPT|MODULE [ARGS]…", hidden=True)]
@@ -91,7 +121,7 @@ _Processes = Annotated[
     typer.Option(
         *("-n", "-np", "--processes", "--nproc-per-node", "--nproc_per_node"),
         metavar="N",
-        help="Number of processes.",
+        help="Number of processes on this host.",
     ),
 ]
 _Devices = Annotated[
@@ -121,6 +151,21 @@ _LogDir = Annotated[
         "named only if the job fails.",
     ),
 ]
+_MaxRestarts = Annotated[
+    str | None,
+    typer.Option(
+        *("--max-restarts", "--max_restarts"),
+        metavar="N",
+        help="Start the job again after a failure, at most N times; logs in attempt0, attempt1 … "
+        "of the log directory.",
+    ),
+]
+_RestartPreempted = Annotated[
+    bool,
+    typer.Option(
+        "--restart-preempted", help="Start it again after exit code 75, too, as often as needed."
+    ),
+]
 
 
 def run(
@@ -131,11 +176,25 @@ def run(
     only: _Only = None,
     log_dir: _LogDir = None,
     prefix: _Prefix = True,
+    max_restarts: _MaxRestarts = None,
+    restart_preempted: _RestartPreempted = False,
+    nodes: run_nodes.Nodes = None,
+    node_rank: run_nodes.NodeRank = None,
+    coordinator: run_nodes.Coordinator = None,
+    master_addr: run_nodes.MasterHost = None,
+    master_port: run_nodes.MasterPort = None,
+    _refused: run_nodes.Refused = None,
+    _refused_flags: run_nodes.RefusedFlags = False,
 ) -> None:
-    """Run a Python program as N processes on this machine, joined as one job."""
+    """Run a Python program as N processes on each of one or more hosts, joined as one job."""
     if sys.platform == "win32":
         raise UsageError("run: requires Linux or macOS; on Windows use WSL")
-    request = RunRequest(tuple(program or ()), module, processes, devices, only, log_dir, prefix)
+    hosts = NodesRequest(nodes, node_rank, coordinator, master_addr, master_port)
+    request = RunRequest(
+        *(tuple(program or ()), module, processes, devices, only, log_dir, prefix, hosts),
+        max_restarts=max_restarts,
+        restart_preempted=restart_preempted,
+    )
     raise typer.Exit(_launch(request))
 
 
@@ -143,6 +202,7 @@ run.__doc__ = _HELP.format(
     aftermath=settings.SETTINGS["SHOAL_AFTERMATH_S"].default,
     grace=settings.SETTINGS["SHOAL_GRACE_S"].default,
     leave=settings.SETTINGS["SHOAL_LEAVE_S"].default,
+    lost=settings.SETTINGS["SHOAL_LOST_AFTER_S"].default,
 )
 
 
@@ -157,7 +217,10 @@ def check(request: RunRequest) -> _Checked:
     devices = None
     if request.devices is not None:
         devices = _count("--devices", request.devices, offences)
-    shown = _indices(request.only, processes, offences)
+    nodes = check_nodes(request.nodes, offences)
+    is_alone = request.nodes.nodes in (None, "1")
+    shown = _indices(request.only, processes if is_alone else None, offences)
+    restarts = _restarts(request, offences)
     if not request.program:
         offences.append("no program: give a script, or -m and a module (shoal run --help)")
     elif request.module:
@@ -167,15 +230,26 @@ def check(request: RunRequest) -> _Checked:
     if request.log_dir is not None:
         offences += _wrong_log_dir(request.log_dir)
     raise_all("run", offences)
-    return _Checked(processes or 1, devices, shown)
+    is_shown = is_alone or request.only
+    return _Checked(processes or 1, devices, shown if is_shown else None, nodes, restarts)
+
+
+def _restarts(request: RunRequest, offences: list[str]) -> Restarts | None:
+    """Return when the job is started again."""
+    if request.max_restarts is None and not request.restart_preempted:
+        return None
+    most = _count("--max-restarts", request.max_restarts or "0", offences, least=0)
+    return Restarts(most or 0, request.restart_preempted)
 
 
 def _launch(request: RunRequest) -> int:
     """Check, run, and clean up; return the exit code."""
     from shoal.launch.ignored_signals import ignored_sigint_line
-    from shoal.launch.job import Job, JobOrder
     from shoal.launch.keeper import run_in_keeper
     from shoal.launch.log_dir import open_log_dir
+    from shoal.launch.nodes.choosing import crew_of
+    from shoal.launch.order import JobOrder
+    from shoal.launch.restarting.attempts import Attempts
 
     checked = check(request)
     grace_s = settings.seconds("SHOAL_GRACE_S")
@@ -188,10 +262,13 @@ def _launch(request: RunRequest) -> int:
         print(f"shoal run: {words}", file=sys.stderr)
     warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
     lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
-    with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]]) as log_dir:
+    node = checked.nodes.node if checked.nodes else None
+    with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]], node) as log_dir:
         order = JobOrder(
             (("-m",) if request.module else ()) + request.program,
-            *checked,
+            checked.processes,
+            checked.devices,
+            checked.shown,
             log_dir,
             request.log_dir is not None,
             aftermath_s,
@@ -200,8 +277,10 @@ def _launch(request: RunRequest) -> int:
             leave_s,
             warn_after_s,
             lost_after_s,
+            checked.nodes,
+            checked.restarts,
         )
-        return run_in_keeper(lambda orders_fd: Job(order).run(orders_fd))
+        return run_in_keeper(Attempts(order, crew_of).run)
 
 
 def _wrong_log_dir(folder: str) -> list[str]:
@@ -214,10 +293,10 @@ def _wrong_log_dir(folder: str) -> list[str]:
     return [f"--log-dir {folder!r} is a file"] if is_file else []
 
 
-def _count(option: str, value: str, offences: list[str]) -> int | None:
-    if value.isascii() and value.isdigit() and int(value) >= 1:
+def _count(option: str, value: str, offences: list[str], least: int = 1) -> int | None:
+    if value.isascii() and value.isdigit() and int(value) >= least:
         return int(value)
-    offences.append(f"{option} {value} must be a whole number, at least 1")
+    offences.append(f"{option} {value} must be a whole number, at least {least}")
     return None
 
 

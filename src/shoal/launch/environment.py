@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
+from shoal.runtime.wire.frames import split_address
 
 # Variables of an outer launcher that would contradict shoal's, or that JAX would add.
 _STALE = (
@@ -15,6 +16,7 @@ _STALE = (
     "JAX_LOCAL_DEVICE_IDS",
     "JAX_PARTITION_INDEX",
     "JAX_SLICE_INDEX",
+    "SHOAL_PROGRESS_FILE",
     "TORCHELASTIC_USE_AGENT_STORE",  # torch would wait for a store that only torchrun starts
 )
 
@@ -26,41 +28,51 @@ class Addresses(NamedTuple):
     jax_service: str
     master: str
 
+    @classmethod
+    def of(cls, services: Sequence[str], master: str) -> Addresses:
+        """Return the addresses of the two services, and torch's."""
+        meeting_place, jax_service = services
+        return cls(meeting_place, jax_service, master)
+
+
+class HostShare(NamedTuple):
+    """The processes of a job that run on this host."""
+
+    node: int
+    first: int
+    processes: int
+
+
+class JobStart(NamedTuple):
+    """What the processes of this host need to start."""
+
+    share: HostShare
+    total: int  # processes of the whole job
+    addresses: Addresses
+    token: str
+    attempt: int = 0
+
 
 def variables(
     outer: Mapping[str, str],
     *,
     process: int,
-    num_processes: int,
+    start: JobStart,
     devices: int | None,
-    addresses: Addresses,
-    token: str,
+    progress_file: str = "",
 ) -> dict[str, str]:
     """Return the whole environment of one process: `outer`, updated with the job's variables.
 
     JAX's and torch's variables are included, so that unmodified programs find each other.
     """
-    master_host, _, master_port = addresses.master.rpartition(":")
-    index, count = str(process), str(num_processes)
-    ours = {
-        "SHOAL_COORDINATOR": addresses.meeting_place,
-        "SHOAL_JAX_SERVICE": addresses.jax_service,
-        "SHOAL_NUM_PROCESSES": count,
-        "SHOAL_PROCESS_ID": index,
-        "SHOAL_TOKEN": token,
-        "JAX_COORDINATOR_ADDRESS": addresses.jax_service,
-        "JAX_NUM_PROCESSES": count,
-        "JAX_PROCESS_ID": index,
-        "RANK": index,
-        "WORLD_SIZE": count,
-        "LOCAL_RANK": index,
-        "LOCAL_WORLD_SIZE": count,
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": master_host,
-        "MASTER_PORT": master_port,
+    ours = _place(process, start) | {
+        "SHOAL_TOKEN": start.token,
+        "SHOAL_ATTEMPT": str(start.attempt),
         "PYTHONUNBUFFERED": "1",  # unbuffered lines, also from Python grandchildren
     }
     env = {name: value for name, value in outer.items() if name not in _STALE}
+    if progress_file:
+        ours["SHOAL_PROGRESS_FILE"] = progress_file
     if devices is not None:
         ours |= {
             "SHOAL_VIRTUAL_DEVICES": str(devices),
@@ -73,8 +85,31 @@ def variables(
     return env | cpu_threads(chosen_devices(env), outer)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that is free now. Another process may take it before it is used."""
+def _place(process: int, start: JobStart) -> dict[str, str]:
+    """Return the variables of a process's place in the job."""
+    share, addresses = start.share, start.addresses
+    master_host, master_port = split_address(addresses.master)
+    index, count = str(process), str(start.total)
+    return {
+        "SHOAL_COORDINATOR": addresses.meeting_place,
+        "SHOAL_JAX_SERVICE": addresses.jax_service,
+        "SHOAL_NUM_PROCESSES": count,
+        "SHOAL_PROCESS_ID": index,
+        "JAX_COORDINATOR_ADDRESS": addresses.jax_service,
+        "JAX_NUM_PROCESSES": count,
+        "JAX_PROCESS_ID": index,
+        "RANK": index,
+        "WORLD_SIZE": count,
+        "LOCAL_RANK": str(process - share.first),
+        "LOCAL_WORLD_SIZE": str(share.processes),
+        "GROUP_RANK": str(share.node),
+        "MASTER_ADDR": master_host,
+        "MASTER_PORT": str(master_port),
+    }
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that is free now. Another process may take it before its use."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

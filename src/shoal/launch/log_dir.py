@@ -29,12 +29,17 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 
 @contextlib.contextmanager
-def open_log_dir(folder: str | None, command: Sequence[str]) -> Iterator[str]:
+def open_log_dir(
+    folder: str | None, command: Sequence[str], node: int | None = None
+) -> Iterator[str]:
     """Yield the absolute path of a directory that belongs to this job alone during the block.
+
+    The launchers of a job on several hosts may share it: each has a lock of its own.
 
     Args:
       folder: None: a new temporary directory.
       command: that of this job, shown to another job that requests the same directory.
+      node: of this launcher, in a job on several hosts.
 
     Raises:
       UsageError: it is not writable, or another running job writes there.
@@ -51,7 +56,8 @@ def open_log_dir(folder: str | None, command: Sequence[str]) -> Iterator[str]:
     try:
         os.makedirs(folder, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-        lock_fd = _lock(folder, command)
+        lock = _LOCK if node is None else f"job.node{node}.lock"
+        lock_fd = _lock(folder, lock, command)
     except OSError as error:
         raise UsageError(f"run: --log-dir {folder!r}: {error.strerror}") from None
     path = os.path.abspath(folder)
@@ -59,13 +65,13 @@ def open_log_dir(folder: str | None, command: Sequence[str]) -> Iterator[str]:
         yield path
     finally:
         with contextlib.suppress(OSError):  # it may have been removed, with all its logs
-            os.unlink(os.path.join(path, _LOCK))
+            os.unlink(os.path.join(path, lock))
         os.close(lock_fd)
 
 
-def _lock(folder: str, command: Sequence[str]) -> int:
-    """Return a descriptor that holds the lock of a directory."""
-    path = os.path.join(folder, _LOCK)
+def _lock(folder: str, name: str, command: Sequence[str]) -> int:
+    """Return a descriptor that holds a lock of a directory."""
+    path = os.path.join(folder, name)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:

@@ -45,12 +45,20 @@ class Loop:
         return bool(self._sources)
 
     @property
+    def writes(self) -> bool:
+        """Whether output is still unwritten."""
+        return any(outlet.waiting for outlet in self.outlets)
+
+    @property
     def broken(self) -> str:
         """Why one of the outlets cannot be written, or an empty string."""
         return next((outlet.broken for outlet in self.outlets if outlet.broken), "")
 
     def obey(self, fd: int, obey: Callable[[bytes], None]) -> None:
-        """Call `obey` with bytes read from `fd`; with b"" once, at its end. Never paused."""
+        """Call `obey` with bytes read from `fd`, until `ignore`; with b"" once, at its end.
+
+        Never paused.
+        """
 
         def read() -> None:
             data = os.read(fd, _READ_BYTES)
@@ -59,6 +67,14 @@ class Loop:
             obey(data)
 
         self._selector.register(fd, selectors.EVENT_READ, read)
+
+    def watch(self, fd: int, call: Callable[[], None]) -> None:
+        """Call `call` whenever `fd` is readable, until `ignore`. Never paused."""
+        self._selector.register(fd, selectors.EVENT_READ, call)
+
+    def ignore(self, fd: int) -> None:
+        """Undo `watch`."""
+        self._selector.unregister(fd)
 
     def listen(self, pipe: IO[bytes], hear: Hear, close: Close, *, always: bool = False) -> None:
         """Call `hear` with bytes read from `pipe`, and `close` at its end. Closes the pipe.
@@ -94,6 +110,7 @@ class Loop:
         """Close every pipe that is still open."""
         for fd in list(self._sources):
             self._forget(fd)
+        self._streams.clear()
 
     def _resume(self, fd: int) -> None:
         self._selector.register(fd, selectors.EVENT_READ, lambda: self._read(fd))

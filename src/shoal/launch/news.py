@@ -7,7 +7,7 @@ which failure is the cause.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from shoal.runtime.rules.outcomes import listed
@@ -41,6 +41,8 @@ class News:
         self.gone: dict[int, Gone] = {}
         self.host_keepers: dict[str, KeeperNews] = {}
         self.lost_service = ""  # the lost service, and why
+        self.has_notice = False  # a preemption notice is open
+        self.has_saved = False  # and the program has saved its state since
         self._dismissed: set[int] = set()
         self._all = range(num_processes)
 
@@ -50,7 +52,9 @@ class News:
         Raises:
           ValueError, KeyError, TypeError: it is not a line of `meeting_place.MeetingPlace`.
         """
-        if "joined" in message:
+        if "notice" in message:
+            self.has_notice, self.has_saved = bool(message["notice"]), bool(message["saved"])
+        elif "joined" in message:
             self._join(int(message["joined"]))
         elif "dismissed" in message:
             self._dismissed.add(int(message["dismissed"]))
@@ -79,10 +83,14 @@ class News:
             f"{len(self._all)} separate programs"
         )
 
-    def note_end(self, pid: int, code: int) -> None:
-        """Note the end of a child; a keeper becomes one as soon as its parent has ended."""
+    def note_end(self, pid: int, code: int, processes: Collection[int]) -> None:
+        """Note the end of a child; a keeper becomes one as soon as its parent has ended.
+
+        Args:
+          processes: of this host: a keeper of another one may have the same pid.
+        """
         for host, keeper in self.host_keepers.items():
-            if keeper.pid == pid:
+            if keeper.pid == pid and not set(processes).isdisjoint(keeper.processes):
                 self.host_keepers[host] = keeper._replace(code=code)
 
     def _join(self, process: int) -> None:
@@ -94,11 +102,12 @@ class News:
 
     def _on_gone(self, process: int, message: Mapping[str, Any]) -> None:
         others = self.joined - {process}
+        knows_missed = message.get("is_missed")  # a launcher that hears of all processes does
         is_missed = any(p not in self.gone or self.gone[p].state != "left" for p in others)
         self.gone[process] = Gone(
             str(message["state"]),
             str(message["words"]),
             float(message["at_s"]),
             process in self._dismissed,
-            is_missed,
+            is_missed if knows_missed is None else bool(knows_missed),
         )

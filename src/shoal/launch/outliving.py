@@ -32,15 +32,23 @@ class Outliving:
     """Checks the processes that live while others are gone.
 
     Args:
+      num_processes: of the whole job, those of other hosts included.
       warn_after_s: after this long since the end of the others, the running ones are listed, once.
       lost_after_s: how long a process may live after its connection to the meeting place ended; a
         process that is about to end closes it first.
     """
 
     def __init__(
-        self, processes: Processes, news: News, *, warn_after_s: float, lost_after_s: float
+        self,
+        processes: Processes,
+        news: News,
+        *,
+        num_processes: int,
+        warn_after_s: float,
+        lost_after_s: float,
     ) -> None:
         self._processes, self._news = processes, news
+        self._num_processes = num_processes
         self._warn_after_s, self._lost_after_s = warn_after_s, lost_after_s
         self._has_said = False
         self._absent: set[int] = set()  # already reported as ended without joining
@@ -48,7 +56,7 @@ class Outliving:
     def look(self, now_s: float) -> _Look:
         """Check all living processes. A job of one process has no others."""
         alive = self._processes.alive
-        if len(self._processes.all) < 2 or not alive:
+        if self._num_processes < 2 or not alive:
             return _Look()
         lost_s = {process.index: self._lost_s(process) for process in alive}
         lost = [process for process in alive if lost_s[process.index] <= now_s]

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 
 from shoal.launch import child
 from shoal.launch.loop import Loop
-from shoal.launch.news import Gone
 from shoal.launch.output import LineStream, Log, Outlet
 from shoal.launch.report import Ending
 from shoal.runtime.rules.stopping import REQUEUE
@@ -34,28 +33,18 @@ class ChildProcess:
         self.was_frozen = False  # when it was sent
         self.is_lost = False  # lost to the others while alive
 
-    def ending(self, gone: Gone | None = None) -> Ending:
-        """Return how it ended; a process that cannot even be killed counts as killed.
-
-        Args:
-          gone: the meeting place's report. A report after the first signal is ignored: the launcher
-            was the cause.
-        """
-        code = -signal.SIGKILL if self.code is None else self.code
-        stderr = self.errors.tail.decode(errors="replace")
-        if gone is not None and (gone.state == "left" or gone.at_s >= self.sent_s):
-            gone = None
-        is_lost = gone is not None and gone.is_dismissed and gone.is_missed and code != 0
+    def ending(self) -> Ending:
+        """Return how it ended; a process that cannot even be killed counts as killed."""
         return Ending(
             self.index,
-            code,
+            -signal.SIGKILL if self.code is None else self.code,
             self._failed_s(),
             self.sent,
-            stderr,
+            self.errors.tail.decode(errors="replace"),
             self.log.path,
             self.was_frozen,
-            gone,
-            self.is_lost or is_lost,
+            is_lost=self.is_lost,
+            sent_s=self.sent_s,
         )
 
     def _failed_s(self) -> float | None:
@@ -77,6 +66,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.all: list[ChildProcess] = []
+        self.first = 0  # the index of the first, in a job on several hosts
 
     @property
     def alive(self) -> list[ChildProcess]:
@@ -119,7 +109,7 @@ class Processes:
             start_new_session=True,
         )
         words, errors = (LineStream(outlet, prefix, log) for outlet, prefix in shown)
-        self.all.append(ChildProcess(len(self.all), popen, errors, log))
+        self.all.append(ChildProcess(self.first + len(self.all), popen, errors, log))
         loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
         loop.listen_to(popen.stderr, errors)  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -54,6 +55,23 @@ class Ending(NamedTuple):
     was_frozen: bool = False  # it was stopped by a signal when the first one was sent
     gone: Gone | None = None  # the meeting place's report before any signal was sent; not "left"
     is_lost: bool = False  # lost to the others while alive
+    sent_s: float = math.inf  # the time of the first signal
+    host: str = ""  # in a job on several hosts
+
+    def with_report(self, gone: Gone | None) -> Ending:
+        """Return it with the meeting place's report.
+
+        A report after the first signal is ignored: the launcher was the cause.
+        """
+        if gone is not None and (gone.state == "left" or gone.at_s >= self.sent_s):
+            gone = None
+        is_lost = gone is not None and gone.is_dismissed and gone.is_missed and self.code != 0
+        return self._replace(gone=gone, is_lost=self.is_lost or is_lost)
+
+    @property
+    def name(self) -> str:
+        """The process, and its host in a job on several."""
+        return f"{self.process} ({self.host})" if self.host else str(self.process)
 
     @property
     def known_failed_s(self) -> float | None:
@@ -128,28 +146,37 @@ def describe_failure(
     words = _last_words(root.stderr)
     lines = []
     if words:
-        lines.append(f"the end of what process {root.process} wrote to stderr:")
+        lines.append(f"the end of what process {root.name} wrote to stderr:")
         lines.extend(f"    {line}" for line in words)
-    others: dict[str, list[int]] = {}
-    for ending in sorted(endings):
-        if ending.process != root.process:
-            others.setdefault(describe_end(ending), []).append(ending.process)
-    lines.extend(f"{_names(group)}: {way}" for way, group in others.items())
+    lines += describe_others(ending for ending in endings if ending.process != root.process)
     if root.log:
-        lines.append(f"log of process {root.process}: {root.log}")
+        lines.append(f"log of process {root.name}: {root.log}")
     if root.was_frozen or root.is_lost:
         return (
             lines,
-            f"process {root.process} of {len(endings)} was lost to the others: {_lost(root)}",
+            f"{_of_all(root, endings)} was lost to the others: {_lost(root)}",
         )
     way = f"could not end by itself, {describe_end(root)}" if root.sent else describe_end(root)
     sentence = (
-        f"process {root.process} of {len(endings)} failed first, "
+        f"{_of_all(root, endings)} failed first, "
         f"{(root.known_failed_s or start_s) - start_s:.1f} s after the start: {way}"
         f"{_reported_before(root)}"
     )
     reason = _reason(root, words)
     return lines, f"{sentence}{reason}"
+
+
+def describe_others(endings: Iterable[Ending]) -> list[str]:
+    """Return how processes ended, a line for each way."""
+    groups: dict[str, list[int]] = {}
+    for ending in sorted(endings):
+        groups.setdefault(describe_end(ending), []).append(ending.process)
+    return [f"{_names(group)}: {way}" for way, group in groups.items()]
+
+
+def fails_by_itself(root: Ending) -> bool:
+    """Return whether its failure is its own: not of another process, nor by the launcher."""
+    return _rank(root) == _OWN
 
 
 def describe_host_keeper(
@@ -178,6 +205,11 @@ def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews 
         if root.process in keeper.processes and is_dead:
             return keeper
     return None
+
+
+def _of_all(root: Ending, endings: Sequence[Ending]) -> str:
+    where = f" ({root.host})" if root.host else ""
+    return f"process {root.process} of {len(endings)}{where}"
 
 
 def _failed(ending: Ending) -> bool:

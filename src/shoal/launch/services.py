@@ -17,6 +17,7 @@ from typing import Any
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
 from shoal.launch.output import LineStream, Log
+from shoal.runtime.wire.listening import bind_host, moved
 
 # (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (
@@ -34,12 +35,11 @@ class ServiceProcess:
         popen: subprocess.Popen[bytes],
         log: Log,
         on_address: Callable[[], None],
-        news: News,
+        on_line: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self.name, self.popen, self._on_address = name, popen, on_address
-        self._news = news
+        self._on_line = on_line
         self.address = ""  # empty until it listens
-        self.has_notice = self.has_saved = False  # as reported by the meeting place
         self.errors = LineStream(None, b"", log)
         self._said = b""
 
@@ -50,19 +50,13 @@ class ServiceProcess:
             try:
                 message = json.loads(line)
                 if self.address:
-                    self._take(message)
+                    self._on_line(message)
                     continue
                 self.address = str(message["address"])
             except (ValueError, KeyError, TypeError):
                 self.errors.hear(b"not understood: " + line + b"\n", 0.0)
             else:
                 self._on_address()
-
-    def _take(self, message: Mapping[str, Any]) -> None:
-        if "notice" in message:
-            self.has_notice, self.has_saved = bool(message["notice"]), bool(message["saved"])
-        else:
-            self._news.hear(message)
 
     def close(self) -> None:
         """Handle the end of its output."""
@@ -77,15 +71,35 @@ class ServiceProcess:
 class ServiceProcesses:
     """Both services, started at once."""
 
-    def __init__(self, num_processes: int, env: Mapping[str, str], log_dir: str, loop: Loop):
+    def __init__(
+        self,
+        num_processes: int,
+        env: Mapping[str, str],
+        log_dir: str,
+        loop: Loop,
+        *,
+        host: str = "",
+        first_port: int = 0,
+        on_line: Callable[[Mapping[str, Any]], None] = lambda line: None,
+    ) -> None:
+        """Start them.
+
+        Args:
+          host: by which other hosts reach this one; "": only this host does.
+          first_port: of the meeting place, and the next one is of JAX's service; 0: any free ones.
+          on_line: called with each line of the meeting place, after `news` has taken it.
+        """
         self._all: list[ServiceProcess] = []
         self._closed = False
+        self._host, self._on_line = host, on_line
         self.news = News(num_processes)
-        for name, module, *more in _SERVICES:
+        for number, (name, module, *more) in enumerate(_SERVICES):
             # -P: a file of the user's cannot shadow a module of shoal's.
             command = [sys.executable, "-P", "-m", module, "--processes", str(num_processes)]
+            bind = ["--bind", bind_host(host)] if host else []
+            bind += ["--port", str(first_port + number)] if first_port else []
             popen = subprocess.Popen(
-                [*command, *more, "--until-stdin-closes"],
+                [*command, *more, *bind, "--until-stdin-closes"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -93,7 +107,7 @@ class ServiceProcesses:
                 start_new_session=True,
             )
             log = Log(os.path.join(log_dir, f"{name.lower().replace(' ', '_')}.log"))
-            service = ServiceProcess(name, popen, log, self._introduce, self.news)
+            service = ServiceProcess(name, popen, log, self._introduce, self._hear)
             self._all.append(service)
             # Even while the processes wait for a slow reader: it must never block.
             loop.listen(
@@ -103,6 +117,10 @@ class ServiceProcesses:
                 always=True,
             )
             loop.listen_to(popen.stderr, service.errors)  # type: ignore[arg-type]
+
+    def _hear(self, line: Mapping[str, Any]) -> None:
+        self.news.hear(line)
+        self._on_line(line)
 
     def _introduce(self) -> None:
         """Once both listen, connect JAX's service to the meeting place, which monitors it."""
@@ -117,17 +135,9 @@ class ServiceProcesses:
     def addresses(self) -> list[str]:
         """Their addresses, meeting place first; empty until both listen."""
         known = [service.address for service in self._all]
-        return known if all(known) else []
-
-    @property
-    def has_notice(self) -> bool:
-        """Whether a preemption notice is open."""
-        return self._all[0].has_notice
-
-    @property
-    def has_saved(self) -> bool:
-        """Whether the program has saved its state since the notice."""
-        return self._all[0].has_saved
+        if not all(known):
+            return []
+        return [moved(address, self._host) for address in known] if self._host else known
 
     @property
     def pids(self) -> set[int]:

@@ -20,6 +20,7 @@ from shoal.runtime.rules.outcomes import ThisProcess, listed
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import REQUEUE, Notice
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.progress_file import note_saved, note_step
 from shoal.runtime.verb import verb
 
 _LOG = logging.getLogger("shoal")
@@ -78,6 +79,7 @@ def preempted_with(coordinator: Coordinator, step: int, *, timeout_s: float | No
         coordinator.check(f"preempted({_shown(step)}) ({callsite()})")
     if coordinator.trails.found is not None:
         raise_found(coordinator, f"preempted({_shown(step)})", callsite())
+    note_step(step)
     answer = coordinator.stop.ask(step)
     return _wait(coordinator, step, timeout_s) if answer is None else answer
 
@@ -150,7 +152,9 @@ def saved(coordinator: Coordinator, step: int | None = None) -> None:
     >>> saved(12)
     """
     if step is not None:
-        coordinator.tell("doing", f"saved step {_shown(checked_step('saved', step))}")
+        number = checked_step("saved", step)
+        note_saved(number)
+        coordinator.tell("doing", f"saved step {_shown(number)}")
     report = coordinator.stop.save()
     if report is not None:
         coordinator.tell_stop(report)

@@ -12,6 +12,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.progress_file import note_step
 from shoal.runtime.verb import verb
 
 _LIMIT = 1 << 63
@@ -77,6 +78,7 @@ class _Step:
         site = callsite()
         place = f"'step' ({site})"
         before, ended = progress.outer, progress.ended
+        note_step(number)
         began = progress.begin(number, place)
         if coordinator.troubles.any():
             coordinator.check(f"step {number} ({site})")

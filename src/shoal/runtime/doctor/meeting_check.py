@@ -14,10 +14,10 @@ from shoal.runtime.doctor.findings import NOTE, CheckResult, Finding, problem_of
 from shoal.runtime.doctor.port_owner import port_owner
 from shoal.runtime.doctor.proxies import check_proxies
 from shoal.runtime.rules.deadline import ends_at
-from shoal.runtime.startup.addresses import is_loopback
 from shoal.runtime.startup.launchers import JobPlace
-from shoal.runtime.startup.meeting_address import bind_for, join_place
+from shoal.runtime.startup.meeting_address import join_place
 from shoal.runtime.wire.frames import address_text, split_address
+from shoal.runtime.wire.listening import bind_host, is_loopback
 
 _NAME_S = 5.0  # how long a name may be unknown
 _RESOLVER_S = 10.0
@@ -42,7 +42,7 @@ def check_address(place: JobPlace) -> CheckResult:
         return CheckResult(facts, (Finding("address", f"{words}host: {found.error}", advice),))
     if place.process != 0 or place.jax_service is not None:  # this process does not listen there
         return CheckResult(facts)
-    bind = place.bind_host or bind_for(host)
+    bind = place.bind_host or bind_host(host)
     number = reachability.bind_error(bind, port)
     facts["can_be_bound"] = number == 0
     if number:

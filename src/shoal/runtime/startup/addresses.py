@@ -72,11 +72,6 @@ def meets_at(
     return MeetsAt()
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether this is a name or an address of the loopback."""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
-
-
 def _at(address: str, source: str, offences: list[str]) -> MeetsAt:
     try:
         split_address(address)

@@ -19,10 +19,10 @@ from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import left_of
 from shoal.runtime.startup import services
-from shoal.runtime.startup.addresses import is_loopback
 from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.rendezvous import Visit, own_host
 from shoal.runtime.wire.frames import address_text, split_address
+from shoal.runtime.wire.listening import bind_host, is_loopback, moved
 
 _KEY = "shoal/meeting_place"  # in JAX's key-value store
 _ASK_S = 2.0  # for an answer of the process that has the port
@@ -124,7 +124,7 @@ def _start(
     Args:
       host: by which other processes reach this one.
     """
-    bind = cluster.bind_host or bind_for(host)
+    bind = cluster.bind_host or bind_host(host)
     started = services.start(
         cluster.num_processes,
         bind=bind,
@@ -134,8 +134,8 @@ def _start(
         jax_service=not jax_service,
     )
     reached = bind if is_loopback(host) and bind not in _ANY_HOST else host
-    address = _moved(started.address, reached) if port == 0 else address_text(host, port)
-    return Place(address, jax_service or _moved(started.jax_service, reached), token, started)
+    address = moved(started.address, reached) if port == 0 else address_text(host, port)
+    return Place(address, jax_service or moved(started.jax_service, reached), token, started)
 
 
 def _by_rendezvous(cluster: JobPlace, visit: Visit, deadline: float) -> Place:
@@ -200,15 +200,3 @@ def _probe_taken_port(
     except InitializeError as error:
         return InitializeError(f"{taken}\nthe process there: {error}")
     return taken
-
-
-def bind_for(host: str) -> str:
-    """Return the address that process 0 binds if its host is reached by `host`."""
-    if is_loopback(host):
-        return host if host[0].isdigit() or ":" in host else "127.0.0.1"
-    return "::" if ":" in host else "0.0.0.0"
-
-
-def _moved(address: str, host: str) -> str:
-    """Return the address, with the host by which other processes reach it."""
-    return address_text(host, split_address(address)[1])

@@ -27,7 +27,6 @@ from shoal.runtime.jax_service.keeper_link import (
 )
 from shoal.runtime.rules.deadline import given_s, left_of
 from shoal.runtime.rules.point import Point
-from shoal.runtime.startup.addresses import is_loopback
 from shoal.runtime.startup.launchers import JobPlace, decide
 from shoal.runtime.startup.meeting_address import join_place
 from shoal.runtime.startup.options import Arguments
@@ -36,6 +35,7 @@ from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.wire.frames import split_address
+from shoal.runtime.wire.listening import is_loopback
 
 SAVES = "shoal-save"  # the name of saving threads, which meet other processes by themselves
 

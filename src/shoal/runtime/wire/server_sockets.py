@@ -92,6 +92,19 @@ class Connections:
         """
         self._selector.register(file, selectors.EVENT_READ, file)
 
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `poll` has something to do."""
+        return self._selector.fileno()
+
+    def adopt(self, sock: socket.socket, listener: Listener) -> Connection:
+        """Add a connection that this process has opened, trusted."""
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(sock, "", self._clock(), listener)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self.trust(connection)
+        return connection
+
     def poll(self, timeout_s: float | None) -> bool:
         """Wait for events and handle them. Return False once the leash has ended."""
         for key, mask in self._selector.select(timeout_s):

@@ -1,0 +1,119 @@
+"""How a job ended: its exit code, and what is said of it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shoal.errors import InitializeError, ProcessLostError, UsageError
+from shoal.launch.news import News
+from shoal.launch.report import (
+    Ending,
+    dead_host_keeper,
+    describe_failure,
+    describe_host_keeper,
+    describe_others,
+    exit_code,
+    fails_by_itself,
+    first_failure,
+)
+from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.rules.stopping import REQUEUE
+
+
+class Loss(NamedTuple):
+    """A node that was lost, with its launcher."""
+
+    name: str  # "node 1 (host)"
+    words: str  # why it counts as lost
+    heard_s: float  # its last sign of life, on the monotonic clock
+    processes: tuple[int, ...]
+
+
+class Facts(NamedTuple):
+    """Everything known of a job that has ended. Times are on one monotonic clock."""
+
+    endings: Sequence[Ending]  # of all processes that were started, on all nodes
+    news: News
+    total: int  # processes of the job
+    start_s: float
+    trouble: str = ""  # why it failed, if no process was the cause
+    interrupted: signal.Signals | None = None
+    has_saved: bool = False  # after a preemption notice
+    losses: Sequence[Loss] = ()
+
+
+class Conclusion(NamedTuple):
+    """The end of a job."""
+
+    code: int
+    lines: tuple[str, ...] = ()
+    sentence: str = ""  # the last line, which names the cause
+    names_logs: bool = False  # the first line names the log directory
+    has_failed: bool = False  # its logs are kept
+    is_final: bool = False  # a new attempt was not asked for, or would end in the same way
+    again: bool | None = None  # whether a new attempt begins; None: not judged yet
+
+
+def conclude(facts: Facts) -> Conclusion:
+    """Return how the job ended."""
+    conclusion = _conclude(facts)
+    is_usage = conclusion.code == UsageError.exit_code
+    has_begun = len(facts.endings) == facts.total or facts.losses
+    is_final = is_usage or facts.interrupted is not None or not has_begun
+    return conclusion._replace(is_final=bool(is_final))
+
+
+def _conclude(facts: Facts) -> Conclusion:
+    endings, news = facts.endings, facts.news
+    root = first_failure(e for e in endings if e.code != REQUEUE)
+    if facts.losses and not (root and _precedes(root, facts.losses[0])):
+        return _lost(facts)
+    if facts.trouble:
+        complete = len(endings) == facts.total
+        code = (ProcessLostError if complete else InitializeError).exit_code
+        lines = tuple(facts.trouble.splitlines())
+        return Conclusion(code, lines, names_logs=True, has_failed=True)
+    if root:
+        return _failed(root, facts)
+    codes = {ending.code for ending in endings}
+    if facts.interrupted and not (codes and codes <= {0, REQUEUE}):
+        words = f"the job was ended by {facts.interrupted.name}"
+        return Conclusion(128 + facts.interrupted, (words,))
+    if REQUEUE in codes or facts.has_saved:
+        words = f"preempted, and saved: start it again (exit code {REQUEUE})"
+        return Conclusion(REQUEUE, (words,))
+    return Conclusion(0, (absent,) if (absent := news.absent_words()) else ())
+
+
+def _precedes(root: Ending, loss: Loss) -> bool:
+    """Return whether a process failed by itself before a node was last heard of."""
+    return fails_by_itself(root) and (root.known_failed_s or 0.0) < loss.heard_s
+
+
+def _lost(facts: Facts) -> Conclusion:
+    lines = [*describe_others(facts.endings)]
+    for loss in facts.losses[1:]:
+        lines.append(f"{loss.name} was lost too: {loss.words}")
+    first = facts.losses[0]
+    having = f", with {listed(first.processes)}," if first.processes else ""
+    sentence = (
+        f"{first.name}{having} was lost {max(0.0, first.heard_s - facts.start_s):.1f} s after the "
+        f"start: {first.words}"
+    )
+    return Conclusion(ProcessLostError.exit_code, tuple(lines), sentence, has_failed=True)
+
+
+def _failed(root: Ending, facts: Facts) -> Conclusion:
+    """Return the conclusion about the first failure."""
+    endings, news = facts.endings, facts.news
+    if keeper := dead_host_keeper(root, news.host_keepers.values()):
+        code = ProcessLostError.exit_code
+        lines, sentence = describe_host_keeper(keeper, root, endings, facts.start_s)
+    else:
+        code = exit_code(root, endings)
+        lines, sentence = describe_failure(root, endings, facts.start_s)
+    if code == InitializeError.exit_code and news.joined and (absent := news.absent_words()):
+        lines.append(absent)
+    return Conclusion(code, tuple(lines), sentence, has_failed=True)

@@ -1,0 +1,184 @@
+"""What a job needs of the launchers that run it: of this one alone, or of several hosts'."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from shoal.launch.conclusion import Conclusion, Facts, Loss, conclude
+from shoal.launch.console import Console
+from shoal.launch.environment import Addresses, HostShare, JobStart, free_port
+from shoal.launch.news import News
+from shoal.launch.order import JobOrder
+from shoal.launch.report import Ending
+from shoal.launch.services import ServiceProcesses
+from shoal.runtime.system.progress_file import Reached
+
+
+class JobEnd(NamedTuple):
+    """How the job ended on this host."""
+
+    endings: Sequence[Ending]
+    start_s: float
+    trouble: str  # why it failed, if no process was the cause
+    interrupted: signal.Signals | None
+    reached: Reached = Reached()  # by the processes of this host
+
+
+Judge = Callable[[Conclusion, Reached, int], Conclusion]  # see `restarts.RestartRules.judge`
+
+
+def facts_of(
+    end: JobEnd,
+    endings: Iterable[Ending],
+    news: News,
+    total: int,
+    losses: Sequence[Loss] = (),
+) -> Facts:
+    """Return what is known of a job that has ended.
+
+    Args:
+      endings: of the processes that are known, on all nodes.
+      total: how many processes there were to be; -1: it has not begun.
+    """
+    reported = [ending.with_report(news.gone.get(ending.process)) for ending in endings]
+    return Facts(
+        reported,
+        news,
+        total,
+        end.start_s,
+        end.trouble,
+        end.interrupted,
+        news.has_saved,
+        losses if total >= 0 else (),
+    )
+
+
+class PassedSignal(NamedTuple):
+    """A signal of another node's launcher."""
+
+    number: signal.Signals
+    source: str  # "node 1 (host)"
+
+
+class Crew(Protocol):
+    """The launchers of a job. `turn` must be called whenever the loop has turned."""
+
+    @property
+    def start(self) -> JobStart | None:
+        """What the processes need, once all is there."""
+
+    @property
+    def news(self) -> News:
+        """The news of the meeting place."""
+
+    @property
+    def services(self) -> ServiceProcesses | None:
+        """The services, where this launcher runs them."""
+
+    @property
+    def trouble(self) -> str:
+        """Why the job cannot start or go on."""
+
+    @property
+    def has_failure(self) -> bool:
+        """Whether a process of another node has failed, or a node is lost."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether other nodes still have to end, or to say how the job ended."""
+
+    @property
+    def next_s(self) -> float:
+        """When `turn` must be called at the latest."""
+
+    def open(self) -> None:
+        """Start what must be there before the processes."""
+
+    def turn(self) -> Sequence[str]:
+        """Do what is due; return lines to print."""
+
+    def take_signals(self) -> Sequence[PassedSignal]:
+        """Return the signals of other nodes since the last call."""
+
+    def report_failure(self) -> None:
+        """Report the first failure on this host."""
+
+    def report_signal(self, number: signal.Signals) -> None:
+        """Report a signal that ends the job."""
+
+    def finish(self, end: JobEnd) -> None:
+        """Report that all processes of this host have ended."""
+
+    def conclude(self, end: JobEnd) -> Conclusion:
+        """Return how the whole job ended, and whether a new attempt begins.
+
+        Called when `is_waiting` is over.
+        """
+
+    def close(self) -> None:
+        """End the services and all connections: nothing of this attempt is left."""
+
+
+class Alone:
+    """This launcher alone: a job on one host."""
+
+    trouble = ""
+    has_failure = is_waiting = False
+    next_s = math.inf
+
+    def __init__(
+        self, order: JobOrder, attempt: int, console: Console, env: dict[str, str], judge: Judge
+    ) -> None:
+        """`env`: of the services, with the token of the job."""
+        self._console, self._env, self._judge = console, env, judge
+        self._attempt, self._log_dir = attempt, order.attempt_dir(attempt)
+        self._processes = order.processes
+        self.news = News(order.processes)
+        self.services: ServiceProcesses | None = None
+        self._start: JobStart | None = None
+
+    def open(self) -> None:
+        """Start the services."""
+        loop = self._console.loop
+        self.services = ServiceProcesses(self._processes, self._env, self._log_dir, loop)
+        self.news = self.services.news
+
+    @property
+    def start(self) -> JobStart | None:
+        """What the processes need, once both services listen."""
+        if self._start is None and self.services and self.services.addresses:
+            addresses = Addresses.of(self.services.addresses, f"127.0.0.1:{free_port()}")
+            share = HostShare(0, 0, self._processes)
+            token = self._env["SHOAL_TOKEN"]
+            self._start = JobStart(share, self._processes, addresses, token, self._attempt)
+        return self._start
+
+    def turn(self) -> Sequence[str]:
+        """Nothing is ever due."""
+        return ()
+
+    def take_signals(self) -> Sequence[PassedSignal]:
+        """There are none."""
+        return ()
+
+    def report_failure(self) -> None:
+        """There is no other node."""
+
+    def report_signal(self, number: signal.Signals) -> None:
+        """There is no other node."""
+
+    def finish(self, end: JobEnd) -> None:
+        """There is no other node."""
+
+    def conclude(self, end: JobEnd) -> Conclusion:
+        """Return how the job ended."""
+        facts = facts_of(end, end.endings, self.news, self._processes)
+        return self._judge(conclude(facts), end.reached, self._attempt)
+
+    def close(self) -> None:
+        """End the services."""
+        if self.services:
+            self.services.close()

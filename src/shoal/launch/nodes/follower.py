@@ -1,0 +1,277 @@
+"""The launcher of any node but 0: it joins that of node 0, and starts and ends with it."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Sequence
+
+from shoal.launch.conclusion import Conclusion, Loss, conclude
+from shoal.launch.console import Console
+from shoal.launch.crew import JobEnd, Judge, PassedSignal, facts_of
+from shoal.launch.environment import JobStart
+from shoal.launch.news import News
+from shoal.launch.nodes.assembly import NodeCard
+from shoal.launch.nodes.joining_leader import Connecting
+from shoal.launch.nodes.messages import (
+    MAX_BODY_BYTES,
+    pack_card,
+    pack_end,
+    signal_of,
+    start_of,
+    verdict_of,
+)
+from shoal.launch.order import NodesOrder
+from shoal.launch.services import ServiceProcesses
+from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.wire.frames import (
+    Frame,
+    FrameError,
+    address_text,
+    number_field,
+    pack_frame,
+    text_field,
+    whole_field,
+)
+from shoal.runtime.wire.server_sockets import Connection, Connections
+
+_AGAIN_S = 0.5  # until the next attempt, after an answer of an earlier job
+_TICK_S = 0.25
+
+
+class Follower:
+    """The launcher of a node, connected to that of node 0."""
+
+    services: ServiceProcesses | None = None  # node 0 runs them
+
+    def __init__(self, nodes: NodesOrder, own: NodeCard, console: Console, judge: Judge) -> None:
+        self._nodes, self._own, self._console, self._judge = nodes, own, console, judge
+        self._connections = Connections([], self, time.monotonic)
+        self._connecting: Connecting | None = None
+        self._connection: Connection | None = None
+        self._began_s = time.monotonic()
+        self._has_warned = self._has_joined = False
+        self._problem = "no answer"
+        self._leader, self._leader_processes = "node 0", 0
+        self._limits: Limits | None = None  # node 0's, once it has answered
+        self._living: Liveness[int] | None = None
+        self._running = RunningClock(self._began_s, tick_s=_TICK_S)
+        self._beat_at_s = math.inf
+        self._names_others_s = math.inf  # when to say that other nodes still run
+        self._least_trip_s = math.inf
+        self._shift_s = 0.0  # from this clock to node 0's
+        self._start: JobStart | None = None
+        self._start_s = math.inf
+        self._loss: Loss | None = None
+        self._verdict: Conclusion | None = None
+        self._signals: list[PassedSignal] = []
+        self._lines: list[str] = []
+        self.news = News(1)
+        self.trouble = ""
+        self.has_failure = False
+        self.next_s = 0.0
+
+    @property
+    def start(self) -> JobStart | None:
+        """What the processes of this host need, once node 0 has sent it."""
+        return self._start
+
+    @property
+    def _where(self) -> str:
+        return address_text(self._nodes.host, self._nodes.port)
+
+    # Joining.
+
+    def open(self) -> None:
+        """Begin to connect to node 0."""
+        self._console.loop.watch(self._connections.fileno(), self._poll)
+        self._connect(0.0)
+
+    def _connect(self, after_s: float) -> None:
+        self._connecting = Connecting(self._nodes.host, self._nodes.port, after_s=after_s)
+        self._console.loop.watch(self._connecting.fd, self._on_connected)
+
+    def _on_connected(self) -> None:
+        """Send the card of this node."""
+        connecting, self._connecting = self._connecting, None
+        if connecting is None:
+            return
+        self._console.loop.ignore(connecting.fd)
+        connecting.close()
+        if connecting.socket is not None:
+            self._connection = self._connections.adopt(connecting.socket, self)
+            self._connections.trust(self._connection, max_body_bytes=MAX_BODY_BYTES)
+            self._send(pack_card(self._own, self._nodes.token))
+
+    def _poll(self) -> None:
+        self._connections.poll(0)
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """Handle a frame of node 0. See `server_sockets.Listener`."""
+        kind, now = text_field(frame.header, "is"), time.monotonic()
+        if self._living is not None:
+            self._living.beat(self._running.read(now), 0)
+        if kind == "heard":
+            self._on_heard(frame, now)
+        elif kind == "later":
+            self._problem = "a job runs there, or has ended just now"
+        elif kind == "refused":
+            self.trouble = text_field(frame.header, "words")
+        elif kind == "beat":
+            self._take_time(frame, now)
+        elif kind == "start":
+            self._start, self._start_s = start_of(frame.header), now
+            self.news = News(self._start.total)
+        elif kind == "news":
+            self._take_news(frame)
+        elif kind == "failure":
+            self.has_failure = True
+        elif kind == "signal":
+            source = text_field(frame.header, "source")
+            self._signals.append(PassedSignal(signal_of(frame), source))
+        elif kind == "verdict":
+            self._verdict = verdict_of(frame.body)
+            if self._start is None:
+                self.trouble = "no job has begun"  # why is in the verdict
+        else:
+            raise FrameError(f"{kind[:40]!r} of node 0")
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """See `server_sockets.Listener`."""
+        self._connection = None
+        if not self._has_joined:
+            if not self.trouble:
+                if self._problem == "no answer":
+                    self._problem = f"what listens there is no launcher of shoal: {reason}"
+                self._connect(_AGAIN_S)
+            return
+        self._lose(f"its launcher ended, or its host: {reason}", time.monotonic())
+
+    def _on_heard(self, frame: Frame, now: float) -> None:
+        lost_after_s = frame.header.get("lost_after_s")
+        lost_after_s = math.inf if lost_after_s is None else float(lost_after_s)
+        limits = Limits(number_field(frame.header, "heartbeat_s"), lost_after_s, lost_after_s)
+        self._leader = f"node 0 ({text_field(frame.header, 'host')})"
+        self._leader_processes = whole_field(frame.header, "processes")
+        self._limits, self._living, self._has_joined = limits, Liveness(limits), True
+        self._running = RunningClock(now, tick_s=limits.tick_s)
+        self._living.watch(self._running.read(now), 0)
+        self._beat_at_s = now
+
+    def _take_time(self, frame: Frame, now: float) -> None:
+        """Learn node 0's clock from the fastest answer: half of the way back is assumed."""
+        trip_s = now - number_field(frame.header, "sent")
+        if 0 <= trip_s < self._least_trip_s:
+            self._least_trip_s = trip_s
+            self._shift_s = number_field(frame.header, "at") - (now - trip_s / 2)
+
+    def _take_news(self, frame: Frame) -> None:
+        try:
+            line = dict(frame.header["line"])
+            if "at_s" in line:
+                line["at_s"] = float(line["at_s"]) - self._shift_s
+            self.news.hear(line)
+        except (KeyError, TypeError, ValueError):
+            raise FrameError("not news") from None
+
+    # While the processes run.
+
+    def turn(self) -> Sequence[str]:
+        """Give signs of life, and judge node 0's silence."""
+        now = time.monotonic()
+        if now >= self.next_s:
+            self.next_s = now + (self._limits.tick_s if self._limits else _TICK_S)
+            self._poll()
+            self._check_time(now)
+            if self._living is not None:
+                for _, state, words, silent_s in self._living.tick(self._running.read(now)):
+                    if state == "lost":
+                        words = f"its launcher gave no sign of life: {words}"
+                        self._lose(words, now - silent_s)
+        if now >= self._beat_at_s and self._limits is not None:
+            self._beat_at_s = now + self._limits.heartbeat_s
+            self._send(pack_frame({"do": "beat", "at": now}))
+        if now >= self._names_others_s and self.is_waiting:
+            self._names_others_s = math.inf
+            words = f"all processes of node {self._own.node} ({self._own.host}) have ended"
+            self._lines.append(f"{words}; those of other nodes still run")
+        lines, self._lines = self._lines, []
+        return lines
+
+    def _check_time(self, now: float) -> None:
+        if self._has_joined or self.trouble:
+            return
+        if self._connecting is not None and self._connecting.problem:
+            self._problem = self._connecting.problem
+        waited_s = now - self._began_s
+        words = (
+            f"the launcher of node 0 cannot be reached at {self._where} after {waited_s:.0f} s: "
+            f"{self._problem}"
+        )
+        if waited_s >= self._nodes.timeout_s:
+            self.trouble = words
+        elif waited_s >= self._nodes.warn_after_s and not self._has_warned:
+            self._has_warned = True
+            self._lines.append(words)
+
+    def _lose(self, words: str, heard_s: float) -> None:
+        """Note that node 0 is lost, unless it has said how the job ended."""
+        if self._connection is not None:
+            self._connections.close(self._connection)
+        self._connection, self._living, self._beat_at_s = None, None, math.inf
+        if self._verdict is None:
+            processes = tuple(range(self._leader_processes))  # node 0's come first
+            self._loss = Loss(self._leader, words, heard_s, processes)
+            self.has_failure = True
+            if self._start is None:
+                self.trouble = f"{self._leader} was lost before the job began: {words}"
+
+    def take_signals(self) -> Sequence[PassedSignal]:
+        """Return the signals of other nodes since the last call."""
+        orders, self._signals = self._signals, []
+        return orders
+
+    def report_failure(self) -> None:
+        """Report the first failure on this host."""
+        self._send(pack_frame({"do": "failure"}))
+
+    def report_signal(self, number: signal.Signals) -> None:
+        """Report a signal that ends the job."""
+        self._send(pack_frame({"do": "signal", "number": int(number)}))
+
+    # The end.
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether node 0 still has to say how the job ended."""
+        return self._has_joined and self._connection is not None and self._verdict is None
+
+    def finish(self, end: JobEnd) -> None:
+        """Report that all processes of this host have ended."""
+        self._names_others_s = time.monotonic() + self._nodes.warn_after_s
+        self._send(pack_end(end, self._shift_s))
+
+    def conclude(self, end: JobEnd) -> Conclusion:
+        """Return how the whole job ended: as node 0 says, or, if it is lost, as known here."""
+        attempt = self._start.attempt if self._start else self._own.attempt
+        conclusion = self._verdict or self._conclude(end)
+        return self._judge(conclusion, end.reached, attempt)
+
+    def _conclude(self, end: JobEnd) -> Conclusion:
+        total = len(end.endings) if self._start is not None else -1
+        end = end._replace(start_s=min(self._start_s, end.start_s))
+        losses = [self._loss] if self._loss else ()
+        return conclude(facts_of(end, end.endings, self.news, total, losses))
+
+    def close(self) -> None:
+        """End the connection to node 0."""
+        self._console.loop.ignore(self._connections.fileno())
+        self._connections.close_all()
+        if self._connecting is not None:
+            self._console.loop.ignore(self._connecting.fd)
+            self._connecting.close()
+
+    def _send(self, data: bytes) -> None:
+        if self._connection is not None:
+            self._connections.send(self._connection, data)

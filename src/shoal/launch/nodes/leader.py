@@ -1,0 +1,394 @@
+"""The launcher of node 0: it runs the services, and the launchers of all nodes meet at it.
+
+Everything happens in the loop of the launcher; nothing blocks. A launcher that gives no sign of
+life for `lost_after_s` is lost, as is one whose connection closes before the job has ended.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shoal.errors import InitializeError
+from shoal.launch.conclusion import Conclusion, Loss, conclude
+from shoal.launch.console import Console
+from shoal.launch.crew import JobEnd, Judge, PassedSignal, facts_of
+from shoal.launch.environment import Addresses, HostShare, JobStart
+from shoal.launch.news import News
+from shoal.launch.nodes.assembly import Assembly, NodeCard, missing_words, stranger_words
+from shoal.launch.nodes.messages import (
+    MAX_BODY_BYTES,
+    NodeEnd,
+    card_of,
+    end_of,
+    pack_news,
+    pack_refused,
+    pack_signal,
+    pack_start,
+    pack_verdict,
+    process_of,
+    signal_of,
+)
+from shoal.launch.nodes.node_caller import NodeCaller
+from shoal.launch.nodes.ports import open_ports, strange_address
+from shoal.launch.order import JobOrder, NodesOrder
+from shoal.launch.services import ServiceProcesses
+from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.system.progress_file import Reached
+from shoal.runtime.wire.frames import Frame, FrameError, address_text, pack_frame, text_field
+from shoal.runtime.wire.listening import is_loopback
+from shoal.runtime.wire.server_sockets import Connection, Connections
+
+_FAILURE = pack_frame({"is": "failure"})
+_SERVICES_S = 60.0  # for the services to listen
+_MOST_REFUSED = 8  # launchers without the token that are named
+_PARTING_S = 2.0  # for the other launchers to take the verdict
+
+
+class Leader:
+    """The launcher of node 0 among those of all nodes."""
+
+    def __init__(
+        self,
+        order: JobOrder,
+        nodes: NodesOrder,
+        own: NodeCard,
+        console: Console,
+        judge: Judge,
+    ) -> None:
+        self._nodes, self._own, self._console, self._judge = nodes, own, console, judge
+        self._order, self._attempt = order, own.attempt
+        self._rules = Assembly(own)
+        self._limits = Limits.of_settings()
+        self._limits = self._limits._replace(silent_lost_after_s=self._limits.lost_after_s)
+        self._began_s = time.monotonic()
+        self._running = RunningClock(self._began_s, tick_s=self._limits.tick_s)
+        self._living: Liveness[int] = Liveness(self._limits)
+        self._connections: Connections | None = None
+        self._joined: dict[int, Connection] = {}
+        self._has_warned = False
+        self._refused: dict[str, None] = {}  # launchers without the token, in words
+        self._node_of: list[int] = []  # each process
+        self._has_spread_failure = False
+        self._spread_signals: set[signal.Signals] = set()
+        self._signals: list[PassedSignal] = []
+        self._lines: list[str] = []
+        self._services_by_s = math.inf
+        self._names_others_s = math.inf  # when to say which nodes still run
+        self._parts_by_s = math.inf
+        self._start: JobStart | None = None
+        self._losses: list[Loss] = []
+        self._ends: dict[int, NodeEnd] = {}  # by node
+        self._token = secrets.token_hex(16)  # of the job; that of the launchers stays theirs
+        self.services: ServiceProcesses | None = None
+        self.news = News(1)
+        self.trouble = ""
+        self.has_failure = False
+        self.next_s = 0.0
+
+    @property
+    def _address(self) -> str:
+        return address_text(self._nodes.host, self._nodes.port)
+
+    @property
+    def start(self) -> JobStart | None:
+        """What the processes of this host need, once the services listen."""
+        return self._start
+
+    # Before the processes.
+
+    def open(self) -> None:
+        """Listen for the other launchers."""
+        try:
+            server = open_ports(self._nodes.host, self._nodes.port)
+        except InitializeError as error:
+            self.trouble = str(error)
+            return
+        if not (self._nodes.token or is_loopback(self._nodes.host)):
+            self._lines.append(
+                f"without SHOAL_TOKEN any program that reaches {self._address} can join this job, "
+                "and end it: set it to one secret on all nodes"
+            )
+        self._connections = Connections([server], self, time.monotonic)
+        self._console.loop.watch(self._connections.fileno(), self._poll)
+
+    def _poll(self) -> None:
+        if self._connections is not None:
+            self._connections.poll(0)
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """Handle the first frame of a connection. See `server_sockets.Listener`."""
+        if text_field(frame.header, "do") != "node":
+            raise FrameError("not a launcher")
+        token = text_field(frame.header, "token")
+        card = card_of(frame.header)
+        if not hmac.compare_digest(_as_bytes(token), _as_bytes(self._nodes.token)):
+            self._refuse_stranger(connection, card)
+        elif self._rules.is_complete or self.trouble:
+            self._send(connection, pack_frame({"is": "later"}), then_close=True)
+        elif refusal := self._rules.join(card):
+            self._send(connection, pack_refused(refusal), then_close=True)
+            self._abandon(refusal)
+        else:
+            self._welcome(connection, card)
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """The end of a connection that never joined has no meaning."""
+
+    def _refuse_stranger(self, connection: Connection, card: NodeCard) -> None:
+        words = stranger_words(self._own, card)
+        if words not in self._refused and len(self._refused) < _MOST_REFUSED:
+            self._refused[words] = None
+            self._lines.append(f"refused: {words}")
+        self._send(connection, pack_refused(words), then_close=True)
+
+    def _welcome(self, connection: Connection, card: NodeCard) -> None:
+        if self._connections is None:
+            return
+        self._joined[card.node] = connection
+        self._attempt = max(self._attempt, card.attempt)
+        self._connections.trust(connection, self._caller(card.node), max_body_bytes=MAX_BODY_BYTES)
+        self._living.watch(self._running.read(time.monotonic()), card.node)
+        own = {"host": self._own.host, "processes": self._own.processes}
+        heard = {"is": "heard", **own, **self._limits.words}
+        self._send(connection, pack_frame(heard))
+        if self._rules.is_complete:
+            self._start_services()
+        elif self._has_warned:
+            left = ", ".join(map(str, self._rules.missing))
+            self._lines.append(f"{card.name} has joined; still missing: {left}")
+
+    def _caller(self, node: int) -> NodeCaller:
+        verbs: Mapping[str, Callable[[Frame], None]] = {
+            "beat": lambda frame: self._beat(node, frame),
+            "failure": lambda _: self._spread_failure(node),
+            "signal": lambda frame: self._take_signal(node, signal_of(frame)),
+            "done": lambda frame: self._note_done(node, frame.body),
+        }
+        return NodeCaller(verbs, lambda reason: self._end_node(node, reason))
+
+    def _start_services(self) -> None:
+        env = {**os.environ, "SHOAL_TOKEN": self._token}
+        log_dir = self._order.attempt_dir(self._attempt)
+        try:
+            os.makedirs(log_dir, exist_ok=True)
+            self.services = ServiceProcesses(
+                self._rules.total,
+                env,
+                log_dir,
+                self._console.loop,
+                host=self._nodes.host,
+                first_port=self._nodes.port + 1,
+                on_line=self._pass_on,
+            )
+        except OSError as error:
+            self._abandon(f"the services cannot start: {error}")
+            return
+        self.news = self.services.news
+        self._services_by_s = time.monotonic() + _SERVICES_S
+
+    def _begin(self, addresses: Sequence[str]) -> None:
+        """Let all nodes start their processes."""
+        master = address_text(self._nodes.host, self._nodes.port + 3)
+        where = Addresses.of(addresses, master)
+        self._node_of = self._rules.node_of_each()
+        for node in range(self._nodes.nodes):
+            mine = self._rules.processes_of(node)
+            share = HostShare(node, mine.start, len(mine))
+            start = JobStart(share, self._rules.total, where, self._token, self._attempt)
+            if node == 0:
+                self._start = start
+            else:
+                self._send_to(node, pack_start(start))
+
+    def _abandon(self, words: str) -> None:
+        """Give up: no job starts."""
+        self.trouble = self.trouble or words
+
+    # While they run.
+
+    def _pass_on(self, line: Mapping[str, Any]) -> None:
+        """Pass a line of news on: to the node of the process that it is about, or to all."""
+        process = process_of(line)
+        if "notice" in line or "service" in line:
+            self._broadcast(pack_news(line))
+        elif process is not None and process < len(self._node_of):
+            gone = self.news.gone.get(process)
+            self._send_to(self._node_of[process], pack_news(line, gone))
+
+    def turn(self) -> Sequence[str]:
+        """Judge silence, and whether all is there."""
+        now = time.monotonic()
+        if now >= self.next_s:
+            self.next_s = now + self._limits.tick_s
+            self._poll()  # signs of life that arrived while this launcher was busy
+            for node, state, words, silent_s in self._living.tick(self._running.read(now)):
+                if state == "lost":
+                    self._lose(node, f"its launcher gave no sign of life: {words}", now - silent_s)
+        if self.services is not None and self._start is None and self.services.addresses:
+            self._begin(self.services.addresses)
+        self._check_time(now)
+        if now >= self._names_others_s:
+            self._names_others_s = math.inf
+            self._lines += self._still_running()
+        lines, self._lines = self._lines, []
+        return lines
+
+    def _check_time(self, now: float) -> None:
+        if self._start is not None or self.trouble:
+            return
+        if now >= self._services_by_s:
+            late = f"the meeting place or JAX's service did not start within {_SERVICES_S:g} s"
+            self._abandon(late)
+        if self._rules.is_complete:
+            return
+        waited_s = now - self._began_s
+        words = missing_words(self._rules.missing, self._nodes.nodes, self._address, waited_s)
+        if waited_s >= self._nodes.timeout_s:
+            notes = [*self._refused, strange_address(self._nodes.host)]
+            self._abandon("\n".join([words, *filter(None, notes)]))
+        elif waited_s >= self._nodes.warn_after_s and not self._has_warned:
+            self._has_warned = True
+            note = strange_address(self._nodes.host)
+            self._lines += [words, note] if note else [words]
+
+    def _still_running(self) -> list[str]:
+        names = [self._rules.card(node).name for node in self._joined if node not in self._ends]
+        words = f"all processes of node 0 ({self._own.host}) have ended; those of "
+        return [f"{words}{', '.join(sorted(names))} still run"] if names else []
+
+    def _beat(self, node: int, frame: Frame) -> None:
+        """Take a sign of life, and answer it with the time."""
+        now = time.monotonic()
+        self._living.beat(self._running.read(now), node)
+        sent_s = float(frame.header.get("at") or 0.0)
+        self._send_to(node, pack_frame({"is": "beat", "sent": sent_s, "at": now}))
+
+    def _spread_failure(self, node: int) -> None:
+        """Let all nodes begin their aftermath, at the first failure on any, `node`."""
+        if not self._has_spread_failure:
+            self._has_spread_failure = True
+            self.has_failure |= node != 0
+            self._broadcast(_FAILURE, but=node)
+
+    def _take_signal(self, node: int, number: signal.Signals) -> None:
+        """Take a signal of a node, and pass it on."""
+        card = self._rules.card(node)
+        self._signals.append(PassedSignal(number, card.name))
+        self._spread_signal(node, number)
+
+    def _spread_signal(self, node: int, number: signal.Signals) -> None:
+        """Pass a signal on, once: all launchers may get the same one from their scheduler."""
+        if number not in self._spread_signals:
+            self._spread_signals.add(number)
+            self._broadcast(pack_signal(number, self._rules.card(node).name), but=node)
+
+    def _note_done(self, node: int, body: bytes) -> None:
+        """Take how the processes of a node ended, and why, if none of them was the cause."""
+        card = self._rules.card(node)
+        end = self._ends[node] = end_of(body, card.host)
+        if end.trouble:
+            self._abandon(f"{card.name}: {end.trouble}")
+
+    def _end_node(self, node: int, reason: str) -> None:
+        """Handle the end of a launcher's connection."""
+        self._lose(node, f"its launcher ended, or its host: {reason}", time.monotonic())
+
+    def _lose(self, node: int, words: str, heard_s: float) -> None:
+        connection = self._joined.pop(node, None)
+        self._living.forget(node)
+        if connection is not None and self._connections is not None:
+            self._connections.close(connection)
+        if self._parts_by_s < math.inf:
+            return  # the job is over
+        card = self._rules.card(node)
+        if not self._rules.is_complete:
+            self._rules.leave(node)
+            self._lines.append(f"{card.name} has left before the job began: {words}")
+            return
+        if node in self._ends:
+            self._lines.append(f"{card.name} has left after its processes had ended: {words}")
+            return
+        processes = self._rules.processes_of(node)
+        self._losses.append(Loss(card.name, words, heard_s, tuple(processes)))
+        if self._start is None:
+            self._abandon(f"{card.name} was lost before the job began: {words}")
+        self._spread_failure(node)
+
+    def take_signals(self) -> Sequence[PassedSignal]:
+        """Return the signals of other nodes since the last call."""
+        orders, self._signals = self._signals, []
+        return orders
+
+    def report_failure(self) -> None:
+        """Let the other nodes begin their aftermath."""
+        self._spread_failure(0)
+
+    def report_signal(self, number: signal.Signals) -> None:
+        """Pass a signal on to the other nodes."""
+        self._spread_signal(0, number)
+
+    # The end.
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether processes of other nodes may still run, or launchers lack the verdict."""
+        if self._parts_by_s < math.inf:
+            return bool(self._joined) and time.monotonic() < self._parts_by_s
+        return self._start is not None and any(node not in self._ends for node in self._joined)
+
+    def finish(self, end: JobEnd) -> None:
+        """Report that all processes of this host have ended."""
+        host = self._own.host
+        self._names_others_s = time.monotonic() + self._nodes.warn_after_s
+        self._ends[0] = NodeEnd([ending._replace(host=host) for ending in end.endings])
+
+    def conclude(self, end: JobEnd) -> Conclusion:
+        """Return how the whole job ended, and let the other launchers know."""
+        conclusion = self._judge(self._conclude(end), self._reached(end), self._attempt)
+        self._names_others_s = math.inf
+        self._broadcast(pack_verdict(conclusion))
+        self._parts_by_s = time.monotonic() + _PARTING_S
+        return conclusion
+
+    def _conclude(self, end: JobEnd) -> Conclusion:
+        endings = sorted(ending for node in self._ends.values() for ending in node.endings)
+        total = self._rules.total if self._start is not None else -1
+        return conclude(facts_of(end, endings, self.news, total, self._losses))
+
+    def _reached(self, end: JobEnd) -> Reached:
+        reached = end.reached
+        for node in self._ends.values():
+            reached = reached.joined(node.reached)
+        return reached
+
+    def close(self) -> None:
+        """End the services and the connections, and listen no more."""
+        if self.services is not None:
+            self.services.close()
+        if self._connections is not None:
+            self._console.loop.ignore(self._connections.fileno())
+            self._connections.close_all()
+
+    def _broadcast(self, data: bytes, *, but: int = 0) -> None:
+        for node in list(self._joined):
+            if node != but:
+                self._send_to(node, data)
+
+    def _send_to(self, node: int, data: bytes) -> None:
+        if node in self._joined:
+            self._send(self._joined[node], data)
+
+    def _send(self, connection: Connection, data: bytes, *, then_close: bool = False) -> None:
+        if self._connections is not None:
+            self._connections.send(connection, data, then_close=then_close)
+
+
+def _as_bytes(token: str) -> bytes:
+    return token.encode(errors="surrogatepass")

@@ -1,0 +1,201 @@
+"""The messages between launchers, as frames of `runtime.wire.frames`.
+
+::
+
+    to node 0    node (card)  beat  failure  signal  done (endings)
+    from node 0  heard (limits)  later  refused  beat (clock)  start  news  failure  signal  verdict
+
+Times are on the monotonic clock of node 0: a sender converts its own (`shifted`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shoal.launch.conclusion import Conclusion
+from shoal.launch.crew import JobEnd
+from shoal.launch.environment import Addresses, HostShare, JobStart
+from shoal.launch.news import Gone
+from shoal.launch.nodes.assembly import NodeCard
+from shoal.launch.report import Ending
+from shoal.runtime.system.progress_file import Reached
+from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
+
+_LETTERS = 400  # of a text of a stranger
+MAX_BODY_BYTES = 256 << 20  # the last words of all processes of a host
+
+
+class NodeEnd(NamedTuple):
+    """How the job ended on another node."""
+
+    endings: list[Ending]
+    trouble: str = ""  # why it failed, if no process was the cause
+    reached: Reached = Reached()
+
+
+def pack_card(card: NodeCard, token: str) -> bytes:
+    """Return the first frame of a launcher."""
+    return pack_frame({"do": "node", "token": token, **card._asdict()})
+
+
+def card_of(header: Mapping[str, Any]) -> NodeCard:
+    """Parse a card.
+
+    Raises:
+      FrameError: a field is absent or has the wrong type.
+    """
+    devices = header.get("devices")
+    shown = header.get("highest_shown")
+    if not isinstance(shown, int) or not isinstance(devices, int | None):
+        raise FrameError("field 'highest_shown' or 'devices' is not an integer")
+    return NodeCard(
+        whole_field(header, "node"),
+        whole_field(header, "nodes"),
+        max(1, whole_field(header, "processes")),
+        _printable(header, "host"),
+        _printable(header, "program"),
+        text_field(header, "fingerprint"),
+        devices,
+        _printable(header, "versions"),
+        shown,
+        bool(header.get("has_token")),
+        _printable(header, "restarts"),
+        whole_field(header, "attempt"),
+    )
+
+
+def _printable(header: Mapping[str, Any], name: str) -> str:
+    """Return a text that a stranger may have sent, fit to be printed."""
+    text = text_field(header, name)[:_LETTERS]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def pack_start(start: JobStart) -> bytes:
+    """Return the frame with which a node's processes can start."""
+    return pack_frame(
+        {
+            "is": "start",
+            "share": list(start.share),
+            "total": start.total,
+            "addresses": list(start.addresses),
+            "token": start.token,
+            "attempt": start.attempt,
+        }
+    )
+
+
+def start_of(header: Mapping[str, Any]) -> JobStart:
+    """Parse a start."""
+    try:
+        share, addresses = HostShare(*header["share"]), Addresses(*header["addresses"])
+        total, attempt = int(header["total"]), int(header["attempt"])
+        return JobStart(share, total, addresses, str(header["token"]), attempt)
+    except (KeyError, TypeError, ValueError):
+        raise FrameError("the start is incomplete") from None
+
+
+def process_of(line: Mapping[str, Any]) -> int | None:
+    """Return the process that a line of news is about; None: of none."""
+    found = [line[name] for name in ("joined", "gone", "dismissed") if name in line]
+    return int(found[0]) if found else None
+
+
+def pack_signal(number: signal.Signals, source: str) -> bytes:
+    """Return the frame that passes a signal on; `source`: the node that got it."""
+    return pack_frame({"is": "signal", "number": int(number), "source": source})
+
+
+def pack_refused(words: str) -> bytes:
+    """Return the frame for a launcher that cannot join."""
+    return pack_frame({"is": "refused", "words": words})
+
+
+def pack_news(line: Mapping[str, Any], gone: Gone | None = None) -> bytes:
+    """Return the frame of a line of news; `gone`: what node 0 knows of a process that is gone."""
+    more = {"is_missed": gone.is_missed} if gone and "gone" in line else {}
+    return pack_frame({"is": "news", "line": {**line, **more}})
+
+
+def pack_end(end: JobEnd, shift_s: float) -> bytes:
+    """Return the frame of how the job ended on a host."""
+    rows = [
+        {
+            **ending._asdict(),
+            "failed_s": _shifted(ending.failed_s, shift_s),
+            "sent_s": None if ending.sent_s == math.inf else ending.sent_s + shift_s,
+            "sent": [int(number) for number in ending.sent],
+            "gone": None,
+        }
+        for ending in end.endings
+    ]
+    text = json.dumps({"endings": rows, "trouble": end.trouble, "reached": end.reached})
+    return pack_frame({"do": "done"}, text.encode(errors="replace"))
+
+
+def end_of(body: bytes, host: str) -> NodeEnd:
+    """Parse how the job ended on the node on `host`.
+
+    Raises:
+      FrameError: it is no such thing.
+    """
+    try:
+        done = json.loads(body)
+        step, saved = map(int, done["reached"])
+        endings = [_ending_of(row, host) for row in done["endings"]]
+        return NodeEnd(endings, str(done["trouble"]), Reached(step, saved))
+    except (KeyError, TypeError, ValueError):
+        raise FrameError("the endings are incomplete") from None
+
+
+def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
+    return Ending(
+        process=int(row["process"]),
+        code=int(row["code"]),
+        failed_s=None if row["failed_s"] is None else float(row["failed_s"]),
+        sent=tuple(signal.Signals(number) for number in row["sent"]),
+        stderr=str(row["stderr"]),
+        log=str(row["log"]),
+        was_frozen=bool(row["was_frozen"]),
+        is_lost=bool(row["is_lost"]),
+        sent_s=math.inf if row["sent_s"] is None else float(row["sent_s"]),
+        host=host,
+    )
+
+
+def pack_verdict(conclusion: Conclusion) -> bytes:
+    """Return the frame of how the job ended."""
+    text = json.dumps(conclusion._asdict()).encode(errors="replace")
+    return pack_frame({"is": "verdict"}, text)
+
+
+def verdict_of(body: bytes) -> Conclusion:
+    """Parse a verdict.
+
+    Raises:
+      FrameError: it is none.
+    """
+    try:
+        row = json.loads(body)
+        return Conclusion(**{**row, "lines": tuple(row["lines"])})
+    except (KeyError, TypeError, ValueError):
+        raise FrameError("the verdict is incomplete") from None
+
+
+def signal_of(frame: Frame) -> signal.Signals:
+    """Parse a signal.
+
+    Raises:
+      FrameError: it is none.
+    """
+    try:
+        return signal.Signals(whole_field(frame.header, "number"))
+    except ValueError:
+        raise FrameError("not a signal") from None
+
+
+def _shifted(at_s: float | None, shift_s: float) -> float | None:
+    return None if at_s is None else at_s + shift_s

@@ -1,0 +1,55 @@
+"""The order of a job: what the command line asks for."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import NamedTuple
+
+
+class NodesOrder(NamedTuple):
+    """The place of this launcher among those of a job on several hosts."""
+
+    nodes: int  # number of nodes
+    node: int
+    host: str  # by which the launchers of all hosts reach that of node 0
+    port: int
+    token: str  # "" if SHOAL_TOKEN is not set
+    timeout_s: float  # for all launchers to join
+    warn_after_s: float  # a wait this long says what is missing
+
+
+class Restarts(NamedTuple):
+    """When a job that has ended is started again."""
+
+    most: int  # new attempts after failures
+    after_preemption: bool  # as often as needed, after exit code 75
+
+    @property
+    def options(self) -> str:
+        """The options of the command line."""
+        flag = " --restart-preempted" if self.after_preemption else ""
+        return f"--max-restarts {self.most}{flag}"
+
+
+class JobOrder(NamedTuple):
+    """The order of a job: what to run, and how."""
+
+    command: tuple[str, ...]  # `script, args…` or `-m, module, args…`
+    processes: int  # on this host
+    devices: int | None  # virtual CPU devices per process; None: the existing devices
+    shown: frozenset[int] | None  # processes whose output is shown; None: all
+    log_dir: str
+    keeps_logs: bool  # always; else only if the job fails
+    aftermath_s: float  # from the first failure to SIGTERM for the others
+    grace_s: float  # from SIGTERM to SIGKILL
+    prefix: bool = True  # prefix each line with its process
+    leave_s: float = math.inf  # from a SIGTERM taken as a notice to SIGKILL
+    warn_after_s: float = math.inf  # from the end of the others until the remaining ones are listed
+    lost_after_s: float = math.inf  # how long a process may live without its connection
+    nodes: NodesOrder | None = None  # None: a job on this host alone
+    restarts: Restarts | None = None  # None: one attempt
+
+    def attempt_dir(self, attempt: int) -> str:
+        """Return the directory of the logs of an attempt."""
+        return os.path.join(self.log_dir, f"attempt{attempt}") if self.restarts else self.log_dir

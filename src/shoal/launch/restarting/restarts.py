@@ -1,0 +1,84 @@
+"""The rules by which a job that has ended is started again, as a pure state machine."""
+
+from __future__ import annotations
+
+from shoal.launch.conclusion import Conclusion
+from shoal.launch.order import Restarts
+from shoal.runtime.rules.stopping import REQUEUE
+from shoal.runtime.system.progress_file import Reached
+
+MOST_IDLE = 3  # attempts in a row without progress
+
+
+class RestartRules:
+    """Judges the attempts of a job, in order.
+
+    >>> rules = RestartRules(Restarts(1, False))
+    >>> rules.judge(Conclusion(1), Reached(step=4), 0).again
+    True
+    >>> rules.judge(Conclusion(1), Reached(step=9), 1).again
+    False
+    """
+
+    def __init__(self, restarts: Restarts | None) -> None:
+        """`restarts`: None: one attempt."""
+        self._restarts = restarts
+        self.attempt = 0  # the number of the running one
+        self._failures = 0
+        self._idle = 0
+        self._reached = Reached()
+
+    def judge(self, conclusion: Conclusion, reached: Reached, attempt: int) -> Conclusion:
+        """Return how an attempt ended, with whether the next one begins, and why.
+
+        Args:
+          conclusion: if it says already whether the next one begins, that stays.
+          reached: by any of its processes.
+          attempt: its number, by node 0: a launcher that came later has seen fewer.
+        """
+        earlier = self._reached
+        self._reached = earlier.joined(reached)
+        self._idle = 0 if self._reached != earlier else self._idle + 1
+        self._failures += conclusion.code != REQUEUE
+        if conclusion.again is None:
+            refusal = self._refusal(conclusion)
+            lines = (*conclusion.lines, refusal) if refusal else conclusion.lines
+            again = not refusal and self._may_go_on(conclusion)
+            conclusion = conclusion._replace(again=again, lines=lines)
+        self.attempt = attempt + bool(conclusion.again)
+        return conclusion
+
+    def next_words(self) -> str:
+        """Return the line between two attempts."""
+        number = f"attempt {self.attempt} begins"
+        most = self._restarts.most if self._restarts else 0
+        left = f"{self._failures} of --max-restarts {most}"
+        return f"{number} ({left if self._failures else '--restart-preempted'}){self._after()}"
+
+    def _may_go_on(self, conclusion: Conclusion) -> bool:
+        """Return whether a new attempt is wanted, if no limit is reached."""
+        if self._restarts is None or conclusion.is_final or conclusion.code == 0:
+            return False
+        if conclusion.code == REQUEUE:
+            return self._restarts.after_preemption
+        return self._restarts.most > 0
+
+    def _refusal(self, conclusion: Conclusion) -> str:
+        """Return which limit forbids a new attempt that is wanted."""
+        restarts = self._restarts
+        if restarts is None or not self._may_go_on(conclusion):
+            return ""
+        if conclusion.code != REQUEUE and self._failures > restarts.most:
+            return f"no new attempt: --max-restarts {restarts.most}"
+        if self._idle < MOST_IDLE:
+            return ""
+        words = f"no new attempt: a crash loop, {MOST_IDLE} in a row"
+        if self._reached == Reached():
+            return f"{words} noted no step (shoal.step, shoal.preempted, shoal.saved)"
+        return f"{words} made no progress{self._after()}"
+
+    def _after(self) -> str:
+        """Return how far the attempts have come."""
+        rows = [("step", self._reached.step), ("saved step", self._reached.saved)]
+        known = [f"{name} {number}" for name, number in rows if number >= 0]
+        return f"; so far {' and '.join(known)}" if known else ""

@@ -1,0 +1,73 @@
+"""How far a process has come, in a file: for a launcher that starts the program anew.
+
+Two numbers in mapped memory, so that noting a step costs no system call, and what was noted stays
+when the process is killed.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import struct
+from typing import NamedTuple
+
+from shoal import settings
+
+VARIABLE = "SHOAL_PROGRESS_FILE"
+_FIELDS = struct.Struct("<qq")
+_MOST = (1 << 63) - 1
+
+
+class Reached(NamedTuple):
+    """The highest step that was begun, and the highest that was saved; -1: none."""
+
+    step: int = -1
+    saved: int = -1
+
+    def joined(self, other: Reached) -> Reached:
+        """Return the higher numbers of both."""
+        return Reached(max(self.step, other.step), max(self.saved, other.saved))
+
+
+def prepare(path: str) -> None:
+    """Write a file for a process that has reached nothing yet."""
+    with open(path, "wb") as file:
+        file.write(_FIELDS.pack(*Reached()))
+
+
+def read(path: str) -> Reached:
+    """Return what a process has reached; nothing if the file is gone."""
+    try:
+        with open(path, "rb") as file:
+            return Reached(*_FIELDS.unpack(file.read()))
+    except (OSError, struct.error):
+        return Reached()
+
+
+def note_step(number: int) -> None:
+    """Note that this process begins a step."""
+    if (file := _own_file()) is not None:
+        _write(file, Reached(step=min(number, _MOST)))
+
+
+def note_saved(number: int) -> None:
+    """Note that a step is saved."""
+    if (file := _own_file()) is not None:
+        _write(file, Reached(saved=min(number, _MOST)))
+
+
+def _write(file: mmap.mmap, reached: Reached) -> None:
+    _FIELDS.pack_into(file, 0, *Reached(*_FIELDS.unpack_from(file)).joined(reached))
+
+
+@functools.cache
+def _own_file() -> mmap.mmap | None:
+    """Return this process's file; None if its launcher has given it none."""
+    path = settings.text(VARIABLE)
+    if not path:
+        return None
+    try:
+        with open(path, "r+b") as file:
+            return mmap.mmap(file.fileno(), _FIELDS.size)
+    except (OSError, ValueError):
+        return None

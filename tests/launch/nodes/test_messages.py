@@ -1,0 +1,112 @@
+"""What launchers send to each other arrives as it was; what is not theirs is refused."""
+
+from __future__ import annotations
+
+import math
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.launch.conclusion import Conclusion
+from shoal.launch.crew import JobEnd
+from shoal.launch.environment import Addresses, HostShare, JobStart
+from shoal.launch.nodes.assembly import NodeCard
+from shoal.launch.nodes.messages import (
+    card_of,
+    end_of,
+    pack_card,
+    pack_end,
+    pack_start,
+    pack_verdict,
+    signal_of,
+    start_of,
+    verdict_of,
+)
+from shoal.launch.report import Ending
+from shoal.runtime.system.progress_file import Reached
+from shoal.runtime.wire.frames import Frame, FrameError, FrameReader
+
+SIGNALS = st.lists(st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])).map(tuple)
+TIMES_S = st.floats(0, 1e6)
+TEXT = st.text(st.characters(blacklist_categories=["Cs"]))
+ENDINGS = st.lists(
+    st.builds(
+        Ending,
+        st.integers(0, 99),
+        st.integers(-30, 255),
+        st.none() | TIMES_S,
+        SIGNALS,
+        TEXT,
+        TEXT,
+        st.booleans(),
+        gone=st.none(),
+        is_lost=st.booleans(),
+        sent_s=st.just(math.inf) | TIMES_S,
+    )
+)
+
+
+def frame_of(data: bytes) -> Frame:
+    reader = FrameReader(max_header_bytes=1 << 16, max_body_bytes=1 << 20)
+    reader.feed(data)
+    frame = reader.next()
+    assert frame is not None
+    return frame
+
+
+@given(ENDINGS, TEXT, st.floats(-100, 100), st.tuples(st.integers(-1), st.integers(-1)))
+def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s, reached):
+    end = JobEnd(endings, 0.0, trouble, None, Reached(*reached))
+    came = end_of(frame_of(pack_end(end, shift_s)).body, "h")
+    assert (came.trouble, came.reached) == (trouble, reached)
+    for sent, ending in zip(endings, came.endings, strict=True):
+        failed_s = None if sent.failed_s is None else sent.failed_s + shift_s
+        assert ending == sent._replace(failed_s=failed_s, sent_s=sent.sent_s + shift_s, host="h")
+
+
+@given(st.integers(-30, 255), st.lists(TEXT).map(tuple), TEXT, st.booleans())
+def test_a_verdict_arrives(code, lines, sentence, flag):
+    verdict = Conclusion(code, lines, sentence, not flag, has_failed=flag, again=flag)
+    assert verdict_of(frame_of(pack_verdict(verdict)).body) == verdict
+
+
+def test_a_start_arrives():
+    start = JobStart(HostShare(1, 4, 2), 6, Addresses("a:1", "a:2", "a:3"), "token", 3)
+    assert start_of(frame_of(pack_start(start)).header) == start
+
+
+def test_a_card_arrives_fit_to_be_printed():
+    card = NodeCard(1, 2, 4, "host", "train.py --lr 1", "0a", None, "Python 3.11", -1, True)
+    assert card_of(frame_of(pack_card(card, "t")).header) == card
+    strange = card._replace(host="ho\x1b[31mst\n", program="p" * 1000)
+    came = card_of(frame_of(pack_card(strange, "t")).header)
+    assert came.host == "ho?[31mst?"
+    assert len(came.program) == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("node", "1"), ("processes", None), ("host", 3), ("devices", "2"), ("highest_shown", None)],
+)
+def test_a_card_with_a_wrong_field_is_refused(name, value):
+    card = NodeCard(1, 2, 4, "host", "train.py", "0a", None, "Python 3.11", -1)
+    with pytest.raises(FrameError):
+        card_of({**card._asdict(), name: value})
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"endings": [{}], "trouble": ""}', b"3"])
+def test_what_is_no_ending_or_verdict_is_refused(body):
+    with pytest.raises(FrameError):
+        end_of(body, "h")
+    with pytest.raises(FrameError):
+        verdict_of(body)
+
+
+def test_what_is_no_start_or_signal_is_refused():
+    for header in ({}, {"share": [1], "addresses": [], "total": 1, "token": ""}):
+        with pytest.raises(FrameError):
+            start_of(header)
+    with pytest.raises(FrameError):
+        signal_of(Frame({"number": 999}, b""))

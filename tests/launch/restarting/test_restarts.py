@@ -1,0 +1,92 @@
+"""Whether a job that has ended is started again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.launch.conclusion import Conclusion
+from shoal.launch.order import Restarts
+from shoal.launch.restarting.restarts import MOST_IDLE, RestartRules
+from shoal.runtime.system.progress_file import Reached
+
+CODES = st.sampled_from([1, 3, 71, 75, 137])
+NUMBERS = st.integers(-1, 4)
+ATTEMPTS = st.lists(st.tuples(CODES, NUMBERS, NUMBERS), min_size=1, max_size=12)
+
+
+def expected(restarts, attempts) -> int:
+    """Return how many of these attempts begin, by counting in a plain way."""
+    failures = idle = 0
+    step = saved = -1
+    for number, (code, to, safe) in enumerate(attempts):
+        idle = 0 if to > step or safe > saved else idle + 1
+        step, saved = max(step, to), max(saved, safe)
+        failures += code != 75
+        allowed = restarts.after_preemption if code == 75 else failures <= restarts.most
+        if not allowed or idle >= 3:
+            return number + 1
+    return len(attempts) + 1
+
+
+@given(st.integers(0, 5), st.booleans(), ATTEMPTS)
+def test_attempts_begin_as_counted(most, after_preemption, attempts):
+    restarts = Restarts(most, after_preemption)
+    rules, began = RestartRules(restarts), 1
+    for code, step, saved in attempts:
+        judged = rules.judge(Conclusion(code), Reached(step, saved), rules.attempt)
+        if not judged.again:
+            break
+        began += 1
+        assert rules.attempt == began - 1
+        assert rules.next_words().startswith(f"attempt {began - 1} begins (")
+    assert began == expected(restarts, attempts)
+
+
+@pytest.mark.parametrize(
+    "conclusion", [Conclusion(0), Conclusion(1, is_final=True), Conclusion(75, is_final=True)]
+)
+def test_what_is_over_is_not_started_again(conclusion):
+    judged = RestartRules(Restarts(9, True)).judge(conclusion, Reached(1, 1), 0)
+    assert (judged.again, judged.lines) == (False, ())
+
+
+def test_without_the_options_nothing_is_said():
+    for code in (0, 1, 75):
+        assert RestartRules(None).judge(Conclusion(code), Reached(), 0) == Conclusion(
+            code, again=False
+        )
+
+
+def test_the_verdict_of_node_0_stays_and_counts():
+    rules = RestartRules(Restarts(0, False))
+    assert rules.judge(Conclusion(1, again=True), Reached(5, 4), 2).again
+    assert rules.attempt == 3
+    assert rules.judge(Conclusion(1, again=False), Reached(), 3).again is False
+    assert rules.attempt == 3
+
+
+def test_the_limit_is_named():
+    rules = RestartRules(Restarts(1, False))
+    rules.judge(Conclusion(1), Reached(7, 5), 0)
+    assert rules.next_words() == (
+        "attempt 1 begins (1 of --max-restarts 1); so far step 7 and saved step 5"
+    )
+    judged = rules.judge(Conclusion(1, ("why",)), Reached(9, 5), 1)
+    assert judged.lines == ("why", "no new attempt: --max-restarts 1")
+
+
+def test_a_crash_loop_is_named():
+    rules = RestartRules(Restarts(9, False))
+    silent = [rules.judge(Conclusion(1), Reached(), n) for n in range(MOST_IDLE)]
+    assert [judged.again for judged in silent] == [True] * (MOST_IDLE - 1) + [False]
+    assert silent[-1].lines == (
+        "no new attempt: a crash loop, 3 in a row noted no step (shoal.step, "
+        "shoal.preempted, shoal.saved)",
+    )
+    rules = RestartRules(Restarts(9, False))
+    stuck = [rules.judge(Conclusion(1), Reached(7), n) for n in range(1 + MOST_IDLE)]
+    assert stuck[-1].lines == (
+        "no new attempt: a crash loop, 3 in a row made no progress; so far step 7",
+    )

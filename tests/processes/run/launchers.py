@@ -1,0 +1,112 @@
+"""The launchers of one job on several hosts, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from processes.clusters.pages import Started
+from quiet_ports import quiet_row
+from shoal.launch.nodes.ports import NUM_PORTS
+from shoal.testing import enter
+from shoal.testing.network import address_of
+from shoal.testing.warden import MARK, environment_of, marked
+from shoal.testing.warding import Warden
+
+_NODE = "LAUNCHER_OF_NODE"  # a variable that all processes of a launcher inherit
+
+
+class Launchers:
+    """Starts `shoal run --nnodes …` for each node: here, or each in a namespace of its own."""
+
+    def __init__(self, folder: Path, env: dict[str, str], warden: Warden) -> None:
+        self.folder, self._warden = folder, warden
+        host, self.port = quiet_row(NUM_PORTS)
+        self.host = address_of(0) if warden.namespaces else host
+        self.env = {
+            **env, MARK: warden.mark, "TMPDIR": str(folder), "SHOAL_TOKEN": "a secret",
+            "SHOAL_AFTERMATH_S": "0.3", "SHOAL_GRACE_S": "5", "SHOAL_INITIALIZE_TIMEOUT_S": "60",
+        }  # fmt: skip
+        self._started: list[Started] = []
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def start(
+        self,
+        node: int,
+        *options: str,
+        nodes: int = 2,
+        program: Iterable[str] = ("script.py",),
+        before: Iterable[str] = (),
+        **env: str,
+    ) -> Started:
+        """Start the launcher of a node."""
+        place = self._warden.namespaces[node] if self._warden.namespaces else []
+        inside = [sys.executable, "-I", "-S", enter.__file__, *place] if place else []
+        run = [sys.executable, "-m", "shoal", "run", "--nnodes", str(nodes)]
+        where = ["--node-rank", str(node), "--coordinator", self.address]
+        command = [*inside, *before, *run, *where, *options, *program]
+        env = {**self.env, _NODE: str(node), **env}
+        self._started.append(Started(command, self.folder, env))
+        return self._started[-1]
+
+    def both(self, *options: str, script: str, **env: str) -> list[Started]:
+        """Start both launchers of a job on two nodes."""
+        self.write(script)
+        return [self.start(node, *options, **env) for node in range(2)]
+
+    def write(self, script: str, name: str = "script.py") -> None:
+        (self.folder / name).write_text(textwrap.dedent(script))
+
+    def pids(self, node: int | None = None) -> list[int]:
+        """Return all living processes, of one node or of all."""
+        wanted = None if node is None else str(node).encode()
+        return [
+            pid
+            for pid in marked(self._warden.mark)
+            if node is None or environment_of(pid).get(_NODE.encode()) == wanted
+        ]
+
+    def kill(self, node: int) -> None:
+        """Kill every process of a node."""
+        while pids := self.pids(node):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def leaves_nobody(self, within_s: float = 10.0) -> bool:
+        """Return whether no process is left, at most after a while."""
+        deadline_s = time.monotonic() + within_s
+        while self.pids():
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def close(self) -> None:
+        """Kill what is left, and mend both cables."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for started in self._started:
+            started.end()
+        for place in range(len(self._warden.namespaces)):
+            self._warden.order("mend", place)
+
+
+def verdict(started: Started) -> str:
+    """Return the last line of a launcher."""
+    return started.said.splitlines()[-1]
+
+
+def codes(launchers: Iterable[Started]) -> list[int]:
+    """Wait for the end of launchers; return their exit codes."""
+    return [started.code() for started in launchers]

@@ -1,0 +1,117 @@
+"""`shoal run --nnodes 2` on two network namespaces, each with an address of its own."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+
+import pytest
+
+from processes.run.launchers import Launchers, codes, verdict
+from shoal.testing.network import address_of, why_no_cuts
+from shoal.testing.warding import Warden
+
+pytestmark = pytest.mark.skipif(bool(why_no_cuts()), reason=why_no_cuts() or "-")
+
+LOST_AFTER_S = 3.0
+JOINED = """
+import os, sys
+import jax.numpy as jnp, numpy as np
+import shoal
+shoal.initialize()
+mesh = shoal.make_mesh({"data": -1})
+x = shoal.put(np.arange(1, 1 + mesh.size, dtype="float32"), shoal.Layout(mesh, "data"))
+print("sum", float(jnp.sum(x)), flush=True)
+"""
+WAITS = """
+import shoal
+shoal.initialize()
+shoal.barrier("begin")
+print("waits", flush=True)
+if shoal.process_index() == 0:
+    import time; time.sleep(600)
+shoal.barrier("never")
+"""
+
+
+@pytest.fixture(scope="module")
+def warden():
+    """Return the warden of two hosts."""
+    warden = Warden(2)
+    yield warden
+    warden.close()
+
+
+@pytest.fixture
+def launchers(tmp_path, child_env, warden):
+    """Return launchers, one on each host; nothing of them outlives the test."""
+    launchers = Launchers(tmp_path, child_env, warden)
+    launchers.env["SHOAL_LOST_AFTER_S"] = str(LOST_AFTER_S)
+    yield launchers
+    launchers.close()
+
+
+def test_arrays_are_summed_across_hosts_and_a_failure_is_named_with_its_host(launchers):
+    fails = "if shoal.process_index() == 1: raise RuntimeError('no more data')\n"
+    script = JOINED + fails + "shoal.barrier('never')\n"
+    both = launchers.both("--devices", "2", "--log-dir", "logs", script=script)
+    assert codes(both) == [1, 1], [started.said for started in both]
+    assert "p0| sum 10.0\n" in both[0].said
+    assert "p1| sum 10.0\n" in both[1].said
+    assert verdict(both[0]) == verdict(both[1])
+    assert verdict(both[0]).startswith(
+        f"shoal run: process 1 of 2 ({address_of(1)}) failed first, "
+    )
+    assert "RuntimeError: no more data" in verdict(both[0])
+    assert {path.name for path in (launchers.folder / "logs").glob("p*")} == {
+        "p0000.log",
+        "p0001.log",
+    }
+    assert launchers.leaves_nobody()
+
+
+@pytest.mark.parametrize("other", ["lives", "is off"])
+def test_a_cut_cable_is_a_lost_host_on_both_sides(launchers, warden, other):
+    both = launchers.both("--devices", "1", script=WAITS)
+    for started in both:
+        started.until("waits")
+    warden.order("cut", 1)
+    began_s = time.monotonic()
+    if other == "is off":
+        launchers.kill(1)  # the other side hears nothing of it
+    sides = both if other == "lives" else both[:1]
+    assert codes(sides) == [71] * len(sides), [started.said for started in both]
+    assert time.monotonic() - began_s < LOST_AFTER_S + 15
+    for node, started in enumerate(sides):
+        lost = 1 - node
+        assert verdict(started).startswith(
+            f"shoal run: node {lost} ({address_of(lost)}), with process {lost}, was lost "
+        ), started.said
+        assert "gave no sign of life: silent for" in verdict(started)
+    assert launchers.leaves_nobody()
+
+
+def test_hosts_that_were_cut_off_meet_again_for_the_next_attempt(launchers, warden):
+    script = f"import os\nif os.environ['SHOAL_ATTEMPT'] == '0':{textwrap.indent(WAITS, '    ')}\n"
+    both = launchers.both("--devices", "1", "--max-restarts", "1", script=script + JOINED)
+    for started in both:
+        started.until("waits")
+    warden.order("cut", 1)
+    for started in both:
+        started.until("attempt 1 begins")
+    warden.order("mend", 1)
+    assert codes(both) == [0, 0], [started.said for started in both]
+    for node, started in enumerate(both):
+        assert f"p{node}| sum 3.0\n" in started.said
+    assert launchers.leaves_nobody()
+
+
+def test_a_host_whose_processes_are_all_killed_is_lost_at_once(launchers):
+    both = launchers.both("--devices", "1", script=WAITS, SHOAL_LOST_AFTER_S="60")
+    for started in both:
+        started.until("waits")
+    launchers.kill(1)
+    assert both[0].code() == 71
+    lost = f"node 1 ({address_of(1)}), with process 1, was lost "
+    assert verdict(both[0]).startswith(f"shoal run: {lost}"), both[0].said
+    assert launchers.leaves_nobody()

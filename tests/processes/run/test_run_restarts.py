@@ -1,0 +1,149 @@
+"""`shoal run --max-restarts`: a job that failed is started again, on one host and on several."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+
+import pytest
+
+from processes.run.launchers import Launchers, codes, verdict
+from shoal.testing.warding import Warden
+
+HEAD = """
+import os, signal, subprocess, sys, time
+attempt = int(os.environ["SHOAL_ATTEMPT"])
+def say(*words): print(*words, flush=True)
+"""
+
+
+@pytest.fixture
+def launchers(tmp_path, child_env):
+    """Return launchers of two nodes; nothing of them outlives the test."""
+    warden = Warden(0)
+    launchers = Launchers(tmp_path, child_env, warden)
+    yield launchers
+    launchers.close()
+    warden.close()
+
+
+def test_a_failed_job_is_started_again_with_nothing_of_the_earlier_one(launch):
+    script = """
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    names = "SHOAL_TOKEN SHOAL_COORDINATOR SHOAL_JAX_SERVICE".split()
+    say("attempt", attempt, *[os.environ[name] for name in names])
+    if attempt < 2: sys.exit(3)
+    """
+    options = ("-n", "2", "--max-restarts", "5", "--log-dir", "logs", "--no-prefix")
+    finished = launch.run(*options, script=HEAD + textwrap.dedent(script))
+    assert finished.code == 0, finished.err
+    rows = [line.split()[1:] for line in finished.lines]
+    assert [row[0] for row in rows] == ["0", "0", "1", "1", "2", "2"]
+    for column in (1, 2, 3):
+        assert len({row[column] for row in rows}) == 3
+    assert "shoal run: attempt 1 begins (1 of --max-restarts 5)\n" in finished.err
+    assert "shoal run: attempt 2 begins (2 of --max-restarts 5)\n" in finished.err
+    logs = launch.folder / "logs"
+    for attempt in range(3):
+        assert f"attempt {attempt} " in (logs / f"attempt{attempt}" / "p0001.log").read_text()
+    assert not list(logs.rglob(".*"))
+    assert launch.leaves_nobody()
+
+
+def test_a_crash_loop_ends_early(launch):
+    finished = launch.run("--max-restarts", "9", script=HEAD + "say('ran'); sys.exit(4)")
+    assert finished.code == 4
+    assert finished.out.count("ran") == 3
+    words = "no new attempt: a crash loop, 3 in a row noted no step (shoal.step, "
+    assert f"shoal run: {words}shoal.preempted, shoal.saved)\n" in finished.err
+    assert "process 0 of 1 failed first" in finished.verdict
+    assert finished.err.count("shoal run: log of process 0: ") == 3
+    (logs,) = launch.temporary.glob("shoal-run-*")
+    assert sorted(path.name for path in logs.iterdir()) == ["attempt0", "attempt1", "attempt2"]
+
+
+def test_with_progress_it_goes_on_up_to_the_limit(launch):
+    script = HEAD + "import shoal\nsay('ran')\nshoal.saved(attempt)\nsys.exit(4)\n"
+    finished = launch.run("--max-restarts", "4", script=script)
+    assert finished.code == 4
+    assert finished.out.count("ran") == 5
+    assert "attempt 4 begins (4 of --max-restarts 4); so far saved step 3\n" in finished.err
+    assert "shoal run: no new attempt: --max-restarts 4\n" in finished.err
+
+
+@pytest.mark.parametrize("after", [True, False], ids=["wanted", "not wanted"])
+def test_exit_code_75_starts_again_only_if_wanted(launch, after):
+    option = ["--restart-preempted"] if after else ["--max-restarts", "9"]
+    script = HEAD + "say('ran')\nif attempt < 2: sys.exit(75)\n"
+    finished = launch.run(*option, script=script)
+    assert finished.code == (0 if after else 75)
+    assert finished.out.count("ran") == (3 if after else 1)
+    assert finished.err.count("begins (--restart-preempted)") == (2 if after else 0)
+
+
+def test_wrong_usage_is_not_tried_again(launch):
+    finished = launch.run("--max-restarts", "9", script=HEAD + "say('ran'); sys.exit(2)")
+    assert (finished.code, finished.out.count("ran")) == (2, 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_ends_it_for_good(launch, number):
+    script = HEAD + "say('ready')\nif attempt == 0: sys.exit(1)\ntime.sleep(600)\n"
+    launch.start("--max-restarts", "9", "--restart-preempted", script=script)
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(number)
+    finished = launch.finish()
+    assert finished.code == 128 + number, finished.err
+    assert finished.verdict == f"shoal run: the job was ended by {number.name}"
+    assert launch.leaves_nobody()
+
+
+def test_all_nodes_go_to_the_next_attempt_together(launchers):
+    script = HEAD + (
+        "import shoal\nshoal.initialize()\nsay('attempt', attempt, os.environ['SHOAL_TOKEN'])\n"
+        "shoal.barrier('here')\n"
+        "if attempt == 0 and shoal.process_index() == 1: raise RuntimeError('out of luck')\n"
+        "shoal.barrier('on')\n"
+    )
+    options = ("--devices", "1", "--max-restarts", "1", "--log-dir", "logs", "--no-prefix")
+    both = launchers.both(*options, script=script)
+    assert codes(both) == [0, 0], [started.said for started in both]
+    tokens = []
+    for started in both:
+        assert "RuntimeError: out of luck" in started.said
+        assert "shoal run: attempt 1 begins (1 of --max-restarts 1)" in started.said
+        lines = [line.split() for line in started.said.splitlines()]
+        tokens.append([line[2] for line in lines if line[:1] == ["attempt"]])
+    assert tokens[0] == tokens[1]
+    assert len(set(tokens[0])) == 2
+    names = {os.path.relpath(path, launchers.folder) for path in launchers.folder.rglob("p*.log")}
+    assert names == {f"logs/attempt{a}/p000{p}.log" for a in range(2) for p in range(2)}
+    assert launchers.leaves_nobody()
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_launcher_that_was_lost_may_come_again(launchers, node):
+    script = HEAD + "say('ready', attempt)\nif attempt == 0: time.sleep(600)\n"
+    both = launchers.both("--max-restarts", "1", script=script)
+    for started in both:
+        started.until("ready 0")
+    launchers.kill(node)
+    both[1 - node].until(f"shoal run: node {node} (")
+    both[1 - node].until("attempt 1 begins")
+    again = launchers.start(node, "--max-restarts", "1")
+    assert codes([again, both[1 - node]]) == [0, 0], [again.said, both[1 - node].said]
+    for started in (again, both[1 - node]):
+        assert "ready 1" in started.said  # though one of them has seen no other attempt
+    assert launchers.leaves_nobody()
+
+
+def test_a_crash_loop_on_several_hosts_ends_on_all(launchers):
+    script = HEAD + "say('ran')\nif os.environ['RANK'] == '1': sys.exit(4)\ntime.sleep(600)\n"
+    both = launchers.both("--max-restarts", "9", script=script)
+    assert codes(both) == [4, 4], [started.said for started in both]
+    for started in both:
+        assert started.said.count("| ran") == 3, started.said
+        assert "no new attempt: a crash loop, 3 in a row noted no step" in started.said
+        assert verdict(started) == verdict(both[0])
+    assert launchers.leaves_nobody()

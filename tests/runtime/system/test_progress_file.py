@@ -1,0 +1,44 @@
+"""What a process notes of its steps outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from shoal.runtime.system import progress_file
+from shoal.runtime.system.progress_file import Reached
+
+NOTES = """
+import os, signal, shoal
+for number in (3, 12, 7):
+    with shoal.step(number): pass
+assert not shoal.preempted(13)
+shoal.saved(10)
+shoal.saved(2**80 if {huge} else 4)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("huge", [False, True])
+def test_the_highest_numbers_stay_when_a_process_is_killed(tmp_path, child_env, huge):
+    path = str(tmp_path / "progress")
+    progress_file.prepare(path)
+    assert progress_file.read(path) == Reached(-1, -1)
+    env = {**child_env, "SHOAL_PROGRESS_FILE": path}
+    command = [sys.executable, "-c", NOTES.format(huge=huge)]
+    assert subprocess.run(command, env=env, timeout=60).returncode == -signal.SIGKILL
+    assert progress_file.read(path) == Reached(13, (1 << 63) - 1 if huge else 10)
+
+
+def test_a_file_that_is_gone_or_cut_has_nothing(tmp_path, child_env):
+    assert progress_file.read(str(tmp_path / "none")) == Reached()
+    (tmp_path / "cut").write_bytes(b"123")
+    assert progress_file.read(str(tmp_path / "cut")) == Reached()
+    env = {**child_env, "SHOAL_PROGRESS_FILE": str(tmp_path / "none")}
+    command = [sys.executable, "-c", "import shoal; shoal.saved(3)"]
+    assert subprocess.run(command, env=env, timeout=60).returncode == 0
+    assert not os.path.exists(tmp_path / "none")
