@@ -33,7 +33,7 @@ def short_digest(data: Data) -> bytes:
 
 
 def call_digest(data: Data) -> bytes:
-    """Return the 16-byte digest of the facts that must be equal in a call, or in all calls so far."""
+    """Return the 16-byte digest of facts that must be equal in a call, or in all calls so far."""
     return blake2b(data, digest_size=16).digest()
 
 
