@@ -100,7 +100,9 @@ def test_where_classes_are_not_loaded_there_are_none_in_the_way(path):
 @pytest.mark.parametrize("form", ["dicts", "names"])
 def test_a_target_that_is_a_tree_has_its_own_form(path, form):
     for target in (TREE, {"params": MESH, "step": 0}, np.ones(3)):
-        with pytest.raises(UsageError, match=f"restore: form='{form}' is for .* this target is"):
+        with pytest.raises(
+            UsageError, match=f"restore: form='{form}' is for .* this target determines"
+        ):
             shoal.restore(path, target, form=form)
 
 

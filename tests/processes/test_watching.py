@@ -154,7 +154,7 @@ def test_who_was_frozen_is_lost_and_learns_it_when_it_wakes(stage, told):
     woken = stage.job.wait_for(1)
     assert woken.code == 0, woken
     assert "this process was declared lost" in told(woken)[0]
-    assert "others have gone on without it" in told(woken)[0]
+    assert "others have continued without it" in told(woken)[0]
 
 
 def test_who_was_frozen_and_wakes_in_time_goes_on(stage, told):

@@ -19,7 +19,7 @@ def read_bytes(text: str, what: str) -> int:
     """
     found = _AMOUNT.fullmatch(text.strip())
     if not found or found[3] == "bit" or found[4]:
-        raise UsageError(f"{what} {text!r} must be bytes, as 64MiB, 1GB or 4096")
+        raise UsageError(f"{what} {text!r} must be bytes, such as 64MiB, 1GB or 4096")
     number = _number(found)
     if not number.is_integer() or number >= 1 << 63:
         raise UsageError(f"{what} {text!r} must be a whole number of bytes, below 2**63")
@@ -34,7 +34,7 @@ def read_speed(text: str, what: str) -> float:
     """
     found = _AMOUNT.fullmatch(text.strip())
     if not found or not found[4] or not found[3]:  # "Gb" is ambiguous: refused
-        raise UsageError(f"{what} {text!r} must be a speed, as 50GB/s or 400Gbit/s")
+        raise UsageError(f"{what} {text!r} must be a speed, such as 50GB/s or 400Gbit/s")
     return _number(found) / (8 if found[3] == "bit" else 1)
 
 

@@ -27,7 +27,7 @@ _HALVES = re.compile(r'((?:"(?:[^"\\]|\\.)*"|[^@])*?)(?:(@)(.*))?', re.DOTALL)  
 def layout(
     dims: Annotated[str, typer.Argument(help="'data, model+seq, -', or with '@' and a mesh")],
     mesh: Annotated[str, typer.Option(help="The mesh, as for `shoal mesh`.")] = "",
-    shape: Annotated[str, typer.Option(help="The array's shape, as 1024,512.")] = "",
+    shape: Annotated[str, typer.Option(help="The array's shape, such as 1024,512.")] = "",
     dtype: Annotated[str, typer.Option(help="The array's dtype, for its bytes.")] = "float32",
     processes: Annotated[int, typer.Option("-n", "--processes", help="Number of processes.")] = 1,
     svg: Svg = None,
@@ -81,7 +81,7 @@ def read_shape(text: str, what: str = "--shape") -> tuple[int, ...]:
         sizes = text.replace("x", ",").removesuffix(",")
         return tuple(int(size) for size in sizes.split(",")) if sizes else ()
     except ValueError:
-        raise UsageError(f"{what} {text!r} must be numbers with commas, as 1024,512") from None
+        raise UsageError(f"{what} {text!r} must be numbers with commas, such as 1024,512") from None
 
 
 def item_bytes(name: str, what: str = "--dtype") -> int:

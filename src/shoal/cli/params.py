@@ -95,7 +95,8 @@ def _from_text(text: str) -> tuple[str, Any, Any, Any]:
     words = rest.split(None, 2)
     if not colon or len(words) < 2:
         raise UsageError(
-            f"plan: {text!r} must be 'NAME: SHAPE DTYPE LAYOUT', as 'w: 1024x512 bfloat16 data, -'"
+            f"plan: {text!r} must be 'NAME: SHAPE DTYPE LAYOUT', such as 'w: 1024x512 bfloat16 "
+            "data, -'"
         )
     return name.strip(), words[0], words[1], words[2] if len(words) > 2 else None
 
@@ -113,7 +114,7 @@ def _from_file(source: str) -> Iterator[tuple[str, Any, Any, Any]]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--params {source} is not JSON: {error}") from None
     if not isinstance(tree, Mapping):
-        raise UsageError(f"--params {source}: must be an object of parameters, as {_FORMS}")
+        raise UsageError(f"--params {source}: must be an object of parameters, such as {_FORMS}")
     leaves = tree.get("leaves")
     if isinstance(leaves, list) and all(isinstance(row, Mapping) for row in leaves):
         rows = [row for row in leaves if row.get("dtype")]  # of a checkpoint: only arrays

@@ -81,9 +81,9 @@ def _read_across(text: str) -> dict[str, int]:
     try:
         grid = Mesh.parse(text)
     except UsageError as error:
-        raise UsageError(f"--across {text!r} must be axes, as 'data=2': {error}") from None
+        raise UsageError(f"--across {text!r} must be axes, such as 'data=2': {error}") from None
     if "|" in text:
-        raise UsageError(f"--across {text!r} must be axes only, as 'data=2'")
+        raise UsageError(f"--across {text!r} must be axes only, such as 'data=2'")
     return dict(grid.axes)
 
 
@@ -96,7 +96,8 @@ def _read_weights(text: str) -> dict[str, float]:
         name, equals, amount = word.partition("=")
         if not equals or name in found:
             raise UsageError(
-                f"--weights {text!r} must be axes with bytes, each once, as 'data=1GiB model=4GiB'"
+                f"--weights {text!r} must be axes with bytes, each once, such as 'data=1GiB "
+                "model=4GiB'"
             )
         found[name] = read_bytes(amount, f"--weights {name}")
     return found

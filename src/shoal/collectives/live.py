@@ -49,7 +49,7 @@ def live(
         did not arrive in time. Call it again.
       DivergenceError: on all that arrived: others arrived at another point.
       ProcessLostError: on all that arrived: the meeting place or JAX's service is lost; on this
-        process: the others have gone on without it.
+        process: the others have continued without it.
       PeerFailedError: on all that arrived: an exception (such as an interrupt) took a process out
         of this call, and it is alive. Call it again.
       UsageError: on the caller: an argument is wrong. The others get PeerFailedError.

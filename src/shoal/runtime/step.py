@@ -46,7 +46,7 @@ def step(coordinator: Coordinator, number: int) -> AbstractContextManager[None]:
 
     Raises:
       ProcessLostError: on this process, at the beginning of the block: a process is dead or
-        unreachable, or the meeting place is, or the others have gone on without this one.
+        unreachable, or the meeting place is, or the others have continued without this one.
       PeerFailedError: on this process, at the beginning of the block: another one raised.
       DivergenceError: on each process, at the beginning of the next block: they have made
         different calls.

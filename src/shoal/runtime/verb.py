@@ -23,7 +23,7 @@ class Verb(Protocol[P, T]):
 
 
 def verb(function: Callable[Concatenate[Coordinator, P], T]) -> Verb[P, T]:
-    """Decorate a function of (coordinator, …) to be called without it; `on` takes it."""
+    """Decorate a function of (coordinator, …) to be called without it; `on` takes it explicitly."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -123,7 +123,7 @@ def test_errors_come_after_the_batches_before_them_and_stay():
     for _ in range(2):
         with pytest.raises(OSError, match="on fire"):
             next(feed)
-    with pytest.raises(UsageError, match="raised StopIteration; order= says how far"):
+    with pytest.raises(UsageError, match="raised StopIteration; order= sets the end"):
         next(shoal.feed(lambda rows: next(iter([])), ROWS, batch=8, order=range(8)))
     assert threads() == []
 

@@ -175,7 +175,7 @@ def test_what_is_refused_moves_nothing(monkeypatch):
     array = put(np.ones((8, 8), np.float32), ROWS)
     with pytest.raises(UsageError, match="is being differentiated, and staged=True moves nothing"):
         jax.grad(lambda x: relayout(x, TILES, staged=True).sum())(array)
-    with pytest.raises(UsageError, match="has a way of its own: leave way= out"):
+    with pytest.raises(UsageError, match="chooses the way: omit way="):
         relayout(array, TILES, staged=True, way="collectives")
     half = Layout(Mesh({"x": 4}), "x", None)
     monkeypatch.setattr(staged_move, "by_host_alone", lambda source, target: False)

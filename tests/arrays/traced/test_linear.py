@@ -129,7 +129,7 @@ WRONG = [
     ((X, np.ones((5, 7), np.float32)), r"has 4 in, weight \(5, 7\) 7$"),
     ((X, W[None]), r"weight: shape \(1, 5, 4\) has rank 3; give \[out, in\]"),
     ((np.float32(1), W), r"x: a scalar has no last dim"),
-    ((X, W, np.ones(4, np.float32)), r"bias \(4,\) is not one for each of 5 out"),
+    ((X, W, np.ones(4, np.float32)), r"bias \(4,\) must be \[5\], one for each row"),
     ((X, W, X[:1, :, 0]), r"bias: shape \(1, 3\) has rank 2; give \[out\]"),
     ((X, W.astype(np.float16)), "dtypes differ: x float32, weight float16; cast"),
     ((X > 0, W > 0), "bool values cannot be multiplied"),

@@ -43,7 +43,7 @@ def test_what_is_heard_is_raised_again_and_again_until_it_is_acknowledged(troubl
             troubles.check("step 1 (train.py:3 (main))")
         assert caught.value.lost == {2: "its connection closed"}
         assert str(caught.value) == (
-            "process 0 of 3 (here): step 1 (train.py:3 (main)) cannot go on: process 2 (far) is"
+            "process 0 of 3 (here): step 1 (train.py:3 (main)) cannot continue: process 2 (far) is"
             " lost: its connection closed"
         )
     troubles.acknowledge([2])
@@ -74,7 +74,7 @@ def test_a_service_is_named_until_the_survivors_go_on_without_it(troubles):
     troubles.acknowledge(range(3))
     with pytest.raises(ProcessLostError) as caught:
         troubles.check("step 4")
-    assert str(caught.value).endswith("step 4 cannot go on: JAX's service is lost: killed?")
+    assert str(caught.value).endswith("step 4 cannot continue: JAX's service is lost: killed?")
     assert caught.value.lost == {}
     troubles.acknowledge(["JAX's service"])
     troubles.check("step 5")

@@ -93,7 +93,7 @@ class ByNumber:
             rows = self._read(numbers)
         except StopIteration as error:  # which would silently end the caller's loop
             raise UsageError(
-                "feed: the reader raised StopIteration; order= says how far"
+                "feed: the reader raised StopIteration; order= sets the end"
             ) from error
         for path, leaf in jax.tree_util.tree_flatten_with_path(rows)[0]:
             if np.ndim(leaf) and len(leaf) != len(numbers):

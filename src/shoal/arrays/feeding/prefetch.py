@@ -68,7 +68,7 @@ class Prefetch(Generic[T]):
 
     @property
     def phase(self) -> tuple[str, float]:
-        """What the thread is doing, and since when."""
+        """The current phase of the thread, and its start time."""
         return self._phase
 
     @property

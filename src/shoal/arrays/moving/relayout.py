@@ -89,7 +89,7 @@ def relayout(
     check_flags("relayout", donate=donate, staged=staged)
     check_way("relayout", way)
     if staged and way is not None:
-        raise UsageError("relayout: staged=True has a way of its own: leave way= out")
+        raise UsageError("relayout: staged=True chooses the way: omit way=")
     offences: list[str] = []
     leaves, treedef = leaf_layouts(tree, layouts, offences)
     arrays = [_concrete(leaf, offences) for leaf in leaves]

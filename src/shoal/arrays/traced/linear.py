@@ -94,7 +94,7 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
         hint = "; weight is [out, in]: give its .T" if size == rows else ""
         offences.append(f"x {shapes['x']} has {size} in, weight {shapes['weight']} {columns}{hint}")
     if "bias" in shapes and shapes["bias"] != (rows,):
-        offences.append(f"bias {shapes['bias']} is not one for each of {rows} out")
+        offences.append(f"bias {shapes['bias']} must be [{rows}], one for each row of weight")
     dtypes = {n: jnp.result_type(value) for n, value in given.items()}
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())

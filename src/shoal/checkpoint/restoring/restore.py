@@ -272,7 +272,7 @@ def _form(operation: str, form: object, request: RestoreRequest) -> str:
     )
     if chosen != "tree" and not is_for_all:
         detail = (
-            "no target, or one layout, mesh or function for all; this target is a tree of its own"
+            "no target, or one layout, mesh or function for all; this target determines the form"
         )
         raise UsageError(f"{operation}: form={chosen!r} is for {detail}")
     return chosen

@@ -140,8 +140,8 @@ class Torus(Topology):
     Args:
       shape: chips along x, y, z; one to three numbers, one dim for each of the links' directions.
       generation: a name of `GENERATIONS`, which supplies the defaults; "" for a plain torus.
-      wrap: for each dim, whether its two ends are linked; None: as in the generation; in a
-        plain torus no.
+      wrap: for each dim, whether its two ends are linked; None: as in the generation; a plain
+        torus does not wrap.
       host: chips of one host along each dim; None: as in the generation, where that divides
         the dim; a plain torus is one host.
       cores: devices of a chip; None: as in the generation, else 1.

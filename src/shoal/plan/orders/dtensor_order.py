@@ -58,7 +58,7 @@ def order(topology: Topology, sizes: Sequence[int], rings: Rings) -> IntArray:
       UsageError: DTensor has no such mesh; names all problems.
     """
     if not isinstance(topology, Torus):
-        raise UsageError(f"DTensor orders one TPU slice, and {topology.text} is not")
+        raise UsageError(f"DTensor orders a single TPU slice, and {topology.text} is not one")
     shape = (*topology.shape, 1, 1)[:3]
     whole = (*shape, topology.cores)
     dims = 1 - len(sizes) if rings.dims is None else rings.dims

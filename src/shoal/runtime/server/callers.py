@@ -46,7 +46,7 @@ _MAX_WORDS = 1000
 
 
 class ProcessCaller:
-    """A process that sent HELLO, one way in each direction."""
+    """A process that sent HELLO; no frame on its connection is a reply."""
 
     max_body_bytes = 1 << 20  # a traceback, or stacks
 
