@@ -118,7 +118,7 @@ def epoch_of(data, rows, seed):
 
 
 def train(ckpts, data, mesh, say):
-    """Train to the end; return the trained state, or None if the job was preempted."""
+    """Train to the end or until preempted; return the trained state, None if preempted."""
     layouts, rows = layouts_on(mesh), rows_on(mesh)
     state, first = ckpts.resume(
         layouts, lambda: shoal.create(init, jax.random.key(0), layouts=layouts)

@@ -262,7 +262,7 @@ class StorageError(CheckpointError, OSError):
         super().__init__(message, path=path)
         self.errno = errno
 
-    def __reduce__(self) -> tuple[object, ...]:  # errno is none of the attributes in __dict__
+    def __reduce__(self) -> tuple[object, ...]:  # errno is not in __dict__
         return type(self), self.args, {**self.__dict__, "errno": self.errno}
 
 

@@ -7,8 +7,9 @@ Or put `pytest_plugins = ["shoal.testing.pytest_plugin"]` into the outermost con
         shoal.barrier("here")
 
 runs the body in each of three processes, after `shoal.initialize()`; the test fails if any of them
-does, with the traceback of the first that did. The marker takes the arguments of `Cluster`. Arguments
-(fixtures, parameters) must be plain values: numbers, text, paths, lists of them.
+does, with the traceback of the first that did. The marker takes the arguments of `Cluster`.
+The test's own arguments (fixtures, parameters) must be plain values: numbers, text, paths, lists of
+them.
 
 The fixture `cluster` is for tests that observe from outside: a function that makes a `Cluster`,
 which ends with the test. The marker `cuts` skips a test where processes cannot be cut off; under

@@ -75,7 +75,9 @@ def test_a_state_is_of_one_order():
     other = state(batch=8, order=[*range(43, -1, -1)])
     assert 0 < other["order"] < 2**31
     for saved, was in ((other, "rows by number in order"), (in_turn, "an iterable")):
-        with pytest.raises(UsageError, match=f"was saved by a feed of {was}.*\n.*or start=8 to go"):
+        with pytest.raises(
+            UsageError, match=f"was saved by a feed of {was}.*\n.*or start=8 to continue"
+        ):
             state(saved, batch=8)
     with pytest.raises(UsageError, match="this one is of an iterable"):
         shoal.feed(parts(8), ROWS, start=by_number)
