@@ -54,6 +54,7 @@ class Conclusion(NamedTuple):
     has_failed: bool = False  # its logs are kept
     is_final: bool = False  # a new attempt was not asked for, or would end in the same way
     again: bool | None = None  # whether a new attempt begins; None: not judged yet
+    next_words: str = ""  # said before it
 
 
 def conclude(facts: Facts) -> Conclusion:
