@@ -52,8 +52,9 @@ class Conclusion(NamedTuple):
     sentence: str = ""  # the last line, which names the cause
     names_logs: bool = False  # the first line names the log directory
     has_failed: bool = False  # its logs are kept
-    is_final: bool = False  # a new attempt was not asked for, or would end in the same way
+    is_final: bool = False  # a new attempt is unwanted, or would end in the same way
     again: bool | None = None  # whether a new attempt begins; None: not judged yet
+    next_words: str = ""  # said before it
 
 
 def conclude(facts: Facts) -> Conclusion:

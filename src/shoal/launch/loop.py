@@ -73,8 +73,9 @@ class Loop:
         self._selector.register(fd, selectors.EVENT_READ, call)
 
     def ignore(self, fd: int) -> None:
-        """Undo `watch`."""
-        self._selector.unregister(fd)
+        """Undo `watch` or `obey`; no effect on another descriptor."""
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
 
     def listen(self, pipe: IO[bytes], hear: Hear, close: Close, *, always: bool = False) -> None:
         """Call `hear` with bytes read from `pipe`, and `close` at its end. Closes the pipe.

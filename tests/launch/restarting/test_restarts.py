@@ -40,7 +40,7 @@ def test_attempts_begin_as_counted(most, after_preemption, attempts):
             break
         began += 1
         assert rules.attempt == began - 1
-        assert rules.next_words().startswith(f"attempt {began - 1} begins (")
+        assert judged.next_words.startswith(f"attempt {began - 1} begins (")
     assert began == expected(restarts, attempts)
 
 
@@ -69,8 +69,8 @@ def test_the_verdict_of_node_0_stays_and_counts():
 
 def test_the_limit_is_named():
     rules = RestartRules(Restarts(1, False))
-    rules.judge(Conclusion(1), Reached(7, 5), 0)
-    assert rules.next_words() == (
+    judged = rules.judge(Conclusion(1), Reached(7, 5), 0)
+    assert judged.next_words == (
         "attempt 1 begins (1 of --max-restarts 1); so far step 7 and saved step 5"
     )
     judged = rules.judge(Conclusion(1, ("why",)), Reached(9, 5), 1)

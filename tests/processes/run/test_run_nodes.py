@@ -201,6 +201,19 @@ def test_another_secret_is_refused_and_does_not_end_the_job(launchers):
     assert launchers.start(1).code() == leader.code() == 0
 
 
+def test_a_node_that_left_before_the_start_may_come_again(launchers):
+    launchers.write("print('done')")
+    leader = launchers.start(0, nodes=3, SHOAL_WARN_AFTER_S="0.2")
+    leader.until("nodes 1, 2 of 3 have not joined")
+    launchers.start(1, nodes=3)
+    leader.until("has joined; still missing: 2")
+    launchers.kill(1)
+    leader.until(") has left before the job began: ")
+    others = [launchers.start(node, nodes=3) for node in (1, 2)]
+    assert codes([leader, *others]) == [0, 0, 0], leader.said
+    assert [started.said.count("done") for started in (leader, *others)] == [1, 1, 1]
+
+
 def test_a_node_that_never_comes_is_named(launchers):
     launchers.write(SLEEP)
     soon = {"SHOAL_WARN_AFTER_S": "0.2", "SHOAL_INITIALIZE_TIMEOUT_S": "1.5"}

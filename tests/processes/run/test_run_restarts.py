@@ -122,6 +122,20 @@ def test_all_nodes_go_to_the_next_attempt_together(launchers):
     assert launchers.leaves_nobody()
 
 
+def test_a_log_folder_that_cannot_be_made_ends_all(launchers):
+    launchers.write("print('ran')")
+    (launchers.folder / "logs").mkdir()
+    (launchers.folder / "logs" / "attempt0").touch()  # a file
+    logs = [["--log-dir", name] for name in ("others", "logs")]
+    both = [launchers.start(node, "--max-restarts", "1", *logs[node]) for node in range(2)]
+    assert both[1].code() == 74, both[1].said
+    assert "attempt0" in both[1].said
+    both[0].popen.send_signal(signal.SIGINT)
+    assert both[0].code() == 130
+    assert "ran" not in both[0].said
+    assert launchers.leaves_nobody()
+
+
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_launcher_that_was_lost_may_come_again(launchers, node):
     script = HEAD + "say('ready', attempt)\nif attempt == 0: time.sleep(600)\n"

@@ -44,16 +44,17 @@ class RestartRules:
             refusal = self._refusal(conclusion)
             lines = (*conclusion.lines, refusal) if refusal else conclusion.lines
             again = not refusal and self._may_go_on(conclusion)
-            conclusion = conclusion._replace(again=again, lines=lines)
+            words = self._next_words(attempt + 1) if again else ""
+            conclusion = conclusion._replace(again=again, lines=lines, next_words=words)
         self.attempt = attempt + bool(conclusion.again)
         return conclusion
 
-    def next_words(self) -> str:
+    def _next_words(self, attempt: int) -> str:
         """Return the line between two attempts."""
-        number = f"attempt {self.attempt} begins"
         most = self._restarts.most if self._restarts else 0
-        left = f"{self._failures} of --max-restarts {most}"
-        return f"{number} ({left if self._failures else '--restart-preempted'}){self._after()}"
+        count = f"{self._failures} of --max-restarts {most}"
+        why = count if self._failures else "--restart-preempted"
+        return f"attempt {attempt} begins ({why}){self._after()}"
 
     def _may_go_on(self, conclusion: Conclusion) -> bool:
         """Return whether a new attempt is wanted, if no limit is reached."""
