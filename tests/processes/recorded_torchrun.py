@@ -1,7 +1,8 @@
 """torchrun's agent as torch 2.13 was found to be: its variables, its poll, and whom it blames.
 
-`recorded_torchrun.py --nproc-per-node 3 --monitor-interval 0.1 script.py args…`. A stand-in where
-torch is not installed; the same tests run under torchrun itself where it is.
+`recorded_torchrun.py --nnodes 2 --node-rank 1 --nproc-per-node 3 --monitor-interval 0.1 script.py
+args…`; nodes do not meet, as their processes do that. A stand-in where torch is not installed; the
+same tests run under torchrun itself where it is.
 """
 
 from __future__ import annotations
@@ -33,25 +34,27 @@ class Failure(NamedTuple):
 class Agent:
     """The processes of one node."""
 
-    def __init__(self, count: int, command: list[str], folder: str) -> None:
-        self.files = [os.path.join(folder, str(rank), "error.json") for rank in range(count)]
+    def __init__(self, nodes: int, node: int, count: int, command: list[str], folder: str) -> None:
+        self.first = node * count  # the rank of its first process
+        self.files = [os.path.join(folder, str(local), "error.json") for local in range(count)]
         self.failures: dict[int, Failure] = {}  # in the order in which they were seen
         self.processes = []
-        for rank, file in enumerate(self.files):
+        for local, file in enumerate(self.files):
             os.mkdir(os.path.dirname(file))
             variables = {
-                "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count,
-                "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": file,
+                "RANK": self.first + local, "WORLD_SIZE": nodes * count, "GROUP_RANK": node,
+                "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count,
+                "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": file,
             }  # fmt: skip
             env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
             self.processes.append(subprocess.Popen(command, env=env, start_new_session=True))
 
     def look(self) -> bool:
         """Poll each process; return whether all have ended."""
-        for rank, process in enumerate(self.processes):
+        for local, process in enumerate(self.processes):
             code = process.poll()
-            if code and rank not in self.failures:
-                self.failures[rank] = self._failure(rank, process.pid, code)
+            if code and local not in self.failures:
+                self.failures[local] = self._failure(local, process.pid, code)
         return all(process.returncode is not None for process in self.processes)
 
     def close(self) -> None:
@@ -68,10 +71,11 @@ class Agent:
                 process.kill()
                 process.wait()
 
-    def _failure(self, rank: int, pid: int, code: int) -> Failure:
-        if not os.path.isfile(self.files[rank]):
+    def _failure(self, local: int, pid: int, code: int) -> Failure:
+        rank = self.first + local
+        if not os.path.isfile(self.files[local]):
             return Failure(rank, pid, code, int(time.time()), "")
-        with open(self.files[rank], encoding="utf-8") as file:
+        with open(self.files[local], encoding="utf-8") as file:
             extra = json.load(file)["message"]["extraInfo"]
         return Failure(rank, pid, code, int(extra["timestamp"]), extra["py_callstack"])
 
@@ -79,12 +83,15 @@ class Agent:
 def main() -> int:
     """Run the job; print the root cause as torchrun does, with the others before it."""
     parser = argparse.ArgumentParser()
+    parser.add_argument("--nnodes", type=int, default=1)
+    parser.add_argument("--node-rank", type=int, default=0)
     parser.add_argument("--nproc-per-node", type=int, required=True)
     parser.add_argument("--monitor-interval", type=float, default=0.1)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        agent = Agent(options.nproc_per_node, [sys.executable, *options.command], folder)
+        command = [sys.executable, *options.command]
+        agent = Agent(options.nnodes, options.node_rank, options.nproc_per_node, command, folder)
         while not agent.look() and not agent.failures:
             time.sleep(options.monitor_interval)
         agent.close()
@@ -96,7 +103,7 @@ def main() -> int:
     for failure in [*(f for f in agent.failures.values() if f is not root), root]:
         if failure is root:
             print("Root Cause (first observed failure):")
-        print(f"[0]:\n  rank      : {failure.rank} (local_rank: {failure.rank})")
+        print(f"[0]:\n  rank      : {failure.rank} (local_rank: {failure.rank - agent.first})")
         print(f"  exitcode  : {failure.code} (pid: {failure.pid})")
         print(f"  traceback : {failure.words}", flush=True)
     return 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ import shoal
 from processes import recorded_torchrun
 
 PATIENCE_S = 120.0  # a deadline of the test itself: reached only when something is broken
-COUNT, FAILED = 3, 1
+FAILED = 1  # the rank
 
 HEAD = """
 import atexit, json, os, signal, sys, time, traceback
@@ -77,23 +78,53 @@ ENDS = {
 
 
 @pytest.fixture(params=["itself", "recorded"])
-def torchrun(request):
-    """Return the command of torchrun."""
-    if request.param == "recorded":
-        return [sys.executable, recorded_torchrun.__file__]
-    if importlib.util.find_spec("torch") is None:
+def run(request, tmp_path, child_env):
+    """Return a function that runs a program for each rank on each node; what each agent says."""
+    if request.param == "itself" and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed (pip install torch)")
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    paths = [str(Path(shoal.__file__).parents[1]), *(p for p in sys.path if "site-packages" in p)]
+    env = {**child_env, "PYTHONPATH": ":".join(paths)}
+    torchrun, started = [sys.executable, recorded_torchrun.__file__], []
+    if request.param == "itself":
+        rendezvous = f"--rdzv-backend=c10d --rdzv-endpoint=localhost:{free_port()} --rdzv-id=it"
+        torchrun = [sys.executable, "-m", "torch.distributed.run", *rendezvous.split()]
+        torchrun += ["--local-addr", "localhost"]
+
+    def start(command, **more):
+        popen = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, **more)
+        started.append(popen)
+        return popen
+
+    def agents(failed, others, nodes, per_node):
+        count = str(nodes * per_node)
+        place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--until-empty"]
+        address = json.loads(start([*place, "--processes", count]).stdout.readline())["address"]
+        script, bodies = tmp_path / "train.py", {True: failed, False: others}
+        script.write_text(HEAD + f"exec({bodies!r}[rank == {FAILED}])\n")
+        # The end of a process is seen at a poll in the next second, after the end of its peers.
+        options = ["--nnodes", str(nodes), "--nproc-per-node", str(per_node)]
+        options += ["--monitor-interval", "0.3"]
+        rows = [
+            start(
+                [*torchrun, *options, "--node-rank", str(node), str(script), address],
+                stderr=subprocess.STDOUT,
+            )
+            for node in range(nodes)
+        ]
+        said = [row.communicate(timeout=PATIENCE_S)[0] for row in rows]
+        assert [row.returncode for row in rows] == [1] * nodes, said
+        return said
+
+    yield agents
+    for popen in started:
+        popen.kill()
+        popen.communicate()
 
 
-@pytest.fixture
-def address(child_env):
-    """Return the address of a meeting place."""
-    place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", str(COUNT)]
-    server = subprocess.Popen([*place, "--until-empty"], stdout=subprocess.PIPE, env=child_env)
-    yield json.loads(server.stdout.readline())["address"]
-    server.kill()
-    server.communicate()
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def failures_of(said):
@@ -106,24 +137,22 @@ def failures_of(said):
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_failed_process_is_the_root_cause(end, torchrun, address, tmp_path, child_env):
+def test_the_failed_process_is_the_root_cause(end, run):
     failed, others, code, words, others_code = ENDS[end]
-    script = tmp_path / "train.py"
-    bodies = {True: failed, False: others}
-    script.write_text(HEAD + f"exec({bodies!r}[rank == {FAILED}])\n")
-    paths = [str(Path(shoal.__file__).parents[1]), *(p for p in sys.path if "site-packages" in p)]
-    # Three polls a second: the end of a process is seen in the next second, after the others'.
-    options = ["--nproc-per-node", str(COUNT), "--monitor-interval", "0.3"]
-    env = {**child_env, "PYTHONPATH": ":".join(paths)}
-    ended = subprocess.run(
-        [*torchrun, *options, str(script), address],
-        env=env, capture_output=True, text=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    said = ended.stdout + ended.stderr
-    assert ended.returncode == 1, said
+    (said,) = run(failed, others, 1, 3)
     found = failures_of(said)
     root = [*found][-1]
     assert (root, found[root][0]) == (FAILED, code), said
     assert words in found[root][1]
     assert {found[rank][0] for rank in found if rank != FAILED} == {others_code}, said
     assert all(f"process {FAILED} (" in found[rank][1] for rank in found if rank != FAILED), said
+
+
+def test_on_another_node_the_root_cause_names_the_failed_process(run):
+    failed, others, *_ = ENDS["is killed"]
+    found = [failures_of(said) for said in run(failed, others, 2, 2)]
+    (here,) = (failures for failures in found if FAILED in failures)
+    (there,) = (failures for failures in found if FAILED not in failures)
+    assert [*here][-1] == FAILED, found
+    code, words = [*there.values()][-1]
+    assert (code, f"process {FAILED} (" in words) == (71, True), found
