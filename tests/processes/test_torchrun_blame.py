@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -101,9 +102,9 @@ def run(request, tmp_path, child_env):
         address = json.loads(start([*place, "--processes", count]).stdout.readline())["address"]
         script, bodies = tmp_path / "train.py", {True: failed, False: others}
         script.write_text(HEAD + f"exec({bodies!r}[rank == {FAILED}])\n")
-        # The end of a process is seen at a poll in the next second, after the end of its peers.
+        # Polls are rare: hardly ever does one fall between two steps of the end of a process.
         options = ["--nnodes", str(nodes), "--nproc-per-node", str(per_node)]
-        options += ["--monitor-interval", "0.3"]
+        options += ["--monitor-interval", "0.8"]
         rows = [
             start(
                 [*torchrun, *options, "--node-rank", str(node), str(script), address],
@@ -144,8 +145,14 @@ def test_the_failed_process_is_the_root_cause(end, run):
     root = [*found][-1]
     assert (root, found[root][0]) == (FAILED, code), said
     assert words in found[root][1]
-    assert {found[rank][0] for rank in found if rank != FAILED} == {others_code}, said
-    assert all(f"process {FAILED} (" in found[rank][1] for rank in found if rank != FAILED), said
+    ends = {
+        (code, f"process {FAILED} (" in words)
+        for rank, (code, words) in found.items()
+        if rank != FAILED
+    }
+    # The agent's SIGTERM may come before a process has heard of the failure.
+    early = set() if "slowly" in end else {(-signal.SIGTERM, False)}
+    assert ends <= {(others_code, True)} | early, said
 
 
 def test_on_another_node_the_root_cause_names_the_failed_process(run):
