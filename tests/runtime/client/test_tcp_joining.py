@@ -232,7 +232,7 @@ def test_who_is_declared_lost_learns_it_in_its_wait(fresh_place, come, run_all):
     _, error = run_all(declare, lambda: _error_of(lambda: second.arrive(Point("x"), timeout_s=20)))
     assert type(error) is ProcessLostError
     assert error.lost == {1: "silent for 60 s"}
-    assert "this process was declared lost: silent for 60 s; others have gone on" in str(error)
+    assert "this process was declared lost: silent for 60 s; others have continued" in str(error)
     with pytest.raises(ProcessLostError, match="declared lost"):
         second.check("step 3")
 
