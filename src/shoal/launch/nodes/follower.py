@@ -253,7 +253,7 @@ class Follower:
         self._send(pack_end(end, self._shift_s))
 
     def conclude(self, end: JobEnd) -> Conclusion:
-        """Return how the whole job ended, as reported by node 0 or, if it is lost, as known here."""
+        """Return how the whole job ended: as reported by node 0, or if that is lost, as known."""
         attempt = self._start.attempt if self._start else self._own.attempt
         conclusion = self._verdict or self._conclude(end)
         return self._judge(conclusion, end.reached, attempt)
