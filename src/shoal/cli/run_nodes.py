@@ -1,4 +1,4 @@
-"""The options of `shoal run` for several hosts, and those of torchrun that it does not take."""
+"""The options of `shoal run` for several hosts, and the torchrun options that it refuses."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _INSTEAD_OF_FLAGS: Mapping[str, str] = {
 
 
 def _refuse(value: str | bool | None) -> None:
-    """Refuse an option of torchrun, with what to write instead."""
+    """Refuse an option of torchrun; the error says what to write instead."""
     if not value:
         return
     table = {**_INSTEAD, **_INSTEAD_OF_FLAGS}

@@ -1,4 +1,4 @@
-"""What a job needs of the launchers that run it: of this one alone, or of several hosts'."""
+"""The interface of a job to its launchers: this one alone, or those of several hosts."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def facts_of(
     total: int,
     losses: Sequence[Loss] = (),
 ) -> Facts:
-    """Return what is known of a job that has ended.
+    """Return the facts about a job that has ended.
 
     Args:
-      endings: of the processes that are known, on all nodes.
-      total: how many processes there were to be; -1: it has not begun.
+      endings: of all known processes, on all nodes.
+      total: the planned number of processes; -1: it has not begun.
     """
     reported = [ending.with_report(news.gone.get(ending.process)) for ending in endings]
     return Facts(
@@ -64,11 +64,11 @@ class PassedSignal(NamedTuple):
 
 
 class Crew(Protocol):
-    """The launchers of a job. `turn` must be called whenever the loop has turned."""
+    """The launchers of a job. `turn` must be called after each turn of the loop."""
 
     @property
     def start(self) -> JobStart | None:
-        """What the processes need, once all is there."""
+        """The addresses for the processes, once available."""
 
     @property
     def news(self) -> News:
@@ -80,7 +80,7 @@ class Crew(Protocol):
 
     @property
     def trouble(self) -> str:
-        """Why the job cannot start or go on."""
+        """Why the job cannot start or continue."""
 
     @property
     def has_failure(self) -> bool:
@@ -95,10 +95,10 @@ class Crew(Protocol):
         """When `turn` must be called at the latest."""
 
     def open(self) -> None:
-        """Start what must be there before the processes."""
+        """Start the services that the processes need."""
 
     def turn(self) -> Sequence[str]:
-        """Do what is due; return lines to print."""
+        """Perform due actions; return lines to print."""
 
     def take_signals(self) -> Sequence[PassedSignal]:
         """Return the signals of other nodes since the last call."""
@@ -148,7 +148,7 @@ class Alone:
 
     @property
     def start(self) -> JobStart | None:
-        """What the processes need, once both services listen."""
+        """The addresses for the processes, once both services listen."""
         if self._start is None and self.services and self.services.addresses:
             addresses = Addresses.of(self.services.addresses, f"127.0.0.1:{free_port()}")
             share = HostShare(0, 0, self._processes)
@@ -157,21 +157,21 @@ class Alone:
         return self._start
 
     def turn(self) -> Sequence[str]:
-        """Nothing is ever due."""
+        """Do nothing: no action is ever due."""
         return ()
 
     def take_signals(self) -> Sequence[PassedSignal]:
-        """There are none."""
+        """Return none: there is no other node."""
         return ()
 
     def report_failure(self) -> None:
-        """There is no other node."""
+        """Do nothing: there is no other node."""
 
     def report_signal(self, number: signal.Signals) -> None:
-        """There is no other node."""
+        """Do nothing: there is no other node."""
 
     def finish(self, end: JobEnd) -> None:
-        """There is no other node."""
+        """Do nothing: there is no other node."""
 
     def conclude(self, end: JobEnd) -> Conclusion:
         """Return how the job ended."""

@@ -1,4 +1,4 @@
-"""The file beside the logs that says where a running job is, for observers outside the job."""
+"""The file beside the logs with the address of a running job, for observers outside the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of a job: what the command line asks for."""
+"""The order of a job: the request of the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NodesOrder(NamedTuple):
     port: int
     token: str  # "" if SHOAL_TOKEN is not set
     timeout_s: float  # for all launchers to join
-    warn_after_s: float  # a wait this long says what is missing
+    warn_after_s: float  # a wait this long names the missing nodes
 
 
 class Restarts(NamedTuple):

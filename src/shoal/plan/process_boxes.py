@@ -104,7 +104,7 @@ _ADVICE = (
 
 
 def _shard_numbers(layout: Layout) -> tuple[IntArray, IntArray]:
-    """Return the shard that each device holds: its number in each dim [devices, rank], and of all.
+    """Return the shard that each device holds: its number in each dim [devices, rank], and overall.
 
     They are read off an array with one index per shard: a device's region begins at its shard.
     """

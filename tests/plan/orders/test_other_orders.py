@@ -233,8 +233,8 @@ def test_rings_across_rings_turn_as_in_dtensor():
         ("torus:4x4 cores=4", (8, 8), {}, "one or two cores"),
         ("torus:4x4", (16, 1), {"can_split_host_across_rings": False}, "smaller than a host"),
         ("torus:4x1", (1, 4), {"can_split_host_across_rings": False}, "splits hosts"),
-        ("v5e:2x2 x 2 slices", (8,), {}, "one TPU slice"),
-        ("gpu:2 hosts x 4", (8,), {}, "one TPU slice"),
+        ("v5e:2x2 x 2 slices", (8,), {}, "a single TPU slice"),
+        ("gpu:2 hosts x 4", (8,), {}, "a single TPU slice"),
     ],
 )
 def test_where_create_tpu_mesh_fails(text, sizes, options, words):

@@ -17,7 +17,7 @@ from shoal.runtime.doctor.examine import DoctorRequest, diagnosed
 from shoal.runtime.doctor.findings import packed
 
 _HELP = """\
-Say why a job does not start: launcher, addresses, versions, devices, clocks, folders.
+Find why a job does not start: launcher, addresses, versions, devices, clocks, folders.
 
 Start it in place of the program, by the same launcher: the processes meet as those of the program
 would, compare what they see, and process 0 prints it. If they cannot meet, each process prints
@@ -88,7 +88,7 @@ def doctor(
     alone: _Alone = False,
     to: _To = None,
 ) -> None:
-    """Say why a job does not start: launcher, addresses, versions, devices, clocks, folders."""
+    """Find why a job does not start: launcher, addresses, versions, devices, clocks, folders."""
     _check(processes, devices, timeout_s, alone)
     request = DoctorRequest(program, tuple(shared or ()), timeout_s, alone)
     if processes is not None:

@@ -1,6 +1,6 @@
 """The rules by which the launchers of all nodes join, as a pure state machine.
 
-Node 0 collects one `NodeCard` of each node. What is wrong on any of them ends the start on all.
+Node 0 collects one `NodeCard` from each node. A problem on any of them ends the start on all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class NodeCard(NamedTuple):
-    """What the launcher of one node says of itself, once."""
+    """The self-description of one node's launcher, sent once."""
 
     node: int
     nodes: int
@@ -23,7 +23,7 @@ class NodeCard(NamedTuple):
     highest_shown: int  # of --only; -1: all are shown
     has_token: bool = False
     restarts: str = ""  # --max-restarts and --restart-preempted, as given
-    attempt: int = 0  # of which it knows; the highest counts
+    attempt: int = 0  # known to it; the highest counts
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ class Assembly:
         return self._unknown_ranks() if self.is_complete else ""
 
     def leave(self, node: int) -> None:
-        """Forget a node that has gone before the job began: it may come again."""
+        """Forget a node that left before the job began: it may join again."""
         del self._here[node]
 
     def _unknown_ranks(self) -> str:
@@ -96,7 +96,7 @@ class Assembly:
 
 
 def missing_words(missing: Sequence[int], nodes: int, address: str, waited_s: float) -> str:
-    """Return what to start where, to complete a job."""
+    """Return the line that names the missing nodes and the command to start there."""
     names = ", ".join(map(str, missing))
     noun = "node" if len(missing) == 1 else "nodes"
     command = f"shoal run --nnodes {nodes} --node-rank {missing[0]} --coordinator {address} …"

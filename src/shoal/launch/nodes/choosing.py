@@ -1,4 +1,4 @@
-"""Which launchers run a job: this one alone, or those of all nodes."""
+"""Choose the launchers of a job: this one alone, or those of all nodes."""
 
 from __future__ import annotations
 

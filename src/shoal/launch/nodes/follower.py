@@ -74,7 +74,7 @@ class Follower:
 
     @property
     def start(self) -> JobStart | None:
-        """What the processes of this host need, once node 0 has sent it."""
+        """The addresses for this host's processes, once node 0 has sent them."""
         return self._start
 
     @property
@@ -160,7 +160,7 @@ class Follower:
         self._beat_at_s = now
 
     def _take_time(self, frame: Frame, now: float) -> None:
-        """Learn node 0's clock from the fastest answer: half of the way back is assumed."""
+        """Estimate node 0's clock from the fastest answer, assuming symmetric delays."""
         trip_s = now - number_field(frame.header, "sent")
         if 0 <= trip_s < self._least_trip_s:
             self._least_trip_s = trip_s
@@ -216,7 +216,7 @@ class Follower:
             self._lines.append(words)
 
     def _lose(self, words: str, heard_s: float) -> None:
-        """Note that node 0 is lost, unless it has said how the job ended."""
+        """Record that node 0 is lost, unless it has reported how the job ended."""
         if self._connection is not None:
             self._connections.close(self._connection)
         self._connection, self._living, self._beat_at_s = None, None, math.inf
@@ -244,7 +244,7 @@ class Follower:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether node 0 still has to say how the job ended."""
+        """Whether node 0 has yet to report how the job ended."""
         return self._has_joined and self._connection is not None and self._verdict is None
 
     def finish(self, end: JobEnd) -> None:
@@ -253,7 +253,7 @@ class Follower:
         self._send(pack_end(end, self._shift_s))
 
     def conclude(self, end: JobEnd) -> Conclusion:
-        """Return how the whole job ended: as node 0 says, or, if it is lost, as known here."""
+        """Return how the whole job ended: as reported by node 0, or if that is lost, as known."""
         attempt = self._start.attempt if self._start else self._own.attempt
         conclusion = self._verdict or self._conclude(end)
         return self._judge(conclusion, end.reached, attempt)

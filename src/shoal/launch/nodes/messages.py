@@ -25,7 +25,7 @@ from shoal.launch.report import Ending
 from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
 
-_LETTERS = 400  # of a text of a stranger
+_LETTERS = 400  # of an untrusted text
 MAX_BODY_BYTES = 256 << 20  # the last words of all processes of a host
 
 
@@ -69,13 +69,13 @@ def card_of(header: Mapping[str, Any]) -> NodeCard:
 
 
 def _printable(header: Mapping[str, Any], name: str) -> str:
-    """Return a text that a stranger may have sent, fit to be printed."""
+    """Return an untrusted text in printable form."""
     text = text_field(header, name)[:_LETTERS]
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def pack_start(start: JobStart) -> bytes:
-    """Return the frame with which a node's processes can start."""
+    """Return the frame that lets a node's processes start."""
     return pack_frame(
         {
             "is": "start",
@@ -99,7 +99,7 @@ def start_of(header: Mapping[str, Any]) -> JobStart:
 
 
 def process_of(line: Mapping[str, Any]) -> int | None:
-    """Return the process that a line of news is about; None: of none."""
+    """Return the process that a line of news is about, or None."""
     found = [line[name] for name in ("joined", "gone", "dismissed") if name in line]
     return int(found[0]) if found else None
 
@@ -115,7 +115,7 @@ def pack_refused(words: str) -> bytes:
 
 
 def pack_news(line: Mapping[str, Any], gone: Gone | None = None) -> bytes:
-    """Return the frame of a line of news; `gone`: what node 0 knows of a process that is gone."""
+    """Return the frame of a line of news; `gone`: node 0's facts about a process that is gone."""
     more = {"is_missed": gone.is_missed} if gone and "gone" in line else {}
     return pack_frame({"is": "news", "line": {**line, **more}})
 
@@ -140,7 +140,7 @@ def end_of(body: bytes, host: str) -> NodeEnd:
     """Parse how the job ended on the node on `host`.
 
     Raises:
-      FrameError: it is no such thing.
+      FrameError: it is malformed.
     """
     try:
         done = json.loads(body)
@@ -176,7 +176,7 @@ def verdict_of(body: bytes) -> Conclusion:
     """Parse a verdict.
 
     Raises:
-      FrameError: it is none.
+      FrameError: it is malformed.
     """
     try:
         row = json.loads(body)
@@ -189,7 +189,7 @@ def signal_of(frame: Frame) -> signal.Signals:
     """Parse a signal.
 
     Raises:
-      FrameError: it is none.
+      FrameError: it is malformed.
     """
     try:
         return signal.Signals(whole_field(frame.header, "number"))

@@ -46,7 +46,7 @@ def open_ports(host: str, port: int) -> socket.socket:
 
 
 def strange_address(host: str) -> str:
-    """Return a note if the name by which others are to reach this host seems to be another's."""
+    """Return a note if the name by which others reach this host seems to be another host's."""
     found = resolve(host, _RESOLVER_S)
     if not found.addresses:
         return f"the name {host!r} does not resolve on this host: {found.error}"

@@ -1,4 +1,4 @@
-"""What the launchers of all nodes must have in common: the program, and versions."""
+"""The facts that must be equal on the launchers of all nodes: the program, and versions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LETTERS = 300
 
 
 def own_card(order: JobOrder, nodes: NodesOrder, attempt: int) -> NodeCard:
-    """Return what this launcher says of itself to the others."""
+    """Return this launcher's card for the others."""
     return NodeCard(
         nodes.node,
         nodes.nodes,

@@ -1,7 +1,7 @@
 """The attempts of a job: until one ends well, or no new one is allowed.
 
-Each attempt is a job of its own: its services, its token and its processes are new, and nothing of
-the earlier one lives on. What they share is the console, and the signals to the launcher.
+Each attempt is a separate job: its services, its token and its processes are new, and nothing of
+the earlier one survives. Attempts share the console and the signals to the launcher.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from shoal.launch.job import Job
 from shoal.launch.order import JobOrder
 from shoal.launch.restarting.restarts import RestartRules
 
-_BETWEEN_S = 5.0  # for what is left of an attempt to end
+_BETWEEN_S = 5.0  # for the rest of an attempt to end
 
 CrewOf = Callable[[JobOrder, int, Console, Judge], Crew]
 
 
 class Attempts:
-    """Runs a job, in a process of its own (`keeper.run_in_keeper`), again if it is to be.
+    """Runs a job, in a process of its own (`keeper.run_in_keeper`), repeatedly if so ordered.
 
     Args:
       crew_of: returns the launchers of an attempt, by its number: this one alone, or all nodes'.

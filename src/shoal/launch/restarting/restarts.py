@@ -32,9 +32,9 @@ class RestartRules:
         """Return how an attempt ended, with whether the next one begins, and why.
 
         Args:
-          conclusion: if it says already whether the next one begins, that stays.
+          conclusion: if it already determines whether the next one begins, that stays.
           reached: by any of its processes.
-          attempt: its number, by node 0: a launcher that came later has seen fewer.
+          attempt: its number, counted by node 0: a launcher that joined later has seen fewer.
         """
         earlier = self._reached
         self._reached = earlier.joined(reached)
@@ -57,7 +57,7 @@ class RestartRules:
         return f"attempt {attempt} begins ({why}){self._after()}"
 
     def _may_go_on(self, conclusion: Conclusion) -> bool:
-        """Return whether a new attempt is wanted, if no limit is reached."""
+        """Return whether a new attempt is requested, if no limit is reached."""
         if self._restarts is None or conclusion.is_final or conclusion.code == 0:
             return False
         if conclusion.code == REQUEUE:
@@ -65,7 +65,7 @@ class RestartRules:
         return self._restarts.most > 0
 
     def _refusal(self, conclusion: Conclusion) -> str:
-        """Return which limit forbids a new attempt that is wanted."""
+        """Return the limit that forbids a requested new attempt."""
         restarts = self._restarts
         if restarts is None or not self._may_go_on(conclusion):
             return ""
@@ -79,7 +79,7 @@ class RestartRules:
         return f"{words} made no progress{self._after()}"
 
     def _after(self) -> str:
-        """Return how far the attempts have come."""
+        """Return the progress of the attempts, as text."""
         rows = [("step", self._reached.step), ("saved step", self._reached.saved)]
         known = [f"{name} {number}" for name, number in rows if number >= 0]
         return f"; so far {' and '.join(known)}" if known else ""

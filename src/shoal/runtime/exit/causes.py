@@ -1,4 +1,4 @@
-"""Which other processes' end led to an exception of this process."""
+"""Find the processes whose end led to an exception of this process."""
 
 from __future__ import annotations
 

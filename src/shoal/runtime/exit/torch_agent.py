@@ -1,4 +1,4 @@
-"""What torchrun learns of the end of a process, so that it names the one that failed.
+"""Report the end of a process to torchrun, so that it names the process that failed.
 
 torchrun's agent, one on each node, polls its processes every 0.1 s (`--monitor-interval`). Once one
 has ended with another code than 0, it sends SIGTERM to the others and waits for them. Its "root
@@ -53,7 +53,7 @@ class TorchAgent:
         self._record(headline_of(words), words, at_s)
 
     def note_signals(self, process: int | None) -> None:
-        """From now on only note the agent's signals: this process ends, with a code of its own.
+        """From now on only record the agent's signals: this process ends, with its own exit code.
 
         Args:
           process: its index; None: not known.
@@ -64,7 +64,7 @@ class TorchAgent:
                 signal.signal(number, self._note_one)
 
     def outlast(self, process: int | None, peers: Mapping[int, str]) -> float:
-        """Return the time of an end that the end of other processes led to.
+        """Return the time of an end that was caused by the end of other processes.
 
         If the agent has the first of them, wait until it has seen that one end; the time is then
         later than that of the other, also in an error file that exists.
@@ -117,7 +117,7 @@ class TorchAgent:
             self._write(record)
 
     def _write(self, record: dict[str, Any]) -> None:
-        """Write the file in one go: torchrun itself fails at half of one."""
+        """Write the file atomically: torchrun itself fails on a partial one."""
         part = f"{self._file}.{os.getpid()}"
         try:
             with open(part, "w", encoding="utf-8") as file:

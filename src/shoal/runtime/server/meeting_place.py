@@ -373,7 +373,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--until-stdin-closes", action="store_true")
     parser.add_argument("--until-empty", action="store_true")
     parser.add_argument("--print-leaving", action="store_true", help="a line at each change")
-    parser.add_argument("--print-news", action="store_true", help="a line for each who comes, goes")
+    parser.add_argument(
+        "--print-news", action="store_true", help="a line for each join and departure"
+    )
     parser.add_argument("--idle-s", type=float, default=300.0, metavar="SECONDS")
     options = parser.parse_args(arguments)
     if options.processes < 1:

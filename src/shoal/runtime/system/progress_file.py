@@ -1,7 +1,7 @@
-"""How far a process has come, in a file: for a launcher that starts the program anew.
+"""The progress of a process, in a file, for a launcher that restarts the program.
 
-Two numbers in mapped memory, so that noting a step costs no system call, and what was noted stays
-when the process is killed.
+Two numbers in mapped memory, so that recording a step costs no system call, and the numbers
+survive if the process is killed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Reached(NamedTuple):
 
 
 def prepare(path: str) -> None:
-    """Write a file for a process that has reached nothing yet."""
+    """Write a file for a process that has not reached any step yet."""
     with open(path, "wb") as file:
         file.write(_FIELDS.pack(*Reached()))
 
 
 def read(path: str) -> Reached:
-    """Return what a process has reached; nothing if the file is gone."""
+    """Return the steps that a process has reached; none if the file is gone."""
     try:
         with open(path, "rb") as file:
             return Reached(*_FIELDS.unpack(file.read()))
@@ -45,13 +45,13 @@ def read(path: str) -> Reached:
 
 
 def note_step(number: int) -> None:
-    """Note that this process begins a step."""
+    """Record that this process begins a step."""
     if (file := _own_file()) is not None:
         _write(file, Reached(step=min(number, _MOST)))
 
 
 def note_saved(number: int) -> None:
-    """Note that a step is saved."""
+    """Record that a step is saved."""
     if (file := _own_file()) is not None:
         _write(file, Reached(saved=min(number, _MOST)))
 
@@ -62,7 +62,7 @@ def _write(file: mmap.mmap, reached: Reached) -> None:
 
 @functools.cache
 def _own_file() -> mmap.mmap | None:
-    """Return this process's file; None if its launcher has given it none."""
+    """Return this process's file; None if its launcher provided none."""
     path = settings.text(VARIABLE)
     if not path:
         return None

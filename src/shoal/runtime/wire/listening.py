@@ -1,4 +1,4 @@
-"""Where a server listens, for the name by which others reach its host."""
+"""The address at which a server listens, given the name by which others reach its host."""
 
 from __future__ import annotations
 
