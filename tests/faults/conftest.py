@@ -1,7 +1,7 @@
 """Cells run several at a time, for most of their time is waiting.
 
-Those of the whole matrix are forks (see `Cluster`), where a second of computing a process would be
-most of its time. The slice in the suite, under `pytest -n`, starts each process by itself.
+They are forks (see `Cluster`), where a second of computing a process would be most of its time;
+those under a launcher start by themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def told_of(
         if isinstance(item, pytest.Function) and "cell" in item.fixturenames
     ]
     if hasattr(request.config, "workerinput"):  # pytest -n runs the tests several at a time
-        yield lambda cell: run(cell, outside)
+        yield lambda cell: run(cell, outside, "fork")
         return
     with ThreadPoolExecutor(AT_ONCE) as pool:
         cells = {cell: pool.submit(run, cell, outside, "fork") for cell in dict.fromkeys(chosen)}
