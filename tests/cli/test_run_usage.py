@@ -187,9 +187,10 @@ def test_when_a_job_is_started_again(options, restarts):
     assert check(RunRequest(("train.py",), **options)).restarts == restarts
 
 
-def test_a_wrong_number_of_restarts_is_refused():
-    assert "--max-restarts -1 must be a whole number, at least 0" in refusal(
-        "train.py", max_restarts="-1"
+@pytest.mark.parametrize("number", ["-1", "1" * 5000])
+def test_a_wrong_number_of_restarts_is_refused(number):
+    assert f"--max-restarts {number} must be a whole number, at least 0" in refusal(
+        "train.py", max_restarts=number
     )
 
 

@@ -12,7 +12,7 @@ import typer
 
 from shoal import settings
 from shoal.cli import run_nodes
-from shoal.cli.run_nodes import NodesRequest, check_nodes
+from shoal.cli.run_nodes import MOST_DIGITS, NodesRequest, check_nodes
 from shoal.errors import UsageError, nearest, raise_all
 from shoal.launch.order import NodesOrder, Restarts
 from shoal.paths import local_path
@@ -294,7 +294,7 @@ def _wrong_log_dir(folder: str) -> list[str]:
 
 
 def _count(option: str, value: str, offences: list[str], least: int = 1) -> int | None:
-    if value.isascii() and value.isdigit() and int(value) >= least:
+    if value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS and int(value) >= least:
         return int(value)
     offences.append(f"{option} {value} must be a whole number, at least {least}")
     return None

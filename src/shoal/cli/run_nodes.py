@@ -14,6 +14,7 @@ from shoal.launch.nodes.ports import NUM_PORTS
 from shoal.launch.order import NodesOrder
 from shoal.runtime.wire.frames import address_text, split_address
 
+MOST_DIGITS = 9  # of any number of nodes, or port
 _MASTER_PORT = "29500"  # torchrun's
 _OPTIONS = {  # of `NodesRequest`, all but --nnodes
     "node": "--node-rank",
@@ -185,7 +186,7 @@ def _where(request: NodesRequest, offences: list[str]) -> tuple[str, int] | None
 
 
 def _number(option: str, value: str, least: int, offences: list[str]) -> int | None:
-    if value.isascii() and value.isdigit() and int(value) >= least:
+    if value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS and int(value) >= least:
         return int(value)
     least_text, _, most = value.partition(":")
     if option == "--nnodes" and least_text.isdigit() and most.isdigit():

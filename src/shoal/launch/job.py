@@ -79,6 +79,7 @@ class Job:
             self._loop.silence()
             conclusion = self._conclude(end)
             self._flush()
+            conclusion = self._unless_interrupted(conclusion)
             self._crew.close()
         except _LauncherDiedError:
             self._kill()
@@ -302,7 +303,7 @@ class Job:
         """Pass on a signal that ends the job to its processes."""
         self._interrupted = self._interrupted or number
         if self._processes.alive:
-            again = "; Ctrl-C again kills them now" if number == signal.SIGINT else ""
+            again = "; Ctrl-C again kills them now" if self._interrupts else ""
             self._say(f"{why}: the processes have {self._order.grace_s:g} s to end{again}")
         kill_at_s = self._kill_at_s
         self._end(number if number == signal.SIGINT else signal.SIGTERM)
@@ -365,6 +366,14 @@ class Job:
         conclusion = self._crew.conclude(end)
         self._report(conclusion)
         return conclusion
+
+    def _unless_interrupted(self, conclusion: Conclusion) -> Conclusion:
+        """Return `conclusion`, without a new attempt if a signal came after it was drawn."""
+        if not (conclusion.again and self._interrupted):
+            return conclusion
+        self._say(f"{self._interrupted.name}: no new attempt")
+        self._flush()
+        return conclusion._replace(again=False, code=128 + self._interrupted)
 
     def _report(self, conclusion: Conclusion) -> None:
         """Print how the job ended, the cause last."""

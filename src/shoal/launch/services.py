@@ -124,7 +124,7 @@ class ServiceProcesses:
 
     def _introduce(self) -> None:
         """Once both listen, connect JAX's service to the meeting place, which monitors it."""
-        if addresses := self.addresses:
+        if (addresses := self.addresses) and not self._closed:
             line = json.dumps({"meeting_place": addresses[0]}).encode() + b"\n"
             stdin = self._all[1].popen.stdin
             with contextlib.suppress(BrokenPipeError):  # it has ended, which is handled elsewhere

@@ -88,7 +88,17 @@ def test_a_card_arrives_fit_to_be_printed():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("node", "1"), ("processes", None), ("host", 3), ("devices", "2"), ("highest_shown", None)],
+    [
+        ("node", "1"),
+        ("processes", None),
+        ("processes", -5),
+        ("processes", 10**12),
+        ("attempt", -1),
+        ("attempt", 10**30),
+        ("host", 3),
+        ("devices", "2"),
+        ("highest_shown", None),
+    ],
 )
 def test_a_card_with_a_wrong_field_is_refused(name, value):
     card = NodeCard(1, 2, 4, "host", "train.py", "0a", None, "Python 3.11", -1)

@@ -161,3 +161,33 @@ def test_a_crash_loop_on_several_hosts_ends_on_all(launchers):
         assert "no new attempt: a crash loop, 3 in a row noted no step" in started.said
         assert verdict(started) == verdict(both[0])
     assert launchers.leaves_nobody()
+
+
+def test_a_signal_after_a_failure_forbids_the_next_attempt(launch):
+    script = HEAD + "say('x' * 400_000)\nsys.exit(3)\n"
+    popen = launch.start("--max-restarts", "3", "--no-prefix", script=script)
+    while "failed first" not in popen.stderr.readline():  # the output is not taken yet
+        pass
+    popen.send_signal(signal.SIGTERM)
+    finished = launch.finish()
+    assert finished.code == 128 + signal.SIGTERM
+    assert "shoal run: SIGTERM: no new attempt\n" in finished.err
+    assert "begins" not in finished.err
+    assert launch.leaves_nobody()
+
+
+def test_a_launcher_of_another_job_does_not_end_one_between_two_attempts(launchers):
+    script = HEAD + "say('ready', attempt)\nif attempt == 0: time.sleep(600)\n"
+    launchers.write("print('of another job')", "other.py")
+    both = launchers.both("--max-restarts", "1", script=script)
+    for started in both:
+        started.until("ready 0")
+    launchers.kill(1)
+    both[0].until("attempt 1 begins")
+    other = launchers.start(1, "--max-restarts", "1", program=["other.py"])
+    assert other.code() == 74
+    assert "runs `other.py`, but node 0" in other.said
+    both[0].until("refused: node 1")
+    again = launchers.start(1, "--max-restarts", "1")
+    assert codes([again, both[0]]) == [0, 0], [again.said, both[0].said]
+    assert launchers.leaves_nobody()

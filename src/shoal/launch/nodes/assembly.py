@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+_MOST_REFUSED = 8
+
 
 class NodeCard(NamedTuple):
     """The self-description of one node's launcher, sent once."""
@@ -93,6 +95,20 @@ class Assembly:
                 ranks = f"the ranks of all {self.total} processes are 0 to {self.total - 1}"
                 return f"--only {card.highest_shown} on {card.name}: {ranks}"
         return ""
+
+
+class Refused:
+    """The launchers that were refused, in words, for node 0 to print once each."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+
+    def note(self, words: str) -> list[str]:
+        """Take a refusal; return the line about it, if it is new and not one of too many."""
+        if words in self.all or len(self.all) >= _MOST_REFUSED:
+            return []
+        self.all.append(words)
+        return [f"refused: {words}"]
 
 
 def missing_words(missing: Sequence[int], nodes: int, address: str, waited_s: float) -> str:

@@ -6,7 +6,6 @@ life for `lost_after_s` is lost, as is one whose connection closes before the jo
 
 from __future__ import annotations
 
-import hmac
 import math
 import os
 import secrets
@@ -21,12 +20,13 @@ from shoal.launch.console import Console
 from shoal.launch.crew import JobEnd, Judge, PassedSignal, facts_of
 from shoal.launch.environment import Addresses, HostShare, JobStart
 from shoal.launch.news import News
-from shoal.launch.nodes.assembly import Assembly, NodeCard, missing_words, stranger_words
+from shoal.launch.nodes.assembly import Assembly, NodeCard, Refused, missing_words, stranger_words
 from shoal.launch.nodes.messages import (
     MAX_BODY_BYTES,
     NodeEnd,
     card_of,
     end_of,
+    is_same_secret,
     pack_news,
     pack_refused,
     pack_signal,
@@ -41,13 +41,19 @@ from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.services import ServiceProcesses
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.system.progress_file import Reached
-from shoal.runtime.wire.frames import Frame, FrameError, address_text, pack_frame, text_field
+from shoal.runtime.wire.frames import (
+    Frame,
+    FrameError,
+    address_text,
+    number_field,
+    pack_frame,
+    text_field,
+)
 from shoal.runtime.wire.listening import is_loopback
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
 _FAILURE = pack_frame({"is": "failure"})
 _SERVICES_S = 60.0  # for the services to listen
-_MOST_REFUSED = 8  # launchers without the token that are named
 _PARTING_S = 2.0  # for the other launchers to take the verdict
 
 
@@ -73,7 +79,7 @@ class Leader:
         self._connections: Connections | None = None
         self._joined: dict[int, Connection] = {}
         self._has_warned = False
-        self._refused: dict[str, None] = {}  # launchers without the token, in words
+        self._refused = Refused()
         self._node_of: list[int] = []  # each process
         self._has_spread_failure = False
         self._spread_signals: set[signal.Signals] = set()
@@ -128,13 +134,16 @@ class Leader:
             raise FrameError("not a launcher")
         token = text_field(frame.header, "token")
         card = card_of(frame.header)
-        if not hmac.compare_digest(_as_bytes(token), _as_bytes(self._nodes.token)):
+        if not is_same_secret(token, self._nodes.token):
             self._refuse_stranger(connection, card)
         elif self._rules.is_complete or self.trouble:
             self._send(connection, pack_frame({"is": "later"}), then_close=True)
         elif refusal := self._rules.join(card):
             self._send(connection, pack_refused(refusal), then_close=True)
-            self._abandon(refusal)
+            if self._own.attempt:  # this job has run: a launcher of another one must not end it
+                self._lines += self._refused.note(refusal)
+            else:
+                self._abandon(refusal)
         else:
             self._welcome(connection, card)
 
@@ -143,9 +152,7 @@ class Leader:
 
     def _refuse_stranger(self, connection: Connection, card: NodeCard) -> None:
         words = stranger_words(self._own, card)
-        if words not in self._refused and len(self._refused) < _MOST_REFUSED:
-            self._refused[words] = None
-            self._lines.append(f"refused: {words}")
+        self._lines += self._refused.note(words)
         self._send(connection, pack_refused(words), then_close=True)
 
     def _welcome(self, connection: Connection, card: NodeCard) -> None:
@@ -251,7 +258,7 @@ class Leader:
         waited_s = now - self._began_s
         words = missing_words(self._rules.missing, self._nodes.nodes, self._address, waited_s)
         if waited_s >= self._nodes.timeout_s:
-            notes = [*self._refused, strange_address(self._nodes.host)]
+            notes = [*self._refused.all, strange_address(self._nodes.host)]
             self._abandon("\n".join([words, *filter(None, notes)]))
         elif waited_s >= self._nodes.warn_after_s and not self._has_warned:
             self._has_warned = True
@@ -267,7 +274,7 @@ class Leader:
         """Take a sign of life, and answer it with the time."""
         now = time.monotonic()
         self._living.beat(self._running.read(now), node)
-        sent_s = float(frame.header.get("at") or 0.0)
+        sent_s = number_field(frame.header, "at")
         self._send_to(node, pack_frame({"is": "beat", "sent": sent_s, "at": now}))
 
     def _spread_failure(self, node: int) -> None:
@@ -388,7 +395,3 @@ class Leader:
     def _send(self, connection: Connection, data: bytes, *, then_close: bool = False) -> None:
         if self._connections is not None:
             self._connections.send(connection, data, then_close=then_close)
-
-
-def _as_bytes(token: str) -> bytes:
-    return token.encode(errors="surrogatepass")

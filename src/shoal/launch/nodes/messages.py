@@ -10,6 +10,7 @@ Times are on the monotonic clock of node 0: a sender converts its own (`shifted`
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
 import signal
@@ -25,6 +26,7 @@ from shoal.launch.report import Ending
 from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
 
+_MOST = 1 << 20  # processes of a node, attempts
 _LETTERS = 400  # of an untrusted text
 MAX_BODY_BYTES = 256 << 20  # the last words of all processes of a host
 
@@ -55,7 +57,7 @@ def card_of(header: Mapping[str, Any]) -> NodeCard:
     return NodeCard(
         whole_field(header, "node"),
         whole_field(header, "nodes"),
-        max(1, whole_field(header, "processes")),
+        _whole(header, "processes", 1),
         _printable(header, "host"),
         _printable(header, "program"),
         text_field(header, "fingerprint"),
@@ -64,14 +66,28 @@ def card_of(header: Mapping[str, Any]) -> NodeCard:
         shown,
         bool(header.get("has_token")),
         _printable(header, "restarts"),
-        whole_field(header, "attempt"),
+        _whole(header, "attempt", 0),
     )
+
+
+def _whole(header: Mapping[str, Any], name: str, least: int) -> int:
+    """Return a number that a stranger may have sent."""
+    number = whole_field(header, name)
+    if not least <= number <= _MOST:
+        raise FrameError(f"field {name!r} is not within {least} to {_MOST}")
+    return number
 
 
 def _printable(header: Mapping[str, Any], name: str) -> str:
     """Return an untrusted text in printable form."""
     text = text_field(header, name)[:_LETTERS]
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def is_same_secret(token: str, own: str) -> bool:
+    """Return whether a token is that of this job, in a time that does not depend on it."""
+    first, second = (text.encode(errors="surrogatepass") for text in (token, own))
+    return hmac.compare_digest(first, second)
 
 
 def pack_start(start: JobStart) -> bytes:
