@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 
 from shoal.launch.console import Console
 from shoal.launch.services import ServiceProcesses
@@ -12,10 +11,10 @@ from shoal.launch.services import ServiceProcesses
 def test_services_that_are_closed_before_they_listen_just_end(tmp_path, child_env):
     """As a signal to the launcher closes them: what they print then is read to its end."""
     loop = Console().loop
-    made: list[subprocess.Popen[bytes]] = []
     services = ServiceProcesses(1, child_env, os.fspath(tmp_path), loop)
-    made += [service.popen for service in services._all]
     services.close()
     while loop.hears:
         loop.turn(float("inf"))
-    assert [popen.wait() for popen in made] == [0, 0]
+    assert [service.popen.wait() for service in services._all] == [0, 0]
+    for service in services._all:
+        service.errors._log.close()

@@ -21,6 +21,12 @@ from shoal import settings
 from shoal.errors import InitializeError, ProcessLostError, UsageError, raise_all
 from shoal.launch.ignored_signals import ignored_sigint_line, not_ignored
 from shoal.runtime.system.child_process import Spawned
+from shoal.runtime.system.service_commands import (
+    JAX_SERVICE,
+    MEETING_PLACE,
+    introduction,
+    service_arguments,
+)
 from shoal.runtime.wire.frames import address_text, split_address
 
 _HELP = """\
@@ -156,13 +162,13 @@ class _Services:
 
     def __init__(self, request: _Request) -> None:
         env = {"SHOAL_TOKEN": request.token}
-        common = ("--processes", str(request.processes), "--bind", request.bind)
-        always = (*common, "--until-stdin-closes")
+        place, jax_service = (
+            (*service_arguments(request.processes, request.bind, port), "--until-stdin-closes")
+            for port in (request.port, request.jax_port)
+        )
         until = ("--until-empty", "--idle-s", "inf")
-        at = ("--port", str(request.port))
-        self.place = Spawned("shoal.runtime.server.meeting_place", *always, *at, *until, env=env)
-        at = ("--port", str(request.jax_port))
-        self.jax_service = Spawned("shoal.runtime.jax_service.jax_runtime", *always, *at, env=env)
+        self.place = Spawned(MEETING_PLACE, *place, *until, env=env)
+        self.jax_service = Spawned(JAX_SERVICE, *jax_service, env=env)
 
     def await_addresses(self, request: _Request) -> tuple[str, str]:
         """Return their addresses, as seen from other hosts; let one monitor the other."""
@@ -177,8 +183,7 @@ class _Services:
                 raise InitializeError(f"coordinator: {name} cannot start at {where}: {words}")
             found.append(str(json.loads(line)["address"]))
         with contextlib.suppress(BrokenPipeError):  # it has ended, which is handled elsewhere
-            message = json.dumps({"meeting_place": found[0]})
-            self.jax_service.stdin.write(message.encode() + b"\n")
+            self.jax_service.stdin.write(introduction(found[0]))
         return _reachable(found[0]), _reachable(found[1])
 
     def await_end(self) -> None:

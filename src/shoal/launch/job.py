@@ -6,12 +6,12 @@ a signal to the launcher, or by the launcher's death; of several hosts' launcher
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal
 import time
 from collections.abc import Callable
+from functools import reduce
 
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.console import Console
@@ -53,10 +53,10 @@ class Job:
         self._order = order
         self._log_dir = order.attempt_dir(attempt)
         self._processes = Processes()
-        self._outliving: Outliving | None = None
         self._interrupted: signal.Signals | None = None
         self._interrupts = 0  # number of SIGINTs
         self._trouble = ""  # why the job failed, if no process of it was the cause
+        self._outliving: Outliving | None = None
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
         self._passed_on_s = math.inf  # when the request to end was passed on
         self._has_time = False  # to stop by itself: `leave_s`
@@ -163,13 +163,8 @@ class Job:
 
     def _take_reached(self) -> Reached:
         """Return how far the processes of this host have come, and remove their files."""
-        reached = Reached()
-        for process in self._processes.all:
-            path = self._progress_file(process.index)
-            reached = reached.joined(progress_file.read(path))
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        return reached
+        paths = (self._progress_file(process.index) for process in self._processes.all)
+        return reduce(Reached.joined, map(progress_file.take, paths), Reached())
 
     # Watch.
 
@@ -393,7 +388,12 @@ class Job:
     def _flush(self) -> None:
         """Wait until the output is written; a slow reader has time, a signal ends the wait."""
         self._without_deadlines()
-        until_s = time.monotonic() + _TAKE_S if self._interrupted else math.inf
         for outlet in self._loop.outlets:
             outlet.end_line()
-        self._watch(lambda: self._loop.writes or self._crew.is_waiting, until_s)
+
+        def is_parting() -> bool:
+            return bool(self._loop.writes) or self._crew.is_waiting
+
+        self._watch(lambda: is_parting() and not self._interrupted)
+        if self._interrupted:
+            self._watch(is_parting, time.monotonic() + _TAKE_S)

@@ -17,12 +17,18 @@ from typing import Any
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
 from shoal.launch.output import LineStream, Log
+from shoal.runtime.system.service_commands import (
+    JAX_SERVICE,
+    MEETING_PLACE,
+    introduction,
+    service_arguments,
+)
 from shoal.runtime.wire.listening import bind_host, moved
 
 # (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (
-    ("meeting place", "shoal.runtime.server.meeting_place", "--print-leaving", "--print-news"),
-    ("JAX service", "shoal.runtime.jax_service.jax_runtime"),
+    ("meeting place", MEETING_PLACE, "--print-leaving", "--print-news"),
+    ("JAX service", JAX_SERVICE),
 )
 
 
@@ -94,12 +100,11 @@ class ServiceProcesses:
         self._host, self._on_line = host, on_line
         self.news = News(num_processes)
         for number, (name, module, *more) in enumerate(_SERVICES):
-            # -P: a file of the user's cannot shadow a module of shoal's.
-            command = [sys.executable, "-P", "-m", module, "--processes", str(num_processes)]
-            bind = ["--bind", bind_host(host)] if host else []
-            bind += ["--port", str(first_port + number)] if first_port else []
+            bind, port = bind_host(host) if host else "", first_port and first_port + number
+            arguments = service_arguments(num_processes, bind, port)
             popen = subprocess.Popen(
-                [*command, *more, *bind, "--until-stdin-closes"],
+                # -P: a file of the user's cannot shadow a module of shoal's.
+                [sys.executable, "-P", "-m", module, *arguments, *more, "--until-stdin-closes"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -125,10 +130,10 @@ class ServiceProcesses:
     def _introduce(self) -> None:
         """Once both listen, connect JAX's service to the meeting place, which monitors it."""
         if (addresses := self.addresses) and not self._closed:
-            line = json.dumps({"meeting_place": addresses[0]}).encode() + b"\n"
             stdin = self._all[1].popen.stdin
             with contextlib.suppress(BrokenPipeError):  # it has ended, which is handled elsewhere
-                stdin.write(line)  # type: ignore[union-attr] # a PIPE is never None
+                # A PIPE is never None.
+                stdin.write(introduction(addresses[0]))  # type: ignore[union-attr]
                 stdin.flush()  # type: ignore[union-attr]
 
     @property

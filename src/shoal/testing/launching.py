@@ -18,6 +18,12 @@ from typing import IO, cast
 from shoal.errors import UsageError, nearest
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
 from shoal.runtime.system.process_status import status_of
+from shoal.runtime.system.service_commands import (
+    JAX_SERVICE,
+    MEETING_PLACE,
+    introduction,
+    service_arguments,
+)
 from shoal.runtime.wire.frames import address_text
 from shoal.testing import enter
 from shoal.testing.bench_programs import Program
@@ -31,8 +37,8 @@ __all__ = ["SERVICES", "WAYS", "BenchJob"]
 
 WAYS = ("process 0", "stand-alone", "launcher")
 _SERVICES: Mapping[str, tuple[str, ...]] = {  # name: what their command lines contain
-    "the meeting place": ("shoal.runtime.server.meeting_place",),
-    "JAX's service": ("shoal.runtime.startup.services", "shoal.runtime.jax_service.jax_runtime"),
+    "the meeting place": (MEETING_PLACE,),
+    "JAX's service": ("shoal.runtime.startup.services", JAX_SERVICE),
 }
 SERVICES = len(_SERVICES)
 _PORT = 7171  # in a separate network every port is free
@@ -76,31 +82,27 @@ class BenchJob:
         self._address, self._jax_service = address_text(host, port), ""
         if self._way != "stand-alone":
             return []
-        numbers = ["--processes", str(self._processes), "--port", str(port)]
-        idle = ["--idle-s", str(_IDLE_S)]
         if self._warden.namespaces:
-            return self._start_services_apart([*numbers, "--bind", host, *idle], numbers)
-        command = ["-P", "-m", "shoal.runtime.startup.services", "--bind", host, *numbers, *idle]
+            return self._start_services_apart(host, port)
+        numbers = service_arguments(self._processes, host, port)
+        idle = ("--idle-s", str(_IDLE_S))
+        command = ["-P", "-m", "shoal.runtime.startup.services", *numbers, *idle]
         popen = self._popen(command, self._env, stdin=subprocess.PIPE)
         self._leash = cast("IO[bytes]", popen.stdin)
         return [Running("services", popen)]
 
-    def _start_services_apart(self, of_place: list[str], numbers: list[str]) -> list[Running]:
+    def _start_services_apart(self, host: str, port: int) -> list[Running]:
         """Start each service on a host of its own."""
         reads, writes = os.pipe()
-        place = ["-P", "-m", "shoal.runtime.server.meeting_place", *of_place, "--until-empty"]
-        service = [
-            "-P",
-            "-m",
-            "shoal.runtime.jax_service.jax_runtime",
-            *numbers,
-            "--until-stdin-closes",
-        ]
         at = self._processes
+        of_place = service_arguments(self._processes, host, port)
+        of_service = service_arguments(self._processes, address_of(at + 1), port)
+        idle = ("--until-empty", "--idle-s", str(_IDLE_S))
+        place = ["-P", "-m", MEETING_PLACE, *of_place, *idle]
+        service = ["-P", "-m", JAX_SERVICE, *of_service, "--until-stdin-closes"]
         rows = [
             Running("the meeting place", self._popen(place, self._env, at, pass_fds=[writes])),
-            Running("JAX's service", self._popen(
-                [*service, "--bind", address_of(at + 1)], self._env, at + 1, stdin=reads)),
+            Running("JAX's service", self._popen(service, self._env, at + 1, stdin=reads)),
         ]  # fmt: skip
         os.close(reads)
         self._leash = open(writes, "wb", buffering=0)  # noqa: SIM115 - `note_services` closes it
@@ -113,11 +115,9 @@ class BenchJob:
                 raise UsageError(f"the services did not start: {running.tail(5)}")
         addresses: dict[str, str] = json.loads(services[-1].out.partition(b"\n")[0])
         self._jax_service = addresses.get("jax_service") or addresses["address"]
-        order = (
-            b"." if len(services) == 1 else json.dumps({"meeting_place": self._address}).encode()
-        )
+        order = b".\n" if len(services) == 1 else introduction(self._address)
         with contextlib.suppress(BrokenPipeError), self._leash:
-            self._leash.write(order + b"\n")
+            self._leash.write(order)
 
     def start(
         self, program: Program, chosen: Collection[int], all_processes: bool

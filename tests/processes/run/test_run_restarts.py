@@ -166,14 +166,21 @@ def test_a_crash_loop_on_several_hosts_ends_on_all(launchers):
 def test_a_signal_after_a_failure_forbids_the_next_attempt(launch):
     script = HEAD + "say('x' * 400_000)\nsys.exit(3)\n"
     popen = launch.start("--max-restarts", "3", "--no-prefix", script=script)
-    while "failed first" not in popen.stderr.readline():  # the output is not taken yet
-        pass
+    lines = until(popen.stderr, "failed first")  # and the output is not taken
     popen.send_signal(signal.SIGTERM)
-    finished = launch.finish()
-    assert finished.code == 128 + signal.SIGTERM
-    assert "shoal run: SIGTERM: no new attempt\n" in finished.err
-    assert "begins" not in finished.err
+    lines += until(popen.stderr, "shoal run: SIGTERM: no new attempt\n")
+    assert launch.finish().code == 128 + signal.SIGTERM
+    assert "begins" not in "".join(lines)
     assert launch.leaves_nobody()
+
+
+def until(stream, words):
+    """Return the lines of a stream up to one that has the words."""
+    lines = [stream.readline()]
+    while words not in lines[-1]:
+        assert lines[-1], lines
+        lines.append(stream.readline())
+    return lines
 
 
 def test_a_launcher_of_another_job_does_not_end_one_between_two_attempts(launchers):

@@ -16,13 +16,13 @@ from shoal.runtime.doctor.proxies import check_proxies
 from shoal.runtime.rules.deadline import ends_at
 from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.meeting_address import join_place
+from shoal.runtime.system.service_commands import MEETING_PLACE
 from shoal.runtime.wire.frames import address_text, split_address
 from shoal.runtime.wire.listening import bind_host, is_loopback
 
 _NAME_S = 5.0  # how long a name may be unknown
 _RESOLVER_S = 10.0
 _CONNECT_S = 5.0
-_MEETING_PLACE = "shoal.runtime.server.meeting_place"
 _VERSIONS = "any"  # different versions are for this command to compare, not a reason to refuse
 
 
@@ -62,7 +62,7 @@ def _why_not_bound(address: str, number: int) -> Finding:
     host, port = split_address(address)
     if number == errno.EADDRINUSE:
         owner = port_owner(port)
-        if _MEETING_PLACE in owner:
+        if MEETING_PLACE in owner:
             words = f"a job of shoal meets at port {port} of this host: {owner}"
             return Finding("address", words, "if it is another job, choose another port", NOTE)
         words = f"port {port} of this host is taken" + (f" by {owner}" if owner else "")

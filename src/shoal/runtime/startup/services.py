@@ -28,6 +28,7 @@ from shoal import settings
 from shoal.errors import InitializeError
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.child_process import Spawned, ignore_job_signals
+from shoal.runtime.system.service_commands import MEETING_PLACE, service_arguments
 from shoal.runtime.wire.frames import address_text
 
 _LINGER_MAX_S = 600.0
@@ -58,7 +59,8 @@ def start(
     """
     spawned = Spawned(
         "shoal.runtime.startup.services",
-        *_numbers(num_processes, bind, port, timeout_s),
+        *service_arguments(num_processes, bind, port),
+        *("--idle-s", str(timeout_s)),
         *(() if jax_service else ("--no-jax-service",)),
         env={"SHOAL_TOKEN": token},
     )
@@ -85,19 +87,14 @@ def retire(services: ServiceAddresses) -> None:
     services.leash.close()
 
 
-def _numbers(num_processes: int, bind: str, port: int, idle_s: float) -> tuple[str, ...]:
-    numbers = ("--processes", str(num_processes), "--port", str(port), "--idle-s", str(idle_s))
-    return ("--bind", bind, *numbers)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run JAX's service, and a meeting place beside it, until the job's members are gone."""
     options = _parse(arguments)
     ignore_job_signals()  # inherited by the meeting place
     place = Spawned(
-        "shoal.runtime.server.meeting_place",
-        *_numbers(options.processes, options.bind, options.port, options.idle_s),
-        *("--until-empty", "--until-stdin-closes"),
+        MEETING_PLACE,
+        *service_arguments(options.processes, options.bind, options.port),
+        *("--until-empty", "--until-stdin-closes", "--idle-s", str(options.idle_s)),
     )
     service = None
     if not options.no_jax_service:

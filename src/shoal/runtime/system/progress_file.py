@@ -6,8 +6,10 @@ survive if the process is killed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
+import os
 import struct
 from typing import NamedTuple
 
@@ -42,6 +44,14 @@ def read(path: str) -> Reached:
             return Reached(*_FIELDS.unpack(file.read()))
     except (OSError, struct.error):
         return Reached()
+
+
+def take(path: str) -> Reached:
+    """Return the steps that a process has reached, and remove the file."""
+    reached = read(path)
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+    return reached
 
 
 def note_step(number: int) -> None:
