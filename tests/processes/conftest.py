@@ -58,7 +58,7 @@ class Ended(NamedTuple):
     code: int
     out: str
     err: str
-    ended_s: float  # seconds after the job began
+    ended_s: float  # seconds after `Job.began`
 
 
 class Started:

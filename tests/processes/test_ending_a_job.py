@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from textwrap import dedent
 
 import pytest
@@ -52,6 +53,7 @@ def test_killed_while_sums_are_in_flight(job):
     victim = job.start(1, 2, script)
     line(victim, "ready")
     victim.kill()
+    job.began = time.monotonic()
     survivor, _ = job.wait()
     assert survivor.code == 71, survivor
     assert "ProcessLostError" in survivor.err
@@ -105,6 +107,7 @@ def test_an_error_of_the_runtime_is_explained(job, ends):
     victim = job.start(1, 2, script)
     line(victim, "ready")
     victim.kill()
+    job.began = time.monotonic()
     survivor, _ = job.wait()
     assert survivor.code == 71, survivor
     assert "Error: " in survivor.err
@@ -120,6 +123,7 @@ def test_an_exception_while_a_sum_that_never_ends_is_in_flight(job):
         + """
 barrier("ready")
 if index == 1:
+    say("ready")
     os.kill(os.getpid(), signal.SIGSTOP)
 pending = total(array)
 raise RuntimeError("in flight")
@@ -127,6 +131,8 @@ raise RuntimeError("in flight")
     )
     job.start(0, 2, script)
     frozen = job.start(1, 2, script)
+    line(frozen, "ready")
+    job.began = time.monotonic()
     one = job.wait_for(0)
     assert one.code == 1, one
     assert one.err.splitlines()[-1] == "RuntimeError: in flight"
