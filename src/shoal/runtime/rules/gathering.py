@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Container, Hashable, Iterator
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.first_difference import excerpts
@@ -43,6 +43,17 @@ class WaitingProcess(NamedTuple, Generic[To]):
     point: Point
     payload: bytes
     since: float
+
+
+def replies_to(waits: Iterable[WaitingProcess[To]], answer: Answer) -> list[Reply[To]]:
+    """Return one reply to each destination; processes that arrived together share theirs."""
+    replies: list[Reply[To]] = []
+    last: object = None
+    for wait in waits:
+        if wait.to is not last:
+            last = wait.to
+            replies.append(Reply(wait.to, wait.ticket, answer))
+    return replies
 
 
 class Gathering(Generic[To]):

@@ -104,6 +104,11 @@ class Liveness(Generic[Key]):
         self._stopped: set[Key] = set()
         self._ended: dict[Key, float] = {}  # the process has ended; since when
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is any key to watch."""
+        return bool(self._beats or self._quiet)
+
     def watch(self, now: float, key: Key) -> None:
         """Start watching a key."""
         self._beats[key] = now

@@ -29,6 +29,7 @@ from shoal.runtime.rules.gathering import (
     divergence,
     find_cycle,
     place_text,
+    replies_to,
 )
 from shoal.runtime.rules.lines import OpenGatherings
 from shoal.runtime.rules.meeting_answers import (
@@ -108,9 +109,7 @@ class Meeting(Roster[To]):
         gathering.arrived[process] = WaitingProcess(to, ticket, point, payload, now)
         gathering.restarts |= point.survivors
         record.blocked[line.lane] = gathering
-        if now + timeout_s < gathering.deadline and gathering.stack_request is None:
-            gathering.deadline, gathering.limit = now + timeout_s, (process, timeout_s)
-            self._next = min(self._next, gathering.deadline)
+        self._limit(gathering, now, process, timeout_s)
         return replies + self._judge(now, process, gathering)
 
     def abandon(self, now: float, process: int, left: Abandoned) -> list[Reply[To]]:
@@ -119,7 +118,7 @@ class Meeting(Roster[To]):
         Its past arrivals stand: the call fails at the next point at which it would have arrived.
         An arrival that the process sent and that is still on its way will not be taken.
         """
-        record = self._records[process]
+        record, self._has_abandoned = self._records[process], True
         if left.number <= record.abandoned.get(left.point.lane, 0):
             return []
         if process in self._gone:  # the count of its next arrival includes this one anyway
@@ -168,12 +167,11 @@ class Meeting(Roster[To]):
         self._lines.drop_process(process)
         for line in self._lines.of(process):
             for gathering in list(line.gatherings):
-                came = process in gathering.arrived
                 if gathering.answer is not None:
                     continue
                 if gathering.survivors:
                     replies += self._do_without(now, process, gathering)
-                elif not (state == "left" and came):
+                elif not (state == "left" and process in gathering.arrived):
                     replies += self._finish(now, gathering, self._losses.answer(line.members))
         for stack_request in self._stack_requests.forget(process):
             replies += self._answered(now, stack_request)
@@ -224,6 +222,11 @@ class Meeting(Roster[To]):
         """
         stack_request = self._stack_requests.hear(process, ticket, text)
         return [] if stack_request is None else self._answered(now, stack_request)
+
+    def _limit(self, gathering: Gathering[To], now: float, by: int, timeout_s: float) -> None:
+        if now + timeout_s < gathering.deadline and gathering.stack_request is None:
+            gathering.deadline, gathering.limit = now + timeout_s, (by, timeout_s)
+            self._next = min(self._next, gathering.deadline)
 
     def _come(
         self, now: float, process: int, point: Point
@@ -344,7 +347,6 @@ class Meeting(Roster[To]):
 
     def _finish(self, now: float, gathering: Gathering[To], answer: Outcome) -> list[Reply[To]]:
         """Answer all waiting members; keep the answer for living ones that have yet to arrive."""
-        line = gathering.line
         gathering.answer = answer
         if gathering.stack_request is not None:
             self._stack_requests.take(gathering.stack_request)
@@ -353,16 +355,16 @@ class Meeting(Roster[To]):
             gathering.unanswered = {p for p in missing if p not in self._gone}
         elif gathering.left:
             self._lines.fail_after(gathering, self._gone)
+        lane, records, gone = gathering.line.lane, self._records, self._gone
         for process, wait in gathering.arrived.items():
-            record = self._records[process]
-            if record.blocked.get(line.lane) is gathering:
-                del record.blocked[line.lane]
-            if process not in self._gone:
-                record.note(now, "last at", wait.point)
-        replies = [Reply(w.to, w.ticket, answer) for w in gathering.arrived.values()]
-        gathering.arrived = {}
+            record = records[process]
+            if record.blocked.get(lane) is gathering:
+                del record.blocked[lane]
+            if process not in gone:
+                record.words, record.point, record.when = "last at", wait.point, now
+        waits, gathering.arrived = gathering.arrived.values(), {}
         self._lines.close(gathering)
-        return replies
+        return replies_to(waits, answer)
 
     def _ask_late(self, now: float, gathering: Gathering[To]) -> bool:
         """Request the stacks of late processes; return whether there is any answer to wait for."""

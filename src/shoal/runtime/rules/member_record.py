@@ -62,8 +62,10 @@ class Record(Generic[To]):
 
     def come(self, point: Point, step: int | None) -> None:
         """Record an arrival at a point, and its step if given."""
-        self.arrivals[point.lane] = self.arrivals.get(point.lane, 0) + 1
-        self.step = self.step if step is None else step
+        arrivals, lane = self.arrivals, point.lane
+        arrivals[lane] = arrivals.get(lane, 0) + 1
+        if step is not None:
+            self.step = step
 
     def abandon(self, now: float, left: Abandoned) -> Point:
         """Record that it left a call; return the next point of that call.

@@ -24,6 +24,7 @@ class Roster(Generic[To]):
         self._losses = Losses(self.departure_reason)
         self._gone = self._losses.states
         self._num_losses = 0  # of processes and services
+        self._has_abandoned = False  # whether any process has abandoned a call
 
     def has_gone(self, process: int) -> bool:
         """Return whether this process has left, failed or been lost."""
@@ -37,6 +38,12 @@ class Roster(Generic[To]):
     def abandoned(self, process: int, lane: str) -> int:
         """Return the number of calls that this process has abandoned in a lane."""
         return self._records[process].abandoned.get(lane, 0)
+
+    def have_abandoned(self, processes: Iterable[int], lane: str, number: int) -> bool:
+        """Return whether each of these processes has abandoned this number of calls in a lane."""
+        if not self._has_abandoned:  # nearly always
+            return number == 0
+        return all(self.abandoned(process, lane) == number for process in processes)
 
     def departure_reason(self, process: int) -> str:
         """Return why a process is gone, and its last place."""
