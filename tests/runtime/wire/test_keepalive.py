@@ -36,6 +36,13 @@ def test_infinity_leaves_the_socket_alone(sock):
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
 
 
+def test_a_connection_within_a_host_has_no_link():
+    """So a HELLO that takes the door for calls does not end the meeting place."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        watch_link(sock, 1.0)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+
+
 def test_a_link_that_is_cut_is_told_from_a_connection_that_was_closed():
     assert is_cut_off(OSError(errno.ETIMEDOUT, "timed out"))
     assert is_cut_off(OSError(errno.EHOSTUNREACH, "no route"))

@@ -103,6 +103,11 @@ def connect(address: tuple[str, int], limit: float, *, max_body_bytes: int) -> C
     Raises:
       OSError: nothing listens there, or the name is unknown.
     """
+    return Channel(open_socket(address, limit), max_body_bytes=max_body_bytes)
+
+
+def open_socket(address: tuple[str, int], limit: float) -> socket.socket:
+    """Return a socket connected to another one. Raises as `connect` does."""
     left_s = _left_s(limit)
     sock = socket.create_connection(
         address, timeout=None if left_s is None else max(left_s, _MOMENT_S)
@@ -113,7 +118,7 @@ def connect(address: tuple[str, int], limit: float, *, max_body_bytes: int) -> C
         # enough; this process would then wait for its own HELLO.
         sock.close()
         raise ConnectionRefusedError("Connection refused")
-    return Channel(sock, max_body_bytes=max_body_bytes)
+    return sock
 
 
 def _wait(socket_poll: select.poll, limit: float) -> None:

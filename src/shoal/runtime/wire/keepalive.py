@@ -21,9 +21,9 @@ def watch_link(sock: socket.socket, lost_after_s: float) -> None:
     """Let reads of `sock` fail once its peer was unreachable for about `lost_after_s`.
 
     The kernel of a stopped process still answers: this detects pulled cables and hosts that are
-    off. Does as much as the platform supports; `inf` disables it.
+    off. Does as much as the platform supports; `inf` disables it. Within a host there is no link.
     """
-    if lost_after_s == math.inf:
+    if lost_after_s == math.inf or sock.family == socket.AF_UNIX:
         return
     every_s = min(max(1, round(lost_after_s / _PROBES)), _LONGEST_S)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -9,19 +9,31 @@ liveness stay on TCP, where the kernel watches the link.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import struct
 import sys
 
 _BACKLOG = 4096
+_CREDENTIALS = struct.Struct("iII")  # pid, user, group
 
 
-def listen_unix() -> socket.socket | None:
-    """Return a listening socket, or None where the platform has no abstract names."""
+def listen_unix(name: str = "") -> socket.socket | None:
+    """Return a socket that listens at this name, or at a random one; None where the platform has no
+    abstract names.
+
+    Raises:
+      OSError: another socket on this host has the name.
+    """
     if sys.platform != "linux":
         return None
     server = socket.socket(socket.AF_UNIX)
-    server.bind(f"\0shoal-{secrets.token_hex(16)}")
+    try:
+        server.bind(f"\0{name or f'shoal-{secrets.token_hex(16)}'}")
+    except OSError:
+        server.close()
+        raise
     server.listen(_BACKLOG)
     return server
 
@@ -29,7 +41,10 @@ def listen_unix() -> socket.socket | None:
 def connect_unix(name: str) -> socket.socket:
     """Connect to the socket of this name, given without its leading zero byte.
 
+    A name, unlike a port, may be anybody's: the token is not shown to another user's process.
+
     Raises:
+      PermissionError: a socket of another user (nor root) has it.
       OSError: no socket on this host has it, or its backlog is full.
     """
     if sys.platform != "linux":
@@ -38,7 +53,20 @@ def connect_unix(name: str) -> socket.socket:
     sock.setblocking(False)
     try:
         sock.connect(f"\0{name}")
+        if _owner(sock) not in (0, os.geteuid()):
+            raise PermissionError(f"the socket {name} is another user's")
     except OSError:
         sock.close()
         raise
     return sock
+
+
+def may_call(sock: socket.socket) -> bool:
+    """Return whether an accepted connection is of this user or of root; root serves all."""
+    return os.geteuid() == 0 or _owner(sock) in (0, os.geteuid())
+
+
+def _owner(sock: socket.socket) -> int:
+    """Return the user id of the process at the other end: unix(7), SO_PEERCRED."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
