@@ -16,6 +16,7 @@ from shoal.errors import UsageError
 from shoal.runtime.client.call_sockets import Closed
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
+from shoal.runtime.gatherer.host_gatherer import HostGatherer
 from shoal.testing.coordinator_contract import PATIENCE_S, KillableJob, run_together
 
 
@@ -38,7 +39,8 @@ class Job(KillableJob):
 
 
 class MeetingPlaces:
-    """One real server for each number of processes; each serves one job after the other."""
+    """One real server for each number of processes and way to it; each serves one job after the
+    other. (Another way could be faster than the end of the job before.)"""
 
     token = "the secret of the tests"
 
@@ -46,10 +48,11 @@ class MeetingPlaces:
         self._env = {**env, "SHOAL_TOKEN": self.token}
         self._running = {}
 
-    def address(self, processes):
-        if processes not in self._running:
-            self._running[processes] = self.start(processes, "--until-stdin-closes")
-        return self._running[processes][1]
+    def address(self, processes, *, gathered=False):
+        key = processes, gathered
+        if key not in self._running:
+            self._running[key] = self.start(processes, "--until-stdin-closes")
+        return self._running[key][1]
 
     def start(self, processes, *more):
         """Start a server; return it and its address."""
@@ -62,10 +65,13 @@ class MeetingPlaces:
         )
         return server, json.loads(server.stdout.readline())["address"]
 
-    def join_all(self, processes, **options):
-        """Let N clients, in threads, join; return their results or errors."""
-        address = self.address(processes)
+    def join_all(self, processes, *, gathered=False, **options):
+        """Let N clients, in threads, join, perhaps through the gatherer of this host; return their
+        results or errors."""
+        address = self.address(processes, gathered=gathered)
         options = {"num_processes": processes, "token": self.token, "timeout_s": 10.0, **options}
+        if gathered:
+            options["nearby"] = HostGatherer(address, self.token)
         joins = (lambda p=p: join(address, process=p, **options) for p in range(processes))
         return run_together(*joins)
 
@@ -109,7 +115,7 @@ def fresh_place(meeting_places):
         end(server)
 
 
-@pytest.fixture(params=["local", "tcp"])
+@pytest.fixture(params=["local", "tcp", "gathered"])
 def make_job(request, meeting_places):
     """Return a function that makes a `Job` of N processes, of either kind."""
     made = []
@@ -119,7 +125,8 @@ def make_job(request, meeting_places):
             local = LocalJob(processes, **options)
             job = Job(local.coordinators, lambda p: local.lose(p, "its connection closed"))
         else:
-            coordinators = meeting_places.join_all(processes, **options)
+            gathered = request.param == "gathered"
+            coordinators = meeting_places.join_all(processes, gathered=gathered, **options)
             job = Job(coordinators, lambda p: vanish(coordinators[p]))
         made.append(job)
         return job
@@ -137,6 +144,10 @@ class Watcher(logging.Handler):
         super().__init__()
         self.lines = []
         self.has_line = threading.Event()
+
+    def forget(self):
+        self.lines.clear()
+        self.has_line.clear()
 
     def emit(self, record):
         self.lines.append((record.levelname, record.getMessage()))

@@ -6,10 +6,12 @@ import json
 import logging
 import math
 import os
+import socket
 import time
+import zlib
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
@@ -31,6 +33,7 @@ _LOG = logging.getLogger("shoal")
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
 _FIRST_PAUSE_S = 0.02  # between attempts while the meeting place does not listen yet
 _LAST_PAUSE_S = 0.5
+_NOTHING = "nothing listens there"
 _ENDING_S = 1.0  # a connection closed sooner, unanswered, belongs to an earlier job
 
 
@@ -45,7 +48,8 @@ class Welcome(NamedTuple):
     lost_after_s: float
     leader: int  # the lowest process of this host
     keeps: Mapping[int, int]  # for the leader: the pid of each process of its host
-    near: str  # name of the Unix socket for processes on the server's host; empty: none
+    near: str  # name of the Unix socket for calls, of the server or the gatherer; empty: none
+    is_gathered: bool = False  # whether this process is connected through a gatherer
 
 
 class Identity(NamedTuple):
@@ -63,8 +67,22 @@ class Identity(NamedTuple):
         return f"process {self.process} of {self.processes} ({self.host})"
 
 
+class Nearby(Protocol):
+    """What stands between this process and the meeting place: the gatherer of its host."""
+
+    name: str  # of its Unix socket
+
+    def connect(self, limit: float) -> socket.socket:
+        """Return a connection to it, by this time of the monotonic clock.
+
+        Raises:
+          PermissionError: it is another user's.
+          OSError: it cannot be reached yet.
+        """
+
+
 def handshake(
-    address: str, card: Identity, timeout_s: float, warn_after_s: float
+    address: str, card: Identity, timeout_s: float, warn_after_s: float, nearby: Nearby | None
 ) -> tuple[Channel, Welcome]:
     """Connect, send HELLO, wait for all other processes. See `over_tcp.join`."""
     what = f"{card}: cannot join the job at {address}"
@@ -78,7 +96,7 @@ def handshake(
     max_body_bytes = card.processes * (MAX_PAYLOAD_BYTES + 4) + (64 << 20)
     incarnation = os.urandom(8).hex()
     try:
-        waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s)
+        waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s, nearby)
         channel, frame = _retry_hello(waiting, incarnation, max_body_bytes)
     except TimeoutError:
         reason = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
@@ -87,7 +105,11 @@ def handshake(
     except (OSError, FrameError) as error:
         reason = f"the server there closed the connection, or is not a meeting place ({error})"
     else:
-        return channel, _welcome_of(what, channel, frame, incarnation, max_body_bytes)
+        known = incarnation, max_body_bytes
+        welcome = _welcome_of(what, channel, frame, card.process, *known)
+        if waiting.is_gathered and nearby is not None:
+            welcome = welcome._replace(near=nearby.name, is_gathered=True)
+        return channel, welcome
     raise InitializeError(f"{what}: {reason}")
 
 
@@ -99,11 +121,31 @@ class _Waiting:
     """A wait for the other processes: its deadline, and one log line once it is long."""
 
     def __init__(
-        self, address: str, card: Identity, began: float, limit: float, warn_after_s: float
+        self,
+        address: str,
+        card: Identity,
+        began: float,
+        limit: float,
+        warn_after_s: float,
+        nearby: Nearby | None,
     ) -> None:
         self.address, self.card, self.limit = address, card, limit
+        self.nearby = nearby
         self.warn_at = began + warn_after_s  # inf once logged
         self._began = began
+        self.is_gathered = False  # whether the last connection was to the gatherer
+        self.is_sent_on = False  # whether the gatherer said that the next one should not be
+
+    def connect(self, max_body_bytes: int) -> Channel:
+        nearby = None if self.is_sent_on else self.nearby
+        self.is_gathered, self.is_sent_on = nearby is not None, False
+        if nearby is not None:
+            try:
+                return Channel(nearby.connect(self.limit), max_body_bytes=max_body_bytes)
+            except PermissionError as error:
+                self.is_gathered, self.nearby = False, None
+                _LOG.warning("%s joins the job without a gatherer: %s", self.card, error)
+        return connect(split_address(self.address), self.limit, max_body_bytes=max_body_bytes)
 
     def warn(self, reason: str) -> None:
         waited_s = time.monotonic() - self._began
@@ -117,15 +159,23 @@ def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tu
     pause_s, limit = _FIRST_PAUSE_S, waiting.limit
     while True:
         try:
-            address = split_address(waiting.address)
-            channel = connect(address, limit, max_body_bytes=max_body_bytes)
+            channel = waiting.connect(max_body_bytes)
         except OSError as error:
-            reason = ("nothing listens there", f" ({error})")
+            gatherer = "the gatherer of this host cannot be reached"
+            what = gatherer if waiting.is_gathered else _NOTHING
+            reason = (what, f" ({error})")
         else:
             frame = _send_hello(channel, waiting, incarnation)
-            if frame is not None:
+            kind = "later" if frame is None else frame.header.get("is")
+            if frame is not None and kind not in ("later", "unreachable", "direct"):
                 return channel, frame
+            channel.close()
+            if kind == "direct":  # the meeting place can tell this process why, but no gatherer
+                waiting.is_sent_on = True
+                continue
             reason = ("an earlier job is still ending there, or it is not a meeting place", "")
+            if frame is not None and kind == "unreachable":  # for the gatherer of this host
+                reason = (_NOTHING, f" ({frame.body.decode(errors='replace')})")
         now = time.monotonic()
         if now >= limit:
             raise _NoMeetingPlace(*reason)
@@ -146,10 +196,7 @@ def _send_hello(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame 
         if isinstance(error, ConnectionError) and time.monotonic() < began + _ENDING_S:
             return None
         raise
-    if frame.header.get("is") != "later":
-        return frame
-    channel.close()
-    return None
+    return frame
 
 
 def _await_welcome(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
@@ -168,22 +215,30 @@ def _await_welcome(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
 
 
 def _welcome_of(
-    what: str, channel: Channel, frame: Frame, incarnation: str, max_body_bytes: int
+    what: str,
+    channel: Channel,
+    frame: Frame,
+    process: int,
+    incarnation: str,
+    max_body_bytes: int,
 ) -> Welcome:
     try:
         if text_field(frame.header, "is") != "welcome":
             missing = frame.header.get("missing", [])
             raise InitializeError(f"{what}: {frame.body.decode(errors='replace')}", missing=missing)
         service = text_field(frame.header, "jax_service")
+        hosts = zlib.decompress(frame.body) if frame.header.get("packed") else frame.body
+        leader = whole_field(frame.header, "leader")
+        keeps = frame.header.get("keeps", {}) if leader == process else {}
         return Welcome(
-            hosts=hosts_of(json.loads(frame.body)),
+            hosts=hosts_of(json.loads(hosts)),
             jax_service=service,
             incarnation=incarnation,
             max_body_bytes=max_body_bytes,
             heartbeat_s=number_field(frame.header, "heartbeat_s"),
             lost_after_s=number_field(frame.header, "lost_after_s"),
-            leader=whole_field(frame.header, "leader"),
-            keeps={int(p): pid for p, pid in frame.header.get("keeps", {}).items()},
+            leader=leader,
+            keeps={int(p): pid for p, pid in keeps.items()},
             near=text_field(frame.header, "near"),
         )
     except BaseException:

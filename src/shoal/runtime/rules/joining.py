@@ -18,7 +18,8 @@ from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.point import Member
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 
-PROTOCOL = 5
+PROTOCOL = 6
+WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
 _STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
 
 To = TypeVar("To", bound=Hashable)
@@ -154,7 +155,7 @@ class Joining(Generic[To]):
         if not self._token or hmac.compare_digest(token, self._token):
             return None
         self._strangers = [*self._strangers[-3:], f"{_claim(header)} from {origin}"]
-        return "the token is wrong: SHOAL_TOKEN must be the one of this job"
+        return WRONG_TOKEN
 
     def hello(self, now: float, hello: Hello, to: To) -> list[JoinReply[To]]:
         """Take a HELLO; return the replies now due: to none, to this process, or to all."""

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -20,8 +20,10 @@ from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import (
     Arrival,
+    Beat,
     abandoned_of,
     beat_of,
+    beat_of_row,
     notice_of,
     processes_of,
     stop_report_of,
@@ -75,6 +77,15 @@ class ProcessCaller:
         if "trails" in header:
             job.hear_trails(process, trails_of(header, process, job.num_processes))
         job.mail.send(self._life.connection, ECHO)
+
+    def take_beat(self, row: Sequence[Any]) -> None:
+        """Take a sign of life that came with those of others of its host, perhaps with trails."""
+        job, process, size = self._job, self._life.process, len(Beat._fields)
+        if job.meeting is None:
+            return
+        job.beat(process, beat_of_row(row[:size]))
+        for trails in row[size:]:
+            job.hear_trails(process, trails_of({"trails": trails}, process, job.num_processes))
 
     def _stacks(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         ticket = whole_field(frame.header, "ticket")
@@ -130,7 +141,8 @@ class LaneCaller:
     """A connection for the calls of a process."""
 
     def __init__(self, job: ServedJob, life: Life) -> None:
-        self._job = job
+        self.job = self._job = job
+        self.process = life.process
         self._life = life
         self._count = job.num_processes
         self._last: tuple[Mapping[str, Any], Arrival] | None = None  # a header, parsed

@@ -6,13 +6,14 @@ It connects the sockets to the rules, and notifies all processes of losses.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply, host_runs
+from shoal.runtime.rules.joint_arrivals import JointMeeting
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
-from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.meeting_answers import MembersKnown, StacksHeard
 from shoal.runtime.rules.messages import ArrivalHeaders, Beat
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
@@ -24,6 +25,7 @@ from shoal.runtime.wire.server_sockets import Connection, Connections
 
 _STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
 _STACKS_S = 2.0  # the same, for a query
+_LARGE_BYTES = 4096  # a list of hosts that is sent compressed
 
 
 class ServedJob:
@@ -38,7 +40,7 @@ class ServedJob:
         running: RunningClock,
     ) -> None:
         self.joining = joining
-        self.meeting: Meeting[Connection] | None = None
+        self.meeting: JointMeeting[Connection] | None = None
         self.mail = JobMail(connections, self._is_member)
         self.leaving = Leaving(joining.num_processes, self.mail)
         self.now = clock
@@ -103,12 +105,15 @@ class ServedJob:
             self.mail.lives = {p: a for p, a in lives.items() if a.connection not in refused}
         elif is_welcome:
             more = {"near": self.near, **self._limits.words}
-            for process, welcome in enumerate(_welcomes(self.joining, more)):
-                self.mail.send(lives[process].connection, welcome)
+            gathered = {process for process, life in lives.items() if life.connection.trunk}
+            for processes, welcome in _welcomes(self.joining, more, gathered):
+                self.mail.send_all([lives[p].connection for p in processes], welcome)
 
     def _begin(self) -> None:
         now, joining = self.now(), self.joining
-        self.meeting = Meeting(joining.hosts, now, pids=joining.pids, stack_grace_s=_STACKS_GRACE_S)
+        self.meeting = JointMeeting(
+            joining.hosts, now, pids=joining.pids, stack_grace_s=_STACKS_GRACE_S
+        )
         for process in range(self.num_processes):
             self._liveness.watch(self._running.read(now), process)
 
@@ -253,14 +258,23 @@ class ServedJob:
             self.mail.send_last(life.connection, pack_frame({"is": "lost"}, words.encode()))
 
 
-def _welcomes(joining: Joining[Connection], more: Mapping[str, Any]) -> Iterator[bytes]:
-    """Yield the welcome of each process, in order."""
-    leads = {min(pids): pids for pids in joining.shared_hosts.values()}
-    leader_of = {process: leader for leader, pids in leads.items() for process in pids}
-    header = {"is": "welcome", "jax_service": joining.jax_service, **more}
+def _welcomes(
+    joining: Joining[Connection], more: Mapping[str, Any], gathered: Collection[int]
+) -> Iterator[tuple[Collection[int], bytes]]:
+    """Yield the welcomes, each with its processes. Only the leader of a host needs the pids of its
+    processes, but behind a gatherer all get one frame."""
+    header: dict[str, Any] = {"is": "welcome", "jax_service": joining.jax_service, **more}
     hosts = json.dumps(host_runs(joining.hosts)).encode()
-    for process in range(joining.num_processes):
-        welcome: dict[str, Any] = {**header, "leader": leader_of.get(process, process)}
-        if process in leads:
-            welcome["keeps"] = leads[process]
-        yield pack_frame(welcome, hosts)
+    if len(hosts) > _LARGE_BYTES:
+        header, hosts = {**header, "packed": True}, zlib.compress(hosts)
+    alone = {*range(joining.num_processes)}
+    for pids in joining.shared_hosts.values():
+        leader = min(pids)
+        alone.difference_update(pids)
+        leading, others = [leader], [process for process in pids if process != leader]
+        if leader in gathered:
+            leading, others = [*pids], []
+        yield leading, pack_frame({**header, "leader": leader, "keeps": pids}, hosts)
+        yield others, pack_frame({**header, "leader": leader}, hosts)
+    for process in alone:
+        yield (process,), pack_frame({**header, "leader": process}, hosts)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting_answers import AllMet, Answer, SurvivorsMet
 from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
-from shoal.runtime.wire.server_sockets import Connection, Connections
+from shoal.runtime.wire.server_sockets import BranchConnection, Connection, Connections
 
 # All processes are notified of this many losses until survivors meet; more are one disaster, in
 # which notifying all of all would be a flood. Survivors learn of each when they meet.
@@ -45,16 +45,18 @@ class JobMail:
         """Send one frame."""
         self._connections.send(connection, frame)
 
+    def send_all(self, connections: Iterable[Connection], frame: bytes) -> None:
+        """Send one frame to each of these."""
+        self._connections.send_all(connections, frame)
+
     def send_last(self, connection: Connection, frame: bytes) -> None:
         """Send a frame, then close the connection."""
         self._connections.send(connection, frame, then_close=True)
 
     def push(self, processes: Iterable[int], frame: bytes) -> None:
         """Send a frame to the living ones of these processes."""
-        for process in processes:
-            life = self.lives.get(process)
-            if life is not None and self._is_member(process):
-                self._connections.send(life.connection, frame)
+        lives = (self.lives.get(process) for process in processes if self._is_member(process))
+        self._connections.send_all([life.connection for life in lives if life is not None], frame)
 
     def push_gone(self, process: int | None, name: str, state: str, words: str) -> None:
         """Notify all living processes of a loss."""
@@ -75,6 +77,7 @@ class JobMail:
         bodies: dict[int, bytes] = {}
         packed: tuple[Answer | None, int] = None, 0
         frame = b""
+        gathered: list[tuple[bytes, list[Connection]]] = []
         for to, ticket, answer in replies:
             if packed[0] is not answer or packed[1] != ticket:
                 body = bodies.get(id(answer))
@@ -83,7 +86,14 @@ class JobMail:
                     if isinstance(answer, SurvivorsMet):
                         self._reported_gone = 0
                 packed, frame = (answer, ticket), pack_answer(ticket, answer.kind, body)
-            self._connections.send(to, frame)
+            if not isinstance(to, BranchConnection):
+                self._connections.send(to, frame)
+                continue
+            if not gathered or gathered[-1][0] is not frame:
+                gathered.append((frame, []))
+            gathered[-1][1].append(to)
+        for frame, connections in gathered:
+            self._connections.send_all(connections, frame)
 
     def forget(self, life: Life) -> None:
         """Stop sending to a process, and close the connections of its lanes."""

@@ -21,7 +21,6 @@ import errno
 import json
 import math
 import os
-import resource
 import socket
 import sys
 import time
@@ -30,14 +29,13 @@ from typing import Any
 
 from shoal.errors import UsageError
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply, parse_hello
-from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.rules.liveness import Limits, RunningClock
+from shoal.runtime.server.beating_peers import BeatingPeers
 from shoal.runtime.server.callers import (
-    ECHO,
     KeeperCaller,
     LaneCaller,
     ObserverCaller,
     ProcessCaller,
-    ServiceCaller,
 )
 from shoal.runtime.server.job import ServedJob
 from shoal.runtime.system.child_process import ignore_job_signals
@@ -52,7 +50,12 @@ from shoal.runtime.wire.frames import (
     whole_field,
 )
 from shoal.runtime.wire.keepalive import watch_link
-from shoal.runtime.wire.server_sockets import Connection, Connections, Listener
+from shoal.runtime.wire.server_sockets import (
+    Connection,
+    Connections,
+    Listener,
+    allow_many_connections,
+)
 from shoal.runtime.wire.unix_socket import listen_unix
 
 _LETTING_GO_S = 5.0  # how long an earlier job may take to release its address
@@ -97,10 +100,8 @@ class MeetingPlace:
         self._near = near.getsockname()[1:].decode() if near else ""
         self._connections = Connections([server, *([near] if near else [])], self, clock)
         self._is_for_one_job = False
-        self._services: list[ServiceCaller] = []
-        # A service has no keeper: its silence alone decides.
-        self._serving: Liveness[ServiceCaller] = Liveness(
-            self._limits._replace(silent_lost_after_s=self._limits.lost_after_s)
+        self._peers = BeatingPeers(
+            self._connections, self._limits, clock, self._running, self._lose_service
         )
         self._on_leaving = on_leaving  # of the newest job: (has_notice, has_saved)
         self._reported_leaving = (False, False)
@@ -154,7 +155,11 @@ class MeetingPlace:
             welcome = {"is": "welcome", "processes": self._num_processes}
             self._connections.send(connection, pack_frame(welcome))
         elif verb == "serve":
-            self._on_service(connection, header)
+            self._start_silence_checks()
+            self._peers.add_service(connection, header)
+        elif verb == "trunk" and connection.trunk is None:
+            self._start_silence_checks()
+            self._peers.add_trunk(connection, self)
         elif verb == "joined":  # a job of JAX alone, without shoal
             self._on_news(joined=whole_field(header, "process"))
             self._connections.send(connection, pack_frame({"is": "welcome"}), then_close=True)
@@ -164,24 +169,11 @@ class MeetingPlace:
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`. The end of an untrusted connection has no meaning."""
 
-    def _service_beats(self, service: ServiceCaller) -> None:
-        """Take a sign of life of a service."""
-        if service.state == "here":
-            self._serving.beat(self._running.read(self._clock()), service)
-        self._connections.send(service.connection, ECHO)
-
-    def _end_service(self, service: ServiceCaller, state: str, words: str) -> None:
-        """Record that a service has left in order, or is lost. Only the first report counts."""
-        if service.state != "here":
-            return
-        self._serving.forget(service)
-        service.state, service.words = state, words
-        if state == "left":
-            self._services.remove(service)
-            return
-        self._on_news(service=service.name, words=words)
+    def _lose_service(self, name: str, words: str) -> None:
+        """Notify the parent process and the jobs of the loss of a service."""
+        self._on_news(service=name, words=words)
         for job in self._jobs:
-            job.lose_service(service.name, words)
+            job.lose_service(name, words)
 
     @property
     def _jobs(self) -> list[ServedJob]:
@@ -191,12 +183,12 @@ class MeetingPlace:
         joining: Joining[Connection] = Joining(
             self._num_processes, token=self._token, jax_service=self._jax_service
         )
-        self._services = [service for service in self._services if service.state == "here"]
+        self._peers.forget_ended()
         job = ServedJob(joining, self._connections, self._clock, self._limits, self._running)
         job.near = self._near
         job.leaving.on_change = self._report_leaving
         job.on_news = self._on_news
-        job.service_rows = lambda: [service.row for service in self._services]
+        job.service_rows = lambda: [service.row for service in self._peers.services]
         return job
 
     def _report_leaving(self) -> None:
@@ -222,7 +214,7 @@ class MeetingPlace:
             job.on_time(now)
         if now >= self._look_at:
             self._judge_silence(now)
-            is_watching = self._services or self._has_processes()
+            is_watching = self._peers or self._has_processes()
             self._look_at = now + self._limits.tick_s if is_watching else math.inf
 
     def _start_silence_checks(self) -> None:
@@ -235,14 +227,11 @@ class MeetingPlace:
     def _judge_silence(self, now: float) -> None:
         ran_s = self._running.read(now)
         late = [job for job in self._jobs if job.is_silence_due(now)]
-        if late or self._serving.next_deadline() <= ran_s:
+        if late or self._peers.is_due(ran_s):
             self._connections.poll(0)  # frames that arrived while this process was busy, or stopped
+            self._peers.tick(ran_s)  # a silent gatherer is why its processes are silent
             for job in late:
                 job.judge_silence(now)
-            for service, state, words, _ in self._serving.tick(ran_s):
-                if state == "lost":
-                    self._end_service(service, "lost", words)
-                    self._connections.close(service.connection)
 
     def _on_hello(self, connection: Connection, hello: Hello) -> None:
         if self.newest_job.ended_for(hello.process, self._clock()):
@@ -281,18 +270,6 @@ class MeetingPlace:
                 return
         raise FrameError("a keeper of a host that its sender does not lead")
 
-    def _on_service(self, connection: Connection, header: Mapping[str, Any]) -> None:
-        service = ServiceCaller(
-            connection, header, on_beat=self._service_beats, on_gone=self._end_service
-        )
-        self._services.append(service)
-        self._start_silence_checks()
-        self._serving.watch(self._running.read(self._clock()), service)
-        self._trust_small(connection, service)
-        watch_link(connection.socket, self._limits.lost_after_s)
-        welcome = {"is": "welcome", **self._limits.words}
-        self._connections.send(connection, pack_frame(welcome))
-
     def _trust_small(self, connection: Connection, listener: Listener) -> None:
         """Trust a caller with small frames only."""
         self._connections.trust(
@@ -310,7 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    _allow_many_connections()
+    allow_many_connections()
     listener = _listen(options.bind, options.port, min(options.idle_s, _LETTING_GO_S))
     place = MeetingPlace(
         listener,
@@ -381,13 +358,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     if options.processes < 1:
         parser.error(f"--processes {options.processes}: at least 1")
     return options
-
-
-def _allow_many_connections() -> None:
-    """Raise the limit of open files to the maximum: two are needed for each process."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # macOS refuses "unlimited" here
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 if __name__ == "__main__":

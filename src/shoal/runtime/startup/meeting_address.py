@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
+from shoal import settings
 from shoal.errors import InitializeError
+from shoal.runtime.client.hello import Nearby
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import left_of
@@ -74,6 +77,7 @@ def join_place(
             timeout_s=left_of(deadline),
             jax_service=place.jax_service,
             versions=versions,
+            nearby=_gatherer_for(cluster, place),
         )
         return joined, place.token
     finally:
@@ -82,6 +86,16 @@ def join_place(
             end(place.services)
         if visit is not None:
             visit.leave(has_begun=joined is not None)
+
+
+def _gatherer_for(cluster: JobPlace, place: Place) -> Nearby | None:
+    """Return the gatherer of this host, in a large job."""
+    least = settings.number("SHOAL_GATHER_FROM")
+    if sys.platform != "linux" or least is None or cluster.num_processes < least:
+        return None
+    from shoal.runtime.gatherer.host_gatherer import HostGatherer  # small jobs do not load it
+
+    return HostGatherer(place.address, place.token)
 
 
 def _find_place(
