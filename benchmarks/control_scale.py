@@ -1,12 +1,14 @@
-"""What a barrier costs the meeting place as the job grows: messages, bytes and time.
+"""What a barrier, joining and signs of life cost the meeting place as the job grows.
 
 The processes are simulated: one program holds all their connections, says their HELLOs, and lets
-them arrive in turn; the meeting place is the real one, in its own process. `server_us` is the
-processor time that the meeting place used for one barrier, as the kernel counts it.
+them arrive in turn; the meeting place is the real one, in its own process. They are connected one
+by one, or by a gatherer for each host: what that would send is made by its own code. `server` is
+the processor time that the meeting place used for a barrier, as the kernel counts it.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -17,18 +19,73 @@ import statistics
 import subprocess
 import sys
 import time
+from argparse import RawDescriptionHelpFormatter as Raw
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rows import print_row
 
+from shoal.runtime.gatherer.packing import HeldArrivals, HeldBeats
 from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.rules.messages import arrival_of, beat_of
 from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Point
-from shoal.runtime.wire.frames import MAX_HEADER_BYTES, FrameReader, pack_frame, split_address
+from shoal.runtime.wire.frames import (
+    MAX_HEADER_BYTES,
+    Frame,
+    FrameReader,
+    pack_frame,
+    split_address,
+)
 
 SIZES = (10, 100, 1_000, 10_000)
+GATHERED = (1_000, 10_000, 100_000)
 PER_HOST = 8
-BARRIERS, ROUNDS = 4, 5
+BARRIERS, ROUNDS, BEATS = 4, 5, 3
+HEARTBEAT_S = 2.0
 BYTES_AT_ONCE = 1 << 16
+EXAMPLES = """\
+the figures of 10,000 processes, one by one and on 1,250 hosts behind gatherers, and of 100,000, on
+a machine that does nothing else:
+
+  python benchmarks/control_scale.py --direct 10000 --gathered 10000
+  python benchmarks/control_scale.py --direct --gathered 100000
+
+This program and the meeting place each open two files for a process that is connected by itself,
+and one for a host behind a gatherer: the limit of open files (`ulimit -Hn`) must be 20,100 for
+10,000 one by one, 12,600 for 100,000 gathered. Where it is less the job is smaller, and its row
+says so.
+"""
+LIFE_BRANCHES, LANE_BRANCHES = range(PER_HOST), range(PER_HOST, 2 * PER_HOST)
+
+
+def hello(index: int, count: int) -> bytes:
+    """Return the HELLO of a process."""
+    host = f"host{index // PER_HOST}"
+    return pack_frame({
+        "do": "hello", "protocol": PROTOCOL, "process": index, "processes": count, "host": host,
+        "pid": 1, "incarnation": str(index), "versions": "", "jax_service": "", "token": "",
+        "host_id": host, "timeout_s": 300.0,
+    })  # fmt: skip
+
+
+def lane(index: int) -> bytes:
+    """Return the first frame of a connection for the calls of a process."""
+    return pack_frame({"do": "lane", "token": "", "process": index, "incarnation": str(index)})
+
+
+def arrival(step: int) -> dict[str, Any]:
+    """Return the header of an arrival."""
+    point = Point("b", fingerprint="barrier", site="train.py:31 (main)")
+    return {"step": step, "do": "arrive", "timeout_s": 60.0, "point": point}
+
+
+def beat(step: int, index: int) -> dict[str, Any]:
+    """Return the header of a sign of life."""
+    return {
+        "do": "beat", "step": step, "place": "'b' (train.py:31 (main))", "since_s": 0.5 + index,
+        "step_s": 0.25, "wait_s": 0.125, "memory_bytes": 1_000_000 + index,
+    }  # fmt: skip
 
 
 class Crowd:
@@ -38,36 +95,36 @@ class Crowd:
         self._address = split_address(address)
         self._readers: dict[int, tuple[socket.socket, FrameReader]] = {}
         self._poll = select.epoll()
+        self.count = count
         self.sent_bytes = self.received_bytes = self.received = 0
-        self.lives = [self._connect(index) for index in range(count)]
+        self.lives = [self._connect(host) for host in self._hosts()]
         self.lanes: list[socket.socket] = []
+
+    def _hosts(self) -> list[int]:
+        """Return the host of each connection that lives as long as the job."""
+        return [index // PER_HOST for index in range(self.count)]
 
     def join(self) -> None:
         """Say every HELLO, be welcome, and open the connections for the calls."""
         for index, sock in enumerate(self.lives):
-            hello = {
-                "do": "hello", "protocol": PROTOCOL, "process": index,
-                "processes": len(self.lives), "host": f"host{index // PER_HOST}", "pid": 1,
-                "incarnation": str(index), "versions": "", "jax_service": "", "token": "",
-                "host_id": f"host{index // PER_HOST}", "timeout_s": 300.0,
-            }  # fmt: skip
-            self._send(sock, pack_frame(hello))
-        self._await_answers()
-        for index in range(len(self.lives)):
-            self.lanes.append(self._connect(index))
-            lane = {"do": "lane", "token": "", "process": index, "incarnation": str(index)}
-            self._send(self.lanes[-1], pack_frame(lane))
+            self._send(sock, hello(index, self.count))
+        self._await_answers(self.count)
+        for index in range(self.count):
+            self.lanes.append(self._connect(index // PER_HOST))
+            self._send(self.lanes[-1], lane(index))
 
     def barrier(self, step: int) -> None:
         """Let all arrive, and all be answered."""
-        header = {
-            "step": step, "do": "arrive", "timeout_s": 60.0,
-            "point": Point("b", fingerprint="barrier", site="train.py:31 (main)"),
-        }  # fmt: skip
-        arrival = pack_frame(header)
+        frame = pack_frame(arrival(step))
         for sock in self.lanes:
-            self._send(sock, arrival)
-        self._await_answers()
+            self._send(sock, frame)
+        self._await_answers(self.count)
+
+    def beat(self, step: int) -> None:
+        """Let all give a sign of life, and all be answered."""
+        for index, sock in enumerate(self.lives):
+            self._send(sock, pack_frame(beat(step, index)))
+        self._await_answers(self.count)
 
     def leave(self) -> None:
         """Say goodbye."""
@@ -76,10 +133,9 @@ class Crowd:
         for sock in [*self.lanes, *self.lives]:
             sock.close()
 
-    def _connect(self, index: int) -> socket.socket:
+    def _connect(self, host: int) -> socket.socket:
         """Connect from the address of the process's host: one address would run out of ports."""
-        host = index // PER_HOST
-        source = (f"127.1.{host // 250}.{host % 250 + 1}", 0)
+        source = (f"127.{1 + host // 62500}.{host // 250 % 250}.{host % 250 + 1}", 0)
         sock = socket.create_connection(self._address, source_address=source)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         limits = {"max_header_bytes": MAX_HEADER_BYTES, "max_body_bytes": MAX_PAYLOAD_BYTES}
@@ -87,9 +143,9 @@ class Crowd:
         self._poll.register(sock, select.EPOLLIN)
         return sock
 
-    def _await_answers(self) -> None:
-        """Return when everybody has been answered once more."""
-        want = self.received + len(self.lives)
+    def _await_answers(self, number: int) -> None:
+        """Return when so many more answers have come."""
+        want = self.received + number
         while self.received < want:
             for number, _ in self._poll.poll(60.0):
                 sock, reader = self._readers[number]
@@ -98,17 +154,80 @@ class Crowd:
                     raise SystemExit("the meeting place closed a connection")
                 self.received_bytes += len(data)
                 reader.feed(data)
-                while reader.next() is not None:
-                    self.received += 1
+                while (frame := reader.next()) is not None:
+                    self.received += self._answers_in(frame.header)
+
+    def _answers_in(self, _header: Mapping[str, Any]) -> int:
+        """Return how many answers a frame stands for."""
+        return 1
 
     def _send(self, sock: socket.socket, data: bytes) -> None:
         sock.sendall(data)
         self.sent_bytes += len(data)
 
 
+class GatheredCrowd(Crowd):
+    """The same behind gatherers: one connection for each host."""
+
+    def _hosts(self) -> list[int]:
+        return list(range(-(-self.count // PER_HOST)))
+
+    def join(self) -> None:
+        for sock in self.lives:
+            self._send(sock, pack_frame({"do": "trunk", "token": "", "process": 0}))
+        self._await_answers(len(self.lives))  # each is welcome
+        for host, sock in enumerate(self.lives):
+            for branch, index in enumerate(self._processes(host)):
+                self._branch(sock, branch, hello(index, self.count))
+        self._await_answers(self.count)
+        for host, sock in enumerate(self.lives):
+            for number, index in enumerate(self._processes(host)):
+                self._branch(sock, LANE_BRANCHES[number], lane(index))
+
+    def barrier(self, step: int) -> None:
+        frame = Frame(json.loads(json.dumps(arrival(step))), b"")
+        parsed = arrival_of(frame.header, 0, self.count)
+        for host, sock in enumerate(self.lives):
+            held = HeldArrivals(lambda data, sock=sock: self._send(sock, data))
+            processes = self._processes(host)
+            for branch, process in zip(LANE_BRANCHES, processes, strict=False):
+                held.add(0.0, branch, process, frame, parsed, processes)
+        self._await_answers(self.count)
+
+    def beat(self, step: int) -> None:
+        for host, sock in enumerate(self.lives):
+            held = HeldBeats(HEARTBEAT_S / 4)
+            for branch, index in enumerate(self._processes(host)):
+                held.add(0.0, branch, beat_of(beat(step, index)), (), PER_HOST)
+            for frame in held.frames(0.0):
+                self._send(sock, frame)
+        self._await_answers(len(self.lives))
+
+    def leave(self) -> None:
+        for host, sock in enumerate(self.lives):
+            for branch, _ in enumerate(self._processes(host)):
+                self._branch(sock, branch, pack_frame({"do": "bye"}))
+            sock.close()
+
+    def _processes(self, host: int) -> range:
+        return range(host * PER_HOST, min((host + 1) * PER_HOST, self.count))
+
+    def _branch(self, sock: socket.socket, number: int, data: bytes) -> None:
+        self._send(sock, pack_frame({"do": "branch", "number": number}, data))
+
+    def _answers_in(self, header: Mapping[str, Any]) -> int:
+        return len(header.get("numbers", (0,)))
+
+
 def processor_us(pid: int) -> float:
     """The processor time of a process, in microseconds: proc_pid_schedstat."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e3
+
+
+def resident_mib(pid: int) -> int:
+    """The resident memory of a process, in MiB: proc_pid_statm."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 def start(count: int) -> tuple[subprocess.Popen[bytes], str]:
@@ -121,15 +240,15 @@ def start(count: int) -> tuple[subprocess.Popen[bytes], str]:
     return place, str(json.loads(line)["address"])
 
 
-def measure(count: int) -> None:
+def measure(kind: type[Crowd], count: int) -> None:
     """Print the row of one size."""
     place, address = start(count)
-    crowd = Crowd(address, count)
-    began = time.perf_counter()
+    crowd = kind(address, count)
+    began, before = time.perf_counter(), processor_us(place.pid)
     crowd.join()
-    join_s = time.perf_counter() - began
     crowd.barrier(0)
-    server_us, wall_us = [], []
+    join_s, join_us = time.perf_counter() - began, processor_us(place.pid) - before
+    server_us, wall_us, beat_us = [], [], []
     crowd.sent_bytes = crowd.received_bytes = 0
     for turn in range(ROUNDS):
         before, began = processor_us(place.pid), time.perf_counter()
@@ -140,12 +259,19 @@ def measure(count: int) -> None:
     barriers = ROUNDS * BARRIERS
     case = {
         "processes": count,
-        "messages": 2 * count,
+        "gathered": kind is GatheredCrowd,
         "bytes_in": crowd.sent_bytes // barriers,
         "bytes_out": crowd.received_bytes // barriers,
         "server_us_per_process": round(statistics.median(server_us) / count, 2),
-        "join_s": round(join_s, 2),
+        "join_wall_s": round(join_s, 2),
+        "join_server_s": round(join_us / 1e6, 2),
     }
+    for turn in range(BEATS):
+        before = processor_us(place.pid)
+        crowd.beat(turn)
+        beat_us.append(processor_us(place.pid) - before)
+    case["beats_percent_of_a_core"] = round(statistics.median(beat_us) / HEARTBEAT_S / 1e4, 2)
+    case["server_mib"] = resident_mib(place.pid)
     print_row("meeting place, a barrier", case, {"server": server_us, "wall": wall_us}, "us")
     crowd.leave()
     place.stdin.close()  # type: ignore[union-attr]
@@ -164,9 +290,24 @@ def allow_open_files(wanted: int) -> int:
 
 def main() -> None:
     """Print a row for each size, as far as the limit of open files allows."""
-    most = (allow_open_files(2 * max(SIZES) + 100) - 100) // 2
-    for count in SIZES:
-        measure(min(count, most))
+    parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLES, formatter_class=Raw)
+    parser.add_argument(
+        "--direct", type=int, nargs="*", default=SIZES, metavar="N",
+        help="sizes of jobs whose processes are connected one by one (default: "
+        f"{' '.join(map(str, SIZES))}; without a size: none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gathered", type=int, nargs="*", default=GATHERED, metavar="N",
+        help="sizes of jobs with a gatherer for each 8 processes (default: "
+        f"{' '.join(map(str, GATHERED))}; without a size: none)",
+    )  # fmt: skip
+    wanted = parser.parse_args()
+    hosts = [-(-count // PER_HOST) for count in wanted.gathered]
+    files = allow_open_files(max([2 * count for count in wanted.direct] + hosts, default=0) + 100)
+    for count in wanted.direct:
+        measure(Crowd, min(count, (files - 100) // 2))
+    for count in wanted.gathered:
+        measure(GatheredCrowd, min(count, (files - 100) * PER_HOST))
 
 
 if __name__ == "__main__":
