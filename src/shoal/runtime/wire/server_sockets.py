@@ -14,7 +14,7 @@ import os
 import resource
 import selectors
 import socket
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -115,7 +115,8 @@ class Connections:
         self._servers = tuple(servers)
         self._listener = listener
         self._clock = clock
-        self._strangers: dict[Connection, None] = {}  # oldest first
+        # Oldest first. A dict would look at each that was removed to find the first.
+        self._strangers: OrderedDict[Connection, None] = OrderedDict()
         self._selector = selectors.DefaultSelector()
         self._accepts = False
         self._resume_accepting()
