@@ -122,8 +122,9 @@ class Crowd:
 
     def beat(self, step: int) -> None:
         """Let all give a sign of life, and all be answered."""
-        for index, sock in enumerate(self.lives):
-            self._send(sock, pack_frame(beat(step, index)))
+        sent = [pack_frame(beat(step, index)) for index in range(self.count)]
+        for sock, frame in zip(self.lives, sent, strict=True):
+            self._send(sock, frame)
         self._await_answers(self.count)
 
     def leave(self) -> None:
@@ -187,20 +188,25 @@ class GatheredCrowd(Crowd):
     def barrier(self, step: int) -> None:
         frame = Frame(json.loads(json.dumps(arrival(step))), b"")
         parsed = arrival_of(frame.header, 0, self.count)
-        for host, sock in enumerate(self.lives):
-            held = HeldArrivals(lambda data, sock=sock: self._send(sock, data))
+        sent: list[bytes] = []
+        for host in range(len(self.lives)):  # as the hosts do, all before the first is sent
+            held = HeldArrivals(sent.append)
             processes = self._processes(host)
             for branch, process in zip(LANE_BRANCHES, processes, strict=False):
                 held.add(0.0, branch, process, frame, parsed, processes)
+        for sock, data in zip(self.lives, sent, strict=True):
+            self._send(sock, data)
         self._await_answers(self.count)
 
     def beat(self, step: int) -> None:
-        for host, sock in enumerate(self.lives):
+        sent: list[bytes] = []
+        for host in range(len(self.lives)):
             held = HeldBeats(HEARTBEAT_S / 4)
             for branch, index in enumerate(self._processes(host)):
                 held.add(0.0, branch, beat_of(beat(step, index)), (), PER_HOST)
-            for frame in held.frames(0.0):
-                self._send(sock, frame)
+            sent.append(b"".join(held.frames(0.0)))
+        for sock, data in zip(self.lives, sent, strict=True):
+            self._send(sock, data)
         self._await_answers(len(self.lives))
 
     def leave(self) -> None:
