@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions; each offence names the argument and its value."""
+"""Checks of the arguments of public functions; each problem names the argument and its value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shown(value: object) -> str:
 
 
 def not_flags(**values: object) -> list[str]:
-    """Return an offence for each value that is neither True nor False.
+    """Return a problem for each value that is neither True nor False.
 
     >>> not_flags(donate="yes", staged=True)
     ["donate='yes' must be True or False"]
@@ -35,7 +35,7 @@ def not_flags(**values: object) -> list[str]:
 
 
 def not_texts(**values: object) -> list[str]:
-    """Return an offence for each value that is neither text nor None.
+    """Return a problem for each value that is neither text nor None.
 
     >>> not_texts(address=3, bind_address=None)
     ['address=3 must be text']
@@ -95,7 +95,7 @@ def check_kind(caller: str, value: object, kind: type | tuple[type, ...], wanted
 
 
 def not_one_of(name: str, value: object, known: Collection[str]) -> list[str]:
-    """Return an offence unless a value is one of some words; non-text values have the wrong type.
+    """Return a problem unless a value is one of some words; non-text values have the wrong type.
 
     >>> not_one_of("way", "colectives", ["collectives"])
     ["way='colectives' is not one of 'collectives'; did you mean 'collectives'?"]

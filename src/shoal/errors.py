@@ -68,14 +68,14 @@ class ShoalError(Exception):
 class UsageError(ShoalError, ValueError):
     """An argument has a wrong value. Nothing was changed.
 
-    `offences` lists everything that is wrong; the message lists it too.
+    `problems` lists everything that is wrong; the message lists it too.
     """
 
     exit_code = 2
 
-    def __init__(self, message: str, *, offences: Iterable[str] = ()) -> None:
+    def __init__(self, message: str, *, problems: Iterable[str] = ()) -> None:
         super().__init__(message)
-        self.offences = tuple(offences) or (message,)
+        self.problems = tuple(problems) or (message,)
 
 
 class UsageTypeError(UsageError, TypeError):
@@ -302,13 +302,13 @@ class RestoreMismatch(UsageError):
         self,
         message: str,
         *,
-        offences: Iterable[str] = (),
+        problems: Iterable[str] = (),
         missing: Iterable[str] = (),
         unexpected: Iterable[str] = (),
         wrong_shape: Iterable[str] = (),
         wrong_dtype: Iterable[str] = (),
     ) -> None:
-        super().__init__(message, offences=offences)
+        super().__init__(message, problems=problems)
         self.missing = tuple(missing)
         self.unexpected = tuple(unexpected)
         self.wrong_shape = tuple(wrong_shape)
@@ -327,26 +327,26 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 class WrongType(str):
-    """An offence about a type: with one among them, `raise_all` raises a UsageTypeError."""
+    """An problem about a type: with one among them, `raise_all` raises a UsageTypeError."""
 
 
-_MOST_OFFENCES = 100
+_MOST_PROBLEMS = 100
 
 
-def raise_all(caller: str, offences: list[str], *, wrong_type: bool = False) -> None:
-    """Raise one error that names all offences, or return if there are none.
+def raise_all(caller: str, problems: list[str], *, wrong_type: bool = False) -> None:
+    """Raise one error that names all problems, or return if there are none.
 
-    The type is UsageTypeError if `wrong_type` or if any offence is a `WrongType`. At most 100
-    offences are listed: lists longer than that were not written by hand.
+    The type is UsageTypeError if `wrong_type` or if any problem is a `WrongType`. At most 100
+    problems are listed: lists longer than that were not written by hand.
     """
-    if not offences:
+    if not problems:
         return
-    wrong_type = wrong_type or any(isinstance(offence, WrongType) for offence in offences)
+    wrong_type = wrong_type or any(isinstance(problem, WrongType) for problem in problems)
     kind = UsageTypeError if wrong_type else UsageError
-    if len(offences) == 1:
-        raise kind(f"{caller}: {offences[0]}", offences=offences)
-    lines = offences[:_MOST_OFFENCES]
-    if len(offences) > len(lines):
-        lines = [*lines, f"and {len(offences) - len(lines)} more"]
-    listed = "\n".join(f"  - {offence}" for offence in lines)
-    raise kind(f"{caller}: {len(offences)} problems\n{listed}", offences=offences)
+    if len(problems) == 1:
+        raise kind(f"{caller}: {problems[0]}", problems=problems)
+    lines = problems[:_MOST_PROBLEMS]
+    if len(problems) > len(lines):
+        lines = [*lines, f"and {len(problems) - len(lines)} more"]
+    listed = "\n".join(f"  - {problem}" for problem in lines)
+    raise kind(f"{caller}: {len(problems)} problems\n{listed}", problems=problems)

@@ -108,9 +108,9 @@ def check_all() -> None:
     """Check the values of all numeric variables, including those that nothing reads yet.
 
     Raises:
-      UsageError: one is not a number, or not positive where required; all offences at once.
+      UsageError: one is not a number, or not positive where required; all problems at once.
     """
-    offences = []
+    problems = []
     for setting in SETTINGS.values():
         try:
             if setting.unit == "seconds":
@@ -118,8 +118,8 @@ def check_all() -> None:
             elif setting.unit == "0 or 1" and number(setting.name) not in (0, 1):
                 raise _bad(setting.name, text(setting.name), "0 or 1")
         except UsageError as error:
-            offences.append(str(error))
-    raise_all("initialize", offences)
+            problems.append(str(error))
+    raise_all("initialize", problems)
 
 
 def timeout(caller: str, timeout_s: object, name: str, argument: str = "timeout_s") -> float:

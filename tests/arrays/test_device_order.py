@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plan.described_devices import as_jax, generated, row
-from shoal.arrays.device_order import OrderWish, order_offences, ordered
+from shoal.arrays.device_order import OrderWish, order_problems, ordered
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings, place
@@ -148,17 +148,17 @@ def test_errors_of_the_planner_are_said_of_the_call(rows, axes, wish, message):
     with pytest.raises(UsageError, match=message) as caught:
         made(rows, axes, wish)
     assert "place:" not in str(caught.value)
-    assert caught.value.offences
+    assert caught.value.problems
 
 
 def test_orders_that_cannot_be():
-    assert "must be 'wires' or 'given'" in order_offences(OrderWish("best"), is_listed=True)[0]
-    assert "needs a list of devices=" in order_offences(OrderWish("given"), is_listed=False)[0]
-    told = order_offences(OrderWish("given", across={"a": 2}), is_listed=True)
+    assert "must be 'wires' or 'given'" in order_problems(OrderWish("best"), is_listed=True)[0]
+    assert "needs a list of devices=" in order_problems(OrderWish("given"), is_listed=False)[0]
+    told = order_problems(OrderWish("given", across={"a": 2}), is_listed=True)
     assert told == ["order='given' leaves nothing for across to choose"]
     for wish in (OrderWish(), OrderWish("wires"), OrderWish("wires", {"a": 2})):
-        assert order_offences(wish, is_listed=False) == []
-    assert order_offences(OrderWish("given"), is_listed=True) == []
+        assert order_problems(wish, is_listed=False) == []
+    assert order_problems(OrderWish("given"), is_listed=True) == []
 
 
 def test_a_device_that_is_none():

@@ -152,7 +152,7 @@ def test_everything_that_is_wrong_is_said_at_once():
     }
     with pytest.raises(UsageError) as caught:
         layouts(rules, tree, mesh=MESH)
-    said = caught.value.offences
+    said = caught.value.problems
     assert len(said) == 9
     text = "\n".join(said)
     for words in (

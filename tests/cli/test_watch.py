@@ -278,7 +278,7 @@ def test_indices_are_read():
         read_processes("x")
     with pytest.raises(UsageError) as caught:
         read_processes("5-2,99999999999")
-    assert len(caught.value.offences) == 2
+    assert len(caught.value.problems) == 2
 
 
 def test_all_offenders_are_named_at_once(shoal):

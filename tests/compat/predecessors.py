@@ -21,7 +21,7 @@ def rows_from(sources: tuple[str, ...]) -> list[dict[str, Any]]:
     return [row for row in rows if row["from"].startswith(sources)]
 
 
-def offences(facade: ModuleType, rows: list[dict[str, Any]]) -> list[str]:
+def problems(facade: ModuleType, rows: list[dict[str, Any]]) -> list[str]:
     """Return the names and members that a facade lacks, or has with another signature."""
     found = []
     for row in rows:
@@ -34,11 +34,11 @@ def offences(facade: ModuleType, rows: list[dict[str, Any]]) -> list[str]:
             found.append(f"{name}: is {ours!r}, not {row['value']}")
         found += _differences(name, row, ours)
         for member in row.get("members", []):
-            found += _member_offences(name, member, ours)
+            found += _member_problems(name, member, ours)
     return found
 
 
-def _member_offences(owner: str, member: Mapping[str, Any], ours: type) -> list[str]:
+def _member_problems(owner: str, member: Mapping[str, Any], ours: type) -> list[str]:
     name = member["name"]
     fields = {field.name for field in dataclasses.fields(ours)} if _is_dataclass(ours) else set()
     # a member that only an instance has is declared: as an annotation, or in __init__

@@ -114,7 +114,7 @@ def test_what_does_not_travel_is_refused_under_both_names():
         with pytest.raises(UsageTypeError, match=rf"{call.__name__}: {ours_is}: \['a'\]") as caught:
             call({"a": object()})
         assert isinstance(caught.value, TypeError)
-        assert caught.value.offences
+        assert caught.value.problems
 
 
 def test_sync():

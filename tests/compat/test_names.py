@@ -41,7 +41,7 @@ def test_the_table_of_names_is_of_these_facades():
 def test_every_name_and_member_is_there(facade):
     rows = predecessors.rows_from((FACADES | PARTS)[facade])
     assert rows
-    assert predecessors.offences(importlib.import_module(facade), rows) == []
+    assert predecessors.problems(importlib.import_module(facade), rows) == []
 
 
 @pytest.mark.parametrize("facade", FACADES)
@@ -127,7 +127,7 @@ def _facade():
     ],
 )  # fmt: skip
 def test_what_is_missing_or_differs_is_found(row, told):
-    assert predecessors.offences(_facade(), [row]) == told
+    assert predecessors.problems(_facade(), [row]) == told
 
 
 def test_a_name_that_is_not_on_the_page_is_found():

@@ -238,7 +238,7 @@ def _learned(one: Ended) -> Mapping[str, Any]:
     return found
 
 
-def offences(cell: Cell, told: Told) -> list[str]:
+def problems(cell: Cell, told: Told) -> list[str]:
     """Return all that must hold in a cell and does not."""
     found = [f"left running: {words}" for words in told.left]
     if re.search(r"killed by SIG(?!KILL)", told.launcher):  # it alone knows the codes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from faults.cells import PLACE, Cell, Told, offences
+from faults.cells import PLACE, Cell, Told, problems
 from shoal.testing.ended import Ended
 
 REPORT = (
@@ -45,7 +45,7 @@ def outcome(*, learned=None, left=(), launcher="", **changed):
     ],
 )
 def test_what_is_wrong_is_found(where, told, words):
-    found = offences(Cell(1, "stand-alone", where, "kill", 0), told)
+    found = problems(Cell(1, "stand-alone", where, "kill", 0), told)
     assert len(found) == len(words), found
     for one, word in zip(found, words, strict=True):
         assert word in one.partition("\n")[0]
@@ -57,9 +57,9 @@ def test_a_service_must_be_named():
     learned = dict.fromkeys(rows, ERROR | {"lost": [], "words": f"{PLACE} at :1 is lost"})
     good = told._replace(ended=rows, learned=learned)
     cell = Cell(1, "stand-alone", "barrier", "kill", PLACE)
-    assert offences(cell, good) == []
+    assert problems(cell, good) == []
     nameless = good._replace(learned=dict.fromkeys(rows, ERROR | {"lost": []}))
-    assert len(offences(cell, nameless)) == 3
+    assert len(problems(cell, nameless)) == 3
 
 
 def test_a_victim_that_wakes_or_is_cut_off_must_know():
@@ -67,5 +67,5 @@ def test_a_victim_that_wakes_or_is_cut_off_must_know():
     for fault, words in (("stop", "declared lost"), ("cut", "who is lost to it")):
         rows = dict(told.ended) | {0: ended(0, 71, "KeyError: 0")}
         cell = Cell(1, "stand-alone", "step", fault, 0)
-        (found,) = offences(cell, told._replace(ended=rows))
+        (found,) = problems(cell, told._replace(ended=rows))
         assert words in found

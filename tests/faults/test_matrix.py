@@ -17,7 +17,7 @@ import itertools
 
 import pytest
 
-from faults.cells import APART, FAILS, GATHERERS, MIDSTS, PLACE, SERVICE, Cell, offences
+from faults.cells import APART, FAILS, GATHERERS, MIDSTS, PLACE, SERVICE, Cell, problems
 
 FAULTS = ("kill", "stop", "raise", "exit", "cut")
 WHERES = ("barrier", "collective", "step")
@@ -98,10 +98,10 @@ def marked(cell):
 
 @pytest.mark.parametrize("cell", [marked(cell) for cell in SLICE])
 def test_a_slice(cell, told_of):
-    assert not offences(cell, told_of(cell))
+    assert not problems(cell, told_of(cell))
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("cell", [marked(cell) for cell in MATRIX])
 def test_the_matrix(cell, told_of):
-    assert not offences(cell, told_of(cell))
+    assert not problems(cell, told_of(cell))

@@ -35,39 +35,39 @@ def listed(page: str) -> dict[str, list[str]]:
 def missing_files(tree: Tree, page: str) -> list[str]:
     """Find folders and files that the page does not list."""
     on_page = listed(page)
-    offences = []
+    problems = []
     for folder, name in map(_split, sorted(tree)):
         if folder not in on_page:
-            offences.append(f"{folder or TOP}: this folder is not on the page")
+            problems.append(f"{folder or TOP}: this folder is not on the page")
         elif name != "__init__" and name not in on_page[folder]:
-            offences.append(f"{folder}{name}.py: not on the page")
-    return list(dict.fromkeys(offences))
+            problems.append(f"{folder}{name}.py: not on the page")
+    return list(dict.fromkeys(problems))
 
 
 def unknown_files(tree: Tree, page: str) -> list[str]:
     """Find folders and files that the page lists and the tree does not have."""
     folders = {_split(path)[0] for path in tree}
-    offences = []
+    problems = []
     for folder, names in listed(page).items():
         if folder not in folders:
-            offences.append(f"{folder}: does not exist")
+            problems.append(f"{folder}: does not exist")
             continue
-        offences += [
+        problems += [
             f"{folder}{n}.py: does not exist" for n in names if f"{folder}{n}.py" not in tree
         ]
-        offences += [f"{folder}{n}.py: listed twice" for n in {*names} if names.count(n) > 1]
-    return offences
+        problems += [f"{folder}{n}.py: listed twice" for n in {*names} if names.count(n) > 1]
+    return problems
 
 
 def unknown_places(tree: Tree, page: str) -> list[str]:
     """Find files and functions that the page speaks of and the tree does not have."""
-    offences = []
+    problems = []
     for path, name in PLACE.findall(page):
         if path not in tree:
-            offences.append(f"{path}: does not exist")
+            problems.append(f"{path}: does not exist")
         elif name and name not in {*_definitions(parse(tree[path]))}:
-            offences.append(f"{path}:{name}: does not exist")
-    return offences
+            problems.append(f"{path}:{name}: does not exist")
+    return problems
 
 
 def knowing_folders(tree: Tree) -> list[str]:
@@ -84,7 +84,7 @@ def knowing_folders(tree: Tree) -> list[str]:
     ]
 
 
-def floor_offences(page: str, floors: Mapping[str, Floor]) -> list[str]:
+def floor_problems(page: str, floors: Mapping[str, Floor]) -> list[str]:
     """Compare the table of floors on a page with the floors that are enforced."""
     on_page = {
         name: Floor(int(level), int(may_see), _packages(third_party))

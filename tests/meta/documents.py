@@ -152,13 +152,13 @@ def long_readme(text: str) -> list[str]:
 
 def broken_links(texts: Mapping[str, str], root: Path) -> list[str]:
     """Find relative links to files that do not exist."""
-    offences = []
+    problems = []
     for page, text in texts.items():
         for match in re.finditer(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", FENCE.sub("", text)):
             target = match[1]
             if "://" not in target and not (root / page).parent.joinpath(target).exists():
-                offences.append(f"{page}: links to {target}, which does not exist")
-    return offences
+                problems.append(f"{page}: links to {target}, which does not exist")
+    return problems
 
 
 def unknown_names(texts: Mapping[str, str], module: ModuleType) -> list[str]:

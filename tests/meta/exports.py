@@ -37,7 +37,7 @@ def listed(door: str) -> list[str]:
     return []
 
 
-def door_offences(door: str) -> list[str]:
+def door_problems(door: str) -> list[str]:
     """Compare `__all__` with what the door imports."""
     names, sources = listed(door), {n for n in declared(door) if not n.startswith("_")}
     return [
@@ -47,17 +47,17 @@ def door_offences(door: str) -> list[str]:
     ]
 
 
-def lazy_offences(module: ModuleType, sources: Mapping[str, str]) -> list[str]:
+def lazy_problems(module: ModuleType, sources: Mapping[str, str]) -> list[str]:
     """Compare what a module gives, now or lazily, with what it declares to type checkers."""
-    offences = []
+    problems = []
     for name, source in sources.items():
         if not hasattr(module, name):
-            offences.append(f"{name}: {module.__name__} does not give it")
+            problems.append(f"{name}: {module.__name__} does not give it")
         elif getattr(module, name) is not getattr(importlib.import_module(source), name, None):
-            offences.append(f"{name}: not the one of {source}")
+            problems.append(f"{name}: not the one of {source}")
         elif name not in dir(module):
-            offences.append(f"{name}: dir() does not show it")
-    return offences
+            problems.append(f"{name}: dir() does not show it")
+    return problems
 
 
 def colour_lines(docstring: str | None) -> list[str]:
@@ -66,23 +66,23 @@ def colour_lines(docstring: str | None) -> list[str]:
     return [line for line in lines if COLOUR_LINE.fullmatch(line) or NEARLY.fullmatch(line)]
 
 
-def surface_offences(exports: Mapping[str, object]) -> list[str]:
+def surface_problems(exports: Mapping[str, object]) -> list[str]:
     """Check that everything a user can call says, once and rightly, who must call it."""
-    offences = []
+    problems = []
     for name, target in exports.items():
         if isinstance(target, type) and issubclass(target, BaseException):
             if not target.__doc__:
-                offences.append(f"{name}: no docstring")
+                problems.append(f"{name}: no docstring")
         elif callable(target):
             lines, recorded = colour_lines(inspect.getdoc(target)), colour.colour_of(target)
             if not recorded or lines != [recorded]:
-                offences.append(f"{name}: recorded {recorded!r}, its docstring says {lines}")
-    return offences
+                problems.append(f"{name}: recorded {recorded!r}, its docstring says {lines}")
+    return problems
 
 
-def colour_offences(tree: Tree) -> list[str]:
+def colour_problems(tree: Tree) -> list[str]:
     """Compare decorator and docstring of everything in the library that has either."""
-    offences = []
+    problems = []
     for path, text in tree.items():
         if path == "colour.py":
             continue
@@ -91,11 +91,11 @@ def colour_offences(tree: Tree) -> list[str]:
                 lines = colour_lines(ast.get_docstring(node))
                 recorded = list(_recorded(node))
                 if lines != recorded:
-                    offences.append(
+                    problems.append(
                         f"{path}:{node.lineno}: {node.name}: decorated {recorded}, "
                         f"its docstring says {lines}"
                     )
-    return offences
+    return problems
 
 
 def _recorded(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:

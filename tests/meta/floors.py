@@ -117,24 +117,24 @@ def _ours(name: str) -> bool:
 
 def upward_imports(tree: Tree) -> list[str]:
     """Find imports that look up, and files that stand on no floor."""
-    offences = []
+    problems = []
     for path in tree:
         here = place(module_name(path))
         if here not in FLOORS:
-            offences.append(f"{path}: {here!r} has no floor; add it to FLOORS in tests/meta")
+            problems.append(f"{path}: {here!r} has no floor; add it to FLOORS in tests/meta")
             continue
         for target, line, _ in imports(path, tree):
             there = place(target)
             if not _ours(target) or there == here:
                 continue
             if there not in FLOORS or FLOORS[there].level > FLOORS[here].may_see:
-                offences.append(f"{path}:{line}: {here} may not import {target}")
-    return offences
+                problems.append(f"{path}:{line}: {here} may not import {target}")
+    return problems
 
 
 def foreign_imports(tree: Tree) -> list[str]:
     """Find third-party imports that a floor may not have."""
-    offences = []
+    problems = []
     for path in tree:
         allowed = FLOORS[place(module_name(path))].third_party
         for target, line, at_import in imports(path, tree):
@@ -143,31 +143,31 @@ def foreign_imports(tree: Tree) -> list[str]:
                 continue
             if path == PRIVATE_JAX_FILE and top in ("jax", "jaxlib"):
                 if at_import:
-                    offences.append(f"{path}:{line}: imports {target} outside a function")
+                    problems.append(f"{path}:{line}: imports {target} outside a function")
             elif top not in allowed and top != "jaxlib":  # private_jax names jaxlib
-                offences.append(f"{path}:{line}: may not import {target}")
-    return offences
+                problems.append(f"{path}:{line}: may not import {target}")
+    return problems
 
 
 def held_down(tree: Tree) -> list[str]:
     """Find imports that a file held to a lower floor may not have."""
     paths = sorted(path for path in tree if path.startswith(HELD) and path not in NOT_HELD)
     held = {module_name(path) for path in paths}
-    offences = []
+    problems = []
     for path in paths:
         for target, line, _ in imports(path, tree):
             top = target.split(".")[0]
             is_held = target in held or target.rpartition(".")[0] in held
             if _ours(target) and not is_held and place(target) not in HELD_TO:
-                offences.append(f"{path}:{line}: is held to the floor of plan: {target}")
+                problems.append(f"{path}:{line}: is held to the floor of plan: {target}")
             elif not _ours(target) and top not in {*sys.stdlib_module_names, "numpy", "ml_dtypes"}:
-                offences.append(f"{path}:{line}: is held to the floor of plan: {target}")
-    return offences
+                problems.append(f"{path}:{line}: is held to the floor of plan: {target}")
+    return problems
 
 
 def private_jax(tree: Tree) -> list[str]:
     """Find private JAX outside its one file, however it is reached."""
-    offences = []
+    problems = []
     for path, text in tree.items():
         if path == PRIVATE_JAX_FILE:
             continue
@@ -180,12 +180,12 @@ def private_jax(tree: Tree) -> list[str]:
             elif isinstance(node, ast.Constant) and id(node) not in prose:
                 if _hides(node.value) and node.value != WATCHED.get(path):
                     names.append((node.lineno, "jax._src"))
-        offences += [
+        problems += [
             f"{path}:{line}: {name} is for {PRIVATE_JAX_FILE} alone"
             for line, name in names
             if name.split(".")[0] == "jaxlib" or (name + ".").startswith("jax._src.")
         ]
-    return offences
+    return problems
 
 
 def _hides(value: object) -> bool:
@@ -194,7 +194,7 @@ def _hides(value: object) -> bool:
 
 def computed_imports(tree: Tree) -> list[str]:
     """Find imports of a computed name: they would hide their floor. Only doors may."""
-    offences = []
+    problems = []
     for path, text in tree.items():
         if path in DOORS:
             continue
@@ -202,8 +202,8 @@ def computed_imports(tree: Tree) -> list[str]:
             if isinstance(node, ast.Call) and _callee(node) in IMPORTERS[:2] and not (
                 node.args and isinstance(node.args[0], ast.Constant)
             ):  # fmt: skip
-                offences.append(f"{path}:{node.lineno}: imports a module of a computed name")
-    return offences
+                problems.append(f"{path}:{node.lineno}: imports a module of a computed name")
+    return problems
 
 
 def cycles(tree: Tree) -> list[str]:
@@ -242,12 +242,12 @@ def crowded_folders(tree: Tree) -> list[str]:
 
 def _circles(edges: Mapping[str, Sequence[str]]) -> list[str]:
     """Return each circle that a walk along the edges finds."""
-    offences: list[str] = []
+    problems: list[str] = []
     done: set[str] = set()
 
     def visit(name: str, trail: list[str]) -> None:
         if name in trail:
-            offences.append(" -> ".join([*trail[trail.index(name) :], name]))
+            problems.append(" -> ".join([*trail[trail.index(name) :], name]))
         elif name not in done:
             for target in edges.get(name, ()):
                 visit(target, [*trail, name])
@@ -255,4 +255,4 @@ def _circles(edges: Mapping[str, Sequence[str]]) -> list[str]:
 
     for name in edges:
         visit(name, [])
-    return offences
+    return problems

@@ -48,32 +48,32 @@ FROZEN = {"NamedTuple", "Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "Protoc
 
 def long_files(tree: Tree) -> list[str]:
     """Find files over 400 lines and lines over 100 columns."""
-    offences = []
+    problems = []
     for path, text in tree.items():
         lines = text.splitlines()
         if len(lines) > FILE_LINES:
-            offences.append(f"{path}: {len(lines)} lines, at most {FILE_LINES}")
-        offences += [
+            problems.append(f"{path}: {len(lines)} lines, at most {FILE_LINES}")
+        problems += [
             f"{path}:{number}: {len(line)} columns, at most {COLUMNS}"
             for number, line in enumerate(lines, 1)
             if len(line) > COLUMNS
         ]
-    return offences
+    return problems
 
 
 def long_functions(tree: Tree, limit: int = FUNCTION_LINES) -> list[str]:
     """Find functions over 40 lines, or another limit, their docstring not counted."""
-    offences = []
+    problems = []
     for path, text in tree.items():
         for node in _functions(parse(text)):
             lines = node.end_lineno - node.lineno + 1
             if ast.get_docstring(node) is not None:
                 lines -= node.body[0].end_lineno - node.body[0].lineno + 1
             if lines > limit:
-                offences.append(
+                problems.append(
                     f"{path}:{node.lineno}: {node.name} has {lines} lines, at most {limit}"
                 )
-    return offences
+    return problems
 
 
 def file_names(tree: Tree) -> list[str]:
@@ -92,15 +92,15 @@ def inner_doors(tree: Tree) -> list[str]:
     That of a facade is its predecessor's door: there it also imports from its own files, and lists
     what it imports in `__all__`.
     """
-    offences = []
+    problems = []
     for path, text in tree.items():
         if not path.endswith("/__init__.py"):
             continue
         module = parse(text)
         rest = [node for node in module.body[1:] if not FACADE.match(path) or not _opens(node)]
         if ast.get_docstring(module) is None or rest:
-            offences.append(f"{path}: an inner __init__.py holds a docstring and nothing else")
-    return offences
+            problems.append(f"{path}: an inner __init__.py holds a docstring and nothing else")
+    return problems
 
 
 def _opens(node: ast.stmt) -> bool:
@@ -126,7 +126,7 @@ def names_that_stand_twice(tree: Tree) -> list[str]:
 
     Facades have the names of their predecessors.
     """
-    offences = []
+    problems = []
     homes: dict[str, list[str]] = {}
     ours = {path: text for path, text in tree.items() if not path.startswith("compat/")}
     for path, text in ours.items():
@@ -135,14 +135,14 @@ def names_that_stand_twice(tree: Tree) -> list[str]:
                 homes.setdefault(node.name, []).append(path)
     for name, paths in homes.items():
         if len(paths) > 1:
-            offences.append(f"{name} is a class of {' and of '.join(paths)}")
+            problems.append(f"{name} is a class of {' and of '.join(paths)}")
     stems = {path.rsplit("/")[-1].removesuffix(".py"): path for path in ours}
-    offences += [
+    problems += [
         f"{stems[stem + 's']}: {stem}s is the plural of {stems[stem]}"
         for stem in stems
         if stem + "s" in stems
     ]
-    return offences
+    return problems
 
 
 def nameless_errors(tree: Tree) -> list[str]:
@@ -159,7 +159,7 @@ def nameless_errors(tree: Tree) -> list[str]:
 
 def words(tree: Tree) -> list[str]:
     """Find names that use a banned word, a banned prefix, or a duration without its unit."""
-    offences = []
+    problems = []
     for path, text in tree.items():
         if path in QUOTES_JAX or path.startswith("compat/"):  # whose names are the predecessors'
             continue
@@ -168,17 +168,17 @@ def words(tree: Tree) -> list[str]:
         for name, line, kind in [(stem, 1, "file"), *_defined_names(parse(text))]:
             spoken = re.findall(r"[a-z]+|[A-Z][a-z]*", name)
             for word in sorted(banned & {part.lower() for part in spoken}):
-                offences.append(f"{path}:{line}: {name}: the word is process, not {word}")
+                problems.append(f"{path}:{line}: {name}: the word is process, not {word}")
             if kind == "function" and re.match(r"_*(get|create)_", name):
-                offences.append(f"{path}:{line}: {name}: no get_ or create_ prefix")
+                problems.append(f"{path}:{line}: {name}: no get_ or create_ prefix")
             if kind == "argument" and name in ("timeout", "delay", "interval", "nbytes"):
-                offences.append(f"{path}:{line}: {name}: say the unit, _s or _bytes")
-    return offences
+                problems.append(f"{path}:{line}: {name}: say the unit, _s or _bytes")
+    return problems
 
 
 def module_state(tree: Tree) -> list[str]:
     """Find module-level mutable state: everything takes what it needs as arguments."""
-    offences = []
+    problems = []
     for path, text in tree.items():
         module = parse(text)
         allowed = STATE_ALLOWED.get(path, set())
@@ -188,18 +188,18 @@ def module_state(tree: Tree) -> list[str]:
             if constant and isinstance(value, DISPLAYS):
                 tables.add(name)  # a table of constants, as long as nobody writes to it
             elif name not in allowed and _is_mutable(value, module):
-                offences.append(f"{path}:{line}: {name} is mutable module-level state")
-        offences += [
+                problems.append(f"{path}:{line}: {name} is mutable module-level state")
+        problems += [
             f"{path}:{line}: {name} is changed; a table of constants never is"
             for name, line in _writes(module)
             if name in tables
         ]
-        offences += [
+        problems += [
             f"{path}:{node.lineno}: global {', '.join(node.names)}"
             for node in nodes(module)
             if isinstance(node, ast.Global) and not set(node.names) <= allowed
         ]
-    return offences
+    return problems
 
 
 def shadowing_exports(tree: Tree) -> list[str]:

@@ -51,7 +51,7 @@ def forbidden_words(texts: Mapping[str, str]) -> list[str]:
     ]
 
 
-def pin_offences(text: str) -> list[str]:
+def pin_problems(text: str) -> list[str]:
     """Find lines of a constraints file that are no exact pin of a released version."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [line for line in lines if not PIN.fullmatch(line)] if lines else ["no pins"]
@@ -66,7 +66,7 @@ def unpinned(pins: str, project: Mapping[str, Any]) -> list[str]:
     return sorted({_distribution(need) for need in declared} - pinned)
 
 
-def dependency_offences(tree: Tree, project: Mapping[str, Any]) -> list[str]:
+def dependency_problems(tree: Tree, project: Mapping[str, Any]) -> list[str]:
     """Compare what the library imports with what it says it needs, both ways."""
     declared = {_distribution(need).replace("-", "_") for need in project["dependencies"]}
     foreign = {
@@ -83,7 +83,7 @@ def dependency_offences(tree: Tree, project: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def python_offences(project: Mapping[str, Any], pin_files: Iterable[str]) -> list[str]:
+def python_problems(project: Mapping[str, Any], pin_files: Iterable[str]) -> list[str]:
     """Compare the Pythons that the package claims with those that it is tested on."""
     claim = "Programming Language :: Python :: "
     claimed = {c.removeprefix(claim) for c in project["classifiers"] if c.startswith(claim)}
@@ -105,18 +105,18 @@ def missing_targets(texts: Mapping[str, str], makefile: str) -> list[str]:
     ]
 
 
-def fragment_offences(fragments: Mapping[str, str]) -> list[str]:
+def fragment_problems(fragments: Mapping[str, str]) -> list[str]:
     """Find changelog fragments that cannot be put into the changelog as they are."""
-    offences = []
+    problems = []
     for name, text in fragments.items():
         lines = text.splitlines()
         if not FRAGMENT.fullmatch(name):
-            offences.append(f"{name}: call it <slug>.added.md, .changed.md or .fixed.md")
+            problems.append(f"{name}: call it <slug>.added.md, .changed.md or .fixed.md")
         if not 1 <= len(lines) <= FRAGMENT_LINES or not all(line.strip() for line in lines):
-            offences.append(f"{name}: one paragraph of at most {FRAGMENT_LINES} lines")
+            problems.append(f"{name}: one paragraph of at most {FRAGMENT_LINES} lines")
         elif not re.match(r"[A-Z`]", text) or not text.endswith(".\n"):
-            offences.append(f"{name}: whole sentences, a full stop and a newline at the end")
-    return offences
+            problems.append(f"{name}: whole sentences, a full stop and a newline at the end")
+    return problems
 
 
 def _distribution(need: str) -> str:

@@ -2,7 +2,7 @@
 
 A tree maps paths relative to its root to text: `{"plan/mesh.py": "import numpy"}`. The real one is
 read from disk; a bad one is written in a test to prove that a check can fail. Every check of this
-folder is a pure function from a tree to a list of offences, empty when all is well.
+folder is a pure function from a tree to a list of problems, empty when all is well.
 """
 
 from __future__ import annotations

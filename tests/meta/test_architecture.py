@@ -32,17 +32,17 @@ See `plan/mesh.py:Mesh.size`, `plan/mesh.py:Mesh`, `errors.py` and `other`.
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_page_and_the_tree_agree(check):
-    offences = check(package_tree(), PAGE)
-    assert not offences, "\n".join(offences)
+    problems = check(package_tree(), PAGE)
+    assert not problems, "\n".join(problems)
 
 
 def test_every_folder_says_what_it_does_not_know():
-    offences = architecture.knowing_folders(package_tree())
-    assert not offences, "\n".join(offences)
+    problems = architecture.knowing_folders(package_tree())
+    assert not problems, "\n".join(problems)
 
 
 def test_a_good_page_and_tree_pass_every_check():
-    assert [offence for check in CHECKS for offence in check(GOOD_TREE, GOOD_PAGE)] == []
+    assert [problem for check in CHECKS for problem in check(GOOD_TREE, GOOD_PAGE)] == []
     assert architecture.knowing_folders(GOOD_TREE) == []
 
 
@@ -82,7 +82,7 @@ def test_a_folder_that_claims_to_know_everything_is_found(docstring):
 
 
 def test_the_table_of_floors_is_what_is_enforced():
-    assert architecture.floor_offences(CONTRIBUTING, FLOORS) == []
+    assert architecture.floor_problems(CONTRIBUTING, FLOORS) == []
 
 
 TABLE = (
@@ -95,7 +95,7 @@ ENFORCED = {
 
 
 def test_a_right_table_passes():
-    assert architecture.floor_offences(TABLE, ENFORCED) == []
+    assert architecture.floor_problems(TABLE, ENFORCED) == []
 
 
 @pytest.mark.parametrize(
@@ -110,5 +110,5 @@ def test_a_right_table_passes():
     ],
 )
 def test_a_table_that_is_stale_is_found(change, words):
-    offences = architecture.floor_offences(TABLE.replace(*change), ENFORCED)
-    assert any(offence.startswith(words) for offence in offences), offences
+    problems = architecture.floor_problems(TABLE.replace(*change), ENFORCED)
+    assert any(problem.startswith(words) for problem in problems), problems

@@ -15,11 +15,11 @@ DOOR = package_tree()["__init__.py"]
 
 
 def test_the_door_lists_what_it_imports():
-    assert exports.door_offences(DOOR) == []
+    assert exports.door_problems(DOOR) == []
 
 
 def test_lazy_names_are_those_that_type_checkers_see():
-    assert exports.lazy_offences(shoal, exports.declared(DOOR)) == []
+    assert exports.lazy_problems(shoal, exports.declared(DOOR)) == []
 
 
 def test_a_name_that_does_not_exist_is_an_attribute_error():
@@ -29,13 +29,13 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
 
 def test_everything_public_says_who_must_call_it():
     for module, names in reference.public_modules():
-        offences = exports.surface_offences(names)
-        assert not offences, "\n".join([module, *offences])
+        problems = exports.surface_problems(names)
+        assert not problems, "\n".join([module, *problems])
 
 
 def test_decorators_and_docstrings_agree():
-    offences = exports.colour_offences(package_tree())
-    assert not offences, "\n".join(offences)
+    problems = exports.colour_problems(package_tree())
+    assert not problems, "\n".join(problems)
 
 
 TYPED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
@@ -51,19 +51,19 @@ TYPED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
     ],
 )
 def test_a_door_that_disagrees_is_found(door, words):
-    assert words in exports.door_offences(door)
+    assert words in exports.door_problems(door)
 
 
 def test_a_good_door_passes():
     door = TYPED + "from shoal.a import put as put\n__all__: list[str] = ['put', '__version__']"
-    assert exports.door_offences(door) == []
+    assert exports.door_problems(door) == []
 
 
 def test_lazy_names_that_disagree_are_found():
     fake = types.ModuleType("fake")
     fake.colour_of, fake.local = colour.colour_of, colour.traced
     source = dict.fromkeys(["colour_of", "local", "collective"], "shoal.colour")
-    assert exports.lazy_offences(fake, source) == [
+    assert exports.lazy_problems(fake, source) == [
         "local: not the one of shoal.colour",
         "collective: fake does not give it",
     ]
@@ -111,9 +111,9 @@ def _none():
 
 def test_a_surface_that_disagrees_is_found():
     fakes = {"right": _right, "E": ValueError, "number": 3}
-    assert exports.surface_offences(fakes) == []
+    assert exports.surface_problems(fakes) == []
     for wrong in (_wrong, _twice, _longer, _none):
-        assert len(exports.surface_offences({"f": wrong})) == 1
+        assert len(exports.surface_problems({"f": wrong})) == 1
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ def test_a_surface_that_disagrees_is_found():
 )  # fmt: skip
 def test_colours_in_source(mark, line, good):
     tree = {"a.py": f"{mark}\ndef f():\n    '''Do.\n\n    {line}\n    '''"}
-    assert (exports.colour_offences(tree) == []) == good
+    assert (exports.colour_problems(tree) == []) == good

@@ -22,8 +22,8 @@ CHECKS = (
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_the_library_keeps(check):
-    offences = check(package_tree())
-    assert not offences, "\n".join(offences)
+    problems = check(package_tree())
+    assert not problems, "\n".join(problems)
 
 
 BAD = (
@@ -118,4 +118,4 @@ def test_a_good_tree_passes_every_check():
         "checkpoint/format/records.py": "import numpy\nfrom shoal.checkpoint.format import names",
         "checkpoint/format/names.py": "from shoal.errors import UsageError",
     }
-    assert [offence for check in CHECKS for offence in check(good)] == []
+    assert [problem for check in CHECKS for problem in check(good)] == []

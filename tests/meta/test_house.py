@@ -21,14 +21,14 @@ LIBRARY = (
 
 @pytest.mark.parametrize("check", EVERYWHERE, ids=lambda check: check.__name__)
 def test_the_repository_keeps(check):
-    offences = check(repository_tree())
-    assert not offences, "\n".join(offences)
+    problems = check(repository_tree())
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("check", LIBRARY, ids=lambda check: check.__name__)
 def test_the_library_keeps(check):
-    offences = check(package_tree())
-    assert not offences, "\n".join(offences)
+    problems = check(package_tree())
+    assert not problems, "\n".join(problems)
 
 
 LONG = "def f():\n    '''Say.\n\n    More.\n    '''\n" + "    x = 1\n" * 40
@@ -108,4 +108,4 @@ def test_a_good_tree_passes_every_check():
         "class P(NamedTuple):\n    x: int\n    y: Mapping[str, int] = {}\nORIGIN = P(1)\n"
         "@functools.cache\ndef create(rank, timeout_s):\n    raise UsageError(rank)\n",
     }
-    assert [offence for check in (*EVERYWHERE, *LIBRARY) for offence in check(good)] == []
+    assert [problem for check in (*EVERYWHERE, *LIBRARY) for problem in check(good)] == []

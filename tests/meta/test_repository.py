@@ -23,22 +23,22 @@ def fragments() -> dict[str, str]:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 def test_no_file_says_what_it_must_not():
-    offences = repository.forbidden_words(repository.tracked_texts())
-    assert not offences, "\n".join(offences)
+    problems = repository.forbidden_words(repository.tracked_texts())
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("name", PINS)
 def test_pins_are_exact_and_complete(name):
-    assert repository.pin_offences(PINS[name]) == []
+    assert repository.pin_problems(PINS[name]) == []
     assert repository.unpinned(PINS[name], PROJECT) == []
 
 
 def test_dependencies_are_those_that_are_imported():
-    assert repository.dependency_offences(package_tree(), PROJECT) == []
+    assert repository.dependency_problems(package_tree(), PROJECT) == []
 
 
 def test_pythons_are_those_that_are_tested():
-    assert repository.python_offences(PROJECT, PINS) == []
+    assert repository.python_problems(PROJECT, PINS) == []
 
 
 def test_pages_speak_of_targets_that_exist():
@@ -46,7 +46,7 @@ def test_pages_speak_of_targets_that_exist():
 
 
 def test_changelog_fragments_are_well_formed():
-    assert repository.fragment_offences(fragments()) == []
+    assert repository.fragment_problems(fragments()) == []
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_ordinary_words_pass():
     ["jax>=0.10", "jax", "-e .", "jax @ file:///wheels/jax.whl", "jax==0.10.2 # why", "--pre"],
 )
 def test_a_line_that_is_no_pin_is_found(line):
-    assert repository.pin_offences(f"# ok\nnumpy==2.4.6\n{line}\n") == [line]
+    assert repository.pin_problems(f"# ok\nnumpy==2.4.6\n{line}\n") == [line]
 
 
 def test_an_empty_and_an_incomplete_pin_file_are_found():
     project = {"dependencies": ["jax>=0.10", "ml_dtypes"], "optional-dependencies": {"t": ["ruff"]}}
-    assert repository.pin_offences("# nothing\n") == ["no pins"]
+    assert repository.pin_problems("# nothing\n") == ["no pins"]
     assert repository.unpinned("ml-dtypes==1\njax==2", project) == ["ruff"]
 
 
@@ -92,7 +92,7 @@ def test_dependencies_that_disagree_are_found():
         "testing/a.py": "import hypothesis",
     }
     project = {"dependencies": ["jax>=0.10", "Typer"]}
-    assert repository.dependency_offences(tree, project) == [
+    assert repository.dependency_problems(tree, project) == [
         "arrays/a.py: imports xxhash, not declared",
         "pyproject.toml: typer is imported nowhere",
     ]
@@ -100,7 +100,7 @@ def test_dependencies_that_disagree_are_found():
 
 def test_pythons_that_disagree_are_found():
     project = {"classifiers": ["Programming Language :: Python :: 3.11", "Typing :: Typed"]}
-    assert repository.python_offences(project, ["python3.13.txt"]) == [
+    assert repository.python_problems(project, ["python3.13.txt"]) == [
         "Python 3.11: claimed, no pins",
         "Python 3.13: pinned, not claimed",
     ]
@@ -126,4 +126,4 @@ def test_a_target_that_does_not_exist_is_found():
     ],
 )
 def test_a_malformed_fragment_is_found(name, text, good):
-    assert (repository.fragment_offences({name: text}) == []) == good
+    assert (repository.fragment_problems({name: text}) == []) == good

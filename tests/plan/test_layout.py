@@ -136,8 +136,8 @@ def test_wrong_types_are_type_errors_too():
 def test_what_is_wrong_is_an_attribute_too():
     with pytest.raises(UsageError) as caught:
         Layout(MESH, "dat", "seq", "seq")
-    assert len(caught.value.offences) == 2
-    assert pickle.loads(pickle.dumps(caught.value)).offences == caught.value.offences
+    assert len(caught.value.problems) == 2
+    assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
 
 
 def test_with_mesh_keeps_the_split():

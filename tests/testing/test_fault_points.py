@@ -180,7 +180,7 @@ def test_a_malformed_text_is_refused(text, told, faults):
 def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(UsageError) as caught:
         parse("a:b; c; d:delay=x; fine:kill")
-    assert len(caught.value.offences) == 3
+    assert len(caught.value.problems) == 3
 
 
 def test_the_list_of_points_is_that_of_the_code():

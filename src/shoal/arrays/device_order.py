@@ -113,10 +113,10 @@ def _as_make_mesh(call: Callable[[], T]) -> T:
         for name in ("place: ", "from_devices: "):
             words = words.removeprefix(name)
         message = words if words.startswith("make_mesh") else f"make_mesh: {words}"
-        raise type(error)(message, offences=error.offences) from None
+        raise type(error)(message, problems=error.problems) from None
 
 
-def order_offences(wish: OrderWish, *, is_listed: bool) -> list[str]:
+def order_problems(wish: OrderWish, *, is_listed: bool) -> list[str]:
     """Return what is wrong with `order`, by itself and with the other arguments."""
     flags = ("allow_split_physical_axes", "contiguous_submeshes")
     given = {name: value for name in flags if (value := getattr(wish, name)) is not None}

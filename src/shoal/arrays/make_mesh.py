@@ -16,8 +16,8 @@ import jax
 from shoal import settings
 from shoal.arrays.bridge.agreed_devices import View, agree_on_devices, owners_of
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.device_order import Order, OrderWish, order_offences, ordered
-from shoal.arrays.host.leave_trail import lane_offences
+from shoal.arrays.device_order import Order, OrderWish, order_problems, ordered
+from shoal.arrays.host.leave_trail import lane_problems
 from shoal.colour import collective
 from shoal.errors import (
     DeviceStartError,
@@ -169,7 +169,7 @@ def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -
     limit_s, present = _ENOUGH_S, []
     try:
         limit_s = _limit(timeout_s)
-        raise_all("make_mesh", _lane_offences(lane))
+        raise_all("make_mesh", _lane_problems(lane))
         if platform is not None and platform not in _PLATFORMS:
             known = ", ".join(map(repr, _PLATFORMS))
             raise UsageError(
@@ -195,14 +195,14 @@ def _limit(timeout_s: object) -> float:
     return float(limit_s)
 
 
-def _lane_offences(lane: object) -> list[str]:
-    return ["lane must be text"] if lane is None else lane_offences(lane)
+def _lane_problems(lane: object) -> list[str]:
+    return ["lane must be text"] if lane is None else lane_problems(lane)
 
 
 def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Order:
     """Return the mesh; problems with it are reported here, not at the first array."""
     pairs = _pairs(axes)
-    raise_all("make_mesh", order_offences(wish, is_listed=found.is_listed))
+    raise_all("make_mesh", order_problems(wish, is_listed=found.is_listed))
     kinds = sorted({device.platform for device in found.devices})
     if len(kinds) > 1:
         raise UsageError(f"make_mesh: devices of {len(kinds)} kinds: {', '.join(kinds)}")
@@ -291,20 +291,20 @@ def _listed(
     if not named:
         raise UsageError(f"make_mesh: devices={devices!r} names no device")
     by_id = {device.id: device for device in present}
-    offences: list[str] = []
+    problems: list[str] = []
     chosen = []
     for device in named:
         if isinstance(device, jax.Device):
             chosen.append(device)
         elif isinstance(device, bool) or not hasattr(device, "__index__"):
-            offences.append(f"{device!r} must be a device or the id of one")
+            problems.append(f"{device!r} must be a device or the id of one")
         elif operator.index(device) not in by_id:
             known = ", ".join(map(str, sorted(by_id)[:16])) + (", …" if len(by_id) > 16 else "")
-            offences.append(f"no device has the id {device}; there are {known}")
+            problems.append(f"no device has the id {device}; there are {known}")
         else:
             chosen.append(by_id[operator.index(device)])
     try:
-        raise_all("make_mesh", offences)
+        raise_all("make_mesh", problems)
     except UsageError as error:  # the owners of the other devices learn of it
         return chosen, error
     return chosen, None

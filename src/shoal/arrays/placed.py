@@ -26,9 +26,9 @@ def placed_leaves(tree: Any, shapes: Any) -> list[tuple[str, Any, Layout | None]
     if treedef_is_leaf(jax.tree.structure(tree)):
         return None
     if shapes is not None:
-        offences: list[str] = []
-        leaves, _ = leaf_layouts(shapes, tree, offences)
-        raise_all("describe", offences)
+        problems: list[str] = []
+        leaves, _ = leaf_layouts(shapes, tree, problems)
+        raise_all("describe", problems)
         named = zip(_paths(shapes), leaves, strict=True)
         return [(path, leaf.value, leaf.layout) for path, leaf in named]
     values = jax.tree.leaves(tree)

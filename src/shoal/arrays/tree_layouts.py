@@ -89,11 +89,11 @@ def layouts(
       >>> [layout.dims for layout in jax.tree.leaves(found)]
       [(None,), ('data', None), ()]
     """
-    offences: list[str] = []
-    table = _rules(rules, offences)
+    problems: list[str] = []
+    table = _rules(rules, problems)
     if not isinstance(all_rules, bool):
-        offences.append(WrongType(f"all_rules={all_rules!r} must be True or False"))
-    raise_all("layouts", offences)
+        problems.append(WrongType(f"all_rules={all_rules!r} must be True or False"))
+    raise_all("layouts", problems)
     chosen = _mesh(mesh, table)
     pairs, treedef = tree_flatten_with_path(shapes, is_leaf=_is_bare_shape)
     filling = _Filling(table)
@@ -118,7 +118,7 @@ class _Filling:
         self._names: list[str] = []
         self._decided = [0] * len(table)  # leaves by rule
         self._wrong: dict[str, list[str]] = {}  # problem → names of the leaves that have it
-        self._offences: list[str] = []
+        self._problems: list[str] = []
 
     def layout_of(self, path: Path, value: Any, mesh: Mesh) -> Layout | None:
         """Return the layout of a leaf; None if there is a problem with it."""
@@ -134,8 +134,8 @@ class _Filling:
             self._wrong.setdefault(str(error), []).append(name or "the array")
             return None
         leaf = Leaf(name or "the array", value, layout)
-        must_divide(leaf, self._offences)
-        cannot_be_pending(leaf, self._offences)
+        must_divide(leaf, self._problems)
+        cannot_be_pending(leaf, self._problems)
         return layout
 
     def finish(self, *, all_rules: bool) -> None:
@@ -146,7 +146,7 @@ class _Filling:
             for number, rule in enumerate(self._table)
             if all_rules and not self._decided[number]
         ]
-        raise_all("layouts", wrong + self._offences + idle)
+        raise_all("layouts", wrong + self._problems + idle)
 
     def _why_idle(self, number: int) -> str:
         """Return why a rule decides nothing, and what may have been meant."""
@@ -212,25 +212,25 @@ def _is_bare_shape(node: Any) -> bool:
     return type(node) is tuple and len(node) > 0 and all(type(size) is int for size in node)
 
 
-def _rules(rules: Any, offences: list[str]) -> list[_Rule]:
+def _rules(rules: Any, problems: list[str]) -> list[_Rule]:
     if isinstance(rules, Mapping):
         rules = rules.items()
     if isinstance(rules, str) or not isinstance(rules, Iterable):
-        offences.append(WrongType(f"rules={rules!r} must map patterns to layouts"))
+        problems.append(WrongType(f"rules={rules!r} must map patterns to layouts"))
         return []
     table: list[_Rule] = []
     for one in rules:
         if not isinstance(one, tuple | list) or len(one) != 2:
-            offences.append(WrongType(f"rule {one!r}: must be a pair of a pattern and a layout"))
+            problems.append(WrongType(f"rule {one!r}: must be a pair of a pattern and a layout"))
             continue
         pattern, given = one
         if not isinstance(pattern, str) or not pattern:
-            offences.append(WrongType(f"rule {one!r}: {pattern!r} is not a pattern such as '**/w'"))
+            problems.append(WrongType(f"rule {one!r}: {pattern!r} is not a pattern such as '**/w'"))
         elif not is_pattern(pattern):
-            offences.append(f"rule {pattern!r}: the characters in [ ] are not a valid range")
+            problems.append(f"rule {pattern!r}: the characters in [ ] are not a valid range")
         elif not is_one_layout(given):
             text = f"{given!r} is not a layout; give a tuple of axis names and None, or a Layout"
-            offences.append(WrongType(f"rule {pattern!r}: {text}"))
+            problems.append(WrongType(f"rule {pattern!r}: {text}"))
         else:
             table.append(_Rule(pattern, given))
     return table

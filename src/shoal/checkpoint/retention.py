@@ -149,13 +149,13 @@ class Best(Keep):
     mode: str = "min"
 
     def __post_init__(self) -> None:
-        offences: list[str] = []
+        problems: list[str] = []
         if not isinstance(self.metric, str) or not self.metric:
-            offences.append(WrongType(f"metric={self.metric!r} must be the name of a metric"))
+            problems.append(WrongType(f"metric={self.metric!r} must be the name of a metric"))
         if not isinstance(self.mode, str) or self.mode not in ("min", "max"):
             near = nearest(self.mode, ("min", "max"))
-            offences.append(f"mode={self.mode!r} must be 'min' or 'max'{near}")
-        _check("Best", offences, n=self.n)
+            problems.append(f"mode={self.mode!r} must be 'min' or 'max'{near}")
+        _check("Best", problems, n=self.n)
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
@@ -236,8 +236,8 @@ def _spread(steps: Sequence[int], places: Sequence[float], least: float) -> froz
     return frozenset(kept)
 
 
-def _check(name: str, offences: Sequence[str] = (), **numbers: object) -> None:
-    found = list(offences)
+def _check(name: str, problems: Sequence[str] = (), **numbers: object) -> None:
+    found = list(problems)
     for argument, value in numbers.items():
         kind = int if argument == "n" else int | float
         if isinstance(value, bool) or not isinstance(value, kind):

@@ -132,15 +132,15 @@ def _end(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _checked(processes: str, bind: str, port: str, jax_port: str) -> tuple[int, str, int, int]:
-    offences = []
+    problems = []
     if not (processes.isascii() and processes.isdigit() and int(processes) >= 1):
-        offences.append(f"-n {processes} must be a whole number, at least 1")
+        problems.append(f"-n {processes} must be a whole number, at least 1")
     for option, value in (("--port", port), ("--jax-port", jax_port)):
         if not (value.isascii() and value.isdigit() and int(value) <= 65535):
-            offences.append(f"{option} {value} must be a port, 0 to 65535")
+            problems.append(f"{option} {value} must be a port, 0 to 65535")
     if port == jax_port != "0":
-        offences.append(f"--port {port} and --jax-port {jax_port} must differ")
-    raise_all("coordinator", offences)
+        problems.append(f"--port {port} and --jax-port {jax_port} must differ")
+    raise_all("coordinator", problems)
     return int(processes), bind, int(port), int(jax_port)
 
 

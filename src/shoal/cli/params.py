@@ -59,16 +59,16 @@ def read_params(source: str, texts: Sequence[str], mesh: Mesh) -> list[Param]:
     """
     rows = [*(_from_file(source) if source else ()), *map(_from_text, texts)]
     plain = Mesh(dict(mesh.axes))  # its text is short, whatever the order of the devices
-    offences: list[str] = []
+    problems: list[str] = []
     found = []
     for name, shape, dtype, layout in rows:
         try:
             found.append(_param(name, shape, dtype, layout, plain))
         except UsageError as error:
-            offences.append(f"{name}: {error}")
+            problems.append(f"{name}: {error}")
     names = [param.name for param in found]
-    offences += [f"{name} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
-    raise_all("plan", offences)
+    problems += [f"{name} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    raise_all("plan", problems)
     return found
 
 

@@ -210,35 +210,35 @@ def check(request: RunRequest) -> _Checked:
     """Check the command line; return its numbers.
 
     Raises:
-      UsageError: an argument is wrong; all offences at once.
+      UsageError: an argument is wrong; all problems at once.
     """
-    offences: list[str] = []
-    processes = _count("-n", request.processes, offences)
+    problems: list[str] = []
+    processes = _count("-n", request.processes, problems)
     devices = None
     if request.devices is not None:
-        devices = _count("--devices", request.devices, offences)
-    nodes = check_nodes(request.nodes, offences)
+        devices = _count("--devices", request.devices, problems)
+    nodes = check_nodes(request.nodes, problems)
     is_alone = request.nodes.nodes in (None, "1")
-    shown = _indices(request.only, processes if is_alone else None, offences)
-    restarts = _restarts(request, offences)
+    shown = _indices(request.only, processes if is_alone else None, problems)
+    restarts = _restarts(request, problems)
     if not request.program:
-        offences.append("no program: give a script, or -m and a module (shoal run --help)")
+        problems.append("no program: give a script, or -m and a module (shoal run --help)")
     elif request.module:
-        offences += _wrong_module(request.program[0])
+        problems += _wrong_module(request.program[0])
     else:
-        offences += _wrong_script(request.program[0])
+        problems += _wrong_script(request.program[0])
     if request.log_dir is not None:
-        offences += _wrong_log_dir(request.log_dir)
-    raise_all("run", offences)
+        problems += _wrong_log_dir(request.log_dir)
+    raise_all("run", problems)
     is_shown = is_alone or request.only
     return _Checked(processes or 1, devices, shown if is_shown else None, nodes, restarts)
 
 
-def _restarts(request: RunRequest, offences: list[str]) -> Restarts | None:
+def _restarts(request: RunRequest, problems: list[str]) -> Restarts | None:
     """Return when the job is started again."""
     if request.max_restarts is None and not request.restart_preempted:
         return None
-    most = _count("--max-restarts", request.max_restarts or "0", offences, least=0)
+    most = _count("--max-restarts", request.max_restarts or "0", problems, least=0)
     return Restarts(most or 0, request.restart_preempted)
 
 
@@ -293,23 +293,23 @@ def _wrong_log_dir(folder: str) -> list[str]:
     return [f"--log-dir {folder!r} is a file"] if is_file else []
 
 
-def _count(option: str, value: str, offences: list[str], least: int = 1) -> int | None:
+def _count(option: str, value: str, problems: list[str], least: int = 1) -> int | None:
     if value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS and int(value) >= least:
         return int(value)
-    offences.append(f"{option} {value} must be a whole number, at least {least}")
+    problems.append(f"{option} {value} must be a whole number, at least {least}")
     return None
 
 
-def _indices(only: str | None, processes: int | None, offences: list[str]) -> frozenset[int]:
+def _indices(only: str | None, processes: int | None, problems: list[str]) -> frozenset[int]:
     """Return the ranks whose output is shown."""
     if only is None:
         return frozenset(range(processes or 0))
     shown = set()
     for part in (part.strip() for part in only.split(",")):
         if not (part.isascii() and part.isdigit()):
-            offences.append(f"--only {only!r}: {part!r} is not a rank; give ranks, as in 0,3")
+            problems.append(f"--only {only!r}: {part!r} is not a rank; give ranks, as in 0,3")
         elif processes is not None and int(part) >= processes:
-            offences.append(f"--only {part}: the ranks of -n {processes} are 0 to {processes - 1}")
+            problems.append(f"--only {part}: the ranks of -n {processes} are 0 to {processes - 1}")
         else:
             shown.add(int(part))
     return frozenset(shown)

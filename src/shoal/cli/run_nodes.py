@@ -116,25 +116,25 @@ RefusedFlags = Annotated[
 ]
 
 
-def check_nodes(request: NodesRequest, offences: list[str]) -> NodesOrder | None:
+def check_nodes(request: NodesRequest, problems: list[str]) -> NodesOrder | None:
     """Return the place of this host among several; None for a job on this host alone."""
     if request.nodes is None:
         if given := [name for name, value in _OPTIONS.items() if getattr(request, name)]:
             named = " and ".join(_OPTIONS[name] for name in given)
             verb = "require" if len(given) > 1 else "requires"
-            offences.append(f"{named} {verb} --nnodes N: the number of hosts")
+            problems.append(f"{named} {verb} --nnodes N: the number of hosts")
         return None
-    nodes = _number("--nnodes", request.nodes, 1, offences)
+    nodes = _number("--nnodes", request.nodes, 1, problems)
     if nodes == 1 and request.node in (None, "0"):
         return None
     node = None
     if request.node is not None:
-        node = _number("--node-rank", request.node, 0, offences)
+        node = _number("--node-rank", request.node, 0, problems)
     elif nodes is not None:
-        offences.append(f"--nnodes {nodes} requires --node-rank: 0 on one host, 1 on the next, …")
+        problems.append(f"--nnodes {nodes} requires --node-rank: 0 on one host, 1 on the next, …")
     if nodes is not None and node is not None and node >= nodes:
-        offences.append(f"--node-rank {node}: the ranks of --nnodes {nodes} are 0 to {nodes - 1}")
-    where = _where(request, offences)
+        problems.append(f"--node-rank {node}: the ranks of --nnodes {nodes} are 0 to {nodes - 1}")
+    where = _where(request, problems)
     if nodes is None or node is None or where is None:
         return None
     host, port = where
@@ -149,35 +149,35 @@ def check_nodes(request: NodesRequest, offences: list[str]) -> NodesOrder | None
     )
 
 
-def _where(request: NodesRequest, offences: list[str]) -> tuple[str, int] | None:
+def _where(request: NodesRequest, problems: list[str]) -> tuple[str, int] | None:
     """Return host and port of node 0."""
-    before = len(offences)
+    before = len(problems)
     given: list[tuple[str, int]] = []
     if request.coordinator:
         try:
             given.append(split_address(request.coordinator))
         except UsageError as error:
-            offences.append(f"--coordinator: {error}")
+            problems.append(f"--coordinator: {error}")
     if request.master_host:
-        port = _number("--master-port", request.master_port or _MASTER_PORT, 1, offences)
+        port = _number("--master-port", request.master_port or _MASTER_PORT, 1, problems)
         given.append((request.master_host, port or 0))
     elif request.master_port:
-        offences.append(f"--master-port {request.master_port} requires --master-addr HOST")
-    if len(offences) > before:
+        problems.append(f"--master-port {request.master_port} requires --master-addr HOST")
+    if len(problems) > before:
         return None
     if not given:
-        offences.append(
+        problems.append(
             "--nnodes requires --coordinator HOST:PORT: a name or address of the host of node 0 "
             "that all hosts reach, and the first of four free ports there"
         )
         return None
     if len(set(given)) > 1:
         texts = [address_text(*where) for where in given]
-        offences.append(f"--coordinator {texts[0]} is not --master-addr and -port, {texts[1]}")
+        problems.append(f"--coordinator {texts[0]} is not --master-addr and -port, {texts[1]}")
         return None
     host, first = given[0]
     if not 0 < first <= 65536 - NUM_PORTS:
-        offences.append(
+        problems.append(
             f"--coordinator {address_text(host, first)}: its port must be 1 to "
             f"{65536 - NUM_PORTS}, and known to all hosts"
         )
@@ -185,12 +185,12 @@ def _where(request: NodesRequest, offences: list[str]) -> tuple[str, int] | None
     return host, first
 
 
-def _number(option: str, value: str, least: int, offences: list[str]) -> int | None:
+def _number(option: str, value: str, least: int, problems: list[str]) -> int | None:
     if value.isascii() and value.isdigit() and len(value) <= MOST_DIGITS and int(value) >= least:
         return int(value)
     least_text, _, most = value.partition(":")
     if option == "--nnodes" and least_text.isdigit() and most.isdigit():
-        offences.append(f"--nnodes {value}: the number of hosts is fixed; give --nnodes {most}")
+        problems.append(f"--nnodes {value}: the number of hosts is fixed; give --nnodes {most}")
     else:
-        offences.append(f"{option} {value} must be a whole number, at least {least}")
+        problems.append(f"{option} {value} must be a whole number, at least {least}")
     return None

@@ -105,17 +105,17 @@ def read_processes(text: str) -> list[int]:
     if not _INDICES.fullmatch(text):
         raise UsageError(f"stacks: {text!r} is not a list of ranks; give ranks, as in 3 or 0-7,12")
     found: set[int] = set()
-    offences = []
+    problems = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         begin, end = int(first), int(last or first)
         if end < begin:
-            offences.append(f"{part.strip()!r} is a reversed range")
+            problems.append(f"{part.strip()!r} is a reversed range")
         elif end >= _MOST_PROCESSES:
-            offences.append(f"{part.strip()!r} is not a valid rank")
+            problems.append(f"{part.strip()!r} is not a valid rank")
         else:
             found.update(range(begin, end + 1))
-    raise_all("stacks", offences)
+    raise_all("stacks", problems)
     return sorted(found)
 
 

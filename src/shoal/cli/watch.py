@@ -186,18 +186,18 @@ watch.__doc__ = _HELP
 
 def _check(sort: str, every: float | None, log: str | None, table: bool) -> str | None:
     """Check the options; return the path of the log."""
-    offences = []
+    problems = []
     try:
         log = local_path(log, f"--log {log!r}") if log else None
     except UsageError as error:
-        offences.append(str(error))
+        problems.append(str(error))
     if sort not in ORDERS:
-        offences.append(f"--sort {sort} is not one of {', '.join(ORDERS)}{nearest(sort, ORDERS)}")
+        problems.append(f"--sort {sort} is not one of {', '.join(ORDERS)}{nearest(sort, ORDERS)}")
     if every is not None and not 0 < every < math.inf:
-        offences.append(f"--every {every:g} must be a positive number of seconds")
+        problems.append(f"--every {every:g} must be a positive number of seconds")
     if not (table or log):
-        offences.append("--no-table shows nothing; give --log FILE")
-    raise_all("watch", offences)
+        problems.append("--no-table shows nothing; give --log FILE")
+    raise_all("watch", problems)
     return log
 
 

@@ -154,13 +154,13 @@ def _givers(
 def _columns(
     spec: wire.Spec, values: list[Any], tiled: bool, givers: frozenset[int] | None
 ) -> list[Column]:
-    columns, offences = [], []
+    columns, problems = [], []
     for leaf, value in zip(spec.leaves, values, strict=True):
         try:
             columns.append(column_of(leaf, value, tiled, givers))
         except UsageError as error:
-            offences.append(str(error))
-    raise_all("allgather", offences)
+            problems.append(str(error))
+    raise_all("allgather", problems)
     return columns
 
 
@@ -168,16 +168,16 @@ def _packed(columns: list[Column], values: list[Any]) -> tuple[list[int], list[B
     """Return the lengths of this process's leaves, and its bytes."""
     numbers: list[int] = []
     buffers: list[Buffer] = []
-    offences = []
+    problems = []
     for column, value in zip(columns, values, strict=True):
         try:
             own_lengths, bodies = column.packed(value)
         except UsageError as error:
-            offences.append(f"{column.leaf.path}: {error}")
+            problems.append(f"{column.leaf.path}: {error}")
             continue
         numbers += own_lengths
         buffers += bodies
-    raise_all("allgather", offences)
+    raise_all("allgather", problems)
     return numbers, buffers
 
 

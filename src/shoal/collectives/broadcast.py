@@ -137,9 +137,9 @@ def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -
 def _refuse_parts(spec: wire.Spec, values: list[Any]) -> None:
     """Reject, on every process alike, arrays that no process holds whole."""
     detail = "is distributed over several processes; allgather it, or relayout it to be replicated"
-    offences = [
+    problems = [
         f"{leaf.path}: {detail}"
         for leaf, value in zip(spec.leaves, values, strict=True)
         if is_global(value) and not value.is_fully_replicated
     ]
-    raise_all("broadcast", offences)
+    raise_all("broadcast", problems)

@@ -60,12 +60,12 @@ def parts_of(
     Raises:
       UsageError: a leaf has no value.
     """
-    offences = [
+    problems = [
         f"{leaf.path}: stands for an array, but its value is needed"
         for leaf, value in zip(leaves, values, strict=True)
         if isinstance(value, jax.ShapeDtypeStruct)
     ]
-    raise_all(operation, offences)
+    raise_all(operation, problems)
     return [_placed(leaf, value, pool) for leaf, value in zip(leaves, values, strict=True)]
 
 

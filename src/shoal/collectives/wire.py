@@ -72,13 +72,13 @@ def pack_tree(spec: Spec, values: Sequence[Any], operation: str) -> tuple[list[B
       UsageError: this process does not hold all values; names the others by path.
     """
     bodies: list[Buffer] = []
-    offences = []
+    problems = []
     for leaf, value in zip(spec.leaves, values, strict=True):
         try:
             bodies.append(buffer_of(leaf, value))
         except UsageError as error:
-            offences.append(f"{leaf.path}: {error}")
-    raise_all(operation, offences)
+            problems.append(f"{leaf.path}: {error}")
+    raise_all(operation, problems)
     return join_data(spec.leaves, bodies, [len(body) for body in bodies])
 
 

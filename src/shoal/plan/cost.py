@@ -136,18 +136,18 @@ def _check(
         )
     if not isinstance(mesh, Mesh):
         raise UsageTypeError(f"cost: {mesh!r} is not a Mesh: placement.place makes one")
-    offences: list[str] = []
-    offences += not_one_of("collective", collective, COLLECTIVES)
+    problems: list[str] = []
+    problems += not_one_of("collective", collective, COLLECTIVES)
     names = (axis,) if isinstance(axis, str) else tuple(axis) if isinstance(axis, Sequence) else ()
     if not names or not all(isinstance(name, str) for name in names):
-        offences.append(f"axis={axis!r} must be the name of an axis, or several names")
+        problems.append(f"axis={axis!r} must be the name of an axis, or several names")
     for name in names:
         if isinstance(name, str) and name not in mesh.axis_names:
             hint = nearest(name, mesh.axis_names)
-            offences.append(f"no axis {name!r} (axes: {', '.join(mesh.axis_names)}){hint}")
+            problems.append(f"no axis {name!r} (axes: {', '.join(mesh.axis_names)}){hint}")
     if len(set(names)) < len(names):
-        offences.append(f"axis={axis!r} names an axis twice")
-    raise_all("cost", offences)
+        problems.append(f"axis={axis!r} names an axis twice")
+    raise_all("cost", problems)
     if not 0 <= integer("cost", "num_bytes", num_bytes) < 1 << 63:
         raise UsageError(f"cost: num_bytes={num_bytes} must not be negative, and below 2**63")
     return names

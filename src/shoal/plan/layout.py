@@ -58,12 +58,12 @@ class Layout:
     def __init__(self, mesh: Mesh, *dims: Dim, partial: Mapping[str, str] | None = None) -> None:
         if not isinstance(mesh, Mesh):
             raise UsageTypeError(f"Layout: the first argument must be a Mesh, not {mesh!r}")
-        offences: list[str] = []
-        split = tuple(_check_dim(number, dim, offences) for number, dim in enumerate(dims))
-        terms = _check_partial(partial, offences)
-        _check_axes(mesh, split, terms, offences)
-        if offences:
-            raise_all(f"Layout{_shown(dims)} on {mesh!r}", offences)
+        problems: list[str] = []
+        split = tuple(_check_dim(number, dim, problems) for number, dim in enumerate(dims))
+        terms = _check_partial(partial, problems)
+        _check_axes(mesh, split, terms, problems)
+        if problems:
+            raise_all(f"Layout{_shown(dims)} on {mesh!r}", problems)
         ordered = tuple((axis, terms[axis]) for axis in mesh.axis_names if axis in terms)
         fields = {"_mesh": mesh, "_dims": split, "_partial": ordered}
         for field, value in (*fields.items(), ("_hash", hash((mesh, split, ordered)))):
@@ -246,7 +246,7 @@ def check_layout(operation: str, value: object) -> None:
     check_kind(operation, value, Layout, "a Layout")
 
 
-def _check_dim(number: int, dim: object, offences: list[str]) -> tuple[str, ...]:
+def _check_dim(number: int, dim: object, problems: list[str]) -> tuple[str, ...]:
     """Return the axes of a dim; report those of the wrong type and drop them."""
     if dim is None:
         return ()
@@ -254,24 +254,24 @@ def _check_dim(number: int, dim: object, offences: list[str]) -> tuple[str, ...]
     for axis in axes:
         if isinstance(axis, tuple):
             hint = "write one tuple of axis names"
-            offences.append(WrongType(f"dim {number}: {dim!r} nests tuples; {hint}"))
+            problems.append(WrongType(f"dim {number}: {dim!r} nests tuples; {hint}"))
         elif not isinstance(axis, str):
             wanted = "an axis name" if isinstance(dim, tuple) else "None, an axis name or a tuple"
-            offences.append(WrongType(f"dim {number}: {axis!r} must be {wanted}"))
+            problems.append(WrongType(f"dim {number}: {axis!r} must be {wanted}"))
     return tuple(str.__str__(axis) for axis in axes if isinstance(axis, str))
 
 
-def _check_partial(partial: Mapping[str, str] | None, offences: list[str]) -> dict[str, str]:
+def _check_partial(partial: Mapping[str, str] | None, problems: list[str]) -> dict[str, str]:
     if partial is None:
         return {}
     if not isinstance(partial, Mapping):
-        offences.append(WrongType(f"partial={partial!r} must be a dict of axis: reduction"))
+        problems.append(WrongType(f"partial={partial!r} must be a dict of axis: reduction"))
         return {}
     terms = {}
     for axis, reduction in partial.items():
         if not isinstance(reduction, str) or reduction not in REDUCTIONS:
             known = ", ".join(REDUCTIONS)
-            offences.append(f"partial[{axis!r}]={reduction!r} must be one of {known}")
+            problems.append(f"partial[{axis!r}]={reduction!r} must be one of {known}")
         else:
             reduction = str.__str__(reduction)
         terms[str.__str__(axis) if isinstance(axis, str) else axis] = reduction
@@ -282,7 +282,7 @@ def _check_axes(
     mesh: Mesh,
     dims: tuple[tuple[str, ...], ...],
     partial: Mapping[str, str],
-    offences: list[str],
+    problems: list[str],
 ) -> None:
     """Check that every axis is the mesh's and used once."""
     places: dict[str, list[str]] = {}
@@ -294,11 +294,11 @@ def _check_axes(
     known = ", ".join(mesh.axis_names)
     for axis, where in places.items():
         if axis not in mesh.axis_names:
-            hint = nearest(axis, mesh.axis_names) if len(offences) < 100 else ""
-            offences.append(f"{where[0]}: no axis {axis!r} (axes: {known}){hint}")
+            hint = nearest(axis, mesh.axis_names) if len(problems) < 100 else ""
+            problems.append(f"{where[0]}: no axis {axis!r} (axes: {known}){hint}")
         if len(where) > 1:
             shown = ", ".join(where[:8]) + (", …" if len(where) > 8 else "")
-            offences.append(f"axis {axis!r} is used {len(where)} times: {shown}")
+            problems.append(f"axis {axis!r} is used {len(where)} times: {shown}")
 
 
 def _shown(dims: tuple[object, ...]) -> str:

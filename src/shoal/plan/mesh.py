@@ -85,15 +85,15 @@ class Mesh:
         *,
         axis_types: str | Mapping[str, str] = "auto",
     ) -> None:
-        offences: list[str] = []
-        names, sizes = check_axes(axes, offences)
-        shape = None if offences else sizes
-        ids = check_ids(device_ids, shape, offences)
-        owners = check_processes(processes, shape, offences)
-        explicit = check_axis_types(axis_types, names, offences)
-        kind = check_name(kind, "kind", offences)
-        name = check_name(name, "name", offences, may_be_empty=True)
-        raise_all("Mesh", offences)
+        problems: list[str] = []
+        names, sizes = check_axes(axes, problems)
+        shape = None if problems else sizes
+        ids = check_ids(device_ids, shape, problems)
+        owners = check_processes(processes, shape, problems)
+        explicit = check_axis_types(axis_types, names, problems)
+        kind = check_name(kind, "kind", problems)
+        name = check_name(name, "name", problems, may_be_empty=True)
+        raise_all("Mesh", problems)
         self._fill(names, sizes, ids, owners, kind, name, explicit)
 
     def _fill(
@@ -254,10 +254,10 @@ class Mesh:
           >>> Mesh({"x": 4, "y": 2}).submesh(x=slice(0, 4, 2)).text
           'x=2 y=2 | ids 0..1,4..5'
         """
-        offences: list[str] = []
+        problems: list[str] = []
         for name, pick in picks.items():
-            offences += self._pick_offences(name, pick)
-        raise_all("submesh", offences)
+            problems += self._pick_problems(name, pick)
+        raise_all("submesh", problems)
         index = [picks.get(name, slice(None)) for name in self._names]
         index = [pick if isinstance(pick, slice) else operator.index(pick) for pick in index]
         ids = self._positions(index) if self._ids is None else np.asarray(self._ids[tuple(index)])
@@ -276,7 +276,7 @@ class Mesh:
             positions = np.add.outer(positions * size, np.arange(size, dtype=np.int64)[pick])
         return np.asarray(positions)
 
-    def _pick_offences(self, name: str, pick: object) -> list[str]:
+    def _pick_problems(self, name: str, pick: object) -> list[str]:
         if name not in self._names:
             known = ", ".join(self._names)
             return [f"no axis {name!r} (axes: {known}){nearest(name, self._names)}"]

@@ -90,15 +90,15 @@ def place(
         raise UsageError(
             f"place: {topology!r} is not a topology: topology.parse makes one from text"
         )
-    offences: list[str] = []
-    names, sizes = check_axes(axes, offences)
+    problems: list[str] = []
+    names, sizes = check_axes(axes, problems)
     split = allow_split_physical_axes
     options = OrderOptions(compatible_with, split, contiguous_submeshes, rings)
-    offences += options.offences()
-    bytes_of = _weights(names, weights, options, offences)
-    if not offences:
-        offences += _misfits(topology, names, sizes)
-    raise_all("place", offences)
+    problems += options.problems()
+    bytes_of = _weights(names, weights, options, problems)
+    if not problems:
+        problems += _misfits(topology, names, sizes)
+    raise_all("place", problems)
     outer = _outer(topology, names, sizes, across, options, bytes_of)
     if compatible_with is None:
         how = _How(split is not False, contiguous_submeshes, bytes_of)
@@ -126,28 +126,28 @@ def _weights(
     names: Sequence[str],
     weights: Mapping[str, float] | None,
     options: OrderOptions,
-    offences: list[str],
+    problems: list[str],
 ) -> tuple[float, ...] | None:
     """Return the weight of each axis; None: the last is the busiest."""
     if weights is None:
         return None
     if options.library is not None or options.contiguous:
         other = "contiguous_submeshes" if options.contiguous else "compatible_with"
-        offences.append(f"weights and {other} cannot be combined: each sets the order")
+        problems.append(f"weights and {other} cannot be combined: each sets the order")
     if not isinstance(weights, Mapping):
-        offences.append(f"weights={weights!r} must be a dict: name → bytes")
+        problems.append(f"weights={weights!r} must be a dict: name → bytes")
         return None
     for name, weight in weights.items():
         if name not in names:
-            offences.append(f"weights: no axis {name!r}{nearest(str(name), names)}")
+            problems.append(f"weights: no axis {name!r}{nearest(str(name), names)}")
         is_number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
         if not is_number or not 0 <= weight < _MOST_BYTES:
-            offences.append(f"weights: {name}={weight!r} must be a number of bytes")
-    if not offences and not any(weights.values()):
-        offences.append(
+            problems.append(f"weights: {name}={weight!r} must be a number of bytes")
+    if not problems and not any(weights.values()):
+        problems.append(
             "weights: all are 0; give at least one axis a positive weight, or omit weights="
         )
-    return None if offences else tuple(float(weights.get(name, 0)) for name in names)
+    return None if problems else tuple(float(weights.get(name, 0)) for name in names)
 
 
 def _misfits(topology: Topology, names: Sequence[str], sizes: Sizes) -> list[str]:
@@ -197,25 +197,25 @@ def _outer(
         if options.library is None and isinstance(topology, Slices) and topology.is_even:
             return _spread(topology, sizes, _by_weight(sizes, weights))
         return None
-    offences: list[str] = []
-    parts = dict(zip(*check_axes(across, offences), strict=False)) if across else {}
-    raise_all("place: across", offences)
+    problems: list[str] = []
+    parts = dict(zip(*check_axes(across, problems), strict=False)) if across else {}
+    raise_all("place: across", problems)
     for name, part in parts.items():
         if name not in names:
-            offences.append(f"across: no axis {name!r}{nearest(name, names)}")
+            problems.append(f"across: no axis {name!r}{nearest(name, names)}")
         elif sizes[names.index(name)] % part:
             size = sizes[names.index(name)]
-            offences.append(f"across: {part} does not divide the {size} of axis {name!r}")
-    if not offences and isinstance(topology, Torus) and math.prod(parts.values()) == 1:
+            problems.append(f"across: {part} does not divide the {size} of axis {name!r}")
+    if not problems and isinstance(topology, Torus) and math.prod(parts.values()) == 1:
         return None  # a program for several slices, run on one
     granules = len(jax_order.granules(topology))
-    if not offences and math.prod(parts.values()) != granules:
+    if not problems and math.prod(parts.values()) != granules:
         what = "slices" if isinstance(topology, Slices) else "hosts"
-        offences.append(
+        problems.append(
             f"across: {' x '.join(f'{n}={p}' for n, p in parts.items()) or '{}'} makes "
             f"{math.prod(parts.values())}, and {topology.text} has {granules} {what}"
         )
-    raise_all("place", offences)
+    raise_all("place", problems)
     return tuple(parts.get(name, 1) for name in names)
 
 

@@ -75,7 +75,7 @@ def _parts(layout: Layout) -> dict[int, _Part]:
     """Return what each process holds."""
     numbers, box = _shard_numbers(layout)
     parts: dict[int, _Part] = {}
-    offences = []
+    problems = []
     for process, rows in _positions(layout.mesh).items():
         own = numbers[rows]
         first = own.min(axis=0)
@@ -83,17 +83,17 @@ def _parts(layout: Layout) -> dict[int, _Part]:
         held, times = np.unique(box[rows], return_counts=True)
         parts[process] = _Part(tuple(first.tolist()), tuple(shards.tolist()))
         if len(held) != math.prod(parts[process].shards):
-            offences.append(_no_box(layout, process, own, parts[process].shards))
+            problems.append(_no_box(layout, process, own, parts[process].shards))
         elif times.min() != times.max():
-            offences.append(
+            problems.append(
                 f"some shards of the block that process {process} holds lie on "
                 f"{times.max()} of its devices, others on {times.min()}"
                 f"{_where(layout.mesh, process)}"
             )
-    offences = offences or _several_shapes(layout, parts)
-    if offences:
-        more = f" (and {len(offences) - 1} more like it)" if len(offences) > 1 else ""
-        raise UsageError(f"{offences[0]}{more}; {_ADVICE}")
+    problems = problems or _several_shapes(layout, parts)
+    if problems:
+        more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
+        raise UsageError(f"{problems[0]}{more}; {_ADVICE}")
     return parts
 
 

@@ -148,8 +148,8 @@ def from_devices(devices: Iterable[Any], *, within: Iterable[Any] | None = None)
     if not isinstance(devices, Iterable):
         raise UsageTypeError(f"from_devices: {devices!r} must be devices, or mappings of facts")
     rows = [_device(one) for one in devices]
-    offences = _offences(rows)
-    raise_all("from_devices", offences)
+    problems = _problems(rows)
+    raise_all("from_devices", problems)
     if rows[0].coords is None:
         return _without_coords(rows)
     tori = _boxes(rows)
@@ -197,7 +197,7 @@ def _device(one: Any) -> Device:
     return Device(number, process, at, core, part, str(facts["kind"] or ""), platform)
 
 
-def _offences(rows: Sequence[Device]) -> list[str]:
+def _problems(rows: Sequence[Device]) -> list[str]:
     if not rows:
         return ["there are no devices"]
     found = []
@@ -225,8 +225,8 @@ def _around(rows: Sequence[Device], within: Iterable[Any]) -> list[Device]:
     """Read all devices of the slices, which must include the given ones."""
     around = [_device(one) for one in within]
     strange = sorted({row.id for row in rows} - {row.id for row in around})
-    offences = [f"devices {strange[:8]} are not in within"] if strange else []
-    raise_all("from_devices", offences or [f"within: {what}" for what in _offences(around)])
+    problems = [f"devices {strange[:8]} are not in within"] if strange else []
+    raise_all("from_devices", problems or [f"within: {what}" for what in _problems(around)])
     return around
 
 

@@ -132,8 +132,8 @@ def azure(url: str = _AZURE, *, machines: Iterable[str] | None = None) -> Ask:
     >>> azure().source
     'azure'
     """
-    wanted, offences = _names_of(machines)
-    _check_url("azure", url, offences)
+    wanted, problems = _names_of(machines)
+    _check_url("azure", url, problems)
 
     def ask() -> tuple[str, float | None] | None:
         for event in json.loads(_text(url, {"Metadata": "true"})).get("Events", ()):
@@ -147,10 +147,10 @@ def azure(url: str = _AZURE, *, machines: Iterable[str] | None = None) -> Ask:
     return Ask("azure", ask)
 
 
-def _check_url(cloud: str, url: object, offences: Iterable[str] = ()) -> None:
+def _check_url(cloud: str, url: object, problems: Iterable[str] = ()) -> None:
     is_text = isinstance(url, str) and url != ""
     wrong = [] if is_text else [WrongType(f"url={shown(url)} must be the address of a server")]
-    raise_all(cloud, [*wrong, *offences])
+    raise_all(cloud, [*wrong, *problems])
 
 
 def _names_of(machines: object) -> tuple[frozenset[str] | None, list[str]]:

@@ -216,7 +216,7 @@ def watch_notices(
       grace_s: seconds left after a signal or file, if known.
 
     Raises:
-      UsageError: an argument is wrong, or signals are watched outside the main thread; all offences
+      UsageError: an argument is wrong, or signals are watched outside the main thread; all problems
         at once, and nothing is watched.
 
     >>> watch_notices(signals=(), files=["/tmp/leave-this-machine"])

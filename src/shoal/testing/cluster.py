@@ -76,10 +76,10 @@ class Cluster:
         Raises:
           UsageError: arguments are wrong; names all problems.
         """
-        offences = _offences(processes, devices, services, network, deadline_s)
+        problems = _problems(processes, devices, services, network, deadline_s)
         if start_method not in _START_METHODS:
-            offences.append(f"start_method={start_method!r} is neither 'spawn' nor 'fork'")
-        raise_all("Cluster", offences)
+            problems.append(f"start_method={start_method!r} is neither 'spawn' nor 'fork'")
+        raise_all("Cluster", problems)
         self.processes, self.devices, self.services = processes, devices, services
         self.deadline_s = deadline_s
         self.folder = tempfile.mkdtemp(prefix="shoal-bench-")
@@ -350,19 +350,19 @@ class Cluster:
         )
 
 
-def _offences(
+def _problems(
     processes: object, devices: object, services: str, network: bool, deadline_s: float
 ) -> list[str]:
     """Return what is wrong with the arguments of a cluster."""
-    offences = []
+    problems = []
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        offences.append(f"processes={processes!r} must be a whole number, at least 1")
+        problems.append(f"processes={processes!r} must be a whole number, at least 1")
     if devices is not None and (not isinstance(devices, int) or devices < 1):
-        offences.append(f"devices={devices!r} must be a whole number, at least 1, or None")
+        problems.append(f"devices={devices!r} must be a whole number, at least 1, or None")
     if services not in WAYS:
-        offences.append(f"services={services!r} is not one of {', '.join(map(repr, WAYS))}")
+        problems.append(f"services={services!r} is not one of {', '.join(map(repr, WAYS))}")
     if network and services == "launcher":
-        offences.append("shoal run starts all processes on one host: there is no network to cut")
+        problems.append("shoal run starts all processes on one host: there is no network to cut")
     if not isinstance(deadline_s, int | float) or not deadline_s > 0:
-        offences.append(f"deadline_s={deadline_s!r} must be a positive number of seconds")
-    return offences
+        problems.append(f"deadline_s={deadline_s!r} must be a positive number of seconds")
+    return problems

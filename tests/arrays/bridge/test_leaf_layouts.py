@@ -28,16 +28,16 @@ class Params(NamedTuple):
 
 def paired(tree, layouts):
     """Return path → layout."""
-    offences = []
-    leaves, _ = leaf_layouts(tree, layouts, offences)
-    assert offences == []
+    problems = []
+    leaves, _ = leaf_layouts(tree, layouts, problems)
+    assert problems == []
     return {leaf.path: leaf.layout for leaf in leaves}
 
 
 def refused(tree, layouts):
-    offences = []
-    leaf_layouts(tree, layouts, offences)
-    return offences
+    problems = []
+    leaf_layouts(tree, layouts, problems)
+    return problems
 
 
 def test_one_layout_for_all():
@@ -92,39 +92,39 @@ def test_a_function_of_path_and_leaf():
 
 def test_ranks_are_strict_for_layouts_and_at_most_for_specs():
     tree = {"w": np.ones((8, 2)), "b": np.ones(8)}
-    (offence,) = refused(tree, ROWS)
-    assert offence.startswith("['b']: shape (8,) has rank 1, but Layout(data, -")
-    assert "has rank 2" in offence
+    (problem,) = refused(tree, ROWS)
+    assert problem.startswith("['b']: shape (8,) has rank 1, but Layout(data, -")
+    assert "has rank 2" in problem
     with use_mesh(MESH):
-        (offence,) = refused(tree, P("data", None))
-        assert offence == "['b']: P('data', None) has 2 entries for 1 dims"
-        (offence,) = refused(tree, (None, "modle"))[1:]
-        assert "no axis 'modle' (axes: data, model); did you mean 'model'?" in offence
+        (problem,) = refused(tree, P("data", None))
+        assert problem == "['b']: P('data', None) has 2 entries for 1 dims"
+        (problem,) = refused(tree, (None, "modle"))[1:]
+        assert "no axis 'modle' (axes: data, model); did you mean 'model'?" in problem
 
 
 def test_trees_that_do_not_match():
     tree = {"enc": {"w": np.ones((8, 2)), "bias": np.ones(8)}, "x": np.ones(8)}
-    offences = refused(tree, {"enc": {"w": ROWS, "bais": ROWS}, "x": {"y": ROWS}})
-    assert len(offences) == 3
-    assert offences[0].startswith("['enc']['bais']: a layout, but no leaf; did you mean")
-    assert offences[1].startswith("['enc']['bias']: a leaf, but no layout; did you mean")
-    assert "['x']: one ndarray" in offences[2]
-    assert "but a dict of layouts" in offences[2]
+    problems = refused(tree, {"enc": {"w": ROWS, "bais": ROWS}, "x": {"y": ROWS}})
+    assert len(problems) == 3
+    assert problems[0].startswith("['enc']['bais']: a layout, but no leaf; did you mean")
+    assert problems[1].startswith("['enc']['bias']: a leaf, but no layout; did you mean")
+    assert "['x']: one ndarray" in problems[2]
+    assert "but a dict of layouts" in problems[2]
 
 
 def test_a_list_is_not_a_spec():
     with use_mesh(MESH):
-        (offence,) = refused(np.ones((8, 2)), ["data", None])
-    assert "but a list of layouts; write one layout (a tuple of axis names, not a list)" in offence
+        (problem,) = refused(np.ones((8, 2)), ["data", None])
+    assert "but a list of layouts; write one layout (a tuple of axis names, not a list)" in problem
 
 
 def test_what_could_mean_two_things_is_refused():
     tree = (np.ones((8, 2)), np.ones((8, 2)))
     with use_mesh(MESH):
-        (offence,) = refused(tree, ("data", None))
-        assert "may mean one layout, or one for each of 2 elements" in offence
-        assert "write PartitionSpec('data', None) for the first" in offence
-        assert "(PartitionSpec('data'), PartitionSpec()) for the other" in offence
+        (problem,) = refused(tree, ("data", None))
+        assert "may mean one layout, or one for each of 2 elements" in problem
+        assert "write PartitionSpec('data', None) for the first" in problem
+        assert "(PartitionSpec('data'), PartitionSpec()) for the other" in problem
         assert paired(tree, P("data", None)) == {"[0]": ROWS, "[1]": ROWS}
         assert paired(tree, (P("data"), P())) == {"[0]": ROWS, "[1]": WHOLE}
         assert paired([*tree], ("data", None)) == {"[0]": ROWS, "[1]": ROWS}
@@ -140,24 +140,24 @@ def test_a_tuple_of_dims_that_can_mean_one_thing_is_taken_so():
         assert paired(three, ("data", "data", None)) == {**each, "[2]": WHOLE}
         assert paired(pair, (None, None)) == {"[0]": WHOLE, "[1]": WHOLE}
         assert paired(pair[:1], ("data",)) == {"[0]": ROWS}
-        (offence,) = refused(pair[:1], (("data", "model"),))  # both axes on dim 0, or one on each
-        assert "write PartitionSpec(('data', 'model'),) for the first" in offence
-        assert "(PartitionSpec('data', 'model'),) for the other" in offence
-        (offence,) = refused(pair[0], ("data", "data"))
-        assert "used 2 times" in offence or "more than once" in offence or "duplicate" in offence
+        (problem,) = refused(pair[:1], (("data", "model"),))  # both axes on dim 0, or one on each
+        assert "write PartitionSpec(('data', 'model'),) for the first" in problem
+        assert "(PartitionSpec('data', 'model'),) for the other" in problem
+        (problem,) = refused(pair[0], ("data", "data"))
+        assert "used 2 times" in problem or "more than once" in problem or "duplicate" in problem
 
 
 @pytest.mark.parametrize("given", [3, 2.5, np.ones(3), object()])
 def test_what_is_no_layout(given):
-    (offence,) = refused({"w": np.ones((8, 2))}, {"w": given})
-    assert offence.startswith("['w']: ")
-    assert "is not a layout; give a Layout or a spec" in offence
+    (problem,) = refused({"w": np.ones((8, 2))}, {"w": given})
+    assert problem.startswith("['w']: ")
+    assert "is not a layout; give a Layout or a spec" in problem
 
 
 def test_other_memories_are_refused():
     host = sharding(ROWS).with_memory_kind("pinned_host")
-    (offence,) = refused(np.ones((8, 2)), host)
-    assert "memory kind 'pinned_host'" in offence
+    (problem,) = refused(np.ones((8, 2)), host)
+    assert "memory kind 'pinned_host'" in problem
 
 
 def test_a_single_device_is_a_mesh_without_axes():
@@ -167,9 +167,9 @@ def test_a_single_device_is_a_mesh_without_axes():
 
 def test_devices_that_do_not_exist_are_said_once_for_all_leaves():
     far = Layout(Mesh({"x": 2}, [4, 99]), "x", None)
-    (offence,) = refused({"a": np.ones((8, 2)), "b": np.ones((4, 2))}, far)
-    assert offence.startswith("['a'], ['b']: Mesh(x=2; ")
-    assert "no cpu device has the id 99; JAX has 8: 0..7" in offence
+    (problem,) = refused({"a": np.ones((8, 2)), "b": np.ones((4, 2))}, far)
+    assert problem.startswith("['a'], ['b']: Mesh(x=2; ")
+    assert "no cpu device has the id 99; JAX has 8: 0..7" in problem
 
 
 def test_all_offenders_are_in_one_message():

@@ -113,7 +113,7 @@ def test_an_alone_process_pays_nothing(monkeypatch):
 def test_wrong_options_are_named(wrong):
     with pytest.raises(UsageTypeError) as error:
         put(np.zeros(8, np.float32), Layout(Mesh({"x": 8}), "x"), **wrong)
-    assert len(error.value.offences) == len(wrong)
+    assert len(error.value.problems) == len(wrong)
     with pytest.raises(UsageTypeError):
         pack([np.zeros(1, np.float32)] * 8, Layout(Mesh({"x": 8}), "x"), lane=wrong.get("lane", 1))
 

@@ -164,7 +164,7 @@ def test_everything_that_does_not_fit_is_said_at_once(path):
     assert "opt/1/mu: is float32 as saved, not float16; dtype='any' casts it" in told
     assert "none: was saved as none, which is not an array" in told
     assert "params/b: int64 would become int32" in told
-    assert len(error.offences) == 6
+    assert len(error.problems) == 6
 
 
 def test_dims_that_do_not_divide(path):

@@ -213,11 +213,11 @@ def test_leaves_that_cannot_be_saved_are_all_named_and_nothing_is_written(path):
     }  # fmt: skip
     with pytest.raises(UsageTypeError) as caught:
         save(path, tree)
-    offences = "\n".join(caught.value.offences)
+    problems = "\n".join(caught.value.problems)
     for name in set(tree) - {"ok"}:
-        assert f"{name}: " in offences
-    assert len(caught.value.offences) == 6
-    assert "was deleted" in offences
+        assert f"{name}: " in problems
+    assert len(caught.value.problems) == 6
+    assert "was deleted" in problems
     assert not path.exists()
 
 

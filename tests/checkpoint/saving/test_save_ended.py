@@ -311,7 +311,7 @@ KNOWN = [
     StepAlreadyCommitted("there", path="/x", attempt="abc"),
     CorruptCheckpoint("bad", path="/x", file="f", leaf="l", offset=3),
     SaveAborted("ended", path="/x", phase="write", processes=(1,), exit_code=71),
-    UsageError("wrong", offences=["a", "b"]),
+    UsageError("wrong", problems=["a", "b"]),
 ]
 
 

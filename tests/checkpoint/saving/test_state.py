@@ -239,7 +239,7 @@ def test_what_a_file_says_of_a_deque_is_no_deque(static):
 def test_what_is_no_leaf(value, words):
     with pytest.raises(UsageError, match=words) as caught:
         read_state({"bad": value, "ok": 1}, 1)
-    assert caught.value.offences[0].startswith("bad: ")
+    assert caught.value.problems[0].startswith("bad: ")
 
 
 def test_types_that_are_wrong_are_errors_of_type():

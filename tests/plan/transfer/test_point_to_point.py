@@ -245,7 +245,7 @@ def test_bad_requests_are_refused():
     pending = Layout(EIGHT, None, partial={"b": "sum", "c": "max"})
     with pytest.raises(UsageError) as caught:
         point_to_point(pending, pending, (8,), 4)
-    assert len(caught.value.offences) == 2
+    assert len(caught.value.problems) == 2
     assert "sum over 'b', max over 'c'" in str(caught.value)
     assert "reduce it first" in str(caught.value)
     with pytest.raises(UsageError, match="keeps the dims"):

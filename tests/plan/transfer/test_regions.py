@@ -135,7 +135,7 @@ def test_what_is_wrong_is_said_at_once():
     layout = Layout(EIGHT, "a", "b")
     with pytest.raises(UsageError) as caught:
         regions(Layout(EIGHT, "a"), Layout(EIGHT, None, None, partial={"b": "sum"}), (4, -4))
-    assert len(caught.value.offences) == 4
+    assert len(caught.value.problems) == 4
     for words in ("keeps the dims", "has rank 1", "negative", "sum over 'b'", "leave partial out"):
         assert words in str(caught.value)
     with pytest.raises(UsageTypeError, match=r"source=\(2, 2\) must be a Layout"):

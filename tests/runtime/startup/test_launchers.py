@@ -150,7 +150,7 @@ def test_wrong_settings_are_refused_at_one_process_too(monkeypatch):
     monkeypatch.setenv("SHOAL_HOST_MEMORY", "2")
     with pytest.raises(UsageError) as caught:
         initialize()
-    assert len(caught.value.offences) == 3
+    assert len(caught.value.problems) == 3
     for name in ("SHOAL_LOST_AFTER_S='-1'", "SHOAL_GRACE_S='soon'", "SHOAL_HOST_MEMORY='2'"):
         assert name in str(caught.value)
     assert not is_joined()

@@ -34,19 +34,19 @@ class Leaf(NamedTuple):
 def leaf_layouts(
     tree: Any,
     layouts: Layouts,
-    offences: list[str],
+    problems: list[str],
     *,
     none_clears: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> tuple[list[Leaf], PyTreeDef]:
-    """Pair every leaf of `tree` with its layout; append all problems to `offences`.
+    """Pair every leaf of `tree` with its layout; append all problems to `problems`.
 
     PartitionSpecs, tuples and names may omit trailing dims, as in JAX; Layouts have the rank of
     their leaves. `None` splits nothing, or with `none_clears` is the layout None. `devices` are
     those searched for the meshes' devices; None: those of this job.
     """
     pairs: list[tuple[Path, Any, Any]] = []
-    _pair(tree, layouts, (), pairs, offences)
+    _pair(tree, layouts, (), pairs, problems)
     leaves: list[Leaf] = []
     names: dict[str, list[str]] = {}  # problem → names of the leaves that have it
     for path, value, given in pairs:
@@ -59,7 +59,7 @@ def leaf_layouts(
             leaves.append(Leaf(path_text(path), value, layout))
         except UsageError as error:
             names.setdefault(str(error), []).append(path_text(path))
-    offences += [f"{', '.join(paths)}: {error}" for error, paths in names.items()]
+    problems += [f"{', '.join(paths)}: {error}" for error, paths in names.items()]
     return leaves, jax.tree.structure(tree)
 
 
@@ -68,7 +68,7 @@ def path_text(path: Path) -> str:
     return keystr(path) or "the array"
 
 
-def must_divide(leaf: Leaf, offences: list[str]) -> None:
+def must_divide(leaf: Leaf, problems: list[str]) -> None:
     """Report each dim that its shards do not divide evenly: JAX stores no uneven shards."""
     shape = np.shape(leaf.value)
     for dim, size in enumerate(shape):
@@ -76,7 +76,7 @@ def must_divide(leaf: Leaf, offences: list[str]) -> None:
         if size % count == 0:
             continue
         axes = " x ".join(f"{a}={leaf.layout.mesh.axes[a]}" for a in leaf.layout.axes_of_dims[dim])
-        offences.append(
+        problems.append(
             f"{leaf.path}: dim {dim} of {shape} has size {size}, which {count} shards ({axes}) "
             f"do not divide; {fitting(size, count)} would fit"
         )
@@ -88,27 +88,27 @@ def fitting(size: int, count: int) -> str:
     return f"{below} or {above}" if below else f"{above}"
 
 
-def cannot_be_pending(leaf: Leaf, offences: list[str]) -> None:
+def cannot_be_pending(leaf: Leaf, problems: list[str]) -> None:
     """Report a leaf whose layout has pending reductions."""
     if leaf.layout.partial:
         axes = ", ".join(leaf.layout.partial)
-        offences.append(
+        problems.append(
             f"{leaf.path}: {leaf.layout!r} is partial over {axes}; values are whole: leave it out"
         )
 
 
 def _pair(
-    node: Any, given: Any, path: Path, pairs: list[tuple[Path, Any, Any]], offences: list[str]
+    node: Any, given: Any, path: Path, pairs: list[tuple[Path, Any, Any]], problems: list[str]
 ) -> None:
     """Walk both trees together, down to where `given` is one layout."""
     if is_one_layout(given):
         if type(given) is type(node) is tuple and len(given) == len(node) and _names_twice(given):
             for number, (value, own) in enumerate(zip(node, given, strict=True)):
-                _pair(value, own, (*path, SequenceKey(number)), pairs, offences)
+                _pair(value, own, (*path, SequenceKey(number)), pairs, problems)
             return
         if _is_ambiguous(node, given):
             each = ", ".join(f"PartitionSpec({_spec_text(own)})" for own in given)
-            offences.append(
+            problems.append(
                 f"{path_text(path)}: {given!r} may mean one layout, or one for each of {len(node)} "
                 f"elements; write PartitionSpec{given!r} for the first, "
                 f"({each}{',' * (len(given) == 1)}) for the other"
@@ -120,9 +120,9 @@ def _pair(
     wanted, found = _children(given), _children(node)
     if wanted is None:
         what = _what(given)
-        offences.append(f"{path_text(path)}: {what} is not a layout; give a Layout or a spec")
+        problems.append(f"{path_text(path)}: {what} is not a layout; give a Layout or a spec")
     elif found is None:
-        offences.append(
+        problems.append(
             f"{path_text(path)}: one {_what(node)} here, but a {type(given).__name__} of layouts; "
             "write one layout (a tuple of axis names, not a list)"
         )
@@ -131,13 +131,13 @@ def _pair(
         no_layout = [key for key in found if key not in wanted and jax.tree.leaves(found[key][1])]
         for key in no_leaf:
             near = nearest(_bare(key), map(_bare, no_layout))
-            offences.append(f"{keystr(path)}{key}: a layout, but no leaf{near}")
+            problems.append(f"{keystr(path)}{key}: a layout, but no leaf{near}")
         for key in no_layout:
             near = nearest(_bare(key), map(_bare, no_leaf))
-            offences.append(f"{keystr(path)}{key}: a leaf, but no layout{near}")
+            problems.append(f"{keystr(path)}{key}: a leaf, but no layout{near}")
         for key, (step, value) in found.items():
             if key in wanted:
-                _pair(value, wanted[key][1], path + step, pairs, offences)
+                _pair(value, wanted[key][1], path + step, pairs, problems)
 
 
 def _children(node: Any) -> Mapping[str, tuple[Path, Any]] | None:

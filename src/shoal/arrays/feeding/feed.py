@@ -37,8 +37,8 @@ from shoal.arrays.feeding.feed_arguments import (
     check_last_batch,
     check_skip,
     feed_spec,
-    offences_of,
     order_text,
+    problems_of,
     rows_layout,
     source_of,
 )
@@ -47,7 +47,7 @@ from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting, FeedOptions, 
 from shoal.arrays.feeding.feed_wait import BatchWait
 from shoal.arrays.feeding.own_rows import Split
 from shoal.arrays.feeding.prefetch import Prefetch
-from shoal.arrays.host.leave_trail import lane_offences
+from shoal.arrays.host.leave_trail import lane_problems
 from shoal.colour import logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.runtime.client.interface import Coordinator
@@ -127,8 +127,8 @@ def feed(
       ...     print([float(batch.sum()) for batch in batches], batches.rows)
       [6.0, 22.0] 4
     """
-    offences = offences_of(batch, order, last, prefetch, same, skip)
-    raise_all("feed", [*offences, *lane_offences(lane)])
+    problems = problems_of(batch, order, last, prefetch, same, skip)
+    raise_all("feed", [*problems, *lane_problems(lane)])
     limit_s = settings.timeout("feed", timeout_s, "SHOAL_TIMEOUT_S")
     if not limit_s > 0:
         raise UsageError(f"feed: timeout_s={timeout_s!r} must be a positive number of seconds")

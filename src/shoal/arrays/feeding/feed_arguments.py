@@ -21,29 +21,29 @@ from shoal.plan.layout import Layout
 from shoal.plan.rows import check_even_split
 
 
-def offences_of(
+def problems_of(
     batch: object, order: object, last: object, prefetch: object, same: object, skip: object
 ) -> list[str]:
     """Return what is wrong with each argument by itself."""
-    offences: list[str] = []
+    problems: list[str] = []
     for name, value in {"batch": batch, "prefetch": prefetch}.items():
         if value is None and name == "batch":
             continue
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            offences.append(WrongType(f"{name}={value!r} must be a whole number"))
+            problems.append(WrongType(f"{name}={value!r} must be a whole number"))
         elif value < 1:
-            offences.append(f"{name}={value!r} must be at least 1")
+            problems.append(f"{name}={value!r} must be at least 1")
     if order is not None and batch is None:
-        offences.append("order= is for rows read by number: give batch=, too")
+        problems.append("order= is for rows read by number: give batch=, too")
     if not isinstance(last, str) or last not in LAST:
-        offences.append(f"last={last!r} is not one of {', '.join(LAST)}{nearest(last, LAST)}")
+        problems.append(f"last={last!r} is not one of {', '.join(LAST)}{nearest(last, LAST)}")
     if not isinstance(same, bool):
-        offences.append(WrongType(f"same={same!r} must be True or False"))
+        problems.append(WrongType(f"same={same!r} must be True or False"))
     if skip is not None and not isinstance(skip, bool):
-        offences.append(WrongType(f"skip={skip!r} must be True, False or None"))
+        problems.append(WrongType(f"skip={skip!r} must be True, False or None"))
     if skip is not None and batch is not None:
-        offences.append("skip= is for iterables; rows by number (batch=) are never skipped")
-    return offences
+        problems.append("skip= is for iterables; rows by number (batch=) are never skipped")
+    return problems
 
 
 def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTurn | ByNumber:

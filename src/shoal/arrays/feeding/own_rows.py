@@ -147,11 +147,11 @@ class Batch(NamedTuple):
         Raises:
           UsageError: their shards do not divide other dims evenly.
         """
-        offences: list[str] = []
+        problems: list[str] = []
         for leaf in self.leaves:
             shape = (size, *leaf.value.shape[1:]) if leaf.value.ndim else ()
-            must_divide(leaf._replace(value=jax.ShapeDtypeStruct(shape, np.int8)), offences)
-        raise_all("feed", offences)
+            must_divide(leaf._replace(value=jax.ShapeDtypeStruct(shape, np.int8)), problems)
+        raise_all("feed", problems)
         placed = [place_rows(leaf.value, leaf.layout, split, size) for leaf in self.leaves]
         jax.block_until_ready(placed)  # a pending transfer still reads the host array
         return jax.tree.unflatten(self.treedef, placed)
@@ -192,22 +192,22 @@ def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
       UsageError: values that are not arrays or would be narrowed, layouts that do not fit, leaves
         of unequal rows, or no leaves; all of them, by path.
     """
-    offences: list[str] = []
+    problems: list[str] = []
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    values = [_host(value, path, offences) for path, value in pairs]
+    values = [_host(value, path, problems) for path, value in pairs]
     for (path, _), value in zip(pairs, values, strict=True):
         if why := cannot_hold(value):
-            offences.append(f"{path_text(path)}: {why}")
-    raise_all("feed", offences)
+            problems.append(f"{path_text(path)}: {why}")
+    raise_all("feed", problems)
     tree = jax.tree.unflatten(treedef, values)
-    leaves, treedef = leaf_layouts(tree, layouts, offences)
+    leaves, treedef = leaf_layouts(tree, layouts, problems)
     narrow = [f"{leaf.path}: {change}" for leaf in leaves if (change := narrowed(leaf.value))]
-    offences += [f"{leaf.path}: {why}" for leaf in leaves if (why := _unfit(leaf, split))]
+    problems += [f"{leaf.path}: {why}" for leaf in leaves if (why := _unfit(leaf, split))]
     for leaf in leaves:
-        cannot_be_pending(leaf, offences)
+        cannot_be_pending(leaf, problems)
     if narrow:
         narrow[-1] += "; cast, or turn 64-bit values on: JAX_ENABLE_X64=1"
-    raise_all("feed", offences + narrow)
+    raise_all("feed", problems + narrow)
     leaves = [leaf._replace(value=as_numpy(leaf.value)) for leaf in leaves]
     rows = {leaf.path: leaf.value.shape[0] for leaf in leaves if leaf.value.ndim}
     if len({*rows.values()}) != 1:
@@ -216,7 +216,7 @@ def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
     return Batch(leaves, treedef, next(iter(rows.values())))
 
 
-def _host(value: Any, path: Path, offences: list[str]) -> Any:
+def _host(value: Any, path: Path, problems: list[str]) -> Any:
     """Convert another library's tensor to a NumPy array; return other values unchanged."""
     if isinstance(value, jax.Array | np.ndarray | np.generic) or not hasattr(value, "__array__"):
         return value
@@ -224,7 +224,7 @@ def _host(value: Any, path: Path, offences: list[str]) -> Any:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # on a device, or dtype NumPy lacks
         what = f"is a {type(value).__name__} of {getattr(value, 'dtype', 'no dtype')}"
-        offences.append(
+        problems.append(
             f"{path_text(path)}: {what} that NumPy cannot read ({error}); convert it in the reader"
         )
         return np.zeros(())

@@ -130,7 +130,7 @@ def trail_lines(leaves: Sequence[Leaf]) -> tuple[str, ...]:
     return (*map(_mesh_line, meshes), *lines)
 
 
-def lane_offences(lane: object) -> list[str]:
+def lane_problems(lane: object) -> list[str]:
     """Return what is wrong with a given lane."""
     if lane is None or (isinstance(lane, str) and lane):
         return []

@@ -18,7 +18,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.host_values import cannot_hold
-from shoal.arrays.host.leave_trail import lane_offences
+from shoal.arrays.host.leave_trail import lane_problems
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
 from shoal.arrays.host_local.parts import (
@@ -32,7 +32,7 @@ from shoal.arrays.host_local.parts import (
     seen,
 )
 from shoal.arrays.moving.move import relabelled
-from shoal.arrays.placing.put import dtype_offences
+from shoal.arrays.placing.put import dtype_problems
 from shoal.colour import local, logically_collective
 from shoal.errors import UsageError, WrongType, raise_all
 from shoal.plan.process_boxes import ProcessBox
@@ -86,13 +86,13 @@ def from_host_local(
       True
     """
     _refuse_inside_jit("from_host_local")
-    offences = lane_offences(lane)
+    problems = lane_problems(lane)
     if not isinstance(same, bool):
-        offences.append(WrongType(f"same={same!r} must be True or False"))
-    leaves, treedef = leaf_layouts(tree, layouts, offences)
+        problems.append(WrongType(f"same={same!r} must be True or False"))
+    leaves, treedef = leaf_layouts(tree, layouts, problems)
     for leaf in leaves:
-        offences += _part_offences(leaf)
-    raise_all("from_host_local", offences)
+        problems += _part_problems(leaf)
+    raise_all("from_host_local", problems)
     call = PartsCall("from_host_local", callsite(), same, lane)
     joined = _converted(leaves, _is_global, lambda some: join_own_parts(some, call),
                         lambda some: join_traced(some, call))  # fmt: skip
@@ -138,11 +138,11 @@ def to_host_local(tree: Tree, layouts: Layouts) -> Tree:
       (True, True)
     """
     _refuse_inside_jit("to_host_local")
-    offences: list[str] = []
-    leaves, treedef = leaf_layouts(tree, layouts, offences)
+    problems: list[str] = []
+    leaves, treedef = leaf_layouts(tree, layouts, problems)
     for leaf in leaves:
-        offences += _whole_offences(leaf)
-    raise_all("to_host_local", offences)
+        problems += _whole_problems(leaf)
+    raise_all("to_host_local", problems)
     call = PartsCall("to_host_local", callsite())
     parts = _converted(leaves, _is_part, lambda some: [_own_part(leaf, call) for leaf in some],
                        lambda some: cut_traced(some, call))  # fmt: skip
@@ -203,12 +203,12 @@ def _own_part(leaf: Leaf, call: PartsCall) -> Any:
     return cut_own_part(leaf, call)
 
 
-def _part_offences(leaf: Leaf) -> list[str]:
+def _part_problems(leaf: Leaf) -> list[str]:
     """Return why a value cannot be this process's part of an array."""
-    offences = _dtype_offences(leaf)
-    cannot_be_pending(leaf, offences)
-    if offences:
-        return offences
+    problems = _dtype_problems(leaf)
+    cannot_be_pending(leaf, problems)
+    if problems:
+        return problems
     array = seen(leaf.value)
     if not is_local(array):
         return _named(leaf, lies_elsewhere(array, leaf.layout))
@@ -221,7 +221,7 @@ def _part_offences(leaf: Leaf) -> list[str]:
     return _uneven(leaf, box)
 
 
-def _dtype_offences(leaf: Leaf) -> list[str]:
+def _dtype_problems(leaf: Leaf) -> list[str]:
     value = seen(leaf.value)
     if isinstance(value, jax.ShapeDtypeStruct):
         if not isinstance(value.dtype, np.dtype):
@@ -229,17 +229,17 @@ def _dtype_offences(leaf: Leaf) -> list[str]:
         value = np.empty(0, value.dtype)  # would its dtype be kept?
     elif value is not leaf.value and not isinstance(value, np.ndarray | np.generic):
         return []  # under `grad` or `vmap`, JAX has checked it
-    return dtype_offences([(leaf.path, value)])
+    return dtype_problems([(leaf.path, value)])
 
 
-def _whole_offences(leaf: Leaf) -> list[str]:
+def _whole_problems(leaf: Leaf) -> list[str]:
     """Return why a value cannot be an array of which this process has its part."""
     is_traced = isinstance(leaf.value, jax.core.Tracer)
     is_nothing = isinstance(leaf.value, jax.ShapeDtypeStruct)
-    offences = [] if is_traced or is_nothing else _named(leaf, cannot_hold(leaf.value))
-    cannot_be_pending(leaf, offences)
-    if offences:
-        return offences
+    problems = [] if is_traced or is_nothing else _named(leaf, cannot_hold(leaf.value))
+    cannot_be_pending(leaf, problems)
+    if problems:
+        return problems
     try:
         box = own_box(leaf.layout)
     except UsageError as error:
@@ -251,8 +251,8 @@ def _whole_offences(leaf: Leaf) -> list[str]:
     array = seen(leaf.value)
     if array is not None and (why := lies_elsewhere(array, leaf.layout)):
         return _named(leaf, why)
-    must_divide(leaf, offences)
-    return offences
+    must_divide(leaf, problems)
+    return problems
 
 
 def _named(leaf: Leaf, why: str) -> list[str]:
@@ -262,13 +262,13 @@ def _named(leaf: Leaf, why: str) -> list[str]:
 def _uneven(leaf: Leaf, box: ProcessBox) -> list[str]:
     """Name the dims of a part that this process's devices do not divide evenly."""
     shape = np.shape(leaf.value)
-    offences = []
+    problems = []
     for dim, (size, count) in enumerate(zip(shape, box.shards, strict=True)):
         if size % count:
             axes = " x ".join(leaf.layout.axes_of_dims[dim])
-            offences.append(
+            problems.append(
                 f"{leaf.path}: dim {dim} of the part {shape} of process {jax.process_index()} has "
                 f"size {size}, which its {count} of the {leaf.layout.num_shards(dim)} shards over "
                 f"{axes} do not divide; {fitting(size, count)} would fit"
             )
-    return offences
+    return problems

@@ -32,7 +32,7 @@ from shoal.arrays.host_local.parts import (
     seen,
 )
 from shoal.arrays.moving.move import Move, move, relabelled
-from shoal.arrays.placing.put import dtype_offences
+from shoal.arrays.placing.put import dtype_problems
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -102,7 +102,7 @@ def _leaves(values: Sequence[Any], places: Sequence[Where], call: PartsCall) -> 
             value if isinstance(value, jax.Array | np.ndarray | np.generic) else jnp.asarray(value)
         )
         leaves.append(Leaf(place.path, value, place.layout))
-    raise_all(call.operation, dtype_offences((leaf.path, leaf.value) for leaf in leaves))
+    raise_all(call.operation, dtype_problems((leaf.path, leaf.value) for leaf in leaves))
     return leaves
 
 

@@ -289,17 +289,17 @@ def plan_relayout(
     check_way("plan_relayout", way)
     if why := _why_not(x):
         raise UsageTypeError(f"plan_relayout: {why}")
-    offences: list[str] = []
+    problems: list[str] = []
     devices = _described(x.sharding, layout)
-    leaves, _ = leaf_layouts(x, layout, offences, devices=devices)
+    leaves, _ = leaf_layouts(x, layout, problems, devices=devices)
     source = layout_of(x)
     for leaf in [*leaves, Leaf("the source", x, source)]:
-        must_divide(leaf, offences)
+        must_divide(leaf, problems)
     for leaf in leaves:
-        cannot_be_pending(leaf, offences)
+        cannot_be_pending(leaf, problems)
         if why := obstacle(leaf, x, programs=way is not None, devices=devices):
-            offences.append(f"{leaf.path}: {why}")
-    raise_all("plan_relayout", offences)
+            problems.append(f"{leaf.path}: {why}")
+    raise_all("plan_relayout", problems)
     plan = plan_transfer(source, leaves[0].layout, x.shape, x.dtype.itemsize)
     is_copy = way is None and in_one_memory(plan.source, plan.target) and not source.partial
     target = sharding(plan.target, devices=devices)

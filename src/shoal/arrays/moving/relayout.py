@@ -90,18 +90,18 @@ def relayout(
     check_way("relayout", way)
     if staged and way is not None:
         raise UsageError("relayout: staged=True chooses the way: omit way=")
-    offences: list[str] = []
-    leaves, treedef = leaf_layouts(tree, layouts, offences)
-    arrays = [_concrete(leaf, offences) for leaf in leaves]
+    problems: list[str] = []
+    leaves, treedef = leaf_layouts(tree, layouts, problems)
+    arrays = [_concrete(leaf, problems) for leaf in leaves]
     for leaf, array in zip(leaves, arrays, strict=True):
-        must_divide(leaf, offences)
-        cannot_be_pending(leaf, offences)
+        must_divide(leaf, problems)
+        cannot_be_pending(leaf, problems)
         if array is not None and (why := obstacle(leaf, array, programs=way is not None)):
-            offences.append(f"{leaf.path}: {why}")
+            problems.append(f"{leaf.path}: {why}")
         elif staged and array is not None:
             why = why_not_staged(leaf.value, array, sharding(leaf.layout))
-            offences.extend([f"{leaf.path}: {why}"] if why else [])
-    raise_all("relayout", offences)
+            problems.extend([f"{leaf.path}: {why}"] if why else [])
+    raise_all("relayout", problems)
     agree_on_move(leaves, arrays, options=("staged through the host",) * staged)
     moves = [
         Move(leaf.value, array, sharding(leaf.layout))
@@ -115,18 +115,18 @@ def relayout(
     return jax.tree.unflatten(treedef, moved)
 
 
-def _concrete(leaf: Leaf, offences: list[str]) -> jax.Array | None:
+def _concrete(leaf: Leaf, problems: list[str]) -> jax.Array | None:
     """Return the array behind a leaf; under `grad` that is the primal value."""
     if not isinstance(leaf.value, jax.Array):
         kind = type(leaf.value).__name__
-        offences.append(f"{leaf.path}: a {kind} is not on devices yet; put places host values")
+        problems.append(f"{leaf.path}: a {kind} is not on devices yet; put places host values")
         return None
     try:
         array = concrete_or_error(None, leaf.value)
     except jax.errors.ConcretizationTypeError:
-        offences.append(f"{leaf.path}: is a value inside jit or vmap; constrain pins it there")
+        problems.append(f"{leaf.path}: is a value inside jit or vmap; constrain pins it there")
         return None
     if why := deleted(array):
-        offences.append(f"{leaf.path}: {why}")
+        problems.append(f"{leaf.path}: {why}")
         return None
     return array

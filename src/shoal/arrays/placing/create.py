@@ -18,7 +18,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.moving.move import on_row, row_of
-from shoal.arrays.placing.put import dtype_offences, place_leaves, strong
+from shoal.arrays.placing.put import dtype_problems, place_leaves, strong
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
@@ -63,17 +63,17 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
     """
     if not callable(init):
         raise UsageTypeError(f"create: the first argument must be a function, not {init!r}")
-    offences = dtype_offences(
+    problems = dtype_problems(
         (f"args{jax.tree_util.keystr(path)}", value)
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
     )
-    raise_all("create", offences)
+    raise_all("create", problems)
     args = jax.tree.map(strong, args)  # trace exactly what will run
-    leaves, treedef = leaf_layouts(jax.eval_shape(init, *args), layouts, offences)
+    leaves, treedef = leaf_layouts(jax.eval_shape(init, *args), layouts, problems)
     for leaf in leaves:
-        must_divide(leaf, offences)
-        cannot_be_pending(leaf, offences)
-    raise_all("create", offences)
+        must_divide(leaf, problems)
+        cannot_be_pending(leaf, problems)
+    raise_all("create", problems)
     if not leaves:
         return init(*args)
     targets = [sharding(leaf.layout) for leaf in leaves]

@@ -12,9 +12,9 @@ from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.leaf_layouts import Layouts, Leaf, leaf_layouts, path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
 from shoal.arrays.host.host_values import as_numpy, deleted, native
-from shoal.arrays.host.leave_trail import lane_offences, leave_trail
+from shoal.arrays.host.leave_trail import lane_problems, leave_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload
-from shoal.arrays.placing.put import dtype_offences
+from shoal.arrays.placing.put import dtype_problems
 from shoal.colour import local, logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
@@ -61,15 +61,15 @@ def pack(
         raise UsageTypeError(f"pack: the pieces must be a list, not a {type(pieces).__name__}")
     if not pieces and like is None:
         raise UsageError(_nothing(layouts))
-    offences = _structure_offences(pieces) + lane_offences(lane)
-    raise_all("pack", offences)
+    problems = _structure_problems(pieces) + lane_problems(lane)
+    raise_all("pack", problems)
     first = pieces[0] if pieces else like
-    leaves, treedef = leaf_layouts(first, layouts, offences)
+    leaves, treedef = leaf_layouts(first, layouts, problems)
     columns = list(zip(*(jax.tree.leaves(piece) for piece in pieces), strict=True))
     columns = columns or [()] * treedef.num_leaves
     for leaf, column in zip(leaves, columns if len(leaves) == len(columns) else [], strict=False):
-        offences += _offences(leaf, column)
-    raise_all("pack", offences)
+        problems += _problems(leaf, column)
+    raise_all("pack", problems)
     refuse_inside_jit()
     leave_trail("pack", leaves, lane=lane)
     packed = [_pack(leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
@@ -137,20 +137,20 @@ def _nothing(layouts: Layouts) -> str:
     return f"pack: no pieces for {devices} that this process owns; give one for each"
 
 
-def _structure_offences(pieces: Sequence[Any]) -> list[str]:
+def _structure_problems(pieces: Sequence[Any]) -> list[str]:
     """Name pieces whose tree differs from the first, and values that are not arrays."""
     structures = [jax.tree.structure(piece) for piece in pieces]
-    offences = [
+    problems = [
         f"piece {number} is the tree {structure}, piece 0 is {structures[0]}"
         for number, structure in enumerate(structures)
         if structure != structures[0]
     ]
     for number, piece in enumerate(pieces):
-        offences += dtype_offences(
+        problems += dtype_problems(
             (f"piece {number}{jax.tree_util.keystr(path)}", value)
             for path, value in jax.tree_util.tree_flatten_with_path(piece)[0]
         )
-    return offences
+    return problems
 
 
 def _positions(layout: Layout) -> list[tuple[int, jax.Device]]:
@@ -160,7 +160,7 @@ def _positions(layout: Layout) -> list[tuple[int, jax.Device]]:
     return [(n, device) for n, device in enumerate(devices) if device.process_index == own]
 
 
-def _offences(leaf: Leaf, column: Sequence[Any]) -> list[str]:
+def _problems(leaf: Leaf, column: Sequence[Any]) -> list[str]:
     """Compare the pieces of one leaf with the devices and with each other."""
     positions = _positions(leaf.layout)
     if len(column) != len(positions):
@@ -168,18 +168,18 @@ def _offences(leaf: Leaf, column: Sequence[Any]) -> list[str]:
             f"{leaf.path}: {len(column)} pieces for the {len(positions)} devices that this process "
             f"owns in {leaf.layout.mesh!r}"
         ]
-    offences = []
+    problems = []
     values = [v if isinstance(v, jax.Array) else native(as_numpy(v)) for v in column]
     for number, value in enumerate(values):
         facts, wanted = (value.shape, value.dtype), (values[0].shape, values[0].dtype)
         if facts != wanted:
-            offences.append(
+            problems.append(
                 f"{leaf.path}: piece {number} is {value.dtype}{list(value.shape)}, "
                 f"piece 0 is {values[0].dtype}{list(values[0].shape)}"
             )
         if isinstance(value, jax.Array) and (why := _cannot_be_piece(value)):
-            offences.append(f"{leaf.path}: piece {number} {why}")
-    return offences or _unequal_replicas(leaf, values, [n for n, _ in positions])
+            problems.append(f"{leaf.path}: piece {number} {why}")
+    return problems or _unequal_replicas(leaf, values, [n for n, _ in positions])
 
 
 def _cannot_be_piece(array: jax.Array) -> str:
@@ -201,7 +201,7 @@ def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int
     mesh = layout.mesh
     splitting = {axis for dim in layout.axes_of_dims for axis in dim} | set(layout.partial)
     firsts: dict[tuple[int, ...], int] = {}
-    offences = []
+    problems = []
     for number, (value, position) in enumerate(zip(values, positions, strict=True)):
         if isinstance(value, jax.Array):
             continue
@@ -209,11 +209,11 @@ def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int
         box = tuple(coord for axis, coord in coords if axis in splitting)
         first = firsts.setdefault(box, number)
         if not _same_bits(values[first], value):
-            offences.append(
+            problems.append(
                 f"{leaf.path}: pieces {first} and {number} are replicas in {layout!r}, "
                 "but their values differ"
             )
-    return offences
+    return problems
 
 
 def _same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:

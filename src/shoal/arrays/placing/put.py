@@ -18,7 +18,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.host_values import X64, as_numpy, cannot_hold, is_key, narrowed, native
-from shoal.arrays.host.leave_trail import lane_offences, leave_trail
+from shoal.arrays.host.leave_trail import lane_problems, leave_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import Move, move, relabelled
 from shoal.colour import logically_collective
@@ -71,38 +71,38 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
       >>> shoal.put(params, layouts)["w"].sharding.spec
       P('x', None)
     """
-    offences: list[str] = []
-    leaves, treedef = leaf_layouts(tree, layouts, offences)
+    problems: list[str] = []
+    leaves, treedef = leaf_layouts(tree, layouts, problems)
     for leaf in leaves:
-        must_divide(leaf, offences)
-        cannot_be_pending(leaf, offences)
+        must_divide(leaf, problems)
+        cannot_be_pending(leaf, problems)
         if _is_elsewhere(leaf.value) and relabelled(leaf.value, sharding(leaf.layout)) is None:
-            offences.append(f"{leaf.path}: {_where(leaf.value)}")
-    offences += dtype_offences(
+            problems.append(f"{leaf.path}: {_where(leaf.value)}")
+    problems += dtype_problems(
         (jax.tree_util.keystr(path) or "the array", value)
         for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]
     )
-    offences += lane_offences(lane)
+    problems += lane_problems(lane)
     if not isinstance(same, bool):
-        offences.append(WrongType(f"same={same!r} must be True or False"))
-    raise_all("put", offences)
+        problems.append(WrongType(f"same={same!r} must be True or False"))
+    raise_all("put", problems)
     leave_trail("put", leaves, lane=lane, options=(f"same={same}",), values=same)
     return jax.tree.unflatten(treedef, place_leaves(leaves))
 
 
-def dtype_offences(named: Iterable[tuple[str, Any]]) -> list[str]:
+def dtype_problems(named: Iterable[tuple[str, Any]]) -> list[str]:
     """Return the reasons why values, given as (name, value), cannot become arrays."""
-    offences, narrow = [], []
+    problems, narrow = [], []
     for name, value in named:
         if isinstance(value, jax.core.Tracer):
-            offences.append(f"{name}: is a value inside jit or grad; constrain pins it there")
+            problems.append(f"{name}: is a value inside jit or grad; constrain pins it there")
         elif why := cannot_hold(value):
-            offences.append(f"{name}: {why}")
+            problems.append(f"{name}: {why}")
         elif change := narrowed(value):
             narrow.append(f"{name}: {change}")
     if narrow:
         narrow[-1] += f"; cast, or {X64}"
-    return offences + narrow
+    return problems + narrow
 
 
 def place_leaves(leaves: list[Leaf]) -> list[jax.Array]:

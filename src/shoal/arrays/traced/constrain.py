@@ -80,33 +80,33 @@ def constrain(
       >>> shoal.layout_of(y) == rows
       True
     """
-    offences = not_flags(gradient=gradient)
+    problems = not_flags(gradient=gradient)
     devices = via.devices if isinstance(via, RelayoutPlan) else None
-    leaves, treedef = leaf_layouts(tree, layouts, offences, none_clears=True, devices=devices)
+    leaves, treedef = leaf_layouts(tree, layouts, problems, none_clears=True, devices=devices)
     for leaf in leaves:
         if why := unfit(leaf.value):
-            offences.append(f"{leaf.path}: {why}")
+            problems.append(f"{leaf.path}: {why}")
         else:
-            _check(leaf, offences)
+            _check(leaf, problems)
     if via is not None:
-        offences += why_not_via(via, leaves)
-    raise_all("constrain", offences)
+        problems += why_not_via(via, leaves)
+    raise_all("constrain", problems)
     if via is not None:
         return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via)])
     leaves = place_arguments("constrain", leaves)
     return jax.tree.unflatten(treedef, [_constrain(leaf, gradient) for leaf in leaves])
 
 
-def _check(leaf: Leaf, offences: list[str]) -> None:
+def _check(leaf: Leaf, problems: list[str]) -> None:
     if leaf.layout is None:
         if why := _cannot_clear(leaf.value):
-            offences.append(f"{leaf.path}: {why}")
+            problems.append(f"{leaf.path}: {why}")
         return
     types = leaf.layout.mesh.axis_types
     for number, dim in enumerate(leaf.layout.axes_of_dims):
         kinds = [types[axis] for axis in dim]
         if ("auto", "explicit") in pairwise(kinds):
-            offences.append(
+            problems.append(
                 f"{leaf.path}: dim {number} is split by an Auto axis before an Explicit one "
                 f"({', '.join(f'{axis} {types[axis]}' for axis in dim)}): the types, which know "
                 "only Explicit axes, cannot say that; put the Explicit ones first"
@@ -114,25 +114,25 @@ def _check(leaf: Leaf, offences: list[str]) -> None:
     used = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
     around = _mesh_around(leaf)
     if manual := sorted(used & manual_axes(around)) if around is not None else []:
-        offences.append(f"{leaf.path}: axes {', '.join(manual)} are Manual inside this shard_map")
+        problems.append(f"{leaf.path}: axes {', '.join(manual)} are Manual inside this shard_map")
     here = jax.sharding.get_abstract_mesh()
     if used and manual_axes(here) and dict(here.shape) != dict(leaf.layout.mesh.axes):
         axes = ", ".join(f"{axis}={size}" for axis, size in here.shape.items())
-        offences.append(
+        problems.append(
             f"{leaf.path}: inside this shard_map over {axes} a layout on another mesh "
             f"({leaf.layout.mesh!r}) cannot be named"
         )
     if not is_tracing():
-        cannot_be_pending(leaf, offences)
+        cannot_be_pending(leaf, problems)
         if is_elsewhere(leaf.value, jax_mesh(leaf.layout.mesh)):
-            offences.append(
+            problems.append(
                 f"{leaf.path}: is on other devices than {leaf.layout.mesh!r}, or in another "
                 "order; relayout moves it"
             )
     else:  # the compiler pads uneven splits by Auto axes
         typed = [[a for a in dim if types[a] == "explicit"] for dim in leaf.layout.axes_of_dims]
         leaf = leaf._replace(layout=Layout(leaf.layout.mesh, *map(tuple, typed)))
-    must_divide(leaf, offences)
+    must_divide(leaf, problems)
 
 
 def _cannot_clear(value: Any) -> str:

@@ -101,9 +101,9 @@ def _refuse(operation: str, tree: Any) -> None:
 
 
 def _check(shards: Sequence[Any], shard: Any, layouts: Layouts, full_shape: Any) -> None:
-    offences: list[str] = []
-    leaves, treedef = leaf_layouts(shard, layouts, offences)
-    raise_all("leave_manual", offences)
+    problems: list[str] = []
+    leaves, treedef = leaf_layouts(shard, layouts, problems)
+    raise_all("leave_manual", problems)
     try:
         wanted = treedef.flatten_up_to(full_shape)
     except ValueError as error:
@@ -115,27 +115,27 @@ def _check(shards: Sequence[Any], shard: Any, layouts: Layouts, full_shape: Any)
         full = leaf.layout.check_shape(shape)
         held = np.shape(leaf.value)
         if (made := leaf.layout.global_shape(held)) != full:
-            offences.append(
+            problems.append(
                 f"{leaf.path}: shards of {held} in {leaf.layout!r} make {made}, not {full}"
             )
     for mesh in {leaf.layout.mesh for leaf in leaves}:
-        offences += _elsewhere(shards, mesh)
-    raise_all("leave_manual", offences)
+        problems += _elsewhere(shards, mesh)
+    raise_all("leave_manual", problems)
 
 
 def _elsewhere(shards: Sequence[Any], mesh: Mesh) -> list[str]:
     """Name the shards on a device that belongs to another shard: they are out of order."""
     owner = jax.process_index()
     own = [device for device in jax_mesh(mesh).devices.flat if device.process_index == owner]
-    offences = []
+    problems = []
     for number, (shard, device) in enumerate(zip(shards, own, strict=False)):
         lies = {d for leaf in jax.tree.leaves(shard) if _is_placed(leaf) for d in leaf.devices()}
         if away := sorted(d.id for d in lies & {*own} if d != device):
-            offences.append(
+            problems.append(
                 f"shard {number} is on device {away[0]}, in the place of the shard of "
                 f"device {device.id}; keep the order of enter_manual"
             )
-    return offences
+    return problems
 
 
 def _is_placed(leaf: Any) -> bool:

@@ -77,31 +77,31 @@ def linear(
 
 def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
     """Return the arguments as arrays, if they make a linear map."""
-    offences = [f"{name}: {why}" for name, v in given.items() if (why := unfit(v))]
-    raise_all("linear", offences)
+    problems = [f"{name}: {why}" for name, v in given.items() if (why := unfit(v))]
+    raise_all("linear", problems)
     shapes = {name: np.shape(value) for name, value in given.items()}
     expected = {"weight": (2, "[out, in]"), "bias": (1, "[out]")}
     if not shapes["x"]:
-        offences.append("x: a scalar has no last dim; give [..., in]")
+        problems.append("x: a scalar has no last dim; give [..., in]")
     for name, (rank, dims) in expected.items():
         if name in shapes and len(shapes[name]) != rank:
-            offences.append(
+            problems.append(
                 f"{name}: shape {shapes[name]} has rank {len(shapes[name])}; give {dims}"
             )
-    raise_all("linear", offences)
+    raise_all("linear", problems)
     size, (rows, columns) = shapes["x"][-1], shapes["weight"]
     if size != columns:
         hint = "; weight is [out, in]: give its .T" if size == rows else ""
-        offences.append(f"x {shapes['x']} has {size} in, weight {shapes['weight']} {columns}{hint}")
+        problems.append(f"x {shapes['x']} has {size} in, weight {shapes['weight']} {columns}{hint}")
     if "bias" in shapes and shapes["bias"] != (rows,):
-        offences.append(f"bias {shapes['bias']} must be [{rows}], one for each row of weight")
+        problems.append(f"bias {shapes['bias']} must be [{rows}], one for each row of weight")
     dtypes = {n: jnp.result_type(value) for n, value in given.items()}
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
-        offences.append(f"dtypes differ: {listed}; cast them (preferred_element_type= sums wider)")
+        problems.append(f"dtypes differ: {listed}; cast them (preferred_element_type= sums wider)")
     elif not jnp.issubdtype(dtypes["x"], np.number):
-        offences.append(f"{dtypes['x']} values cannot be multiplied")
-    raise_all("linear", offences)
+        problems.append(f"{dtypes['x']} values cannot be multiplied")
+    raise_all("linear", problems)
     return {
         name: v if isinstance(v, jax.Array) else jnp.asarray(native(as_numpy(v)))
         for name, v in given.items()
@@ -110,19 +110,19 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
 
 def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) -> None:
     """Reject sums in a dtype that JAX would narrow, or whose layout the types do not determine."""
-    offences = []
+    problems = []
     wanted = _dtype(dtype, x.dtype)
     if (kept := jax.dtypes.canonicalize_dtype(wanted)) != wanted:
-        offences.append(f"preferred_element_type: {wanted} would become {kept}")
+        problems.append(f"preferred_element_type: {wanted} would become {kept}")
     split = [spec[-1] for a in (x, weight) if (spec := tuple(jax.typeof(a).sharding.spec))]
     if layout is None and len(split) == 2 and not all(split):
-        offences += _used_twice(x, weight)
+        problems += _used_twice(x, weight)
     if layout is None and len(split) == 2 and all(split):
-        offences.append(
+        problems.append(
             f"{split[0]} and {split[1]} split the contracted dim, and on Explicit axes "
             "the result's type must be given: layout="
         )
-    raise_all("linear", offences)
+    raise_all("linear", problems)
 
 
 def _dtype(given: Any, default: Any) -> Any:
@@ -151,16 +151,16 @@ def _used_twice(x: jax.Array, weight: jax.Array) -> list[str]:
 
 def _explicit(layout: Layouts, shape: tuple[int, ...]) -> NamedSharding | None:
     """Return the layout of the result in JAX's types, if the mesh has Explicit axes."""
-    offences: list[str] = []
-    leaves, _ = leaf_layouts(jax.ShapeDtypeStruct(shape, np.float32), layout, offences)
+    problems: list[str] = []
+    leaves, _ = leaf_layouts(jax.ShapeDtypeStruct(shape, np.float32), layout, problems)
     if leaves and not is_tracing():
-        cannot_be_pending(leaves[0], offences)
-    raise_all("linear: the result", offences)
+        cannot_be_pending(leaves[0], problems)
+    raise_all("linear: the result", problems)
     where = explicit_part(leaves[0]) if leaves else None
     if where is not None:
         own = Layout(leaves[0].layout.mesh, *where.spec.partitions)
-        must_divide(leaves[0]._replace(layout=own), offences)
-    raise_all("linear: the result", offences)
+        must_divide(leaves[0]._replace(layout=own), problems)
+    raise_all("linear: the result", problems)
     return where
 
 

@@ -134,7 +134,7 @@ def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callabl
         def checked(*parts: jax.Array) -> Any:
             hunt = Hunt()
             hidden = hunt.results(one.trace(*parts).jaxpr)
-            raise_all(f"manual: {region.name}", list(hunt.offences))
+            raise_all(f"manual: {region.name}", list(hunt.problems))
             result = one(*parts)
             leaves, _ = _results(result, out_layouts, region)
             _refuse_differing(leaves, hidden, region)
@@ -199,15 +199,15 @@ def _wanted(name: str, axes: Collection[str], mesh: Mesh, taken: Collection[str]
         raise UsageTypeError(f"manual: {name}: axes={axes!r} must be names of axes")
     wanted = [axes] if isinstance(axes, str) else [*axes]
     known = ", ".join(mesh.axis_names)
-    offences = [
+    problems = [
         f"axes: no axis {axis!r} (axes: {known}){nearest(axis, mesh.axis_names)}"
         for axis in wanted
         if axis not in mesh.axis_names
     ]
-    offences += [f"axes: {axis} is Manual here already" for axis in wanted if axis in taken]
+    problems += [f"axes: {axis} is Manual here already" for axis in wanted if axis in taken]
     if not wanted:
-        offences.append("axes: none is left; without any the region is the function itself")
-    raise_all(f"manual: {name}", offences)
+        problems.append("axes: none is left; without any the region is the function itself")
+    raise_all(f"manual: {name}", problems)
     return frozenset(wanted)
 
 
@@ -222,40 +222,40 @@ def _meshes(layouts: Layouts) -> Iterable[Mesh]:
 def _arguments(
     args: tuple[Any, ...], layouts: Layouts, region: _Region
 ) -> tuple[list[Leaf], PyTreeDef]:
-    offences: list[str] = []
+    problems: list[str] = []
     with use_mesh(region.mesh):
-        leaves, treedef = leaf_layouts(args, layouts, offences)
+        leaves, treedef = leaf_layouts(args, layouts, problems)
     for leaf in leaves:
         if why := unfit(leaf.value):
-            offences.append(f"{leaf.path}: {why}")
+            problems.append(f"{leaf.path}: {why}")
             continue
-        _check(leaf, region, offences)
+        _check(leaf, region, problems)
         own = Layout(region.mesh, *_spec(leaf.layout, region.axes).partitions)
-        must_divide(leaf._replace(layout=own), offences)
+        must_divide(leaf._replace(layout=own), problems)
         if is_elsewhere(leaf.value, jax_mesh(region.mesh)):
-            offences.append(
+            problems.append(
                 f"{leaf.path}: is on other devices than {region.mesh!r}, or in another order; "
                 "relayout moves it"
             )
-    raise_all(f"manual: arguments of {region.name}", offences)
+    raise_all(f"manual: arguments of {region.name}", problems)
     return leaves, treedef
 
 
-def _check(leaf: Leaf, region: _Region, offences: list[str]) -> None:
+def _check(leaf: Leaf, region: _Region, problems: list[str]) -> None:
     """Report what keeps a layout from being used in this region."""
     layout, taken = leaf.layout, manual_axes(region.here)
-    cannot_be_pending(leaf, offences)
+    cannot_be_pending(leaf, problems)
     if layout.mesh != region.mesh:
-        offences.append(f"{leaf.path}: {layout!r} is on another mesh than {region.mesh!r}")
+        problems.append(f"{leaf.path}: {layout!r} is on another mesh than {region.mesh!r}")
         return
     for number, dim in enumerate(layout.axes_of_dims):
         if (False, True) in pairwise(axis in region.axes for axis in dim):
-            offences.append(
+            problems.append(
                 f"{leaf.path}: dim {number} is split by {', '.join(dim)}: the Manual axes "
                 f"({', '.join(sorted(region.axes))}) must come first"
             )
         if outer := sorted(taken & set(dim)):
-            offences.append(
+            problems.append(
                 f"{leaf.path}: dim {number} is split by {', '.join(outer)}, and here values are "
                 "shards along these axes already"
             )
@@ -297,15 +297,15 @@ def _specs(out_layouts: Layouts) -> Callable[[_Region], Any]:
 
 
 def _results(result: Any, layouts: Layouts, region: _Region) -> tuple[list[Leaf], PyTreeDef]:
-    offences: list[str] = []
+    problems: list[str] = []
     with use_mesh(region.mesh):
-        leaves, treedef = leaf_layouts(result, layouts, offences)
+        leaves, treedef = leaf_layouts(result, layouts, problems)
     for leaf in leaves:
         if why := unfit(leaf.value):
-            offences.append(f"{leaf.path}: {why}")
+            problems.append(f"{leaf.path}: {why}")
         else:
-            _check(leaf, region, offences)
-    raise_all(f"manual: results of {region.name}", offences)
+            _check(leaf, region, problems)
+    raise_all(f"manual: results of {region.name}", problems)
     return leaves, treedef
 
 
@@ -333,7 +333,7 @@ def _refuse_differing(leaves: Sequence[Leaf], found: Sequence[Hidden], region: _
     Args:
       found: these axes for each result → the operation that causes it, "" if the types say so.
     """
-    offences = []
+    problems = []
     for leaf, varying in zip(leaves, found, strict=True):
         split = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
         unsaid = [
@@ -344,12 +344,12 @@ def _refuse_differing(leaves: Sequence[Leaf], found: Sequence[Hidden], region: _
         names = ", ".join(unsaid)
         why = varying[unsaid[0]]
         why = f" (by its {why}, of which an operand differs)" if why else ""
-        offences.append(
+        problems.append(
             f"{leaf.path}: may differ along {names}{why}, and {leaf.layout!r} has one value for "
             f"all of {names}: split a dim by it, or end with jax.lax.psum, pmean or pmax over "
             f"it (all_gather(…, to='invarying') for a gathered one)"
         )
-    raise_all(f"manual: results of {region.name}", offences)
+    raise_all(f"manual: results of {region.name}", problems)
 
 
 def _entered(value: jax.Array, layout: Layout, region: _Region) -> jax.Array:

@@ -65,14 +65,14 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
         raise UsageError("tie: ties need the Shardy partitioner; leave it enabled")
     check_flags("tie", gradient=gradient)
     firsts, seconds = _by_path(a), _by_path(b)
-    raise_all("tie", _structure_offences(a, b, firsts, seconds))
-    offences = []
+    raise_all("tie", _structure_problems(a, b, firsts, seconds))
+    problems = []
     for path, first in firsts.items():
         second = seconds[path]
         sides = {"the first": first, "the second": second}
         whys = [f"in {side} tree: {why}" for side, v in sides.items() if (why := unfit(v))]
-        offences += [f"{path}: {why}" for why in whys or _differences(first, second)]
-    raise_all("tie", offences)
+        problems += [f"{path}: {why}" for why in whys or _differences(first, second)]
+    raise_all("tie", problems)
     pairs = [_tied(_array(firsts[p]), _array(seconds[p]), gradient) for p in firsts]
     treedef = jax.tree.structure(a)
     one, other = zip(*pairs, strict=True) if pairs else ((), ())
@@ -83,16 +83,16 @@ def _by_path(tree: Any) -> dict[str, Any]:
     return {path_text(path): value for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-def _structure_offences(
+def _structure_problems(
     a: Any, b: Any, firsts: Mapping[str, Any], seconds: Mapping[str, Any]
 ) -> list[str]:
-    offences = [f"{path}: in the first tree only" for path in firsts if path not in seconds]
-    offences += [f"{path}: in the second tree only" for path in seconds if path not in firsts]
+    problems = [f"{path}: in the first tree only" for path in firsts if path not in seconds]
+    problems += [f"{path}: in the second tree only" for path in seconds if path not in firsts]
     kinds = [jax.tree.structure(tree) for tree in (a, b)]
-    if not offences and kinds[0] != kinds[1]:
+    if not problems and kinds[0] != kinds[1]:
         one, other = (str(kind).removeprefix("PyTreeDef")[:200] for kind in kinds)
-        offences.append(f"the containers differ: {one} and {other}")
-    return offences
+        problems.append(f"the containers differ: {one} and {other}")
+    return problems
 
 
 def _differences(first: Any, second: Any) -> list[str]:

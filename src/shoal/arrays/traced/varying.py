@@ -25,10 +25,10 @@ _SILENT = ("axis_index", "pvary", "pcast", "vary_unreduced_cast")  # name axes w
 
 
 class Hunt:
-    """A walk through a program; problems are collected in `offences`."""
+    """A walk through a program; problems are collected in `problems`."""
 
     def __init__(self) -> None:
-        self.offences: dict[str, None] = {}
+        self.problems: dict[str, None] = {}
         self._constants: set[int] = set()  # variables that depend on no argument
 
     def results(self, jaxpr: Any, given: Sequence[Hidden] | None = None) -> list[Hidden]:
@@ -109,7 +109,7 @@ class Hunt:
         for program in programs:
             for name, axes in _collectives(program):
                 if differ := ", ".join(sorted(axes & {*chosen_by})):
-                    self.offences[
+                    self.problems[
                         f"{name} over {differ} inside {what} whose predicate differs along "
                         f"{differ}: devices that skip it leave the others waiting for ever; make "
                         "the predicate equal on all devices (jax.lax.pmax), or communicate before "
@@ -125,7 +125,7 @@ class Hunt:
             if self._is_constant(var) or not jnp.issubdtype(var.aval.dtype, jnp.inexact):
                 continue
             if differ := ", ".join(repr(axis) for axis in sorted({*chosen_by} - _typed(var))):
-                self.offences[
+                self.problems[
                     f"a cond whose predicate differs along {differ} uses a "
                     f"{var.aval.dtype}{list(var.aval.shape)} that does not: its gradient would be "
                     f"wrong; pass it as jax.lax.pcast(value, ({differ},), to='varying')"

@@ -30,7 +30,7 @@ def encode_tree(tree: Any, *, operation: str = "a process's own value") -> bytes
       UsageError: a leaf is neither; names all offenders.
     """
     leaves, structure = flatten_tree(tree, operation=operation)
-    offences: list[str] = []
+    problems: list[str] = []
     said: list[Any] = []
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for path, value in leaves:
@@ -42,8 +42,8 @@ def encode_tree(tree: Any, *, operation: str = "a process's own value") -> bytes
             else:
                 said.append([kind_of(value), value_json(value)])
         except UsageError as why:
-            offences += [type(one)(f"{name}: {one}") for one in why.offences]
-    raise_all(operation, offences)
+            problems += [type(one)(f"{name}: {one}") for one in why.problems]
+    raise_all(operation, problems)
     entries = header.arrange(
         (name, dtypes.storage_of(array.dtype).entry, dtypes.entry_shape(array.dtype, array.shape))
         for name, array in arrays.items()

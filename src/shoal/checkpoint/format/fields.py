@@ -68,10 +68,10 @@ class Fields:
     def free(self, key: str) -> dict[str, Any]:
         """Return a free-form object of the user's."""
         value = self.mapping(key)
-        offences: list[str] = []
-        _check_json(value, key, _DEEPEST, offences)
-        if offences:
-            self.refuse(f"has {offences[0][:200]}")
+        problems: list[str] = []
+        _check_json(value, key, _DEEPEST, problems)
+        if problems:
+            self.refuse(f"has {problems[0][:200]}")
         return value
 
     def step(self) -> int | None:
@@ -138,27 +138,27 @@ def check_json(value: Any, operation: str) -> None:
     Raises:
       UsageError: names every offender.
     """
-    offences: list[str] = []
-    _check_json(value, "", _DEEPEST, offences)
-    raise_all(operation, offences)
+    problems: list[str] = []
+    _check_json(value, "", _DEEPEST, problems)
+    raise_all(operation, problems)
 
 
-def _check_json(value: Any, where: str, depth: int, offences: list[str]) -> None:
+def _check_json(value: Any, where: str, depth: int, problems: list[str]) -> None:
     kind = type(value)
     if not depth:
-        offences.append(f"{where}: is nested deeper than {_DEEPEST}")
+        problems.append(f"{where}: is nested deeper than {_DEEPEST}")
     elif kind is list:
         for index, one in enumerate(value):
-            _check_json(one, f"{where}[{index}]", depth - 1, offences)
+            _check_json(one, f"{where}[{index}]", depth - 1, problems)
     elif kind is dict:
         for key, one in value.items():
             if type(key) is not str:
-                offences.append(f"{where}: has the key {key!r}; keys of JSON are str")
+                problems.append(f"{where}: has the key {key!r}; keys of JSON are str")
             else:
-                _check_json(key, f"{where}: the key {key!r}", 1, offences)
-                _check_json(one, f"{where}[{key!r}]", depth - 1, offences)
+                _check_json(key, f"{where}: the key {key!r}", 1, problems)
+                _check_json(one, f"{where}[{key!r}]", depth - 1, problems)
     elif why := _why_no_json(value):
-        offences.append(f"{where}: {why}")
+        problems.append(f"{where}: {why}")
 
 
 def _why_no_json(value: Any) -> str:

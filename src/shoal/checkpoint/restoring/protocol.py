@@ -215,15 +215,15 @@ class Restore:
             return
         numbers = {json.loads(text)["number"] for text in answers.values()}
         leaves = opened.checkpoint.manifest.leaves
-        offences = []
+        problems = []
         for wish in opened.wishes.wishes:
             place = wish.place
             others = {*opened.geometry.processes(place)} - numbers if place is not None else ()
             if others:
                 detail = f"its layout has devices of {listed(others)}"
-                offences.append(f"{leaves[wish.leaf].name}: {detail}, which do not take part")
+                problems.append(f"{leaves[wish.leaf].name}: {detail}, which do not take part")
         path, members = self._request.folder.path, listed(self._group.members)
-        raise_all(f"restore({path!r}) by {members}", offences)
+        raise_all(f"restore({path!r}) by {members}", problems)
 
     def _read(self, opened: Opened, most_bytes: int) -> list[Any]:
         checkpoint = opened.checkpoint

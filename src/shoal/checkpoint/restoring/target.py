@@ -197,7 +197,7 @@ class _Matching:
         self.by_target: dict[int, tuple[int, ...]] = {}
         self.below: dict[int, str] = {}
         self.used: set[int] = set()
-        self.offences: list[str] = []
+        self.problems: list[str] = []
         self.missing: list[Missing] = []
         self.names: list[str] = []  # of the target
         self.kinds: dict[str, list[str]] = {"unexpected": [], "wrong_shape": [], "wrong_dtype": []}
@@ -266,7 +266,7 @@ class _Matching:
     def _place(self, target: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> Any:
         place, why = self.fit(target, record, dtype)
         if why:
-            self.offences.append(f"{record.name}: {why}")
+            self.problems.append(f"{record.name}: {why}")
         return place
 
     def _dtype(self, target: TargetLeaf, record: LeafRecord) -> np.dtype[Any] | None:
@@ -301,7 +301,7 @@ class _Matching:
 
     def _wrong(self, kind: str, target: TargetLeaf, detail: str) -> None:
         self.kinds[kind].append(target.name)
-        self.offences.append(f"{target.name}: {detail}")
+        self.problems.append(f"{target.name}: {detail}")
 
     def rest(self, target: Sequence[TargetLeaf]) -> None:
         """Find the leaves in the checkpoint that the target lacks."""
@@ -329,22 +329,22 @@ class _Matching:
     def finish(self) -> None:
         """Raise if there are any problems."""
         if self.missing or self.kinds["unexpected"]:
-            self.offences += self._unmatched()
-        if self.offences:
-            raise mismatch(self.offences, missing=[one.name for one in self.missing], **self.kinds)
+            self.problems += self._unmatched()
+        if self.problems:
+            raise mismatch(self.problems, missing=[one.name for one in self.missing], **self.kinds)
         if self.options.only and self.leaves and not self.wishes:
             raise _no_such(self.options, list(self.number))
 
 
-def mismatch(offences: Sequence[str], **kinds: Iterable[str]) -> RestoreMismatch:
+def mismatch(problems: Sequence[str], **kinds: Iterable[str]) -> RestoreMismatch:
     """Return the error that lists all problems."""
-    count = len(offences)
-    listed = [*offences[:_MOST_LISTED]]
+    count = len(problems)
+    listed = [*problems[:_MOST_LISTED]]
     if count > len(listed):
         listed.append(f"and {count - len(listed)} more")
-    text = offences[0] if count == 1 else f"{count} problems\n  - " + "\n  - ".join(listed)
+    text = problems[0] if count == 1 else f"{count} problems\n  - " + "\n  - ".join(listed)
     detail = f"restore: the target does not match the checkpoint: {text}\nnothing was restored"
-    return RestoreMismatch(detail, offences=offences, **kinds)
+    return RestoreMismatch(detail, problems=problems, **kinds)
 
 
 def _no_such(options: TargetOptions, names: Sequence[str]) -> RestoreMismatch:

@@ -67,15 +67,15 @@ def target_of(target: Any) -> Target:
     found, structure = flatten.flatten_tree(
         target, JaxNodes(), is_leaf=_is_one, operation="restore: target"
     )
-    offences: list[str] = []
+    problems: list[str] = []
     leaves = []
     for path, value in found:
         name = name_of(path)
         try:
             leaves.append(_target_leaf(name, value))
         except UsageError as error:
-            offences += [f"{name}: {one}" for one in error.offences]
-    raise_all("restore: target", offences)
+            problems += [f"{name}: {one}" for one in error.problems]
+    raise_all("restore: target", problems)
     return Target(leaves, structure, [value for _, value in found])
 
 
@@ -219,10 +219,10 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
         given.check_shape(shape)
         if given.partial:
             raise UsageError(f"{given!r} is partial; values are whole: leave it out")
-        offences: list[str] = []
-        must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), given), offences)
-        if offences:
-            raise UsageError("; ".join(one.removeprefix(": ") for one in offences))
+        problems: list[str] = []
+        must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), given), problems)
+        if problems:
+            raise UsageError("; ".join(one.removeprefix(": ") for one in problems))
         return sharding(given)
     found: Sharding = given
     try:

@@ -88,15 +88,15 @@ def read_state(value: Any, num_processes: int, operation: str = "save") -> State
     """
     found, structure = flatten.flatten_tree(value, JaxNodes(), operation=operation)
     reading = _StateReading(num_processes)
-    offences: list[str] = []
+    problems: list[str] = []
     leaves: list[StateLeaf] = []
     for path, leaf in found:
         name = names.name_of(path)
         try:
             leaves.append(reading.leaf(name, leaf, len(leaves)))
         except UsageError as error:
-            offences += [type(one)(f"{name}: {one}") for one in error.offences]
-    raise_all(operation, offences)
+            problems += [type(one)(f"{name}: {one}") for one in error.problems]
+    raise_all(operation, problems)
     return State(structure, tuple(leaves), reading.blobs)
 
 
@@ -245,11 +245,11 @@ def _of_numpy(name: str, value: Any) -> StateLeaf:
     if isinstance(value, jax.ShapeDtypeStruct):
         _refuse("stands for an array, but its value is saved; give the array")
     what = WrongType(remedy(value))
-    raise UsageError(what, offences=[what])
+    raise UsageError(what, problems=[what])
 
 
 def _refuse(what: str) -> NoReturn:
-    raise UsageError(what, offences=[what])
+    raise UsageError(what, problems=[what])
 
 
 @lru_cache(maxsize=64)

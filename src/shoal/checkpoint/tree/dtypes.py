@@ -176,7 +176,7 @@ def _name_of(dtype: np.dtype[Any]) -> str:
     name = name or dtype.name
     if _dtype_of(name) != (dtype if dtype.isnative else dtype.newbyteorder("=")):
         what = f"has dtype {dtype}, {_why_not(dtype)}"
-        raise UsageTypeError(what, offences=[WrongType(what)])
+        raise UsageTypeError(what, problems=[WrongType(what)])
     return name
 
 

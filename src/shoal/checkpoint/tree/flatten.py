@@ -78,7 +78,7 @@ def flatten_tree(
     """
     walk = _Walk(nodes, is_leaf)
     structure = walk.structure(tree, (), DEEPEST)
-    raise_all(operation, walk.offences)
+    raise_all(operation, walk.problems)
     return walk.leaves, structure
 
 
@@ -87,7 +87,7 @@ class _Walk:
         self.nodes = nodes
         self.is_leaf = is_leaf
         self.leaves: list[tuple[Path, Any]] = []
-        self.offences: list[str] = []
+        self.problems: list[str] = []
         self.above: set[int] = set()  # enclosing nodes, by id
 
     def structure(self, value: Any, path: Path, depth: int) -> Structure:
@@ -97,7 +97,7 @@ class _Walk:
             return len(self.leaves) - 1
         if not depth or id(value) in self.above:
             what = f"is nested deeper than {DEEPEST} nodes" if not depth else "contains itself"
-            self.offences.append(f"{name_of(path[:8])}{'/…' if path[8:] else ''}: {what}")
+            self.problems.append(f"{name_of(path[:8])}{'/…' if path[8:] else ''}: {what}")
             return -1
         kind, type_name, keys, children, static = found
         named = keys if kind not in KEYLESS else [str(index) for index in range(len(children))]
@@ -111,17 +111,17 @@ class _Walk:
 
     def _is_wrong(self, keys: Sequence[Key], path: Path) -> bool:
         texts = set()
-        before = len(self.offences)
+        before = len(self.problems)
         for key in keys:
             try:
                 text = component(key)
             except UsageError as why:
-                self.offences += [type(one)(f"{name_of(path)}: {one}") for one in why.offences]
+                self.problems += [type(one)(f"{name_of(path)}: {one}") for one in why.problems]
             else:
                 if text in texts:
-                    self.offences.append(f"{name_of(path)}: has the key {key!r} twice")
+                    self.problems.append(f"{name_of(path)}: has the key {key!r} twice")
                 texts.add(text)
-        return len(self.offences) > before
+        return len(self.problems) > before
 
     def _branch(self, value: Any) -> tuple[str, str, Sequence[Key], Sequence[Any], Any] | None:
         """Flatten a node; None if it is a leaf."""

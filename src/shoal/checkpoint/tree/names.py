@@ -158,7 +158,7 @@ def _no_key(key: Key) -> UsageError:
         what += ", an enum; take its .name or .value"
     return UsageTypeError(
         f"{what}; keys are str, int, float, bool, bytes, None or tuples of these",
-        offences=[WrongType(what)],
+        problems=[WrongType(what)],
     )
 
 

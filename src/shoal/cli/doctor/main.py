@@ -109,17 +109,17 @@ doctor.__doc__ = _HELP
 
 
 def _check(processes: str | None, devices: str | None, timeout_s: float, alone: bool) -> None:
-    offences = []
+    problems = []
     for option, value in (("-n", processes), ("--devices", devices)):
         if value is not None and not (value.isascii() and value.isdigit() and int(value) >= 1):
-            offences.append(f"{option} {value} must be a whole number, at least 1")
+            problems.append(f"{option} {value} must be a whole number, at least 1")
     if devices is not None and processes is None:
-        offences.append(f"--devices {devices} is for the processes of -n N")
+        problems.append(f"--devices {devices} is for the processes of -n N")
     if processes is not None and alone:
-        offences.append("--alone is for one of several processes: leave out -n")
+        problems.append("--alone is for one of several processes: leave out -n")
     if not 0 < timeout_s < math.inf:
-        offences.append(f"--timeout {timeout_s:g} must be a positive number of seconds")
-    raise_all("doctor", offences)
+        problems.append(f"--timeout {timeout_s:g} must be a positive number of seconds")
+    raise_all("doctor", problems)
 
 
 def _code(diagnosis: Diagnosis) -> int:

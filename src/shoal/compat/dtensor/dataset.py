@@ -125,11 +125,11 @@ def _no_service(config: Any) -> None:
 
 
 def _check_layouts(mesh: Mesh, layouts: Any, size: int, batch_dim: str | None) -> None:
-    offences = [_layout_offence(one, mesh, size, batch_dim) for one in jax.tree.leaves(layouts)]
-    raise_all("dtensor.DTensorDataset", [*filter(None, offences)])
+    problems = [_layout_problem(one, mesh, size, batch_dim) for one in jax.tree.leaves(layouts)]
+    raise_all("dtensor.DTensorDataset", [*filter(None, problems)])
 
 
-def _layout_offence(layout: Layout, mesh: Mesh, size: int, batch_dim: str | None) -> str:
+def _layout_problem(layout: Layout, mesh: Mesh, size: int, batch_dim: str | None) -> str:
     """Return what is wrong with a layout, or ""."""
     if layout.mesh != mesh:
         return f"{layout} is on another mesh than {mesh}"

@@ -40,10 +40,10 @@ def checked(
     if isinstance(specs, str) or not isinstance(specs, Sequence):
         raise UsageTypeError(f"{operation}: sharding_specs must be a list of names, not {specs!r}")
     known = [*names, UNSHARDED, MATCH, *[ANY] * may_be_any]
-    offences = [_unknown(place, spec, names) for place, spec in enumerate(specs)
+    problems = [_unknown(place, spec, names) for place, spec in enumerate(specs)
                 if not isinstance(spec, str) or spec not in known]  # fmt: skip
     repeated = [name for name in names if list(specs).count(name) > 1]
-    raise_all(operation, [*offences, *(_repeated(name, specs) for name in repeated)])
+    raise_all(operation, [*problems, *(_repeated(name, specs) for name in repeated)])
     return tuple(specs)
 
 

@@ -140,9 +140,9 @@ def _passes(tree: Tree, layouts: Any) -> bool:
     """Are these values inside `jit`, and not split between processes? They are not converted."""
     if not is_tracing():
         return False
-    offences: list[str] = []
-    leaves, _ = leaf_layouts(tree, layouts, offences)
-    raise_all("inside jit", offences)
+    problems: list[str] = []
+    leaves, _ = leaf_layouts(tree, layouts, problems)
+    raise_all("inside jit", problems)
     return not any(set(own_box(leaf.layout).boxes) - {1} for leaf in leaves)
 
 
@@ -164,9 +164,9 @@ def _spelled_leaf(spec: Any, given: Any, made: Any) -> Any:
 
 def _in_place(tree: Tree, layouts: Any) -> Tree:
     """Return the tree, moving arrays that are in other layouts."""
-    offences: list[str] = []
-    leaves, treedef = leaf_layouts(tree, layouts, offences)
-    if offences:  # to_host_local reports them
+    problems: list[str] = []
+    leaves, treedef = leaf_layouts(tree, layouts, problems)
+    if problems:  # to_host_local reports them
         return tree
     values = {number: leaf.value for number, leaf in enumerate(leaves)}
     moving = {number: leaf.layout for number, leaf in enumerate(leaves) if _must_move(leaf)}

@@ -226,9 +226,9 @@ def _check(process_group: Any, *numbers: int | None) -> None:
             "shoal.initialize(); leave process_group out"
         )
     least = {"save_interval": 1, "max_to_keep": 0, "max_pending_async": 1}
-    offences = [
+    problems = [
         f"{name} must be {'positive' if least[name] else 'non-negative'}, not {number!r}"
         for name, number in zip(least, numbers, strict=True)
         if not isinstance(number or 0, int) or (number or 0) < least[name]
     ]
-    raise_all("Checkpoints", offences)
+    raise_all("Checkpoints", problems)

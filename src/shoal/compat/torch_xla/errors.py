@@ -67,4 +67,4 @@ def _translated(error: UsageError, name: str, ours: str) -> UsageError:
     kind = SpmdTypeError if isinstance(error, UsageTypeError) else SpmdError
     words = str(error).removeprefix(ours.rpartition(".")[2] + ": ")
     said = f"torch_xla {name.removesuffix('.__init__')} ({ours}): {words}"
-    return kind(said, offences=error.offences)
+    return kind(said, problems=error.problems)

@@ -35,15 +35,15 @@ class Hosts(Topology):
     numbering: Numbering = PLAIN
 
     def __post_init__(self) -> None:
-        offences: list[str] = []
-        sizes_of((self.count,), "count", offences)
-        sizes_of((self.devices,), "devices", offences)
+        problems: list[str] = []
+        sizes_of((self.count,), "count", problems)
+        sizes_of((self.devices,), "devices", problems)
         if self.on not in ("gpu", "cpu"):
-            offences.append(f"on={self.on!r} is neither 'gpu' nor 'cpu'")
-        if self.switch is not None and sizes_of((self.switch,), "switch", offences):
-            if not offences and self.count % self.switch:
-                offences.append(f"{self.count} hosts do not divide into groups of {self.switch}")
-        raise_all("Hosts", offences)
+            problems.append(f"on={self.on!r} is neither 'gpu' nor 'cpu'")
+        if self.switch is not None and sizes_of((self.switch,), "switch", problems):
+            if not problems and self.count % self.switch:
+                problems.append(f"{self.count} hosts do not divide into groups of {self.switch}")
+        raise_all("Hosts", problems)
 
     @property
     def platform(self) -> str:
@@ -76,11 +76,11 @@ class Flat(Topology):
     numbering: Numbering = PLAIN
 
     def __post_init__(self) -> None:
-        offences: list[str] = []
-        sizes_of((self.count,), "count", offences)
+        problems: list[str] = []
+        sizes_of((self.count,), "count", problems)
         if self.on not in ("cpu", "gpu", "tpu"):
-            offences.append(f"on={self.on!r} is not one of 'cpu', 'gpu', 'tpu'")
-        raise_all("Flat", offences)
+            problems.append(f"on={self.on!r} is not one of 'cpu', 'gpu', 'tpu'")
+        raise_all("Flat", problems)
 
     @property
     def platform(self) -> str:

@@ -116,19 +116,19 @@ class Topology(abc.ABC):
         Raises:
           UsageError: there is not one for each device, or an id occurs twice.
         """
-        offences: list[str] = []
+        problems: list[str] = []
         new = Numbering(
-            stored(ids, self._ids(), "ids", offences, distinct=True),
-            stored(processes, self._processes(), "processes", offences),
+            stored(ids, self._ids(), "ids", problems, distinct=True),
+            stored(processes, self._processes(), "processes", problems),
         )
-        raise_all(type(self).__name__, offences)
+        raise_all(type(self).__name__, problems)
         found = dataclasses.replace(self, numbering=new)  # type: ignore[type-var]
         if listed is None:
             return found
-        order = stored(listed, found.listed_ids, "listed", offences, distinct=True)
-        if not offences and not np.array_equal(np.sort(listed), np.sort(found.listed_ids)):
-            offences.append("listed must be the ids of the devices, each once")
-        raise_all(type(self).__name__, offences)
+        order = stored(listed, found.listed_ids, "listed", problems, distinct=True)
+        if not problems and not np.array_equal(np.sort(listed), np.sort(found.listed_ids)):
+            problems.append("listed must be the ids of the devices, each once")
+        raise_all(type(self).__name__, problems)
         new = dataclasses.replace(new, listed=order)
         return dataclasses.replace(found, numbering=new)  # type: ignore[type-var]
 
@@ -171,23 +171,23 @@ class Torus(Topology):
     origin: tuple[int, ...] = dataclasses.field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        offences: list[str] = []
-        shape = sizes_of(self.shape, "shape", offences)
+        problems: list[str] = []
+        shape = sizes_of(self.shape, "shape", problems)
         known = GENERATIONS.get(self.generation)
         if self.generation and known is None:
-            offences.append(
+            problems.append(
                 f"generation={self.generation!r} is not one of {', '.join(GENERATIONS)}; "
                 "without one it is a plain torus"
             )
-        raise_all("Torus", offences)
+        raise_all("Torus", problems)
         rank = len(shape)
         wrap = self._wrap(shape, known)
-        host = self._host(shape, known, offences)
+        host = self._host(shape, known, problems)
         if len(wrap) != rank:
-            offences.append(f"wrap={wrap} must have one entry for each dim of {text_of(shape)}")
+            problems.append(f"wrap={wrap} must have one entry for each dim of {text_of(shape)}")
         cores = self.cores if self.cores is not None else known.cores if known else 1
-        (cores,) = sizes_of((cores,), "cores", offences) or (1,)
-        raise_all("Torus", offences)
+        (cores,) = sizes_of((cores,), "cores", problems) or (1,)
+        raise_all("Torus", problems)
         host = tuple(min(pair) for pair in zip(host, shape, strict=True))
         # A dim of one chip has no link at all.
         wrap = tuple(bool(w) and size > 1 for w, size in zip(wrap, shape, strict=True))
@@ -197,16 +197,16 @@ class Torus(Topology):
             object.__setattr__(self, name, value)
 
     def _host(
-        self, shape: tuple[int, ...], known: Generation | None, offences: list[str]
+        self, shape: tuple[int, ...], known: Generation | None, problems: list[str]
     ) -> tuple[int, ...]:
         if self.host is None:
             blocks = known.host[: len(shape)] if known else shape
             return tuple(b if s % b == 0 else 1 for s, b in zip(shape, blocks, strict=True))
-        host = sizes_of(self.host, "host", offences, rank=len(shape))
+        host = sizes_of(self.host, "host", problems, rank=len(shape))
         broken = [dim for dim in range(len(host)) if shape[dim] % min(host[dim], shape[dim])]
         if broken:
             dims = ", ".join(f"{DIMS[d]}={shape[d]} in blocks of {host[d]}" for d in broken)
-            offences.append(f"a host's chips do not divide the slice: {dims}")
+            problems.append(f"a host's chips do not divide the slice: {dims}")
         return host
 
     def parts(self) -> Iterator[Torus]:

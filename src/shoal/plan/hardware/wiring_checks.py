@@ -20,21 +20,21 @@ def text_of(sizes: Iterable[int]) -> str:
 
 
 def sizes_of(
-    given: object, name: str, offences: list[str], *, rank: int | None = None
+    given: object, name: str, problems: list[str], *, rank: int | None = None
 ) -> tuple[int, ...]:
     """Return validated sizes; () if they are invalid."""
     values = (
         tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     )
     if wrong := [v for v in values if isinstance(v, bool) or not isinstance(v, int | np.integer)]:
-        offences.append(WrongType(f"{name}={given!r}: {wrong[0]!r} is not a whole number"))
+        problems.append(WrongType(f"{name}={given!r}: {wrong[0]!r} is not a whole number"))
         return ()
     sizes = tuple(map(int, values))
     if not 1 <= len(sizes) <= len(DIMS) or min(sizes) < 1:
-        offences.append(f"{name}={given!r} must be one to three sizes, each at least 1")
+        problems.append(f"{name}={given!r} must be one to three sizes, each at least 1")
         return ()
     if rank is not None and len(sizes) != rank:
-        offences.append(f"{name}={given!r} must have {rank} sizes, one for each dim")
+        problems.append(f"{name}={given!r} must have {rank} sizes, one for each dim")
         return ()
     return sizes
 
@@ -49,7 +49,7 @@ def stored(
     given: ArrayLike | None,
     rule: IntArray,
     name: str,
-    offences: list[str],
+    problems: list[str],
     *,
     distinct: bool = False,
 ) -> bytes:
@@ -58,9 +58,9 @@ def stored(
         return b""
     array = np.asarray(given)
     if array.dtype.kind not in "iu" or array.size != rule.size:
-        offences.append(f"{name} must be {rule.size} whole numbers, one for each device")
+        problems.append(f"{name} must be {rule.size} whole numbers, one for each device")
         return b""
     array = np.ascontiguousarray(array.reshape(rule.shape), np.int64)
     if (array < 0).any() or (distinct and np.unique(array).size != array.size):
-        offences.append(f"{name} must not be negative{' and none may occur twice' * distinct}")
+        problems.append(f"{name} must not be negative{' and none may occur twice' * distinct}")
     return b"" if (array == rule).all() else array.tobytes()

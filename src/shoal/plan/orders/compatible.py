@@ -26,7 +26,7 @@ class OrderOptions(NamedTuple):
     contiguous: bool
     rings: dtensor_order.Rings | None
 
-    def offences(self) -> list[str]:
+    def problems(self) -> list[str]:
         """Report options that cannot be combined."""
         library = self.library
         found = not_flags(contiguous_submeshes=self.contiguous)

@@ -67,7 +67,7 @@ def order(topology: Topology, sizes: Sequence[int], rings: Rings) -> IntArray:
     size = math.prod(sizes[:dims] if dims > 0 else sizes[dims:] if dims else ())
     bounds = tuple(rings.bounds or whole)
     host = _host(whole, rings)
-    raise_all("DTensor's rings", _offences(rings, sizes, dims, whole, bounds, host))
+    raise_all("DTensor's rings", _problems(rings, sizes, dims, whole, bounds, host))
     if size < math.prod(host):
         raise UsageError(
             f"DTensor's rings of {size} are smaller than a host of {text_of(host)} cores; "
@@ -89,7 +89,7 @@ def _host(whole: Sequence[int], rings: Rings) -> tuple[int, ...]:
     return (1, 1, 1, cores) if math.prod(whole) <= 2 else (2, 2, 1, cores)
 
 
-def _offences(
+def _problems(
     rings: Rings,
     sizes: Sequence[int],
     dims: int,

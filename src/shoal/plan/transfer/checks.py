@@ -36,29 +36,29 @@ def check_move(
     Raises:
       UsageError: names all problems.
     """
-    offences: list[str] = []
+    problems: list[str] = []
     layouts = {"source": source, "target": target}
     for name, layout in layouts.items():
         if not isinstance(layout, Layout):
-            offences.append(WrongType(f"{name}={layout!r} must be a Layout"))
+            problems.append(WrongType(f"{name}={layout!r} must be a Layout"))
     if isinstance(item_bytes, bool) or not isinstance(item_bytes, int):
-        offences.append(WrongType(f"item_bytes={item_bytes!r} must be an int"))
+        problems.append(WrongType(f"item_bytes={item_bytes!r} must be an int"))
     elif item_bytes < 1:
-        offences.append(f"item_bytes={item_bytes} must be 1 or more")
-    raise_all(operation, offences)
-    sizes = _check_shape(source, target, shape, offences)
+        problems.append(f"item_bytes={item_bytes} must be 1 or more")
+    raise_all(operation, problems)
+    sizes = _check_shape(source, target, shape, problems)
     if sizes and math.prod(max(size, 1) for size in sizes) * item_bytes > _MOST_BYTES:
-        offences.append(f"shape {sizes} of {item_bytes} bytes an element has more than 2^62 bytes")
-    _check_terms(source, target, reduces, offences)
-    raise_all(operation, offences)
+        problems.append(f"shape {sizes} of {item_bytes} bytes an element has more than 2^62 bytes")
+    _check_terms(source, target, reduces, problems)
+    raise_all(operation, problems)
     return sizes
 
 
 def _check_shape(
-    source: Layout, target: Layout, shape: Sequence[int], offences: list[str]
+    source: Layout, target: Layout, shape: Sequence[int], problems: list[str]
 ) -> tuple[int, ...]:
     if source.rank != target.rank:
-        offences.append(
+        problems.append(
             f"a move keeps the dims, but the source {source!r} has rank {source.rank} and the "
             f"target {target!r} rank {target.rank}"
         )
@@ -68,19 +68,19 @@ def _check_shape(
             sizes = layout.check_shape(shape)
         except UsageError as error:
             words = WrongType(error) if isinstance(error, UsageTypeError) else str(error)
-            if words not in offences:
-                offences.append(words)
+            if words not in problems:
+                problems.append(words)
     return sizes
 
 
-def _check_terms(source: Layout, target: Layout, reduces: bool, offences: list[str]) -> None:
+def _check_terms(source: Layout, target: Layout, reduces: bool, problems: list[str]) -> None:
     if pending := terms_of(target):
-        offences.append(
+        problems.append(
             f"the target is pending ({_shown(pending)}), but a move ends with values: leave "
             "partial out of the target"
         )
     if not reduces and (pending := terms_of(source)):
-        offences.append(
+        problems.append(
             f"the source is pending ({_shown(pending)}), and sends of pieces reduce nothing: "
             "reduce it first"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoal.errors import raise_all
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.point import group_of, group_offences, index_of
+from shoal.runtime.rules.point import group_of, group_problems, index_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def group_in(coordinator: Coordinator, caller: str, processes: Iterable[int] | N
 
     Raises:
       UsageError: an index does not exist or is given twice, this process is not a member, or the
-        argument is not a list of processes. All offences at once.
+        argument is not a list of processes. All problems at once.
 
     >>> from shoal.runtime.client.in_process import LocalJob
     >>> group_in(LocalJob(4).coordinators[2], "save", [3, 2]).members
@@ -55,5 +55,5 @@ def group_in(coordinator: Coordinator, caller: str, processes: Iterable[int] | N
     if named is None:
         return Group(process, tuple(range(count)), True)
     members = tuple(sorted(map(index_of, named)))
-    raise_all(caller, group_offences(members, process, count))
+    raise_all(caller, group_problems(members, process, count))
     return Group(process, members, len(members) == count)

@@ -87,21 +87,21 @@ class Sources:
         grace_s: float | None,
     ) -> None:
         """Implement `watch_notices`."""
-        offences: list[str] = []
-        numbers = [_number(one, offences) for one in _listed("signals", signals, offences)]
-        paths = [_path(one, offences) for one in _listed("files", files, offences)]
-        functions = list(_listed("ask", ask, offences))
-        offences += [
+        problems: list[str] = []
+        numbers = [_number(one, problems) for one in _listed("signals", signals, problems)]
+        paths = [_path(one, problems) for one in _listed("files", files, problems)]
+        functions = list(_listed("ask", ask, problems))
+        problems += [
             WrongType(f"ask: {one!r} cannot be called") for one in functions if not callable(one)
         ]
         for name, value in (("every_s", every_s), ("grace_s", grace_s)):
-            offences += _wrong_seconds(name, value)
+            problems += _wrong_seconds(name, value)
         if numbers and threading.current_thread() is not threading.main_thread():
             text = "signals can only be watched from the main thread; this is thread "
-            offences.append(
+            problems.append(
                 f"{text}{threading.current_thread().name!r}: signals=() leaves them out"
             )
-        raise_all("watch_notices", offences)
+        raise_all("watch_notices", problems)
         self.is_set_up = True
         for number in numbers:
             self._grace_s[number] = grace_s
@@ -190,30 +190,30 @@ def _source_of(ask: Any) -> str:
     return str(name or type(ask).__qualname__)
 
 
-def _listed(name: str, given: Any, offences: list[str]) -> Iterable[Any]:
+def _listed(name: str, given: Any, problems: list[str]) -> Iterable[Any]:
     if isinstance(given, str | bytes | PathLike) or not isinstance(given, Iterable):
-        offences.append(WrongType(f"{name}={given!r} must be a list"))
+        problems.append(WrongType(f"{name}={given!r} must be a list"))
         return ()
     return given
 
 
-def _number(given: Any, offences: list[str]) -> int:
+def _number(given: Any, problems: list[str]) -> int:
     try:
         number = signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
     except (KeyError, ValueError):
-        offences.append(f"signals: there is no signal {given!r}; names are like 'SIGTERM'")
+        problems.append(f"signals: there is no signal {given!r}; names are like 'SIGTERM'")
         return 0
     if number in _UNCATCHABLE:
-        offences.append(f"signals: {number.name} cannot be watched by any program")
+        problems.append(f"signals: {number.name} cannot be watched by any program")
     return int(number)
 
 
-def _path(given: Any, offences: list[str]) -> str:
+def _path(given: Any, problems: list[str]) -> str:
     try:
         return os.path.abspath(local_path(given, f"files: {given!r}"))
     except UsageError as error:
         is_typed = isinstance(error, UsageTypeError)
-        offences.append(WrongType(error) if is_typed else str(error))
+        problems.append(WrongType(error) if is_typed else str(error))
         return ""
 
 

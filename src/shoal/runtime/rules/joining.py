@@ -168,9 +168,9 @@ class Joining(Generic[To]):
         if now + hello.timeout_s < self.deadline:
             self.deadline = now + hello.timeout_s
             self._limit = (hello.process, hello.given_s or hello.timeout_s)
-        offences = self._offences(hello)
-        if offences:
-            return [*self._refuse(now, "; ".join(offences)), JoinReply(to, self.refusal)]
+        problems = self._problems(hello)
+        if problems:
+            return [*self._refuse(now, "; ".join(problems)), JoinReply(to, self.refusal)]
         self._here[hello.process], self._to[hello.process] = hello, to
         self.jax_service = self.jax_service or hello.jax_service
         if len(self._here) < self.num_processes:
@@ -222,28 +222,28 @@ class Joining(Generic[To]):
         there = self._here.get(hello.process)
         return "the job is complete" + (f": {there} is process {hello.process}" if there else "")
 
-    def _offences(self, hello: Hello) -> list[str]:
+    def _problems(self, hello: Hello) -> list[str]:
         """Return everything that is wrong with a HELLO, with both sides."""
         count = self.num_processes
-        offences = []
+        problems = []
         if hello.protocol != PROTOCOL:
-            offences.append(
+            problems.append(
                 f"{hello} speaks protocol {hello.protocol}, the meeting place {PROTOCOL}:"
                 " install the same shoal everywhere"
             )
         if hello.num_processes != count:
-            offences.append(
+            problems.append(
                 f"{hello} says that the job has {hello.num_processes} processes,"
                 f" the meeting place was started for {count}"
             )
         if not 0 <= hello.process < count:
-            offences.append(f"{hello} does not exist: the job has processes 0..{count - 1}")
+            problems.append(f"{hello} does not exist: the job has processes 0..{count - 1}")
         if there := self._here.get(hello.process):
-            offences.append(f"two processes have the index {hello.process}: {there} and {hello}")
+            problems.append(f"two processes have the index {hello.process}: {there} and {hello}")
         first = next(iter(self._here.values()), hello)  # the others run the same versions
         if first.versions != hello.versions:
-            offences.append(f"{first} runs {first.versions}, but {hello} runs {hello.versions}")
-        return offences
+            problems.append(f"{first} runs {first.versions}, but {hello} runs {hello.versions}")
+        return problems
 
 
 def host_runs(hosts: Iterable[str]) -> list[tuple[str, int]]:

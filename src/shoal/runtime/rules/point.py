@@ -66,23 +66,23 @@ def checked(
 
     Raises:
       UsageError: a process of the group does not exist or is given twice, or the caller is not in
-        it; `timeout_s` is not positive; a text or the payload is too long. All offences at once.
+        it; `timeout_s` is not positive; a text or the payload is too long. All problems at once.
     """
-    offences = []
+    problems = []
     name, group, lane, fingerprint, site = point[:5]
     if len(name) + len(lane) + len(fingerprint) + len(site) > _MAX_TEXT:
         lengths = f"name {len(name)}, lane {len(lane)}, fingerprint {len(fingerprint)}"
         text = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} in total are allowed"
-        offences.append(text)
+        problems.append(text)
     if not timeout_s > 0:
-        offences.append(f"timeout_s={timeout_s!r} must be a positive number of seconds")
+        problems.append(f"timeout_s={timeout_s!r} must be a positive number of seconds")
     if len(payload) > MAX_PAYLOAD_BYTES:
-        offences.append(f"the payload has {len(payload)} bytes; {MAX_PAYLOAD_BYTES} are allowed")
+        problems.append(f"the payload has {len(payload)} bytes; {MAX_PAYLOAD_BYTES} are allowed")
     if group is not None:
         group = tuple(sorted(index_of(member) for member in group))
-        offences += group_offences(group, process, num_processes)
-    if offences:
-        raise_all(f"point {point.name[:200]!r}", offences)
+        problems += group_problems(group, process, num_processes)
+    if problems:
+        raise_all(f"point {point.name[:200]!r}", problems)
     if group is None:
         return point
     return point._replace(group=None if len(group) == num_processes else group)
@@ -130,13 +130,13 @@ def index_of(member: object) -> int:
         raise UsageTypeError(f"process indices are integers, not {member!r}") from None
 
 
-def group_offences(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:
+def group_problems(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:
     """Return why these processes cannot be a group of `process`; empty if they can."""
-    offences = []
+    problems = []
     if outside := [member for member in group if not 0 <= member < num_processes]:
-        offences.append(f"the job has processes 0..{num_processes - 1}, not {outside}")
+        problems.append(f"the job has processes 0..{num_processes - 1}, not {outside}")
     if twice := sorted(member for member, count in Counter(group).items() if count > 1):
-        offences.append(f"named more than once: {twice}")
+        problems.append(f"named more than once: {twice}")
     if process not in group:
-        offences.append(f"process {process} (this one) is not among the processes {list(group)}")
-    return offences
+        problems.append(f"process {process} (this one) is not among the processes {list(group)}")
+    return problems

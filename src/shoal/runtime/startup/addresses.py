@@ -23,7 +23,7 @@ _SET = (
 
 
 class MeetsAt(NamedTuple):
-    """An address or a rendezvous, and its source; neither after an offence."""
+    """An address or a rendezvous, and its source; neither after a problem."""
 
     address: str | None = None
     rendezvous: Rendezvous | None = None
@@ -40,7 +40,7 @@ class Launched(NamedTuple):
 
 
 def meets_at(
-    given: str | None, env: Environment, launched: Launched | None, offences: list[str]
+    given: str | None, env: Environment, launched: Launched | None, problems: list[str]
 ) -> MeetsAt:
     """Return where the job meets.
 
@@ -57,32 +57,32 @@ def meets_at(
     ]
     for source, said in sources:
         if said and source == "SHOAL_RENDEZVOUS":
-            return _in_directory(directory, launched, offences)
+            return _in_directory(directory, launched, problems)
         if said:
-            return _at(said, source, offences)
+            return _at(said, source, problems)
     if launched is None:
-        offences.append(f"no address given: {_SET}")
+        problems.append(f"no address given: {_SET}")
         return MeetsAt()
     said = launched.launcher.address(launched.env)
     if said:
-        return _at(said, launched.launcher.name, offences)
+        return _at(said, launched.launcher.name, problems)
     if launched.local.processes == launched.num_processes:
         return MeetsAt(None, _here(launched), ON_THIS_HOST)
-    offences.append(_no_address(launched))
+    problems.append(_no_address(launched))
     return MeetsAt()
 
 
-def _at(address: str, source: str, offences: list[str]) -> MeetsAt:
+def _at(address: str, source: str, problems: list[str]) -> MeetsAt:
     try:
         split_address(address)
     except (ValueError, AttributeError, TypeError):
-        offences.append(f"{source}={address!r} is not an address: give host:port")
+        problems.append(f"{source}={address!r} is not an address: give host:port")
     return MeetsAt(address, None, source)
 
 
-def _in_directory(directory: str, launched: Launched | None, offences: list[str]) -> MeetsAt:
+def _in_directory(directory: str, launched: Launched | None, problems: list[str]) -> MeetsAt:
     if not os.path.isabs(directory):
-        offences.append(f"SHOAL_RENDEZVOUS={directory!r} must be an absolute path: give /a/folder")
+        problems.append(f"SHOAL_RENDEZVOUS={directory!r} must be an absolute path: give /a/folder")
     return MeetsAt(None, Rendezvous(directory, _name(launched), False), "SHOAL_RENDEZVOUS")
 
 

@@ -23,15 +23,15 @@ def jobs_of(listed: str) -> list[str]:
     return [entry.strip() for entry in listed.split(",")] if listed.strip() else []
 
 
-def completed(env: Mapping[str, str], offences: list[str]) -> Mapping[str, str]:
+def completed(env: Mapping[str, str], problems: list[str]) -> Mapping[str, str]:
     """Return the environment, with index and count added if this is a process of DTensor."""
     jobs = jobs_of(env.get(_JOBS, ""))
     index, number = (env.get(name, "").strip() for name in (INDEX, _NUMBER))
     if jobs:
         if "" in jobs:
-            offences.append(f"{_JOBS}={env[_JOBS]!r} has an empty entry")
+            problems.append(f"{_JOBS}={env[_JOBS]!r} has an empty entry")
         if number and number != str(len(jobs)):
-            offences.append(f"{_NUMBER}={number} contradicts the {len(jobs)} {COUNT}")
+            problems.append(f"{_NUMBER}={number} contradicts the {len(jobs)} {COUNT}")
         return {**env, INDEX: index or "0", COUNT: str(len(jobs))}
     shown = [
         f"{name}={value}"
@@ -39,7 +39,7 @@ def completed(env: Mapping[str, str], offences: list[str]) -> Mapping[str, str]:
         if value not in ("", alone)
     ]
     if shown:
-        offences.append(
+        problems.append(
             f"{' and '.join(shown)} without {_JOBS}: in multi-client mode it lists host:port of "
             "every process"
         )

@@ -35,7 +35,7 @@ class Launcher(NamedTuple):
     needs: tuple[str, ...] = ()  # required: without these the variables are not this launcher's
     no_job: tuple[str, ...] = ()  # halves of a pair that mean a job of one process
     binds_devices: Callable[[Environment], bool] = lambda env: False  # each process sees its own
-    completed: Callable[[Environment, list[str]], Environment] = lambda env, offences: env
+    completed: Callable[[Environment, list[str]], Environment] = lambda env, problems: env
     advice: str = ""  # if the pair has no count
     shows_job: bool = True  # also before `initialize` is called
 

@@ -87,28 +87,28 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
         a job of several processes has no address. All offenders at once.
     """
     given = arguments._asdict().items()
-    offences = not_texts(**{name: value for name, value in given if "_address" in name})
+    problems = not_texts(**{name: value for name, value in given if "_address" in name})
     passed_over: list[str] = []
-    place = _place(arguments, env, offences, passed_over)
+    place = _place(arguments, env, problems, passed_over)
     where = MeetsAt()
     if place.num_processes > 1:
-        where = meets_at(arguments.coordinator_address, env, place.launched, offences)
+        where = meets_at(arguments.coordinator_address, env, place.launched, problems)
     is_launchers = where.source == "SHOAL_COORDINATOR"
     cluster = JobPlace(
         process=place.process,
         num_processes=place.num_processes,
         address=where.address,
-        bind_host=bind_host(arguments, env, offences),
+        bind_host=bind_host(arguments, env, problems),
         jax_service=env.get("SHOAL_JAX_SERVICE") or None if is_launchers else None,
         token=env.get("SHOAL_TOKEN", ""),
-        virtual_devices=virtual_devices(arguments, env, offences),
-        local_device_ids=_local_devices(arguments, env, place.launched, offences),
+        virtual_devices=virtual_devices(arguments, env, problems),
+        local_device_ids=_local_devices(arguments, env, place.launched, problems),
         reason=f"{place.reason}; address from {where.source}" if where.source else place.reason,
         passed_over=tuple(passed_over),
-        host_devices=host_devices(arguments, offences),
+        host_devices=host_devices(arguments, problems),
         rendezvous=where.rendezvous,
     )
-    raise_all("initialize", offences)
+    raise_all("initialize", problems)
     return cluster
 
 
@@ -122,9 +122,9 @@ def shown_job(env: Environment) -> ShownJob | None:
     Raises:
       UsageError: a value is malformed, or two contradict each other.
     """
-    offences: list[str] = []
-    numbers = _of_environment(env, offences, [])
-    raise_all("the variables of this process's launcher", offences)
+    problems: list[str] = []
+    numbers = _of_environment(env, problems, [])
+    raise_all("the variables of this process's launcher", problems)
     if numbers is None or numbers.num_processes == 1 or not numbers.launcher.shows_job:
         return None
     return ShownJob(numbers.words, numbers.num_processes)
@@ -139,14 +139,14 @@ def numbers_of(env: Environment) -> tuple[int, int]:
     Raises:
       InitializeError, UsageError: as `decide`, for the numbers alone.
     """
-    offences: list[str] = []
-    place = _place(Arguments(), env, offences, [])
-    raise_all("the variables of this process's launcher", offences)
+    problems: list[str] = []
+    place = _place(Arguments(), env, problems, [])
+    raise_all("the variables of this process's launcher", problems)
     return place.process, place.num_processes
 
 
 def _place(
-    arguments: Arguments, env: Environment, offences: list[str], passed_over: list[str]
+    arguments: Arguments, env: Environment, problems: list[str], passed_over: list[str]
 ) -> _JobNumbers:
     given = {"process_id": arguments.process_id, "num_processes": arguments.num_processes}
     if given["num_processes"] == 1 and given["process_id"] is None:
@@ -155,26 +155,26 @@ def _place(
         found = {name: value for name, value in given.items() if value is not None}
         if len(found) == 1:
             (lacking,) = given.keys() - found.keys()
-            offences.append(f"{shown(found)} without {lacking}: give both or neither")
+            problems.append(f"{shown(found)} without {lacking}: give both or neither")
             return _JobNumbers(0, 1, "arguments")
-        return _JobNumbers(*_fit(found, "process_id", "num_processes", offences), "arguments")
-    numbers = _of_environment(env, offences, passed_over)
+        return _JobNumbers(*_fit(found, "process_id", "num_processes", problems), "arguments")
+    numbers = _of_environment(env, problems, passed_over)
     if numbers is None:
         alone = {name: env[name] for name in _ADDRESSES if env.get(name, "").strip()}
         if alone:
-            offences.append(
+            problems.append(
                 f"{shown(alone)} without a count: set SHOAL_NUM_PROCESSES and SHOAL_PROCESS_ID, "
                 "or give num_processes= and process_id= (num_processes=1: a job of one)"
             )
         return _JobNumbers(0, 1, "no launcher's variables: a job of one process")
     index, count, words, launcher, completed = numbers
     if index is None or count is None:
-        return _half(numbers, env, offences)
-    local = _local_place(launcher, completed, count, offences)
+        return _half(numbers, env, problems)
+    local = _local_place(launcher, completed, count, problems)
     return _JobNumbers(index, count, words, Launched(launcher, completed, count, local))
 
 
-def _half(numbers: _Numbers, env: Environment, offences: list[str]) -> _JobNumbers:
+def _half(numbers: _Numbers, env: Environment, problems: list[str]) -> _JobNumbers:
     """Refuse a pair with one number missing."""
     launcher, words = numbers.launcher, numbers.words
     if launcher.advice:
@@ -182,26 +182,26 @@ def _half(numbers: _Numbers, env: Environment, offences: list[str]) -> _JobNumbe
             f"initialize: {words} shows a job, but not its number of processes\n{launcher.advice}"
         )
     lacking = (launcher.counts if numbers.num_processes is None else launcher.indices)[0]
-    offences.append(f"{words} without {lacking}: set both or neither")
+    problems.append(f"{words} without {lacking}: set both or neither")
     return _JobNumbers(0, 1, words)
 
 
 def _of_environment(
-    env: Environment, offences: list[str], passed_over: list[str]
+    env: Environment, problems: list[str], passed_over: list[str]
 ) -> _Numbers | None:
     """Return the numbers of the innermost launcher."""
     for launcher in LAUNCHERS:
-        numbers = _of_launcher(launcher, env, offences, passed_over)
+        numbers = _of_launcher(launcher, env, problems, passed_over)
         if numbers is not None:
             return numbers
     return None
 
 
 def _of_launcher(
-    launcher: Launcher, env: Environment, offences: list[str], passed_over: list[str]
+    launcher: Launcher, env: Environment, problems: list[str], passed_over: list[str]
 ) -> _Numbers | None:
     """Return the numbers of this launcher, or None."""
-    env = launcher.completed(env, offences)
+    env = launcher.completed(env, problems)
     indices = (*launcher.indices, *launcher.same_index)
     found = variables_of(env, (*launcher.needs, *indices, *launcher.counts))
     at = next((name for name in launcher.indices if name in found), None)
@@ -212,19 +212,19 @@ def _of_launcher(
     if at is not None and of is not None:
         for main, aliases in ((at, indices), (of, launcher.counts)):
             differ = [n for n in aliases if n in found and found[n] != found[main]]
-            offences += [f"{main}={found[main]} contradicts {n}={found[n]}" for n in differ]
-        return _Numbers(*_fit(found, at, of, offences), words, launcher, env)
+            problems += [f"{main}={found[main]} contradicts {n}={found[n]}" for n in differ]
+        return _Numbers(*_fit(found, at, of, problems), words, launcher, env)
     half = next(f"{name}={found[name]}" for name in (at, of) if name is not None)
     if half in launcher.no_job:
         passed_over.append(f"{launcher.name}: {half} without {launcher.counts[0]}")
         return None
-    index = whole(at, found[at], 0, offences) if at else None
-    count = whole(of, found[of], 1, offences) if of else None
+    index = whole(at, found[at], 0, problems) if at else None
+    count = whole(of, found[of], 1, problems) if of else None
     return _Numbers(0 if count == 1 else index, count, words, launcher, env)
 
 
 def _local_place(
-    launcher: Launcher, env: Environment, num_processes: int, offences: list[str]
+    launcher: Launcher, env: Environment, num_processes: int, problems: list[str]
 ) -> LocalPlace:
     """Return the local index and count of this process."""
     found = variables_of(env, (*launcher.local_indices, *launcher.local_counts))
@@ -232,33 +232,33 @@ def _local_place(
     of = next((name for name in launcher.local_counts if name in found), None)
     index = count = None
     if at is not None and of is not None:
-        index, count = _fit(found, at, of, offences)
+        index, count = _fit(found, at, of, problems)
     elif at is not None:
-        index = whole(at, found[at], 0, offences)
+        index = whole(at, found[at], 0, problems)
     elif of is not None:
-        count = whole(of, found[of], 1, offences)
+        count = whole(of, found[of], 1, problems)
     if of is not None and count is not None and count > num_processes:
-        offences.append(f"{of}={count} contradicts the {num_processes} processes of the whole job")
+        problems.append(f"{of}={count} contradicts the {num_processes} processes of the whole job")
     return LocalPlace(index, count, shown(found), launcher.binds_devices(env))
 
 
 def _local_devices(
-    arguments: Arguments, env: Environment, launched: Launched | None, offences: list[str]
+    arguments: Arguments, env: Environment, launched: Launched | None, problems: list[str]
 ) -> tuple[int, ...] | None:
     """Return the accelerators of this process; None: all that it sees."""
-    ids = device_ids(arguments, env, offences)
+    ids = device_ids(arguments, env, problems)
     is_cpu_only = arguments.virtual_devices is not None or env.get("SHOAL_VIRTUAL_DEVICES")
     if ids is not None or launched is None or is_cpu_only:
         return ids
-    return local_devices.chosen(launched.local, env, offences)
+    return local_devices.chosen(launched.local, env, problems)
 
 
-def _fit(found: Mapping[str, object], at: str, of: str, offences: list[str]) -> tuple[int, int]:
-    """Return (index, count), checked; (0, 1) after an offence."""
-    index, count = (whole(name, found[name], least, offences) for name, least in ((at, 0), (of, 1)))
+def _fit(found: Mapping[str, object], at: str, of: str, problems: list[str]) -> tuple[int, int]:
+    """Return (index, count), checked; (0, 1) after a problem."""
+    index, count = (whole(name, found[name], least, problems) for name, least in ((at, 0), (of, 1)))
     if index is None or count is None:
         return 0, 1
     if index >= count:
-        offences.append(f"{at}={index} is out of range for {of}={count}: 0 to {count - 1}")
+        problems.append(f"{at}={index} is out of range for {of}={count}: 0 to {count - 1}")
         return 0, 1
     return index, count

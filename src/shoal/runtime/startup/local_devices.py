@@ -33,7 +33,7 @@ def share(index: int, count: int, devices: int) -> tuple[int, ...]:
 
 
 def chosen(
-    place: LocalPlace, env: Mapping[str, str], offences: list[str]
+    place: LocalPlace, env: Mapping[str, str], problems: list[str]
 ) -> tuple[int, ...] | None:
     """Return the GPUs for this process; None: all that it sees."""
     platforms = {name for name in env.get("JAX_PLATFORMS", "").strip().split(",") if name}
@@ -52,7 +52,7 @@ def chosen(
         problem = f"the {place.processes} processes of this host cannot share them equally"
     else:
         return share(place.process, place.processes, gpus)
-    offences.append(
+    problems.append(
         f"this process sees {gpus} GPUs ({place.words}), and {problem}: give local_device_ids= or "
         "JAX_LOCAL_DEVICE_IDS, or set JAX_PLATFORMS=cpu to use none"
     )

@@ -24,7 +24,7 @@ class Arguments(NamedTuple):
     host_devices: int | None = None
 
 
-def whole(name: str, value: object, least: int, offences: list[str]) -> int | None:
+def whole(name: str, value: object, least: int, problems: list[str]) -> int | None:
     """Return an integer ≥ `least` from an argument or a variable's text, or None."""
     number: int | None = None
     if isinstance(value, str) and name not in Arguments._fields:  # only variables are text
@@ -35,12 +35,12 @@ def whole(name: str, value: object, least: int, offences: list[str]) -> int | No
         except TypeError:
             number = None
     if number is None or number < least:
-        offences.append(f"{name}={value!r} must be a whole number, at least {least}")
+        problems.append(f"{name}={value!r} must be a whole number, at least {least}")
         return None
     return number
 
 
-def bind_host(arguments: Arguments, env: Environment, offences: list[str]) -> str | None:
+def bind_host(arguments: Arguments, env: Environment, problems: list[str]) -> str | None:
     """Return the host to bind to; JAX's spelling, host:port, is accepted too."""
     given = arguments.coordinator_bind_address or env.get("JAX_COORDINATOR_BIND_ADDRESS")
     if not given or not isinstance(given, str):
@@ -50,30 +50,30 @@ def bind_host(arguments: Arguments, env: Environment, offences: list[str]) -> st
     except ValueError:
         if re.fullmatch(r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?", given):
             return given.strip("[]")
-    offences.append(f"coordinator_bind_address={given!r} is neither a host nor host:port")
+    problems.append(f"coordinator_bind_address={given!r} is neither a host nor host:port")
     return None
 
 
-def virtual_devices(arguments: Arguments, env: Environment, offences: list[str]) -> int | None:
+def virtual_devices(arguments: Arguments, env: Environment, problems: list[str]) -> int | None:
     if arguments.virtual_devices is not None:
-        return whole("virtual_devices", arguments.virtual_devices, 1, offences)
+        return whole("virtual_devices", arguments.virtual_devices, 1, problems)
     given = env.get("SHOAL_VIRTUAL_DEVICES", "").strip()
-    return whole("SHOAL_VIRTUAL_DEVICES", given, 1, offences) if given else None
+    return whole("SHOAL_VIRTUAL_DEVICES", given, 1, problems) if given else None
 
 
-def host_devices(arguments: Arguments, offences: list[str]) -> int | None:
+def host_devices(arguments: Arguments, problems: list[str]) -> int | None:
     if arguments.host_devices is None:
         return None
     if arguments.virtual_devices is not None:
-        offences.append(
+        problems.append(
             "virtual_devices= is for CPU devices alone, host_devices= for CPU devices beside "
             "accelerators: give one of them"
         )
-    return whole("host_devices", arguments.host_devices, 1, offences)
+    return whole("host_devices", arguments.host_devices, 1, problems)
 
 
 def device_ids(
-    arguments: Arguments, env: Environment, offences: list[str]
+    arguments: Arguments, env: Environment, problems: list[str]
 ) -> tuple[int, ...] | None:
     name, given = "local_device_ids", arguments.local_device_ids
     ids: Sequence[object]
@@ -84,9 +84,9 @@ def device_ids(
         ids = given
     else:
         ids = [given]
-    numbers = [whole(name, value, 0, offences) for value in ids]
+    numbers = [whole(name, value, 0, problems) for value in ids]
     if given is not None and not ids:
-        offences.append(f"{name}={given!r} names no device; omit it for all devices")
+        problems.append(f"{name}={given!r} names no device; omit it for all devices")
     if twice := sorted({n for n in numbers if n is not None and numbers.count(n) > 1}):
-        offences.append(f"{name}={given or ids!r} names {twice} twice")
+        problems.append(f"{name}={given or ids!r} names {twice} twice")
     return tuple(n for n in numbers if n is not None) or None

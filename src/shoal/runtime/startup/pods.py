@@ -22,10 +22,10 @@ _Environment = Mapping[str, str]
 def completing(index: str, count: str) -> Callable[[_Environment, list[str]], _Environment]:
     """Return a function that adds the pod's index to an environment with a count and no index."""
 
-    def completed(env: _Environment, offences: list[str]) -> _Environment:
+    def completed(env: _Environment, problems: list[str]) -> _Environment:
         if _text(env, index) or _text(env, count) in ("", "1") or not _text(env, OWN):
             return env  # with "1", each pod is process 0 of a job of its own
-        return {**env, INDEX: _index(env, count, offences)}
+        return {**env, INDEX: _index(env, count, problems)}
 
     return completed
 
@@ -45,8 +45,8 @@ def address(env: _Environment, port: Callable[[str], int]) -> str | None:
     return f"{job}-0.{domain}:{port(f'pods of {job}')}" if domain else None
 
 
-def _index(env: _Environment, count: str, offences: list[str]) -> str:
-    """Return the index of the pod in all jobs; JOB_COMPLETION_INDEX after an offence."""
+def _index(env: _Environment, count: str, problems: list[str]) -> str:
+    """Return the index of the pod in all jobs; JOB_COMPLETION_INDEX after a problem."""
     texts = {name: _text(env, name) for name in (OWN, _JOB, _JOBS, count)}
     if not texts[_JOB] and not texts[_JOBS]:
         return texts[OWN]
@@ -54,14 +54,14 @@ def _index(env: _Environment, count: str, offences: list[str]) -> str:
     if not texts[_JOB] or not texts[_JOBS]:
         lacking = _JOB if texts[_JOBS] else _JOBS
         if texts[_JOB] != "0" and texts[_JOBS] != "1":  # else it has no effect
-            offences.append(f"{shown} without {lacking}: which of the JobSet's jobs is this?")
+            problems.append(f"{shown} without {lacking}: which of the JobSet's jobs is this?")
         return texts[OWN]
     if not all(value.isascii() and value.isdigit() for value in texts.values()):
-        offences.append(f"{shown}: all of them must be whole numbers")
+        problems.append(f"{shown}: all of them must be whole numbers")
         return texts[OWN]
     own, job, jobs, pods = (int(value) for value in texts.values())
     if jobs < 1 or pods % jobs or job >= jobs or own >= pods // jobs:
-        offences.append(
+        problems.append(
             f"{shown} contradict each other: {count} counts the pods of all {jobs} jobs, and "
             f"{OWN} those of one"
         )

@@ -10,7 +10,7 @@ _PER_NODE, _NODE = "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"
 _BINDING = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
 
 
-def completed(env: Mapping[str, str], offences: list[str]) -> Mapping[str, str]:
+def completed(env: Mapping[str, str], problems: list[str]) -> Mapping[str, str]:
     """Return the environment, with the number of tasks of this node if it is known."""
     counts = counts_of_nodes(env.get(_PER_NODE, ""))
     node = env.get(_NODE, "").strip()

@@ -25,7 +25,7 @@ _RESOLVE_S = 300
 _Environment = Mapping[str, str]
 
 
-def completed(env: _Environment, offences: list[str]) -> _Environment:
+def completed(env: _Environment, problems: list[str]) -> _Environment:
     """Return the environment, with index and count if this is a TPU host.
 
     Raises:

@@ -143,17 +143,17 @@ def parse(text: str) -> tuple[Fault, ...]:
       UsageError: it is malformed, or names a point of shoal that does not exist. All offenders.
     """
     faults = []
-    offences: list[str] = []
+    problems: list[str] = []
     for entry in filter(None, (part.strip() for part in text.split(";"))):
         match = _ENTRY.fullmatch(entry)
         if match is None:
-            offences.append(f"{entry!r} is not POINT[@PROCESS][#TURN]:KIND[=VALUE]")
+            problems.append(f"{entry!r} is not POINT[@PROCESS][#TURN]:KIND[=VALUE]")
             continue
         point, process, turn, kind, value = match.groups(default="")
-        offences += [f"{entry!r}: {words}" for words in _wrong(point, turn, kind, value)]
+        problems += [f"{entry!r}: {words}" for words in _wrong(point, turn, kind, value)]
         number = _EVERY if turn == "*" else int(turn or 1)
         faults.append(Fault(point, int(process) if process else None, number, kind, value))
-    raise_all(VARIABLE, offences)
+    raise_all(VARIABLE, problems)
     return tuple(faults)
 
 
@@ -163,23 +163,23 @@ def text_of(faults: tuple[Fault, ...]) -> str:
 
 
 def _wrong(point: str, turn: str, kind: str, value: str) -> list[str]:
-    offences = []
+    problems = []
     families = {name.split(".")[0] for name in POINTS}
     if point.split(".")[0] in families and point not in POINTS:
-        offences.append(f"shoal has no point {point!r}{nearest(point, POINTS)}")
+        problems.append(f"shoal has no point {point!r}{nearest(point, POINTS)}")
     if turn.isdigit() and int(turn) == 0:
-        offences.append("turns are counted from 1; #* means each")
+        problems.append("turns are counted from 1; #* means each")
     if kind not in KINDS:
-        offences.append(f"{kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
+        problems.append(f"{kind!r} is not one of {', '.join(KINDS)}{nearest(kind, KINDS)}")
     elif kind in ("kill", "stop", "raise") and value:
-        offences.append(f"{kind} takes no value")
+        problems.append(f"{kind} takes no value")
     elif kind == "exit" and not ((value.isdigit() and int(value) < 256) or not value):
-        offences.append("exit takes a code from 0 to 255")
+        problems.append("exit takes a code from 0 to 255")
     elif kind == "delay" and not _is_duration(value):
-        offences.append("delay takes a positive number of seconds")
+        problems.append("delay takes a positive number of seconds")
     elif kind == "pause" and not value:
-        offences.append("pause takes the path of a socket; shoal.testing's Cluster fills it in")
-    return offences
+        problems.append("pause takes the path of a socket; shoal.testing's Cluster fills it in")
+    return problems
 
 
 def _is_duration(value: str) -> bool:

@@ -75,20 +75,20 @@ def check(
     Raises:
       UsageError: names all problems.
     """
-    offences = [*_dim_offences(dims), *_id_offences(ids)]
-    owned = _ids(local_ids, offences)
-    locals_ = _devices("local_devices", local_devices, offences)
-    globals_ = _devices("global_devices", global_devices or [], offences)
-    offences += [*_local_offences(ids, owned, locals_), *_where_offences(ids, owned)]
-    offences += _count_offences(ids, locals_, globals_)
+    problems = [*_dim_problems(dims), *_id_problems(ids)]
+    owned = _ids(local_ids, problems)
+    locals_ = _devices("local_devices", local_devices, problems)
+    globals_ = _devices("global_devices", global_devices or [], problems)
+    problems += [*_local_problems(ids, owned, locals_), *_where_problems(ids, owned)]
+    problems += _count_problems(ids, locals_, globals_)
     is_xla = bool(use_xla_spmd)
-    offences += [*_type_offences([*locals_, *globals_], is_xla), *_name_offences(name)]
-    raise_all(operation, offences)
+    problems += [*_type_problems([*locals_, *globals_], is_xla), *_name_problems(name)]
+    raise_all(operation, problems)
     here, everywhere = (tuple(one.to_string() for one in row) for row in (locals_, globals_))
     return MeshFields(str(name), tuple(dims), ids[0], tuple(owned), here, everywhere, is_xla)
 
 
-def _count_offences(
+def _count_problems(
     ids: Sequence[int], here: Sequence[DeviceSpec], everywhere: Sequence[DeviceSpec]
 ) -> list[str]:
     if not here and not everywhere:
@@ -98,7 +98,7 @@ def _count_offences(
     return []
 
 
-def _name_offences(name: object) -> list[str]:
+def _name_problems(name: object) -> list[str]:
     if not isinstance(name, str):
         return [WrongType(f"mesh_name {name!r} must be a string")]
     if "|" in name or not name.isprintable():
@@ -106,7 +106,7 @@ def _name_offences(name: object) -> list[str]:
     return []
 
 
-def _dim_offences(dims: Sequence[tuple[Any, int]]) -> list[str]:
+def _dim_problems(dims: Sequence[tuple[Any, int]]) -> list[str]:
     names = [name for name, _ in dims]
     found: list[str] = []
     for name in dict.fromkeys(map(str, names)):
@@ -122,7 +122,7 @@ def _dim_offences(dims: Sequence[tuple[Any, int]]) -> list[str]:
     return found
 
 
-def _id_offences(ids: Sequence[int]) -> list[str]:
+def _id_problems(ids: Sequence[int]) -> list[str]:
     if not len(ids):
         return ["Variable global_device_ids must be non-empty."]
     if any(number != ids[0] + place for place, number in enumerate(ids)):
@@ -131,26 +131,26 @@ def _id_offences(ids: Sequence[int]) -> list[str]:
     return [] if ids[0] >= 0 else [f"global_device_ids must not be negative: {ids[0]}"]
 
 
-def _ids(given: object, offences: list[str]) -> list[int]:
+def _ids(given: object, problems: list[str]) -> list[int]:
     if not isinstance(given, list):
-        offences.append(WrongType("Variable local_device_ids must be a list."))
+        problems.append(WrongType("Variable local_device_ids must be a list."))
         return []
     wrong = [one for one in given if isinstance(one, bool) or not hasattr(one, "__index__")]
     if wrong:
-        offences.append(WrongType(f"local_device_ids must be whole numbers, not {wrong[:8]}"))
+        problems.append(WrongType(f"local_device_ids must be whole numbers, not {wrong[:8]}"))
     return [] if wrong else [int(one) for one in given]
 
 
-def _devices(what: str, given: object, offences: list[str]) -> list[DeviceSpec]:
+def _devices(what: str, given: object, problems: list[str]) -> list[DeviceSpec]:
     if not isinstance(given, list):
-        offences.append(WrongType(f"Variable {what} must be a list."))
+        problems.append(WrongType(f"Variable {what} must be a list."))
         return []
     found = []
     for one in given:
         try:
             found.append(_full(spec_of(one)))
         except UsageError as error:
-            offences.append(f"{what}: {error}")
+            problems.append(f"{what}: {error}")
     return found
 
 
@@ -166,7 +166,7 @@ def _full(spec: DeviceSpec) -> DeviceSpec:
     return spec.replace(job=spec.job or "localhost", replica=spec.replica or 0, task=task)
 
 
-def _local_offences(
+def _local_problems(
     ids: Sequence[int], owned: Sequence[int], devices: Sequence[DeviceSpec]
 ) -> list[str]:
     found = []
@@ -180,7 +180,7 @@ def _local_offences(
     return found
 
 
-def _where_offences(ids: Sequence[int], owned: Sequence[int]) -> list[str]:
+def _where_problems(ids: Sequence[int], owned: Sequence[int]) -> list[str]:
     found = ["local_device_ids are repeated"] if len(set(owned)) < len(owned) else []
     known = range(ids[0], ids[0] + len(ids)) if len(ids) else range(0)
     if strange := [one for one in owned if one not in known]:
@@ -190,7 +190,7 @@ def _where_offences(ids: Sequence[int], owned: Sequence[int]) -> list[str]:
     return found
 
 
-def _type_offences(devices: Sequence[DeviceSpec], use_xla_spmd: bool) -> list[str]:
+def _type_problems(devices: Sequence[DeviceSpec], use_xla_spmd: bool) -> list[str]:
     types = sorted({device.device_type or "" for device in devices})
     if "" in types:
         return ["device_type is required of every device"]
