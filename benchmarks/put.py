@@ -63,7 +63,7 @@ def measure_trail(kind: str) -> None:
     import numpy as np
 
     import shoal
-    from shoal.arrays.host import leave_trail as host_leave_trail
+    from shoal.arrays.host import record_trail as host_record_trail
     from shoal.arrays.placing import put
 
     shoal.initialize()
@@ -72,16 +72,16 @@ def measure_trail(kind: str) -> None:
     )
     source = np.random.default_rng(0).random(SHAPE, np.float32)
     times: dict[str, list[float]] = {"shoal": [], "without": [], "trail": []}
-    leave_trail = host_leave_trail.leave_trail
+    record_trail = host_record_trail.record_trail
 
     def timed(*given: object, **options: object) -> None:
         began = time.perf_counter()
-        leave_trail(*given, **options)
+        record_trail(*given, **options)
         times["trail"].append((time.perf_counter() - began) * 1e3)
 
     for _ in range(TRAIL_ROUNDS + 1):  # the first is a warm-up
         for name, trail in (("shoal", timed), ("without", lambda *given, **options: None)):
-            put.leave_trail = trail
+            put.record_trail = trail
             shoal.barrier("next")
             began = time.perf_counter()
             shoal.put(source, layout)

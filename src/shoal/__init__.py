@@ -236,7 +236,7 @@ def __getattr__(name: str) -> Any:
 
     # The import is long enough for a Ctrl-C, which a callback of the garbage collector would
     # swallow.
-    load = interrupts.interrupts_heard(importlib.import_module)
+    load = interrupts.interrupts_delivered(importlib.import_module)
     value = getattr(load(_LAZY[name]), name)
     globals()[name] = value
     return value

@@ -209,13 +209,13 @@ def test_a_place_that_is_frozen_or_gone_is_told_apart(server):
     looking = Observer("watch", server.place, answer_s=PATIENCE_S)
     assert [member.state for member in looking.roll().members] == ["absent"] * 3
     os.kill(server.popen.pid, signal.SIGSTOP)
-    looking.ask()
+    looking.query()
     assert looking.answer(time.monotonic() + 0.1) is None
     assert looking.waits_s() >= 0.1
     with pytest.raises(DeadlineError, match=f"{server.address} has not answered for 0.1 s: frozen"):
         Observer("watch", server.place, answer_s=0.1)
     os.kill(server.popen.pid, signal.SIGCONT)
-    looking.ask()  # no second question: the first is answered now
+    looking.query()  # no second question: the first is answered now
     assert looking.answer(time.monotonic() + PATIENCE_S) is not None
     assert looking.waits_s() == 0.0
     server.close()

@@ -204,7 +204,7 @@ def test_what_does_not_travel_fails_where_it_is_before_anything_is_sent():
         try:
             return broadcast.on(coordinator, tree, timeout_s=PATIENCE_S)
         except UsageError:
-            coordinator.tell("failed", "a traceback")
+            coordinator.report("failed", "a traceback")
             raise
 
     results = run_all(LocalJob(2), go)

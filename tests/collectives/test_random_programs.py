@@ -109,7 +109,7 @@ class Play:
                 job.lose(process)
                 raise Gone
             elif fault.kind == "failed":
-                coordinator.tell("failed", "Traceback\nValueError: no data")
+                coordinator.report("failed", "Traceback\nValueError: no data")
                 raise Gone
             elif fault.kind == "exit":
                 coordinator.close()

@@ -44,7 +44,7 @@ members = st.builds(
     process=st.just(0),
     host=st.sampled_from(["a", "b", "[red]b"]),
     state=st.sampled_from(STATES),
-    said=st.sampled_from(["", "it said this", "Traceback:\n  x\nKeyError: 'k'\n"]),
+    last_words=st.sampled_from(["", "it said this", "Traceback:\n  x\nKeyError: 'k'\n"]),
     step=st.none() | st.integers(0, 3),
     place=st.sampled_from(["", EPOCH, LOAD]),
     since_s=st.floats(0, 1e6),
@@ -173,13 +173,13 @@ def test_those_lost_for_the_same_reason_share_a_row_however_long_ago():
 
 def test_how_long_a_process_is_silent_is_said_beside_where_it_was():
     said = "silent for 12.0 s; step 12, waits at 'epoch' for 13.0 s"
-    text = plain(render_roll(many(3, p1=waiting(1)._replace(state="silent", said=said))), 300)
+    text = plain(render_roll(many(3, p1=waiting(1)._replace(state="silent", last_words=said))), 300)
     assert f"  silent for 12.0 s; waits at {EPOCH}  " in text
 
 
 def test_who_is_stopped_comes_first_and_is_said_to_be():
     said = "stopped (SIGSTOP?) for 3.0 s; step 12, last at 'epoch', 4.0 s ago"
-    roll = many(5, p3=waiting(3, is_waiting=False)._replace(state="stopped", said=said))
+    roll = many(5, p3=waiting(3, is_waiting=False)._replace(state="stopped", last_words=said))
     assert first_processes(roll) == [3, 0]
     text = plain(render_roll(roll), 300)
     assert ": 4 here, 1 stopped; " in text

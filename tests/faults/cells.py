@@ -155,7 +155,7 @@ def run(cell: Cell, env: Mapping[str, str], start_method: str = "spawn") -> Told
         _strike(bench, cell)
         ended = _wait_for_the_end(bench, cell)
         left = _what_is_left(bench)
-        launcher = bench.said("the launcher") if cell.services == "launcher" else []
+        launcher = bench.lines_of("the launcher") if cell.services == "launcher" else []
     said = [line for one in ended for line in one.out.splitlines()]
     own = [float(line.split()[2]) for line in said if line.startswith("fault ")]
     rows = {one.process: one for one in ended}

@@ -137,14 +137,14 @@ def test_news_are_of_the_newest_job_and_say_who_is_absent():
     news = News(3)
     assert news.absent_words().endswith("these were 3 separate programs")
     for process in (0, 1):
-        news.hear({"joined": process})
+        news.receive({"joined": process})
     assert news.absent_words().startswith("process 2 of 3 never joined the job: each must call ")
-    news.hear({"dismissed": 1})
-    news.hear({"gone": 1, "state": "lost", "words": "silent for 60 s", "at_s": 2.0})
+    news.receive({"dismissed": 1})
+    news.receive({"gone": 1, "state": "lost", "words": "silent for 60 s", "at_s": 2.0})
     assert news.gone == {1: Gone("lost", "silent for 60 s", 2.0, is_dismissed=True)}
-    news.hear({"gone": 0, "state": "left", "words": "left the job", "at_s": 3.0})
-    news.hear({"joined": 1})  # the next one
-    news.hear({"gone": 1, "state": "lost", "words": "its connection closed", "at_s": 4.0})
+    news.receive({"gone": 0, "state": "left", "words": "left the job", "at_s": 3.0})
+    news.receive({"joined": 1})  # the next one
+    news.receive({"gone": 1, "state": "lost", "words": "its connection closed", "at_s": 4.0})
     assert news.gone[1] == Gone("lost", "its connection closed", 4.0, is_missed=False)
     assert News(1).absent_words() == ""
 
@@ -261,7 +261,7 @@ def test_silence_is_told_as_silence():
 def test_a_keeper_of_another_host_may_have_the_pid_of_a_child():
     news = News(4)
     for host, processes in (("a", [0, 1]), ("b", [2, 3])):
-        news.hear({"keeper": f"id of {host}", "pid": 77, "host": host, "processes": processes})
+        news.receive({"keeper": f"id of {host}", "pid": 77, "host": host, "processes": processes})
     news.note_end(77, -9, [2, 3])
     assert {keeper.host: keeper.code for keeper in news.host_keepers.values()} == {
         "a": None,

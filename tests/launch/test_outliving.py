@@ -29,15 +29,15 @@ class Watched:
         for index in range(count):
             popen = SimpleNamespace(pid=100 + index)
             self.processes.all.append(ChildProcess(index, popen, None, None))
-            self.news.hear({"joined": index})
+            self.news.receive({"joined": index})
         self.outliving = Outliving(
             self.processes, self.news, num_processes=count, warn_after_s=10, lost_after_s=5
         )
 
     def go(self, process, state, at_s, *, is_dismissed=False):
         if is_dismissed:
-            self.news.hear({"dismissed": process})
-        self.news.hear({"gone": process, "state": state, "words": "silent", "at_s": at_s})
+            self.news.receive({"dismissed": process})
+        self.news.receive({"gone": process, "state": state, "words": "silent", "at_s": at_s})
 
     def end(self, process, at_s):
         self.processes.all[process].code, self.processes.all[process].ended_s = 0, at_s

@@ -33,7 +33,7 @@ def speak(outlet: Outlet, chunks: list[bytes]) -> tuple[bytes, Memory]:
     log = Memory()
     voice = LineStream(outlet, b"p0| ", log)
     for chunk in chunks:
-        voice.hear(chunk, 0.0)
+        voice.feed(chunk, 0.0)
     voice.close()
     return bytes(outlet.waiting), log
 
@@ -79,15 +79,15 @@ def test_a_very_long_line_comes_in_pieces_that_split_no_character():
 def test_a_progress_bar_in_a_file_leaves_a_line_now_and_then():
     outlet = a_pipe()
     voice = LineStream(outlet, b"p0| ", Memory())
-    voice.hear(b"\r10%", 100.0)
+    voice.feed(b"\r10%", 100.0)
     assert voice.due_s == 105.0
-    voice.hear(b"\r20%", 101.0)
+    voice.feed(b"\r20%", 101.0)
     assert voice.due_s == 105.0
     voice.show_unfinished()
     assert bytes(outlet.waiting) == b"p0| 20%\n"
-    voice.hear(b"\r20%", 106.0)
+    voice.feed(b"\r20%", 106.0)
     voice.show_unfinished()  # nothing new
-    voice.hear(b"\r99%\n", 107.0)
+    voice.feed(b"\r99%\n", 107.0)
     assert bytes(outlet.waiting) == b"p0| 20%\np0| 99%\n"
     assert voice.due_s is None
 
@@ -95,11 +95,11 @@ def test_a_progress_bar_in_a_file_leaves_a_line_now_and_then():
 def test_an_unfinished_line_without_progress_waits_in_a_file():
     outlet, log = a_pipe(), Memory()
     voice = LineStream(outlet, b"p0| ", log)
-    voice.hear(b"loading", 100.0)
+    voice.feed(b"loading", 100.0)
     assert (voice.due_s, log.data) == (105.0, b"")
     voice.show_unfinished()
     assert (voice.due_s, log.data, bytes(outlet.waiting)) == (None, b"loading", b"")
-    voice.hear(b" done\n", 106.0)
+    voice.feed(b" done\n", 106.0)
     assert (voice.due_s, log.data) == (None, b"loading done\n")
     assert bytes(outlet.waiting) == b"p0| loading done\n"
 
@@ -109,8 +109,8 @@ def test_two_streams_do_not_mix_within_a_line_of_the_log(outlet):
     log = Memory()
     words, errors = LineStream(outlet, b"", log), LineStream(outlet, b"", log)
     for piece in (b"a", b" ", b"1", b"\nb"):
-        words.hear(piece, 1.0)
-        errors.hear(b"x" + piece, 1.0)
+        words.feed(piece, 1.0)
+        errors.feed(b"x" + piece, 1.0)
     words.close()
     errors.close()
     assert log.data == b"a 1\nxax x1x\nbb"
@@ -118,24 +118,24 @@ def test_two_streams_do_not_mix_within_a_line_of_the_log(outlet):
 
 def test_a_terminal_redraws_in_place_until_another_speaks(terminal):
     first, second = (LineStream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
-    first.hear(b"\r10%", 1.0)
+    first.feed(b"\r10%", 1.0)
     assert first.due_s == pytest.approx(1.1)
     first.show_unfinished()
-    first.hear(b"\r20%", 2.0)
+    first.feed(b"\r20%", 2.0)
     first.show_unfinished()
     assert bytes(terminal.waiting) == b"p0| 10%\rp0| 20%\x1b[K"
-    second.hear(b"a line\n", 3.0)
-    first.hear(b"\r30%\n", 4.0)
+    second.feed(b"a line\n", 3.0)
+    first.feed(b"\r30%\n", 4.0)
     assert bytes(terminal.waiting).endswith(b"\x1b[K\np1| a line\np0| 30%\n")
 
 
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_a_line_that_another_has_ended_is_not_shown_twice(terminal, end):
     first, second = (LineStream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
-    first.hear(b"\r100%", 1.0)
+    first.feed(b"\r100%", 1.0)
     first.show_unfinished()
-    second.hear(b"done\n", 2.0)
-    first.hear(end, 3.0)
+    second.feed(b"done\n", 2.0)
+    first.feed(end, 3.0)
     first.close()
     assert bytes(terminal.waiting) == b"p0| 100%\np1| done\n"
 
@@ -143,23 +143,23 @@ def test_a_line_that_another_has_ended_is_not_shown_twice(terminal, end):
 def test_a_terminal_shows_a_prompt_and_goes_on_behind_it(terminal):
     voice = LineStream(terminal, b"p0| ", Memory())
     for dots in (b".", b"."):
-        voice.hear(dots, 1.0)
+        voice.feed(dots, 1.0)
         voice.show_unfinished()
-    voice.hear(b" done\n", 2.0)
+    voice.feed(b" done\n", 2.0)
     assert bytes(terminal.waiting) == b"p0| .. done\n"
 
 
 def test_a_colour_that_is_left_on_does_not_run_into_the_next_line(terminal):
     voice = LineStream(terminal, b"p0| ", Memory())
-    voice.hear(b"\x1b[31mred\n", 1.0)
+    voice.feed(b"\x1b[31mred\n", 1.0)
     assert bytes(terminal.waiting) == b"p0| \x1b[31mred\x1b[0m\n"
 
 
 def test_who_is_not_shown_is_still_logged_and_remembered():
     log = Memory()
     voice = LineStream(None, b"", log)
-    voice.hear(b"Traceback (most", 1.0)
-    voice.hear(b" recent call last):\n", 2.0)
+    voice.feed(b"Traceback (most", 1.0)
+    voice.feed(b" recent call last):\n", 2.0)
     assert voice.due_s is None
     assert log.data == voice.tail == b"Traceback (most recent call last):\n"
     assert voice.traceback_s == 2.0
@@ -168,8 +168,8 @@ def test_who_is_not_shown_is_still_logged_and_remembered():
 def test_a_full_disk_ends_the_log_and_not_the_job():
     log = Log("/dev/full")
     voice = LineStream(a_pipe(), b"p0| ", log)
-    voice.hear(b"a line\n", 1.0)
-    voice.hear(b"another\n", 2.0)
+    voice.feed(b"a line\n", 1.0)
+    voice.feed(b"another\n", 2.0)
     assert "/dev/full ends early: No space left" in log.trouble
     log.close()
 

@@ -13,7 +13,7 @@ def test_services_that_are_closed_before_they_listen_just_end(tmp_path, child_en
     loop = Console().loop
     services = ServiceProcesses(1, child_env, os.fspath(tmp_path), loop)
     services.close()
-    while loop.hears:
+    while loop.has_input:
         loop.turn(float("inf"))
     assert [service.popen.wait() for service in services._all] == [0, 0]
     for service in services._all:

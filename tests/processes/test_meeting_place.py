@@ -49,7 +49,7 @@ def main(address, process, processes, timeout_s, hold):
         elif verb == "fork":
             attempt(lambda: fork(hold))
         elif verb == "failed":
-            job.tell("failed", "Traceback\\nValueError: no data")
+            job.report("failed", "Traceback\\nValueError: no data")
             os._exit(1)
     job.close()
 
@@ -139,7 +139,9 @@ class Stage:
 
     def until_waits(self, child):
         give_up = time.monotonic() + PATIENCE_S
-        while not self.me.members(timeout_s=PATIENCE_S)[child.process].said.startswith("waits at"):
+        while not self.me.members(timeout_s=PATIENCE_S)[child.process].last_words.startswith(
+            "waits at"
+        ):
             assert time.monotonic() < give_up
 
     def strike(self):

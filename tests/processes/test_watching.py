@@ -190,7 +190,7 @@ def test_a_frozen_meeting_place_is_lost_to_a_program_that_asks_nothing(stage, to
 def test_who_hangs_in_native_code_is_ended_with_a_report(stage, end, code):
     stage.settings["SHOAL_ABORT_AFTER_S"] = "1"
     hangs = "with step.on(member, 41):\n    say('hangs')\n    count_in_native_code(10_000)\n"
-    ends = "member.tell('failed', 'Traceback\\nValueError: no data')\nos._exit(1)"
+    ends = "member.report('failed', 'Traceback\\nValueError: no data')\nos._exit(1)"
     hanging, victim = stage.start(hangs, f"await_the_test()\n{ends}")
     stage.until(hanging, "hangs")
     victim.send_signal(signal.SIGKILL if end == "kill" else signal.SIGUSR1)

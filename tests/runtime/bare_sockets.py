@@ -33,7 +33,7 @@ class Bare:
         with contextlib.suppress(ConnectionError):  # it may hang up at the first bytes
             self.socket.sendall(pack_frame({"do": verb, **fields}, body))
 
-    def hear(self):
+    def receive(self):
         """Return the next frame, None if the connection has ended."""
         while (frame := self._reader.next()) is None:
             try:
@@ -47,7 +47,7 @@ class Bare:
 
     def told(self):
         """Return the next frame as one dictionary; "body" is its text."""
-        frame = self.passed_by.pop(0) if self.passed_by else self.hear()
+        frame = self.passed_by.pop(0) if self.passed_by else self.receive()
         return None if frame is None else {**frame.header, "body": frame.body.decode()}
 
     def close(self):
@@ -71,7 +71,7 @@ class Process(Bare):
     def beat(self, **more):
         """Beat, and wait for the answer; what comes before it is kept for `told`."""
         self.say("beat", **{**BEAT, **more})
-        while (frame := self.hear()).header != {"is": "beat"}:
+        while (frame := self.receive()).header != {"is": "beat"}:
             self.passed_by.append(frame)
 
 
@@ -136,7 +136,7 @@ class Place:
         """Ask as an observer."""
         self._tickets += 1
         self.observer.say(verb, ticket=self._tickets, **fields)
-        frame = self.observer.hear()
+        frame = self.observer.receive()
         assert frame.header == {"ticket": self._tickets, "is": verb}
         return json.loads(frame.body)
 

@@ -106,7 +106,7 @@ def test_nobody_waits_for_a_process_that_computes(make_job):
 def test_without_a_notice_nothing_is_sent(make_job, monkeypatch):
     job = make_job(2)
     for coordinator in job.coordinators:
-        for name in ("arrive", "tell_stop", "awaited", "members"):
+        for name in ("arrive", "report_stop", "awaited", "members"):
             monkeypatch.setattr(coordinator, name, None)
     assert [preempted_with(c, 2**40) for c in job.coordinators] == [False, False]
 
@@ -155,7 +155,7 @@ def test_the_exit_code_asks_to_start_again_after_a_save(make_job):
     assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
     saved.on(first, 4)
     assert [exit_code_with(c) for c in job.coordinators] == [75, 0]
-    assert job.until_said(0, "saved step 4")
+    assert job.until_reported(0, "saved step 4")
     saved.on(second)
     assert exit_code_with(second) == 75
     job.on_all(partial(rearm.on, timeout_s=PATIENCE_S))
@@ -170,7 +170,7 @@ def test_who_is_gone_is_everybodys_error(make_job):
         preempted_with(job.coordinators[0], 7)
     assert set(caught.value.lost) == {1}
     assert "preempted(7) (" in str(caught.value)
-    job.coordinators[2].tell("failed", "ValueError: no")
+    job.coordinators[2].report("failed", "ValueError: no")
     job.until_known(0, [1, 2])
     with pytest.raises(ProcessLostError):
         preempted_with(job.coordinators[0], 7)
@@ -178,7 +178,7 @@ def test_who_is_gone_is_everybodys_error(make_job):
 
 def test_who_failed_is_everybodys_error(make_job):
     job = make_job(2)
-    job.coordinators[1].tell("failed", "ValueError: no")
+    job.coordinators[1].report("failed", "ValueError: no")
     job.until_known(0, [1])
     with pytest.raises(PeerFailedError):
         preempted_with(job.coordinators[0], 7)

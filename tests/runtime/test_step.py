@@ -103,7 +103,7 @@ def test_who_is_gone_is_raised_at_each_step_and_the_block_does_not_run(pair):
 
 
 def test_who_failed_is_raised_with_its_traceback(pair):
-    pair.coordinators[1].tell("failed", "Traceback\nValueError: no data")
+    pair.coordinators[1].report("failed", "Traceback\nValueError: no data")
     with (
         pytest.raises(PeerFailedError, match="ValueError: no data"),
         step.on(pair.coordinators[0], 3),
@@ -184,9 +184,9 @@ def test_only_waits_within_a_step_count(pair, clock):
 def _wait(progress, clock, seconds):
     """Do what a meeting does that takes so long."""
     point = Point("epoch", site="t.py:3 (f)")
-    progress.come(point, clock())
+    progress.begin_wait(point, clock())
     clock.advance(seconds)
-    progress.go(point)
+    progress.end_wait(point)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])

@@ -46,7 +46,7 @@ def test_a_wait_of_ten_minutes_ends_at_once():
     thread.start()
     begun.wait(30)
     asker = job.coordinators[1]
-    while not asker.members(timeout_s=30)[0].said.startswith("waits"):
+    while not asker.members(timeout_s=30)[0].last_words.startswith("waits"):
         pass
     clock.advance(601)
     job.tick()

@@ -113,7 +113,7 @@ def test_a_pause_holds_one_process_and_the_others_wait(cluster, child_env):
     bench.start(functions.meet, "here")
     assert bench.wait_for_pause("barrier.before_arrive") == 1
     bench.wait_for("before here", 0)
-    assert not any("after here" in out for out in bench.said(0))
+    assert not any("after here" in out for out in bench.lines_of(0))
     bench.release("barrier.before_arrive", 1)
     assert [e.code for e in bench.wait()] == [0, 0]
 

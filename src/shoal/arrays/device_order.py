@@ -28,7 +28,7 @@ class OrderWish(NamedTuple):
     rings: Rings | None = None
 
     @property
-    def asks_for_placement(self) -> bool:
+    def needs_placement(self) -> bool:
         """Does it request anything that only a placed mesh can have?"""
         return any(value is not None for value in self[1:])
 
@@ -86,7 +86,7 @@ def ordered(
       UsageError: as `topology.from_devices` and `placement.place`, in the name of `make_mesh`.
     """
     process_of = {device.id: device.process_index for device in devices}
-    if wish.order == "given" or (given and wish.order is None and not wish.asks_for_placement):
+    if wish.order == "given" or (given and wish.order is None and not wish.needs_placement):
         ids, topology = [device.id for device in devices], None
     else:
         topology = _as_make_mesh(lambda: from_devices(devices, within=_around(devices, present)))
@@ -128,7 +128,7 @@ def order_problems(wish: OrderWish, *, is_listed: bool) -> list[str]:
         return []
     if not is_listed:
         return ["order='given' needs a list of devices=, in mesh order"]
-    if wish.asks_for_placement:
+    if wish.needs_placement:
         names = [name for name, value in wish._asdict().items() if value is not None][1:]
         return [f"order='given' leaves nothing for {', '.join(names)} to choose"]
     return []

@@ -17,7 +17,7 @@ from shoal import settings
 from shoal.arrays.bridge.agreed_devices import View, agree_on_devices, owners_of
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.device_order import Order, OrderWish, order_problems, ordered
-from shoal.arrays.host.leave_trail import lane_problems
+from shoal.arrays.host.record_trail import lane_problems
 from shoal.colour import collective
 from shoal.errors import (
     DeviceStartError,

@@ -176,7 +176,7 @@ class Observer:
         """Return the age of a pending query, seconds; 0 if there is none."""
         return max(0.0, time.monotonic() - self._queried_at)
 
-    def ask(self) -> None:
+    def query(self) -> None:
         """Query the members, unless a query is pending."""
         if self._queried_at == math.inf:
             self._put({"do": "members"})
@@ -197,7 +197,7 @@ class Observer:
           DeadlineError: there was none in time.
           ProcessLostError: the meeting place is gone.
         """
-        self.ask()
+        self.query()
         roll = self.answer(time.monotonic() + self._answer_s)
         if roll is None:
             raise self._late()

@@ -181,7 +181,7 @@ def _last_words(members: list[Member]) -> str:
     """Return the last words of these processes, on one line."""
     places = {standing(member) for member in members}
     if len(members) == 1:
-        return members[0].said
+        return members[0].last_words
     if len(places) > 1:
         return f"at {len(places)} places"
     return f"{next(iter(places))}, up to {in_seconds(max(m.since_s for m in members))}"
@@ -195,7 +195,7 @@ def _why_silent(member: Member) -> str:
         return f"{name} {verb} {member.state}: {standing(member)}"
     pid = f"pid {member.pid}: " if member.pid else ""
     may = [] if member.state == "stopped" else [_MAY_BE]  # a stopped process needs no guess
-    reasons = "; ".join([*may, *filter(None, [member.said])])
+    reasons = "; ".join([*may, *filter(None, [member.last_words])])
     return f"{name} does not answer: {pid}{reasons}"
 
 

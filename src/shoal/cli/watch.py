@@ -212,7 +212,7 @@ def _follow(
     tick_at = time.monotonic()
     try:
         while True:
-            observer.ask()
+            observer.query()
             tick_at = max(tick_at + every_s, time.monotonic())
             # Also after an answer: the end of the connection is noticed at once.
             while (now := time.monotonic()) < tick_at:

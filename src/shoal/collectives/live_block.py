@@ -85,9 +85,9 @@ class LiveBlock:
             if left != self._living:
                 return dict.fromkeys(left, b"")
             with contextlib.suppress(ProcessLostError, DivergenceError, PeerFailedError):
-                return self._tell(words, deadline.left_s)
+                return self._report(words, deadline.left_s)
 
-    def _tell(self, words: bytes, timeout_s: float) -> Mapping[int, bytes]:
+    def _report(self, words: bytes, timeout_s: float) -> Mapping[int, bytes]:
         name = f"{self._name}, its end"
         with self._coordinator.call(name, "main", self._living):
             point = Point(name, self._living, fingerprint=name, site=callsite())

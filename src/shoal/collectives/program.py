@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from shoal.collectives.arguments import Deadline, deadline_of
-from shoal.collectives.versions import groups_of, speakers_of, version_rows
+from shoal.collectives.versions import groups_of, representatives_of, version_rows
 from shoal.colour import collective
 from shoal.errors import DivergenceError, UsageTypeError
 from shoal.hashing import content_digest
@@ -97,7 +97,7 @@ def _difference(
     groups: list[list[int]],
 ) -> DivergenceError:
     """Find the first differing line, together with all processes; return the error."""
-    speakers = speakers_of(groups)
+    representatives = representatives_of(groups)
     again = call._replace(spec=("where the programs differ",))
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
@@ -106,12 +106,16 @@ def _difference(
     me = ThisProcess(coordinator.process, coordinator.hosts)
     operation = "assert_same_program" + (f" {call.name!r}" if call.name else "")
     heading = f"{me}: {operation} ({call.site}): programs differ"
-    found = find_line(meet, lines if coordinator.process in speakers else None, speakers)
+    found = find_line(
+        meet, lines if coordinator.process in representatives else None, representatives
+    )
     if found is None:
-        return disagreement(heading, version_rows(["a version"] * len(speakers), groups))
+        return disagreement(heading, version_rows(["a version"] * len(representatives), groups))
     index, shown = found
     before = lines[index - 1].strip()[:_WIDTH].encode() if index <= len(lines) else b""
-    previous = meet(before if coordinator.process == speakers[0] else b"")[speakers[0]]
+    previous = meet(before if coordinator.process == representatives[0] else b"")[
+        representatives[0]
+    ]
     after = f", after: {previous.decode(errors='replace')}" if index else ""
-    texts = [shown[speaker].strip() for speaker in speakers]
+    texts = [shown[process].strip() for process in representatives]
     return disagreement(f"{heading}, first at line {index + 1}{after}", version_rows(texts, groups))

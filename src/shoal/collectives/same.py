@@ -12,7 +12,7 @@ import jax
 from shoal.collectives.arguments import Deadline, deadline_of
 from shoal.collectives.hashes import Digests, digest_of, digest_of_all, hashing_pool
 from shoal.collectives.replicas import Holders, SharedPart, parts_of
-from shoal.collectives.versions import groups_of, speakers_of, version_rows
+from shoal.collectives.versions import groups_of, representatives_of, version_rows
 from shoal.collectives.wire import flatten
 from shoal.colour import collective
 from shoal.errors import DivergenceError
@@ -172,7 +172,7 @@ def _judge(
     words = {process: one["words"] for process, one in reports.items() if "words" in one}
     if words:
         groups = groups_of(words)
-        rows = version_rows([words[speaker] for speaker in speakers_of(groups)], groups)
+        rows = version_rows([words[process] for process in representatives_of(groups)], groups)
         raise disagreement(f"{heading}: replicas differ within a process", rows)
     digests = {process: iter(one["digests"]) for process, one in reports.items()}
     for one in shared:
@@ -186,17 +186,17 @@ def _difference(
     heading: str, shared: _Shared, groups: list[list[int]], process: int, meet: Meet
 ) -> DivergenceError:
     """Find the first differing item, together with all processes; return the error."""
-    speakers = speakers_of(groups)
-    speaks = process in speakers
-    index = find_first(meet, Digests(shared.digests) if speaks else None, speakers)
+    representatives = representatives_of(groups)
+    is_first = process in representatives
+    index = find_first(meet, Digests(shared.digests) if is_first else None, representatives)
     part = None if index is None else shared.parts[index]
-    items = part.open() if part is not None and part.open is not None and speaks else None
-    item = None if part is None else find_first(meet, items, speakers)
+    items = part.open() if part is not None and part.open is not None and is_first else None
+    item = None if part is None else find_first(meet, items, representatives)
     if part is None or item is None:
         message = f"{heading}: values differ, and change while they are compared"
-        return disagreement(message, version_rows(["a version"] * len(speakers), groups))
+        return disagreement(message, version_rows(["a version"] * len(representatives), groups))
     shown = meet(items.show(item).encode(errors="replace") if items is not None else b"")
-    values = _values([shown[speaker].decode() for speaker in speakers])
+    values = _values([shown[process].decode() for process in representatives])
     texts = [f"{part.place(item)} = {value}" for value in values]
     message = f"{heading}: values differ, first in {part.leaf.line}"
     return disagreement(message, version_rows(texts, groups))

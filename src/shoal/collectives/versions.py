@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shoal.runtime.rules.first_difference import MAX_SPEAKERS
+from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN
 
 
 def groups_of(versions: Mapping[int, bytes | str]) -> list[list[int]]:
@@ -19,9 +19,9 @@ def groups_of(versions: Mapping[int, bytes | str]) -> list[list[int]]:
     return list(groups.values())
 
 
-def speakers_of(groups: Sequence[Sequence[int]]) -> list[int]:
+def representatives_of(groups: Sequence[Sequence[int]]) -> list[int]:
     """Return the first process of each group, for as many groups as a message shows."""
-    return [group[0] for group in groups[:MAX_SPEAKERS]]
+    return [group[0] for group in groups[:MAX_GROUPS_SHOWN]]
 
 
 def version_rows(
@@ -30,7 +30,7 @@ def version_rows(
     """Return each group's version of the first differing item, with the group's processes.
 
     A group that agrees with another there but differs later is marked, so that all texts are
-    distinct. Groups without a speaker share a row.
+    distinct. Groups without a representative share a row.
 
     >>> version_rows(["1", "2", "1"], [[0, 3], [1], [2]])
     [('1', [0, 3]), ('2', [1]), ('1 (differs later)', [2])]

@@ -57,7 +57,7 @@ class ServiceRow(NamedTuple):
     name: str
     host: str
     state: str  # as for a `Member`
-    said: str  # why it is gone, if it is
+    last_words: str  # why it is gone, if it is
 
 
 class Roll(NamedTuple):
@@ -181,9 +181,9 @@ def slowness_of(member: Member, median_s: float | None) -> float | None:
 def standing(member: Member) -> str:
     """Return where a process is, or why it is gone, on one line."""
     if member.state in GONE or not member.place:
-        return _AGO.sub("", headline_of(member.said))
+        return _AGO.sub("", headline_of(member.last_words))
     place = f"{'waits' if member.is_waiting else 'last'} at {member.place}"
-    silent = member.said.partition("; ")[0] if member.state == "silent" else ""
+    silent = member.last_words.partition("; ")[0] if member.state == "silent" else ""
     return f"{silent}; {place}" if silent else place
 
 
@@ -299,4 +299,4 @@ def _processes(members: Sequence[Member]) -> str:
 def _service(service: ServiceRow) -> Text:
     text = Text(f"{service.name} ({service.host}): " if service.host else f"{service.name}: ")
     text.append(service.state, style=_STYLES.get(service.state, ""))
-    return text.append(f": {service.said}" if service.state in GONE else "")
+    return text.append(f": {service.last_words}" if service.state in GONE else "")

@@ -27,7 +27,7 @@ class Loss(NamedTuple):
 
     name: str  # "node 1 (host)"
     words: str  # why it counts as lost
-    heard_s: float  # its last sign of life, on the monotonic clock
+    last_seen_s: float  # its last sign of life, on the monotonic clock
     processes: tuple[int, ...]
 
 
@@ -90,7 +90,7 @@ def _conclude(facts: Facts) -> Conclusion:
 
 def _precedes(root: Ending, loss: Loss) -> bool:
     """Return whether a process failed by itself before a node was last heard of."""
-    return fails_by_itself(root) and (root.known_failed_s or 0.0) < loss.heard_s
+    return fails_by_itself(root) and (root.known_failed_s or 0.0) < loss.last_seen_s
 
 
 def _lost(facts: Facts) -> Conclusion:
@@ -100,8 +100,8 @@ def _lost(facts: Facts) -> Conclusion:
     first = facts.losses[0]
     having = f", with {listed(first.processes)}," if first.processes else ""
     sentence = (
-        f"{first.name}{having} was lost {max(0.0, first.heard_s - facts.start_s):.1f} s after the "
-        f"start: {first.words}"
+        f"{first.name}{having} was lost {max(0.0, first.last_seen_s - facts.start_s):.1f} s "
+        f"after the start: {first.words}"
     )
     return Conclusion(ProcessLostError.exit_code, tuple(lines), sentence, has_failed=True)
 

@@ -15,7 +15,7 @@ class Console:
         self.out, self.err = _open_outlets()
         self.loop = Loop([self.out] if self.out is self.err else [self.out, self.err])
 
-    def say(self, *lines: str) -> None:
+    def print(self, *lines: str) -> None:
         """Print lines of the launcher; a line that starts with a space continues the last one."""
         self.err.end_line()
         for line in lines:

@@ -63,11 +63,11 @@ class Job:
         self._has_reported = False  # the first failure, to other nodes
         self._start_s = time.monotonic()
         self._console, self._crew = console, crew
-        self._say, self._loop = console.say, console.loop
+        self._print, self._loop = console.print, console.loop
 
     def run(self, orders_fd: int) -> Conclusion:
         """Run the job to its end and return how it ended."""
-        self._loop.obey(orders_fd, self._obey)
+        self._loop.read_orders(orders_fd, self._take_orders)
         try:
             self._start()
             self._watch(lambda: self._processes.alive)
@@ -75,7 +75,7 @@ class Job:
             end = self._end_of_host()
             if self._crew.services:
                 self._crew.services.close()
-            self._watch(lambda: self._loop.hears, time.monotonic() + _DRAIN_S)
+            self._watch(lambda: self._loop.has_input, time.monotonic() + _DRAIN_S)
             self._loop.silence()
             conclusion = self._conclude(end)
             self._flush()
@@ -193,7 +193,7 @@ class Job:
     def _turn_crew(self) -> None:
         """Let the launchers of all nodes go on, and take what others report."""
         if lines := self._crew.turn():
-            self._say(*lines)
+            self._print(*lines)
         if self._crew.has_failure and self._processes.alive and not self._is_ending:
             self._begin_aftermath()
         for passed in self._crew.take_signals():
@@ -212,7 +212,7 @@ class Job:
             self._begin_aftermath()
         lost, lines, due_s = self._outliving.look(time.monotonic())
         if lines:
-            self._say(*lines)
+            self._print(*lines)
         for process in lost:  # the others may go on without it
             process.is_lost = True
         return 0.0 if lost else due_s
@@ -266,9 +266,9 @@ class Job:
             self._has_time = True
             if self._processes.alive:
                 reason = f"they took it as a notice, and have {self._order.leave_s:g} s to save"
-                self._say(f"{reason} and end (SHOAL_LEAVE_S)")
+                self._print(f"{reason} and end (SHOAL_LEAVE_S)")
 
-    def _obey(self, data: bytes) -> None:
+    def _take_orders(self, data: bytes) -> None:
         if not data:
             raise _LauncherDiedError
         for number in data:
@@ -299,7 +299,7 @@ class Job:
         self._interrupted = self._interrupted or number
         if self._processes.alive:
             again = "; Ctrl-C again kills them now" if self._interrupts else ""
-            self._say(f"{why}: the processes have {self._order.grace_s:g} s to end{again}")
+            self._print(f"{why}: the processes have {self._order.grace_s:g} s to end{again}")
         kill_at_s = self._kill_at_s
         self._end(number if number == signal.SIGINT else signal.SIGTERM)
         if number in _ENDINGS and self._has_time:
@@ -357,7 +357,7 @@ class Job:
             remove_job_file(self._order.log_dir)
         for log in self._processes.logs:
             if log.trouble:
-                self._say(log.trouble)
+                self._print(log.trouble)
         conclusion = self._crew.conclude(end)
         self._report(conclusion)
         return conclusion
@@ -366,7 +366,7 @@ class Job:
         """Return `conclusion`, without a new attempt if a signal came after it was drawn."""
         if not (conclusion.again and self._interrupted):
             return conclusion
-        self._say(f"{self._interrupted.name}: no new attempt")
+        self._print(f"{self._interrupted.name}: no new attempt")
         self._flush()
         return conclusion._replace(again=False, code=128 + self._interrupted)
 
@@ -374,12 +374,12 @@ class Job:
         """Print how the job ended, the cause last."""
         nodes = self._order.nodes
         if conclusion.names_logs:
-            self._say(f"logs: {self._log_dir}")
+            self._print(f"logs: {self._log_dir}")
         elif nodes and conclusion.has_failed and self._processes.all:
-            self._say(f"logs of node {nodes.node}: {self._log_dir}")
-        self._say(*conclusion.lines)
+            self._print(f"logs of node {nodes.node}: {self._log_dir}")
+        self._print(*conclusion.lines)
         if conclusion.sentence:
-            self._say(self._console.red(conclusion.sentence))
+            self._print(self._console.red(conclusion.sentence))
 
     def _without_deadlines(self) -> None:
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf

@@ -20,7 +20,7 @@ from shoal.launch.output import LineStream, Outlet
 _READ_BYTES = 65536
 _WAITING_BYTES = 1 << 20  # with this much unread output, the processes have to wait
 
-Hear = Callable[[bytes, float], None]
+Feed = Callable[[bytes, float], None]
 Close = Callable[[], None]
 
 
@@ -32,7 +32,7 @@ class Loop:
         # poll() accepts regular files, unlike epoll; on macOS it does not accept terminals.
         poll = selectors.PollSelector if sys.platform == "linux" else selectors.SelectSelector
         self._selector = poll()
-        self._sources: dict[int, tuple[IO[bytes], Hear, Close]] = {}
+        self._sources: dict[int, tuple[IO[bytes], Feed, Close]] = {}
         self._never_paused: set[int] = set()
         self._streams: list[LineStream] = []
         self._paused = False
@@ -40,7 +40,7 @@ class Loop:
         self._selector.register(self._woken_fd, selectors.EVENT_READ, self._wake)
 
     @property
-    def hears(self) -> bool:
+    def has_input(self) -> bool:
         """Whether any pipe given to `listen` is still open."""
         return bool(self._sources)
 
@@ -54,8 +54,8 @@ class Loop:
         """Why one of the outlets cannot be written, or an empty string."""
         return next((outlet.broken for outlet in self.outlets if outlet.broken), "")
 
-    def obey(self, fd: int, obey: Callable[[bytes], None]) -> None:
-        """Call `obey` with bytes read from `fd`, until `ignore`; with b"" once, at its end.
+    def read_orders(self, fd: int, call: Callable[[bytes], None]) -> None:
+        """Call `call` with bytes read from `fd`, until `ignore`; with b"" once, at its end.
 
         Never paused.
         """
@@ -64,7 +64,7 @@ class Loop:
             data = os.read(fd, _READ_BYTES)
             if not data:
                 self._selector.unregister(fd)
-            obey(data)
+            call(data)
 
         self._selector.register(fd, selectors.EVENT_READ, read)
 
@@ -73,16 +73,16 @@ class Loop:
         self._selector.register(fd, selectors.EVENT_READ, call)
 
     def ignore(self, fd: int) -> None:
-        """Undo `watch` or `obey`; no effect on another descriptor."""
+        """Undo `watch` or `read_orders`; no effect on another descriptor."""
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
 
-    def listen(self, pipe: IO[bytes], hear: Hear, close: Close, *, always: bool = False) -> None:
-        """Call `hear` with bytes read from `pipe`, and `close` at its end. Closes the pipe.
+    def listen(self, pipe: IO[bytes], feed: Feed, close: Close, *, always: bool = False) -> None:
+        """Call `feed` with bytes read from `pipe`, and `close` at its end. Closes the pipe.
 
         While too much output is unread, only pipes with `always` are read.
         """
-        self._sources[pipe.fileno()] = (pipe, hear, close)
+        self._sources[pipe.fileno()] = (pipe, feed, close)
         if always:
             self._never_paused.add(pipe.fileno())
         if always or not self._paused:
@@ -91,7 +91,7 @@ class Loop:
     def listen_to(self, pipe: IO[bytes], stream: LineStream) -> None:
         """Pass `pipe` to a stream, and show its unfinished line when due."""
         self._streams.append(stream)
-        self.listen(pipe, stream.hear, stream.close)
+        self.listen(pipe, stream.feed, stream.close)
 
     def turn(self, until_s: float) -> None:
         """Wait for events, at most until `until_s`, and handle them."""

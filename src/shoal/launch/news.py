@@ -46,7 +46,7 @@ class News:
         self._dismissed: set[int] = set()
         self._all = range(num_processes)
 
-    def hear(self, message: Mapping[str, Any]) -> None:
+    def receive(self, message: Mapping[str, Any]) -> None:
         """Take one line of news.
 
         Raises:

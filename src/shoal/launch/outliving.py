@@ -50,7 +50,7 @@ class Outliving:
         self._processes, self._news = processes, news
         self._num_processes = num_processes
         self._warn_after_s, self._lost_after_s = warn_after_s, lost_after_s
-        self._has_said = False
+        self._has_warned = False
         self._absent: set[int] = set()  # already reported as ended without joining
 
     def look(self, now_s: float) -> _Look:
@@ -60,8 +60,8 @@ class Outliving:
             return _Look()
         lost_s = {process.index: self._lost_s(process) for process in alive}
         lost = [process for process in alive if lost_s[process.index] <= now_s]
-        absent, absent_s = self._say_absent(now_s)
-        longer, longer_s = self._say_longer(now_s)
+        absent, absent_s = self._absent_lines(now_s)
+        longer, longer_s = self._longer_lines(now_s)
         later = [at_s for at_s in (*lost_s.values(), absent_s, longer_s) if at_s > now_s]
         return _Look(lost, [*absent, *longer], min(later, default=math.inf))
 
@@ -75,7 +75,7 @@ class Outliving:
             return math.inf
         return gone.at_s if gone.is_dismissed else gone.at_s + self._lost_after_s
 
-    def _say_absent(self, now_s: float) -> tuple[list[str], float]:
+    def _absent_lines(self, now_s: float) -> tuple[list[str], float]:
         """Report processes that exited with 0 without joining, while others wait for them."""
         joined = self._news.joined
         waiting = [process.index for process in self._processes.alive if process.index in joined]
@@ -92,16 +92,16 @@ class Outliving:
                     lines.append(f"{ended}; {listed(waiting)} {wait} for it")
         return lines, due_s
 
-    def _say_longer(self, now_s: float) -> tuple[list[str], float]:
+    def _longer_lines(self, now_s: float) -> tuple[list[str], float]:
         """List the running processes, once, if most have ended a while ago."""
         alive = self._processes.alive
         ended = [process.ended_s for process in self._processes.all if process.code is not None]
-        if self._has_said or len(alive) > len(ended):
+        if self._has_warned or len(alive) > len(ended):
             return [], math.inf
         due_s = max(ended) + self._warn_after_s
         if due_s > now_s:
             return [], due_s
-        self._has_said = True
+        self._has_warned = True
         after_s = f"{now_s - max(ended):.0f} s after the others ended"
         lines = [
             f"process {process.index} (pid {process.popen.pid}) still runs, {after_s}: "

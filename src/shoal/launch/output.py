@@ -125,7 +125,7 @@ class LineStream:
         self._shown = b""  # the part of it that is shown
         self._redraws = False  # it is a progress bar
 
-    def hear(self, data: bytes, now_s: float) -> None:
+    def feed(self, data: bytes, now_s: float) -> None:
         """Take bytes: log and show the lines that they complete."""
         lines, newline, self._unlogged = (self._unlogged + data).rpartition(b"\n")
         self._log.write(lines + newline)

@@ -49,7 +49,7 @@ class ServiceProcess:
         self.errors = LineStream(None, b"", log)
         self._said = b""
 
-    def hear(self, data: bytes, _now_s: float) -> None:
+    def feed(self, data: bytes, _now_s: float) -> None:
         """Parse its output; the first line is its address."""
         *lines, self._said = (self._said + data).split(b"\n")
         for line in lines:
@@ -60,7 +60,7 @@ class ServiceProcess:
                     continue
                 self.address = str(message["address"])
             except (ValueError, KeyError, TypeError):
-                self.errors.hear(b"not understood: " + line + b"\n", 0.0)
+                self.errors.feed(b"not understood: " + line + b"\n", 0.0)
             else:
                 self._on_address()
 
@@ -112,19 +112,19 @@ class ServiceProcesses:
                 start_new_session=True,
             )
             log = Log(os.path.join(log_dir, f"{name.lower().replace(' ', '_')}.log"))
-            service = ServiceProcess(name, popen, log, self._introduce, self._hear)
+            service = ServiceProcess(name, popen, log, self._introduce, self._receive)
             self._all.append(service)
             # Even while the processes wait for a slow reader: it must never block.
             loop.listen(
                 popen.stdout,  # type: ignore[arg-type] # a PIPE is never None
-                service.hear,
+                service.feed,
                 service.close,
                 always=True,
             )
             loop.listen_to(popen.stderr, service.errors)  # type: ignore[arg-type]
 
-    def _hear(self, line: Mapping[str, Any]) -> None:
-        self.news.hear(line)
+    def _receive(self, line: Mapping[str, Any]) -> None:
+        self.news.receive(line)
         self._on_line(line)
 
     def _introduce(self) -> None:

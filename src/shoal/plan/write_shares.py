@@ -35,11 +35,11 @@ def choose_writers(holders: IntArray, size: NDArray[Any]) -> IntArray:
     if holders.max() > 4 * holders.size:  # tables are indexed by process: number them anew
         names, labels = np.unique(holders, return_inverse=True)
         return np.asarray(names[choose_writers(labels.reshape(holders.shape), size)])
-    writer = _deal_classes(holders, lowest, size)
+    writer = _share_classes(holders, lowest, size)
     return _least_loaded(holders, size) if writer is None else writer
 
 
-def _deal_classes(holders: IntArray, lowest: IntArray, size: NDArray[Any]) -> IntArray | None:
+def _share_classes(holders: IntArray, lowest: IntArray, size: NDArray[Any]) -> IntArray | None:
     """Deal each class to its processes, or return None where classes overlap.
 
     Classes that share no process are distinguished by their lowest process. This holds if every

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shoal.errors import DivergenceError, ShoalError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.fingerprints import Fingerprint
-from shoal.runtime.rules.first_difference import MAX_SPEAKERS, find_line
+from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, find_line
 from shoal.runtime.rules.outcomes import HiddenDifference, listed
 from shoal.runtime.rules.point import Point
 
@@ -85,7 +85,7 @@ def _explained(
         advice = f"this process arrived later; the first difference is shown on {listed(group)}"
         return known.explained({}, advice)
     lane = f"{point.lane}: the first difference"
-    speakers = [processes[0] for _, processes in known.calls][:MAX_SPEAKERS]
+    representatives = [processes[0] for _, processes in known.calls][:MAX_GROUPS_SHOWN]
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
         here = Point(point.name, group, lane, "first difference", call.site)
@@ -93,9 +93,9 @@ def _explained(
         return coordinator.arrive(here, payload, timeout_s=left_s)
 
     try:
-        mine = call.spec if coordinator.process in speakers else None
+        mine = call.spec if coordinator.process in representatives else None
         with coordinator.call("first difference", lane, group):
-            found = find_line(meet, mine, speakers)
+            found = find_line(meet, mine, representatives)
     except ShoalError:
         found = None
     return known.explained(found[1] if found else {})

@@ -80,7 +80,7 @@ def preempted_with(coordinator: Coordinator, step: int, *, timeout_s: float | No
     if coordinator.trails.found is not None:
         raise_found(coordinator, f"preempted({_shown(step)})", callsite())
     note_step(step)
-    answer = coordinator.stop.ask(step)
+    answer = coordinator.stop.should_stop(step)
     return _wait(coordinator, step, timeout_s) if answer is None else answer
 
 
@@ -130,7 +130,7 @@ def rearm(coordinator: Coordinator, *, timeout_s: float | None = None) -> None:
     known = b"%d" % coordinator.stop.known
     met = coordinator.arrive(point, known, timeout_s=timeout_s)
     # All processes get the same numbers, so all close the same notices.
-    coordinator.tell_stop(coordinator.stop.rearm(min(map(int, met.values()))))
+    coordinator.report_stop(coordinator.stop.rearm(min(map(int, met.values()))))
 
 
 @local
@@ -154,10 +154,10 @@ def saved(coordinator: Coordinator, step: int | None = None) -> None:
     if step is not None:
         number = checked_step("saved", step)
         note_saved(number)
-        coordinator.tell("doing", f"saved step {_shown(number)}")
+        coordinator.report("doing", f"saved step {_shown(number)}")
     report = coordinator.stop.save()
     if report is not None:
-        coordinator.tell_stop(report)
+        coordinator.report_stop(report)
 
 
 @local
@@ -252,12 +252,12 @@ def _wait(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
     began = time.monotonic()
     limit, warn_at = began + timeout_s, began + settings.seconds("SHOAL_WARN_AFTER_S")
     point = Point("preempted", site=site)
-    progress.come(point, began)
+    progress.begin_wait(point, began)
     try:
         while True:
             changes = stop.changes
             coordinator.check(f"{caller} ({site})")
-            if (answer := stop.ask(step)) is not None:
+            if (answer := stop.should_stop(step)) is not None:
                 return answer
             now = time.monotonic()
             if now >= limit:
@@ -269,7 +269,7 @@ def _wait(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
                 _LOG.warning("%s", _late(coordinator, text, now - began))
             stop.wait(changes, min(limit, warn_at, now + _DAY_S) - now)
     finally:
-        progress.go(point)
+        progress.end_wait(point)
 
 
 def _late(coordinator: Coordinator, caller: str, waited_s: float) -> DeadlineError:
@@ -280,7 +280,7 @@ def _late(coordinator: Coordinator, caller: str, waited_s: float) -> DeadlineErr
     try:
         missing = coordinator.awaited(timeout_s=_ASK_S)
         members = coordinator.members(timeout_s=_ASK_S) if missing else ()
-        words = {m.process: m.said for m in members if m.process in missing}
+        words = {m.process: m.last_words for m in members if m.process in missing}
     except DeadlineError:
         pass
     who = listed(missing) if missing else "unknown processes"

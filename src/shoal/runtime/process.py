@@ -195,7 +195,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
             point = Point("shutdown", fingerprint="shutdown", site=callsite())
             joined.arrive(point, timeout_s=left_of(deadline))
     except ShoalError as error:
-        joined.tell("failed", f"shutdown: {error}")
+        joined.report("failed", f"shutdown: {error}")
         raise
     else:
         if joined.num_processes > 1 and not _is_attached():

@@ -59,7 +59,7 @@ class RollCall(NamedTuple):
         return "\n".join([head, *(self._line(member, own_s) for member in self.members)])
 
     def _line(self, member: Member, median_s: float | None) -> str:
-        said = (member.said.strip().splitlines() or [""])[-1]
+        said = (member.last_words.strip().splitlines() or [""])[-1]
         line = f"  process {member.process} ({member.host}): {member.state}: {said}"
         if member.own_s is not None and median_s:
             line += f"; compute time {member.own_s:.3g} s ({member.own_s / median_s:.2f}x)"

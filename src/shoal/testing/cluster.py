@@ -241,7 +241,7 @@ class Cluster:
         running = self._of(process)
 
         def line() -> str | None:
-            return next((text for text in self.said(process) if words in text), None)
+            return next((text for text in self.lines_of(process) if words in text), None)
 
         self._until(
             lambda: line() is not None or running.code is not None, f"{running.name} says {words!r}"
@@ -253,7 +253,7 @@ class Cluster:
             raise PeerFailedError(f"it never printed {words!r}: {output}", failed=failed)
         return found
 
-    def said(self, process: int | str) -> list[str]:
+    def lines_of(self, process: int | str) -> list[str]:
         """Return the output lines of a process (or "the launcher") so far, stdout first."""
         running = self._of(process)
         streams = [said.decode(errors="replace") for said in (running.out, running.err)]

@@ -97,9 +97,9 @@ class KillableJob:
 
         return result
 
-    def until_said(self, process: int, words: str) -> Member:
+    def until_reported(self, process: int, words: str) -> Member:
         """Return once `process` is known to have reported a message that begins with `words`."""
-        return self._until(process, lambda member: member.said.startswith(words))
+        return self._until(process, lambda member: member.last_words.startswith(words))
 
     def until_waiting(self, process: int) -> Member:
         """Return once `process` is known to wait for others."""
@@ -118,9 +118,9 @@ class KillableJob:
 
     def _until(self, process: int, is_so: Callable[[Member], bool]) -> Member:
         give_up = time.monotonic() + PATIENCE_S
-        asker = next(c for c in self.coordinators if c.process != process)
+        other = next(c for c in self.coordinators if c.process != process)
         while True:
-            member = asker.members(timeout_s=PATIENCE_S)[process]
+            member = other.members(timeout_s=PATIENCE_S)[process]
             if is_so(member):
                 return member
             assert time.monotonic() < give_up, f"that state was never reached: {member}"
@@ -248,7 +248,7 @@ class CoordinatorContract:
         waits = job.start(lambda: meet(job.coordinators[0]))
         job.until_waiting(0)
         words = "Traceback (most recent call last):\n  File ...\nValueError: no such data"
-        job.coordinators[1].tell("failed", words)
+        job.coordinators[1].report("failed", words)
         error = waits()
         assert type(error) is PeerFailedError
         assert error.failed == {1: words}
@@ -319,7 +319,7 @@ class CoordinatorContract:
         job = stage(processes)
         for coordinator in job.coordinators:
             for step in range(0, 7 * (coordinator.process + 1), 7):
-                assert coordinator.stop.ask(step) is False
+                assert coordinator.stop.should_stop(step) is False
         given = ReceivedNotice("Terminated", "SIGTERM", 30.0)
         job.coordinators[-1].give_notice(given)
         for coordinator in job.coordinators:
@@ -328,13 +328,17 @@ class CoordinatorContract:
             assert notice[:3] == ("Terminated", "SIGTERM", processes - 1)
             assert 0 <= (notice.deadline_s or -1) <= 30.0
             assert (notice.step, notice.others) == (agreed, ())
-            assert [coordinator.stop.ask(agreed + i) for i in (-1, 0, 2**70)] == [False, True, True]
+            assert [coordinator.stop.should_stop(agreed + i) for i in (-1, 0, 2**70)] == [
+                False,
+                True,
+                True,
+            ]
             assert coordinator.awaited(timeout_s=PATIENCE_S) == ()
 
     def test_who_is_gone_is_not_waited_for(self, stage: MakeStage) -> None:
         job = stage(3)
         for coordinator in job.coordinators:
-            assert coordinator.stop.ask(coordinator.process) is False
+            assert coordinator.stop.should_stop(coordinator.process) is False
         job.kill(2)
         job._until(2, lambda member: member.state == "lost")
         job.coordinators[0].give_notice(ReceivedNotice("Terminated", "SIGTERM"))
@@ -342,8 +346,8 @@ class CoordinatorContract:
 
     def test_members_tell_who_is_where(self, stage: MakeStage) -> None:
         job = stage(3)
-        job.coordinators[1].tell("doing", "something")
-        job.until_said(1, "something")
+        job.coordinators[1].report("doing", "something")
+        job.until_reported(1, "something")
         job.coordinators[2].close()
         job._until(2, lambda member: member.state == "left")
         members = job.coordinators[0].members(timeout_s=PATIENCE_S)

@@ -123,31 +123,31 @@ def _be_group(order: GroupOrder, mark_at: int, trouble: str) -> dict[str, Any]:
     _live_apart()
     ctypes.memmove(mark_at, order.mark.encode(), len(NO_MARK))
     os.chdir(order.fds[0])
-    _say(order, f"group {os.getpid()}")
+    _report(order, f"group {os.getpid()}")
     pids = {}
     for index, entry in enumerate(order.entries):
         out, err = order.fds[2 + 2 * index :][:2]
         if trouble:
             os.write(err, trouble.encode())
-            _say(order, f"{index} code 1")
+            _report(order, f"{index} code 1")
             continue
         pid = _fork()
         if pid == 0:
             _become(entry, out, err, order.fds)
             return entry
         pids[pid] = index
-        _say(order, f"{index} {pid}")
+        _report(order, f"{index} {pid}")
     for fd in order.fds[2:]:
         os.close(fd)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     while pids:
         pid, status = os.wait()
-        _say(order, f"{pids.pop(pid)} code {os.waitstatus_to_exitcode(status)}")
+        _report(order, f"{pids.pop(pid)} code {os.waitstatus_to_exitcode(status)}")
     os._exit(0)
 
 
-def _say(order: GroupOrder, line: str) -> None:
+def _report(order: GroupOrder, line: str) -> None:
     os.write(order.fds[1], f"{line}\n".encode())
 
 

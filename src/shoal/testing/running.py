@@ -145,7 +145,7 @@ class Pump:
         connection, _ = listener.accept()
         said = bytearray()
 
-        def hear() -> None:
+        def read_message() -> None:
             data = connection.recv(4096)
             said.extend(data)
             if data and not said.endswith(b"\n"):
@@ -157,4 +157,4 @@ class Pump:
             report = json.loads(said)
             self.pauses.append(Pause(report["point"], report["process"], connection))
 
-        self._selector.register(connection, selectors.EVENT_READ, hear)
+        self._selector.register(connection, selectors.EVENT_READ, read_message)

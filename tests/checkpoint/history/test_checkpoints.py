@@ -341,10 +341,10 @@ def test_an_error_that_comes_at_the_deadline_of_a_wait_is_not_lost(tmp_path, alo
 
 
 def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
-    seen, waits, come = [], threading.Event(), Progress.come
+    seen, waits, begin_wait = [], threading.Event(), Progress.begin_wait
 
     def coming(progress, point, now):
-        come(progress, point, now)
+        begin_wait(progress, point, now)
         if point.name.startswith("the end of"):
             waits.set()
 
@@ -353,7 +353,7 @@ def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
         seen.append((alone.progress.is_waiting, alone.progress.place))
         return []
 
-    monkeypatch.setattr(Progress, "come", coming)
+    monkeypatch.setattr(Progress, "begin_wait", coming)
     monkeypatch.setattr("shoal.checkpoint.disk.saved_steps.retain", retain)
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         ckpts.save(7, state(7))

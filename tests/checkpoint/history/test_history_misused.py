@@ -187,11 +187,11 @@ def test_a_step_of_a_newer_shoal_stays_and_stops_nothing(tmp_path, alone):
 
 def test_what_follows_a_save_is_known_by_the_line_that_saved(tmp_path, alone, monkeypatch):
     sites = []
-    lead_says = lead.run_on_lead
+    result_of_lead = lead.run_on_lead
 
     def says(*arguments, **options):
         sites.append(options["site"])
-        return lead_says(*arguments, **options)
+        return result_of_lead(*arguments, **options)
 
     monkeypatch.setattr(saver, "run_on_lead", says)
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:

@@ -188,7 +188,7 @@ def test_the_others_do_not_wait_for_who_was_interrupted_and_left(path, at_point)
             save_with(one, path, TREE)
         finally:
             if one.process == 1:
-                one.tell("failed", "KeyboardInterrupt")
+                one.report("failed", "KeyboardInterrupt")
 
     errors = in_job(3, work, job)
     assert [type(error) for error in errors] == [SaveAborted, KeyboardInterrupt, SaveAborted]
@@ -359,7 +359,7 @@ def test_a_long_save_tells_how_far_it_is_and_keeps_its_lease(path, monkeypatch, 
     assert len(reported) == 4  # of four beats the first and the fourth, of each process
     assert f"saving {path}: 25% of 4.00 GB, " in reported[0]
     assert reported[0].endswith(" MB/s")
-    assert job.members()[1].said.startswith(f"saving {path}: 25%")
+    assert job.members()[1].last_words.startswith(f"saving {path}: 25%")
 
 
 def test_the_next_process_keeps_the_lease_when_the_first_is_gone(path):

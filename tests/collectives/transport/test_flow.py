@@ -66,7 +66,7 @@ def test_who_is_frozen_in_the_work_is_named_with_what_it_said_before():
         flow = Flow(coordinator, CALL, 0.3)
         flow.settle()
         if coordinator.process == 1:
-            return coordinator.tell("doing", "late: cpu:2 not finished")
+            return coordinator.report("doing", "late: cpu:2 not finished")
         return flow.together("the devices", int, lambda: "")
 
     error, _ = run_all(job, go)

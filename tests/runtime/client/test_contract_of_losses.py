@@ -37,7 +37,7 @@ def test_a_loss_is_known_without_asking_and_raised_at_the_next_step(make_job):
 def test_a_failure_is_known_with_its_traceback_and_a_peaceful_end_is_none(make_job):
     job = make_job(3)
     job.coordinators[2].close()
-    job.coordinators[1].tell("failed", "Traceback\nValueError: no data")
+    job.coordinators[1].report("failed", "Traceback\nValueError: no data")
     job.until_known(0, [1])
     with pytest.raises(PeerFailedError, match="ValueError: no data") as caught:
         job.coordinators[0].check("going on")
@@ -68,7 +68,7 @@ def test_survivors_meet_from_wherever_the_loss_met_them(make_job):
     job = make_job(3)
     first, _, third = job.coordinators
     waits = job.start(lambda: meet(first, "of the main line"))
-    job.until_said(0, "waits at")
+    job.until_reported(0, "waits at")
     job.kill(1)
     assert type(waits()) is ProcessLostError  # its point is owed by process 2, which never comes
     job.until_known(2, [1])
@@ -91,7 +91,7 @@ def test_members_say_the_step_the_place_and_the_memory(make_job):
     job = make_job(2)
     with step.on(job.coordinators[1], 41):
         waits = job.start(lambda: len(meet(job.coordinators[1], "epoch", site="t.py:3 (f)")))
-        member = job.until_said(1, "step 41, waits at 'epoch' (t.py:3 (f)) for")
+        member = job.until_reported(1, "step 41, waits at 'epoch' (t.py:3 (f)) for")
         assert (member.step, member.is_waiting, member.state) == (41, True, "here")
         assert "'epoch'" in member.place
         assert len(meet(job.coordinators[0], "epoch")) == waits() == 2
@@ -103,7 +103,7 @@ def test_members_say_the_step_the_place_and_the_memory(make_job):
 def test_stacks_show_where_the_threads_of_each_are(make_job):
     job = make_job(3)
     waits = job.start(lambda: len(meet(job.coordinators[1], "epoch")))
-    job.until_said(1, "waits at")
+    job.until_reported(1, "waits at")
     stacks = job.coordinators[0].stacks(timeout_s=LONG_S)
     assert set(stacks) == {0, 1, 2}
     assert "Thread 'MainThread' (most recent call first):" in stacks[1]

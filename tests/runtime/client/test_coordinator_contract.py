@@ -141,7 +141,7 @@ def test_a_lost_process_ends_waits_now_and_later_but_not_those_of_others(make_jo
     job = make_job(3)
     first, _, third = job.coordinators
     waits = job.start(lambda: meet(first))
-    job.until_said(0, "waits at 'x'")
+    job.until_reported(0, "waits at 'x'")
     job.kill(1)
     errors = [waits(), meeting_error(job, 2), meeting_error(job, 2, "later")]
     assert [type(error) for error in errors] == [ProcessLostError] * 3
@@ -154,9 +154,9 @@ def test_a_lost_process_ends_waits_now_and_later_but_not_those_of_others(make_jo
 def test_a_failed_process_ends_waits_with_its_traceback(make_job):
     job = make_job(3)
     waits = job.start(lambda: meet(job.coordinators[0]))
-    job.until_said(0, "waits at")
+    job.until_reported(0, "waits at")
     words = "Traceback (most recent call last):\n  File ...\nValueError: no such data"
-    job.coordinators[1].tell("failed", words)
+    job.coordinators[1].report("failed", words)
     error = waits()
     assert type(error) is PeerFailedError
     assert error.failed == {1: words}
@@ -170,7 +170,7 @@ def test_a_failed_process_ends_waits_with_its_traceback(make_job):
 def test_a_process_that_left_ends_the_waits_for_it(make_job):
     job = make_job(2)
     waits = job.start(lambda: meet(job.coordinators[0]))
-    job.until_said(0, "waits at")
+    job.until_reported(0, "waits at")
     job.coordinators[1].close()
     error = waits()
     assert type(error) is PeerFailedError
@@ -208,7 +208,7 @@ def test_lanes_meet_independently_in_threads_of_one_process(make_job):
 def test_two_threads_in_one_lane_are_refused(make_job):
     job = make_job(2)
     waits = job.start(lambda: len(meet(job.coordinators[0], "first")))
-    job.until_said(0, "waits at 'first'")
+    job.until_reported(0, "waits at 'first'")
     error = meeting_error(job, 0, "second")
     assert type(error) is UsageError
     assert "another thread waits in lane 'main'" in str(error)
@@ -217,27 +217,27 @@ def test_two_threads_in_one_lane_are_refused(make_job):
 
 def test_members_tell_who_is_where(make_job):
     job = make_job(3)
-    job.coordinators[1].tell("doing", "step 7")
+    job.coordinators[1].report("doing", "step 7")
     job.coordinators[2].close()
-    job.until_said(2, "left")
-    said = job.until_said(1, "step 7")
+    job.until_reported(2, "left")
+    said = job.until_reported(1, "step 7")
     members = job.coordinators[0].members(timeout_s=5)
     assert [m.process for m in members] == [0, 1, 2]
     assert [m.state for m in members] == ["here", "here", "left"]
-    assert said.said.endswith(" s ago")
+    assert said.last_words.endswith(" s ago")
 
 
 def test_what_can_be_told_is_checked(make_job):
     job = make_job(1)
     with pytest.raises(UsageError, match="'failed' and 'doing'"):
-        job.coordinators[0].tell("failled", "x")
+        job.coordinators[0].report("failled", "x")
 
 
 def test_a_long_wait_is_logged_once_and_then_succeeds(make_job, shoal_log):
     job = make_job(3, warn_after_s=0.05)
     shoal_log.forget()  # a long joining is logged, too
-    job.coordinators[2].tell("doing", "step 41")
-    job.until_said(2, "step 41")
+    job.coordinators[2].report("doing", "step 41")
+    job.until_reported(2, "step 41")
     waits = job.start(lambda: len(meet(job.coordinators[0], "epoch", site="t.py:3 (f)")))
     assert shoal_log.has_line.wait(LONG_S)
     rest = [job.start(lambda c=c: len(meet(c, "epoch"))) for c in job.coordinators[1:]]

@@ -89,7 +89,7 @@ class History:
     def stacks(self, process):
         for ticket, asked in self.asked:
             if asked == process:
-                self.take(self.meeting.hear_stacks(self.now, process, ticket, "here"))
+                self.take(self.meeting.take_stacks(self.now, process, ticket, "here"))
 
     def agree(self, alive):
         """Let each process call `live` until it does not fail; who is late hears of each failure

@@ -11,7 +11,7 @@ ENDED = Member(1, "h", "failed", "it hung after JAX's service was lost, and was 
 
 def test_a_lost_service_is_named_before_those_who_died_of_it():
     coordinator = LocalJob(2).coordinators[0]
-    coordinator.troubles.hear(None, "JAX's service", "lost", "silent for 2 s")
+    coordinator.troubles.receive(None, "JAX's service", "lost", "silent for 2 s")
     code, (first, second) = _explain(coordinator, {1: ENDED})
     assert code == 71
     assert first == "JAX's service is lost: silent for 2 s"

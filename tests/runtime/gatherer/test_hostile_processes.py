@@ -76,7 +76,7 @@ class Host:
     def say(self, end, verb, body=b"", **fields):
         end.socket.sendall(pack_frame({"do": verb, **fields}, body))
 
-    def hear(self, end):
+    def receive(self, end):
         """Turn the gatherer until a frame has come to an end; None: it has been closed."""
         while (frame := end.next()) is None and not end.has_ended:
             self.gatherer.turn()
@@ -101,14 +101,14 @@ class Host:
             self.gatherer.turn()
         self.trunk = End(self._place.accept()[0])
         self.ends.append(self.trunk)
-        assert self.hear(self.trunk).header == {"do": "trunk", "token": TOKEN, "process": 0}
+        assert self.receive(self.trunk).header == {"do": "trunk", "token": TOKEN, "process": 0}
         self.trunk.socket.sendall(pack_frame({"is": "welcome", **LIMITS}))
         while not self.gatherer._is_welcome:
             self.gatherer.turn()
 
     def forwarded(self, number=None):
         """Return the frame of a branch that comes next on the trunk."""
-        frame = self.hear(self.trunk)
+        frame = self.receive(self.trunk)
         assert frame.header["do"] == "branch", frame
         assert number in (None, frame.header["number"])
         reader = FrameReader(max_header_bytes=1 << 20, max_body_bytes=1 << 26)
@@ -157,8 +157,8 @@ def test_what_is_malformed_is_passed_on_alone_for_the_meeting_place_to_judge(
     passed = host.forwarded(number=which)
     assert json.dumps(dict(passed.header)) == json.dumps({"do": verb, **fields})
     host.trunk.socket.sendall(pack_frame({"is": "close", "number": which}))
-    assert host.hear(bad[which]) is None
-    assert host.hear(host.trunk).header == {"do": "end", "number": which}
+    assert host.receive(bad[which]) is None
+    assert host.receive(host.trunk).header == {"do": "end", "number": which}
     host.say(other[1], "who", ticket=1, lane="main")
     assert host.forwarded(number=3).header["do"] == "who"
 
@@ -174,7 +174,7 @@ def test_whatever_a_process_says_the_others_of_its_host_are_passed_on(said):
         host.gatherer._beat_at = 0.0  # so that a turn does not wait
         host.gatherer.turn()
     host.say(other[0], "bye")
-    while (frame := host.hear(host.trunk)).header.get("number") != 2:
+    while (frame := host.receive(host.trunk)).header.get("number") != 2:
         pass
     assert frame.body == pack_frame({"do": "bye"})
     host.close()
@@ -183,7 +183,7 @@ def test_whatever_a_process_says_the_others_of_its_host_are_passed_on(said):
 def test_what_is_no_frame_ends_its_process_alone(host):
     bad, other = host.join(2)
     bad[0].socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    end = host.hear(host.trunk)
+    end = host.receive(host.trunk)
     assert end.header == {"do": "end", "number": 0}
     assert b"it sent an invalid frame: not a frame of shoal" in end.body
     host.say(other[0], "bye")
@@ -195,7 +195,9 @@ def test_a_header_of_any_depth_ends_at_most_its_process(host, depth):
     bad, other = host.join(2)
     header = b'{"do":"who","deep":' + b"[" * depth + b"]" * depth + b"}"
     bad[0].socket.sendall(pack_text(header))
-    assert host.hear(host.trunk).header["do"] in (("branch", "end") if depth > 100 else ("branch",))
+    assert host.receive(host.trunk).header["do"] in (
+        ("branch", "end") if depth > 100 else ("branch",)
+    )
     host.say(other[0], "bye")
     assert host.forwarded(number=2).header == {"do": "bye"}
 
@@ -203,29 +205,29 @@ def test_a_header_of_any_depth_ends_at_most_its_process(host, depth):
 def test_a_process_that_comes_late_is_not_held_and_goes_with_the_others_the_next_time(host):
     (_, first), (_, late) = host.join(2)
     host.say(first, "arrive", **ARRIVAL)
-    assert host.hear(host.trunk).header["branches"] == [1]  # once it has been held
+    assert host.receive(host.trunk).header["branches"] == [1]  # once it has been held
     host.say(late, "arrive", **ARRIVAL)
     host.gatherer.turn()
-    assert host.hear(host.trunk).header["branches"] == [3]
+    assert host.receive(host.trunk).header["branches"] == [3]
     assert host.gatherer._arrivals.due == math.inf
     answer = pack_frame({"is": "ok"})
     host.trunk.socket.sendall(pack_frame({"is": "branches", "numbers": [1, 3]}, answer))
     for lane in (late, first):
-        assert host.hear(lane).header == {"is": "ok"}
+        assert host.receive(lane).header == {"is": "ok"}
         host.say(lane, "arrive", **ARRIVAL)
-    assert host.hear(host.trunk).header["branches"] == [1, 3]
+    assert host.receive(host.trunk).header["branches"] == [1, 3]
     first.socket.close()  # it has left the call, and comes by another connection
-    assert host.hear(host.trunk).header == {"do": "end", "number": 1}
+    assert host.receive(host.trunk).header == {"do": "end", "number": 1}
     again = host.connect("lane", process=0)
     host.forwarded(number=4)
     host.say(again, "arrive", **ARRIVAL)
-    assert host.hear(host.trunk).header["branches"] == [4]
+    assert host.receive(host.trunk).header["branches"] == [4]
 
 
 def test_a_field_that_is_the_gatherers_own_is_not_passed_on(host):
     ((_, lane),) = host.join(1)
     host.say(lane, "arrive", **ARRIVAL, limits=True, branches="all", junk=1)
-    header = host.hear(host.trunk).header
+    header = host.receive(host.trunk).header
     assert header == {"do": "arrive", **json.loads(json.dumps(ARRIVAL)), "branches": [1]}
 
 
@@ -244,11 +246,11 @@ def test_a_field_that_is_the_gatherers_own_is_not_passed_on(host):
 def test_a_stranger_is_not_read_beyond_its_first_frame(host, first, then):
     stranger = host.connect("hello", **first)
     host.say(stranger, then[0], **then[1])
-    heard = host.hear(stranger)
+    heard = host.receive(stranger)
     if heard is not None:
         assert heard.header == {"is": "refused", "missing": []}
         assert heard.body == WRONG_TOKEN.encode()
-        assert host.hear(stranger) is None
+        assert host.receive(stranger) is None
     assert host.gatherer._trunk is None
     host.join(1)
 
@@ -256,7 +258,7 @@ def test_a_stranger_is_not_read_beyond_its_first_frame(host, first, then):
 @pytest.mark.parametrize("verb", ["observe", "trunk", "serve", "keep", "arrive"])
 def test_a_gatherer_is_for_processes_only(host, verb):
     stranger = host.connect(verb, process=0, name="x", host="h", pid=1)
-    assert host.hear(stranger) is None
+    assert host.receive(stranger) is None
     host.join(1)
 
 
@@ -265,7 +267,7 @@ def test_another_user_is_not_read_at_all(host, monkeypatch):
         end = host.connect("hello", process=0, processes=1)
         elsewhere.setattr(unix_socket.os, "geteuid", lambda: 1000)
         elsewhere.setattr(unix_socket, "_owner", lambda _sock: 1001)
-        assert host.hear(end) is None
+        assert host.receive(end) is None
     assert host.gatherer._trunk is None
     host.join(1)
 
@@ -320,7 +322,7 @@ def test_a_gatherer_does_not_take_itself_for_the_meeting_place(monkeypatch):
     )  # fmt: skip
     host = Host(address_text(*free))
     end = host.connect("hello", process=0, processes=1)
-    refusal = host.hear(end)
+    refusal = host.receive(end)
     assert (refusal.header, refusal.body) == ({"is": "unreachable"}, b"Connection refused")
     assert host.gatherer._trunk is None
     host.close()
@@ -331,5 +333,5 @@ def test_processes_are_sent_on_if_the_meeting_place_takes_no_gatherer(host):
     while not host.gatherer._trunk:
         host.gatherer.turn()
     host._place.accept()[0].close()
-    assert host.hear(end).header == {"is": "direct"}
-    assert host.hear(end) is None
+    assert host.receive(end).header == {"is": "direct"}
+    assert host.receive(end) is None

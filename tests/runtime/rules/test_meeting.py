@@ -239,9 +239,9 @@ def test_last_words_say_where_a_process_waits_or_what_it_did_last():
         table.arrive(p, "start", site="t.py:1 (main)")
     table.advance(2)
     table.arrive(0, "epoch", site="t.py:9 (main)")
-    table.meeting.say(table.now, 1, "step 7")
+    table.meeting.record_activity(table.now, 1, "step 7")
     table.advance(1)
-    said = [member.said for member in table.meeting.members(table.now)]
+    said = [member.last_words for member in table.meeting.members(table.now)]
     assert said == [
         "waits at 'epoch' (t.py:9 (main)) for 1.0 s",
         "step 7, 1.0 s ago",

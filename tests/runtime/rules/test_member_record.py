@@ -21,16 +21,16 @@ def beat(place, since_s, step=6):
 
 def test_a_step_that_begins_right_after_a_meeting_is_where_it_is(record):
     record.note(100.0, "last at", EPOCH)
-    record.hear(102.0, beat(STEP, 1.999))
+    record.receive(102.0, beat(STEP, 1.999))
     member = record.member(103.0)
     assert (member.place, member.step) == (STEP, 6)
-    assert member.said == f"step 6, last at {STEP}, 3.0 s ago"
+    assert member.last_words == f"step 6, last at {STEP}, 3.0 s ago"
 
 
 def test_a_beat_that_tells_of_the_meeting_again_or_of_what_was_before_is_no_news(record):
     record.note(100.0, "last at", EPOCH)
     for place, since_s in (("'epoch' (t.py:9 (f))", 1.9), (STEP, 2.5)):
-        record.hear(102.0, beat(place, since_s))
+        record.receive(102.0, beat(place, since_s))
         assert record.member(103.0).place == "'epoch' (t.py:9 (f))"
         assert record.member(103.0).since_s == 3.0
 
@@ -41,24 +41,26 @@ def test_who_is_stopped_is_shown_as_stopped_while_it_is(record):
     record.stop(4.0, is_stopped=True)
     member = record.member(5.0)
     assert member.state == "stopped"
-    assert member.said == "stopped (SIGSTOP?) for 3.0 s; last at 'epoch' (t.py:9 (f)), 4.0 s ago"
+    assert (
+        member.last_words == "stopped (SIGSTOP?) for 3.0 s; last at 'epoch' (t.py:9 (f)), 4.0 s ago"
+    )
     record.stop(5.0, is_stopped=False)
     assert (record.member(6.0).state, record.stopped_since) == ("here", None)
 
 
 def test_how_it_went_says_where_it_was_last(record):
-    record.hear(2.0, beat(STEP, 0.5))
+    record.receive(2.0, beat(STEP, 0.5))
     record.stop(3.0, is_stopped=True)
     record.leave(4.0, "lost", "killed")
     assert record.departure_reason == f"killed; step 6, last at {STEP}, 2.5 s before"
     member = record.member(6.0)
-    assert (member.state, member.said) == ("lost", "killed, 2.0 s ago")
+    assert (member.state, member.last_words) == ("lost", "killed, 2.0 s ago")
 
 
 def test_a_traceback_says_where_by_itself_and_who_did_nothing_was_nowhere(record):
     record.leave(1.0, "lost", "killed")
     assert record.departure_reason == "killed"
     other = Record(2, "c", 18, 0.0)
-    other.hear(2.0, beat(STEP, 0.5))
+    other.receive(2.0, beat(STEP, 0.5))
     other.leave(3.0, "failed", "Traceback\nValueError: no data")
     assert other.departure_reason == "Traceback\nValueError: no data"

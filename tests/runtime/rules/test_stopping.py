@@ -33,7 +33,7 @@ class World:
         """A call that has to wait is one that was not made: it comes again."""
         if p in self.rearming or p in self.returns:
             return
-        answer = self.stops[p].ask(step)
+        answer = self.stops[p].should_stop(step)
         if answer is not None:
             self.said[p][self.round[p]].append((step, answer))
 
@@ -67,7 +67,7 @@ class World:
             return
         words = self.up[p].popleft()
         if isinstance(words, StopReport):
-            self._push(self.rounds.hear(p, words))
+            self._push(self.rounds.receive(p, words))
         else:
             number = self.rounds.give()
             for queue in self.down:
@@ -79,7 +79,7 @@ class World:
         words = self.down[p].popleft()
         if isinstance(words, StopAgreement):
             self.stops[p].settle(words)
-        elif (told := self.stops[p].hear(*words)) is not None:
+        elif (told := self.stops[p].receive(*words)) is not None:
             self.up[p].append(told)
 
     def _meet(self):
@@ -145,7 +145,7 @@ def test_any_order_of_things(processes, actions):
     for p in world.living - world.rearming.keys():
         stop = world.stops[p]
         if stop.notice() is not None:
-            assert stop.ask(0) is not None
+            assert stop.should_stop(0) is not None
             assert stop.notice().step == world.settled[world.round[p]]
         assert stop.known == max(world.stops[q].known for q in world.living)
 
@@ -160,16 +160,16 @@ def test_the_agreed_step_is_the_first_that_nobody_was_told_to_go_on_at():
     world.notice(1, 0)
     world.settle_down()
     assert [stop.notice().step for stop in world.stops] == [11, 11]
-    assert [stop.ask(10) for stop in world.stops] == [False, False]
-    assert [stop.ask(11) for stop in world.stops] == [True, True]
-    assert [stop.ask(10**6000) for stop in world.stops] == [True, True]
+    assert [stop.should_stop(10) for stop in world.stops] == [False, False]
+    assert [stop.should_stop(11) for stop in world.stops] == [True, True]
+    assert [stop.should_stop(10**6000) for stop in world.stops] == [True, True]
 
 
 def test_before_the_first_call_it_is_step_0():
     world = World(3)
     world.notice(2, 0)
     world.settle_down()
-    assert [stop.ask(0) for stop in world.stops] == [True] * 3
+    assert [stop.should_stop(0) for stop in world.stops] == [True] * 3
 
 
 def test_who_has_not_answered_is_known_and_is_waited_for_until_it_is_gone():
@@ -177,10 +177,10 @@ def test_who_has_not_answered_is_known_and_is_waited_for_until_it_is_gone():
     assert rounds.awaited == ()
     rounds.give()
     assert rounds.awaited == (0, 1, 2)
-    assert rounds.hear(1, StopReport(0, 4)) is None
+    assert rounds.receive(1, StopReport(0, 4)) is None
     assert rounds.awaited == (0, 2)
     assert rounds.depart(2) is None
-    assert rounds.hear(0, StopReport(0, 2**80)) == StopAgreement(0, 2**80 + 1)
+    assert rounds.receive(0, StopReport(0, 2**80)) == StopAgreement(0, 2**80 + 1)
     assert rounds.awaited == ()
     assert rounds.depart(0) is None  # agreed already
 
@@ -188,13 +188,16 @@ def test_who_has_not_answered_is_known_and_is_waited_for_until_it_is_gone():
 def test_a_notice_that_somebody_did_not_know_of_opens_the_next_round():
     rounds, stop = Rounds(1), Stop(0)
     for reason in "ab":
-        assert stop.hear(rounds.give(), 0, ReceivedNotice(reason, "x")) in (StopReport(0, -1), None)
+        assert stop.receive(rounds.give(), 0, ReceivedNotice(reason, "x")) in (
+            StopReport(0, -1),
+            None,
+        )
     assert stop.rearm(1) == StopReport(1, -1)
     assert (stop.notice().reason, stop.notice().step) == ("b", None)
-    assert rounds.hear(0, StopReport(1, -1)) == StopAgreement(1, 0)
+    assert rounds.receive(0, StopReport(1, -1)) == StopAgreement(1, 0)
     assert stop.rearm(2) == StopReport(2, None)
     assert stop.notice() is None
-    rounds.hear(0, StopReport(2, None))
+    rounds.receive(0, StopReport(2, None))
     assert not rounds.is_open
 
 
@@ -203,7 +206,7 @@ def test_the_same_notice_is_told_once_while_it_is_open():
     assert [stop.offers(TERM), stop.offers(TERM)] == [True, False]
     stop.rearm(0)
     assert not stop.offers(TERM)  # on its way
-    stop.hear(1, 0, TERM)
+    stop.receive(1, 0, TERM)
     assert not stop.offers(TERM)
     assert stop.offers(TERM._replace(source="SIGUSR1"))
     stop.rearm(1)
@@ -213,10 +216,10 @@ def test_the_same_notice_is_told_once_while_it_is_open():
 def test_the_earliest_deadline_counts_and_runs():
     clock = Clock()
     stop = Stop(0, clock)
-    stop.hear(1, 2, ReceivedNotice("maintenance", "gce", 60.0))
+    stop.receive(1, 2, ReceivedNotice("maintenance", "gce", 60.0))
     clock.advance(10.0)
-    stop.hear(2, 1, TERM)
-    stop.hear(3, 0, ReceivedNotice("spot", "aws", 20.0))
+    stop.receive(2, 1, TERM)
+    stop.receive(3, 0, ReceivedNotice("spot", "aws", 20.0))
     clock.advance(5.0)
     first = stop.notice()
     assert (first.reason, first.source, first.process) == ("maintenance", "gce", 2)
@@ -233,14 +236,14 @@ def test_the_earliest_deadline_counts_and_runs():
 def test_a_save_counts_after_a_notice_until_it_is_closed(has_notice):
     rounds, stop = Rounds(1), Stop(0)
     if has_notice:
-        stop.hear(rounds.give(), 0, TERM)
+        stop.receive(rounds.give(), 0, TERM)
     told = stop.save()
     assert stop.has_saved is has_notice
     assert (told is not None) is has_notice
     if told is not None:
-        rounds.hear(0, told)
+        rounds.receive(0, told)
     assert rounds.has_saved is has_notice
-    rounds.hear(0, stop.rearm(1))
+    rounds.receive(0, stop.rearm(1))
     assert not stop.has_saved
     assert not rounds.has_saved
 
@@ -249,17 +252,17 @@ def test_an_answer_of_an_earlier_round_does_not_count():
     """Process 1 comes back from the rearm late: until then it may be told to go on again."""
     rounds = Rounds(2)
     rounds.give()
-    assert rounds.hear(0, StopReport(0, 3)) is None
-    assert rounds.hear(0, StopReport(1, -1)) is None
-    assert rounds.hear(1, StopReport(0, 5)) is None
+    assert rounds.receive(0, StopReport(0, 3)) is None
+    assert rounds.receive(0, StopReport(1, -1)) is None
+    assert rounds.receive(1, StopReport(0, 5)) is None
     assert rounds.awaited == (1,)
-    assert rounds.hear(1, StopReport(1, 7)) == StopAgreement(1, 8)
+    assert rounds.receive(1, StopReport(1, 7)) == StopAgreement(1, 8)
 
 
 def test_steps_are_compared_anew_after_a_rearm():
     rounds, stop = Rounds(1), Stop(0)
-    assert stop.ask(1000) is False
-    rounds.hear(0, stop.rearm(0))
-    assert stop.ask(3) is False  # the loop was begun again
-    stop.settle(rounds.hear(0, stop.hear(rounds.give(), 0, TERM)))
-    assert [stop.ask(step) for step in (3, 4)] == [False, True]
+    assert stop.should_stop(1000) is False
+    rounds.receive(0, stop.rearm(0))
+    assert stop.should_stop(3) is False  # the loop was begun again
+    stop.settle(rounds.receive(0, stop.receive(rounds.give(), 0, TERM)))
+    assert [stop.should_stop(step) for step in (3, 4)] == [False, True]

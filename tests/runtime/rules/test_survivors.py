@@ -237,17 +237,17 @@ def test_those_who_are_late_are_asked_where_they_are():
     assert table.meeting.take_stack_requests() == []
     [ticket] = {ticket for ticket, _ in questions}
     for process, text in ((3, "in fit"), (1, "in load" + "." * 10_000), (1, "again")):
-        table.take(table.meeting.hear_stacks(5.1, process, ticket, text))
+        table.take(table.meeting.take_stacks(5.1, process, ticket, text))
     assert table.kind(waiting) == "waits"
     table.now = 5.1
-    table.take(table.meeting.hear_stacks(5.2, 2, ticket, "in sleep"))
+    table.take(table.meeting.take_stacks(5.2, 2, ticket, "in sleep"))
     facts = table.answers[waiting].facts
     assert (facts["by"], facts["timeout_s"], facts["missing"]) == (0, 5.0, [1, 2, 3])
     stacks = dict(facts["stacks"])
     assert (stacks[2], stacks[3]) == ("in sleep", "in fit")
     assert stacks[1].startswith("in load.")
     assert len(stacks[1]) == 8192
-    assert table.meeting.hear_stacks(5.3, 2, ticket, "too late") == []
+    assert table.meeting.take_stacks(5.3, 2, ticket, "too late") == []
 
 
 def test_those_who_do_not_say_where_they_are_are_not_waited_for():
@@ -255,7 +255,7 @@ def test_those_who_do_not_say_where_they_are_are_not_waited_for():
     waiting = table.arrive(0, timeout_s=5.0)
     table.advance(6.0)
     ticket = table.meeting.take_stack_requests()[0][0]
-    table.take(table.meeting.hear_stacks(6.0, 2, ticket, "in fit"))
+    table.take(table.meeting.take_stacks(6.0, 2, ticket, "in fit"))
     table.advance(0.5)
     assert table.kind(waiting) == "deadline"
     assert table.answers[waiting].facts["stacks"] == [[2, "in fit"]]
@@ -268,7 +268,7 @@ def test_who_comes_within_the_grace_completes_it_for_all():
     table.advance(5.0)
     [(ticket, _)] = table.meeting.take_stack_requests()
     assert table.kind(table.arrive(1, timeout_s=0.1), waiting) == "ok"
-    assert table.meeting.hear_stacks(5.1, 1, ticket, "in arrive") == []
+    assert table.meeting.take_stacks(5.1, 1, ticket, "in arrive") == []
     table.advance(10.0)
     assert table.meeting.next_deadline == math.inf
 
@@ -287,11 +287,11 @@ def test_no_more_than_sixteen_are_asked_and_who_dies_is_not_waited_for():
 def test_whoever_asks_for_stacks_gets_them_when_all_have_answered_or_it_is_time():
     table = Table(3)
     table.depart(2)
-    ask = table.meeting.ask_stacks
+    ask = table.meeting.request_stacks
     assert ask(0.0, range(3), 2.0, "observer", 7) == []
     questions = table.meeting.take_stack_requests()
     assert [process for _, process in questions] == [0, 1]
-    hear = table.meeting.hear_stacks
+    hear = table.meeting.take_stacks
     assert hear(0.1, 2, questions[0][0], "who asked you?") == []
     assert hear(0.1, 0, questions[0][0], "in fit") == []
     [reply] = hear(0.2, 1, questions[1][0], "in load")
@@ -313,7 +313,7 @@ def test_whoever_asks_for_stacks_gets_them_when_all_have_answered_or_it_is_time(
 @pytest.mark.parametrize("ticket", [0, -1, 1, 10**30])
 def test_an_answer_to_what_was_never_asked_is_refused(ticket):
     with pytest.raises(FrameError, match="never sent"):
-        Table(2).meeting.hear_stacks(0.0, 1, ticket, "in fit")
+        Table(2).meeting.take_stacks(0.0, 1, ticket, "in fit")
 
 
 def beat(**more):
@@ -330,13 +330,13 @@ def test_members_say_what_their_beats_and_arrivals_say_whichever_is_newer():
     meeting.beat(4.0, 1, beat(step=3, place="step 3 (a.py:1 (f))", since_s=1.0, memory_bytes=9))
     meeting.mark_silent(2, 1.0)
     zero, one, two, three = meeting.members(4.0)
-    assert zero.said == "step 12, waits at 'epoch' for 4.0 s"
+    assert zero.last_words == "step 12, waits at 'epoch' for 4.0 s"
     assert (zero.step, zero.place, zero.since_s, zero.is_waiting) == (12, "'epoch'", 4.0, True)
     assert (zero.step_s, zero.pid) == (0.5, 10)
-    assert one.said == "step 3, last at step 3 (a.py:1 (f)), 1.0 s ago"
+    assert one.last_words == "step 3, last at step 3 (a.py:1 (f)), 1.0 s ago"
     assert (one.place, one.since_s, one.is_waiting) == ("step 3 (a.py:1 (f))", 1.0, False)
     assert one.memory_bytes == 9
-    assert (two.state, two.said) == ("silent", "silent for 3.0 s; joined, 4.0 s ago")
+    assert (two.state, two.last_words) == ("silent", "silent for 3.0 s; joined, 4.0 s ago")
     assert three[1:4] == ("host3", "here", "joined, 4.0 s ago")
     meeting.mark_silent(2, None)
     assert meeting.members(4.0)[2].state == "here"
@@ -344,7 +344,7 @@ def test_members_say_what_their_beats_and_arrivals_say_whichever_is_newer():
     meeting.mark_silent(2, 1.0)
     meeting.beat(5.0, 2, beat(step=99))
     gone = meeting.members(6.0)[2]
-    assert (gone.state, gone.said) == ("lost", "its connection closed, 2.0 s ago")
+    assert (gone.state, gone.last_words) == ("lost", "its connection closed, 2.0 s ago")
     assert (gone.step, gone.since_s, gone.is_waiting) == (None, 2.0, False)
 
 

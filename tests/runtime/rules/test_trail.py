@@ -62,12 +62,12 @@ def test_equal_calls_pass_and_cost_nothing_afterwards(make_job):
             put(coordinator, str(number) + "\n")
     for _ in range(3):
         assert job.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
-    first = job.coordinators[0].trails.come(Point("go"))
+    first = job.coordinators[0].trails.arrive(Point("go"))
     put(job.coordinators[0])
     assert first.trail.startswith("5:")
-    assert job.coordinators[0].trails.come(Point("go")).trail.startswith("6:")
-    assert job.coordinators[0].trails.come(Point("go", lane="other")).trail == ""
-    assert job.coordinators[0].trails.come(Point("go", group=(0, 1))).trail == ""
+    assert job.coordinators[0].trails.arrive(Point("go")).trail.startswith("6:")
+    assert job.coordinators[0].trails.arrive(Point("go", lane="other")).trail == ""
+    assert job.coordinators[0].trails.arrive(Point("go", group=(0, 1))).trail == ""
 
 
 def test_other_values_name_the_leaf_and_what_was_meant():
@@ -275,7 +275,7 @@ def test_what_is_no_group_is_refused_as_ever(group):
 def test_a_job_of_one_leaves_nothing():
     (alone,) = LocalJob(1).coordinators
     put(alone)
-    assert alone.trails.come(Point("go")) == Point("go")
+    assert alone.trails.arrive(Point("go")) == Point("go")
 
 
 class TestLanes:
@@ -291,23 +291,23 @@ class TestLanes:
     def test_the_thread_that_made_it_runs_the_main_line(self):
         trails = Trails(0, 2)
         assert trails.lane == "main"
-        trails.come(Point("x", lane="side"))
+        trails.arrive(Point("x", lane="side"))
         assert trails.lane == "main"
         assert self.in_thread(lambda: trails.lane) is None
 
     def test_who_meets_others_in_the_main_line_runs_it(self):
         trails = Trails(0, 2)
-        assert self.in_thread(lambda: trails.come(Point("x")), lambda: trails.lane) == "main"
+        assert self.in_thread(lambda: trails.arrive(Point("x")), lambda: trails.lane) == "main"
         assert trails.lane is None
-        trails.come(Point("x"))
+        trails.arrive(Point("x"))
         assert trails.lane == "main"
 
     def test_a_thread_belongs_to_the_lane_in_which_it_last_met_others(self):
         trails = Trails(0, 2)
         lanes = ["data", "data: the first difference", "data: the trail"]
-        comes = [lambda lane=lane: trails.come(Point("x", lane=lane)) for lane in lanes]
+        comes = [lambda lane=lane: trails.arrive(Point("x", lane=lane)) for lane in lanes]
         assert self.in_thread(*comes, lambda: trails.lane) == "data"
-        assert self.in_thread(*comes, lambda: trails.come(Point("x", lane="b")),
+        assert self.in_thread(*comes, lambda: trails.arrive(Point("x", lane="b")),
                               lambda: trails.lane) == "b"  # fmt: skip
 
     def test_a_thread_that_never_met_others_is_warned_once(self, caplog):

@@ -168,7 +168,7 @@ class TestSignsOfLife:
             marks = Marks()
             for number in range(1, count + 1):
                 marks.add(number, bytes([number, process if number > own_from else 9]) * 8)
-            told = latest.hear(process, TrailMarks(None, "main", "", marks.text))
+            told = latest.receive(process, TrailMarks(None, "main", "", marks.text))
             last[process] = set(marks.text.split())
             everything = set().union(*last.values())
             counts = [mark.split(":")[0] for mark in everything]
@@ -185,7 +185,7 @@ class TestSignsOfLife:
             (3, None, "side", "after"),
             (4, None, "main", "after"),
         ]
-        found = [latest.hear(p, TrailMarks(*key, f"1:{p}")) for p, *key in trails]
+        found = [latest.receive(p, TrailMarks(*key, f"1:{p}")) for p, *key in trails]
         assert found[:4] == [None] * 4
         assert found[4].versions == [("1:1", "", "", [1]), ("1:4", "", "", [4])]
 

@@ -47,7 +47,7 @@ class Trunk(Bare):
 
     def heard(self):
         """Return the branches of the next frame for processes, and that frame."""
-        while (frame := self.hear()).header["is"] in ("close", "beat"):
+        while (frame := self.receive()).header["is"] in ("close", "beat"):
             pass
         assert frame.header["is"] == "branches", frame
         reader = FrameReader(max_header_bytes=1 << 20, max_body_bytes=1 << 20)
@@ -85,7 +85,7 @@ def test_arrivals_of_a_host_are_answered_by_one_frame_with_all_payloads(place, t
     lane.say("arrive", b"3", step=1, timeout_s=10, point=Point("x"))
     numbers, answer = trunk.heard()
     assert (numbers, answer.header) == ([4, 5, 6], {"is": "ok"})
-    assert answer.body == lane.hear().body == join_payloads([b"0", b"1", b"0", b"3"])
+    assert answer.body == lane.receive().body == join_payloads([b"0", b"1", b"0", b"3"])
 
 
 def test_a_branch_that_ends_is_the_death_of_its_process(place, trunk):
@@ -149,7 +149,7 @@ def test_a_silent_gatherer_is_lost_with_its_processes(place, trunk):
 )
 def test_what_no_gatherer_sends_ends_no_process_of_another_host(place, trunk, verb, fields, body):
     trunk.say(verb, body, **fields)
-    while trunk.hear() is not None:
+    while trunk.receive() is not None:
         pass
     place.until_states("lost", "lost", "lost", "here")
     said = place.ask("members")["members"][0][3]
@@ -187,7 +187,7 @@ def test_what_no_process_sends_ends_this_process_alone(place, trunk, verb, field
     trunk.arrive([5, 6], [b"", b""], name="live", survivors=True)
     lane.say("arrive", step=1, timeout_s=10, point=Point("live", survivors=True))
     numbers, answer = trunk.heard()
-    assert (numbers, answer.header["is"]) == ([5, 6], lane.hear().header["is"])
+    assert (numbers, answer.header["is"]) == ([5, 6], lane.receive().header["is"])
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_what_no_process_sends_ends_this_process_alone(place, trunk, verb, field
 )
 def test_a_call_that_is_none_ends_its_connection_alone(place, trunk, verb, fields, body, closed):
     trunk.say(verb, body, **{"step": 1, "timeout_s": 10, **fields})
-    assert [trunk.hear().header for _ in closed] == [
+    assert [trunk.receive().header for _ in closed] == [
         {"is": "close", "number": number} for number in closed
     ]
     assert place.states() == ["here"] * 4
@@ -213,13 +213,13 @@ def test_a_call_that_is_none_ends_its_connection_alone(place, trunk, verb, field
     trunk.arrive([10, 11, 12], name="next")
     lane = place.lane(trunk.alone)
     lane.say("arrive", step=1, timeout_s=10, point=Point("next"))
-    assert lane.hear().header == {"is": "ok"}
+    assert lane.receive().header == {"is": "ok"}
 
 
 def test_of_arrivals_that_come_together_the_wrong_one_ends_alone(place, trunk):
     group = (1, 3)
     trunk.arrive([4, 5], group=group)
-    assert trunk.hear().header == {"is": "close", "number": 4}
+    assert trunk.receive().header == {"is": "close", "number": 4}
     place.lane(trunk.alone).say("arrive", step=1, timeout_s=10, point=Point("x", group=group))
     numbers, answer = trunk.heard()
     assert (numbers, answer.header) == ([5], {"is": "ok"})
@@ -238,7 +238,7 @@ def test_a_host_has_so_many_branches_at_a_time(place, trunk, monkeypatch):
     monkeypatch.setattr(trunks, "MOST_BRANCHES", 7)  # of which six are open
     trunk.lane(7, 0)
     trunk.lane(8, 1)
-    assert trunk.hear().header == {"is": "close", "number": 8}
+    assert trunk.receive().header == {"is": "close", "number": 8}
     trunk.say("end", number=8)
     trunk.say("end", b"interrupted", number=7)
     trunk.lane(9, 2)
@@ -321,7 +321,7 @@ def test_whatever_a_trunk_says_the_processes_of_other_hosts_live_on(said):
     for verb, fields, body in said:
         trunk.say(verb, body, **fields)
     trunk.say("bye")
-    while trunk.hear() is not None:
+    while trunk.receive() is not None:
         pass
     alone.beat()
     assert place.states()[1] == "here"

@@ -27,7 +27,7 @@ def meet(where, process, count, timeout_s=30.0, leaves=None):
     visit, deadline = Visit(where, process, count), ends_at(timeout_s)
     told = None
     try:
-        visit.come()
+        visit.announce()
         if process == 0:
             visit.lead(PLACE, deadline)
             told = PLACE
@@ -126,7 +126,7 @@ def test_a_wait_says_who_is_missing(where, caplog, monkeypatch):
 def test_a_directory_that_is_not_there(tmp_path):
     visit = Visit(Rendezvous(f"{tmp_path}/nowhere", "shoal-job", False), 0, 2)
     with pytest.raises(InitializeError, match="give a directory that exists"):
-        visit.come()
+        visit.announce()
 
 
 @pytest.mark.parametrize("wrong", ["open to others", "a link"])
@@ -140,12 +140,12 @@ def test_on_one_host_the_directory_is_this_users_alone(tmp_path, wrong):
         base.chmod(0o755)
     visit = Visit(Rendezvous(str(base), "shoal-job", on_one_host=True), 0, 2)
     with pytest.raises(InitializeError, match="not a directory of this user alone"):
-        visit.come()
+        visit.announce()
 
 
 def test_the_answer_is_for_this_user_alone(where, tmp_path):
     visit = Visit(where, 0, 1)
-    visit.come()
+    visit.announce()
     visit.lead(PLACE, ends_at(30))
     modes = {(tmp_path / where.name / name).stat().st_mode & 0o077 for name in ("", "address")}
     assert modes == {0}

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from shoal.checkpoint.saving.background import Saving
-from shoal.runtime.system.interrupts import interrupts_heard
+from shoal.runtime.system.interrupts import interrupts_delivered
 
 
 def press(*_):
@@ -45,7 +45,7 @@ def pressed_while_collecting():
 def test_in_the_garbage_collector(pressed_while_collecting):
     done = []
     with pytest.raises(KeyboardInterrupt):
-        interrupts_heard(lambda: done.append(gc.collect()))()
+        interrupts_delivered(lambda: done.append(gc.collect()))()
     assert len(done) == 1
 
 
@@ -54,7 +54,7 @@ def test_the_second_in_the_garbage_collector(pressed_while_collecting, monkeypat
     lost = []
     monkeypatch.setattr(sys, "unraisablehook", lambda hook: lost.append(hook.exc_type))
     with pytest.raises(KeyboardInterrupt):
-        interrupts_heard(lambda: [gc.collect(), gc.collect()])()
+        interrupts_delivered(lambda: [gc.collect(), gc.collect()])()
     assert lost == [KeyboardInterrupt]
 
 
@@ -94,7 +94,7 @@ def test_what_was_kept_ends_the_next_wait_of_ours():
     end = threading.Event()
     saving = Saving("save", end.wait)
     with pytest.raises(KeyboardInterrupt) as caught:
-        interrupts_heard(saving.wait)(Pressed(60.0))
+        interrupts_delivered(saving.wait)(Pressed(60.0))
     assert caught.value.__cause__ is None  # the wait has not come to its end
     end.set()
     saving.wait()
@@ -103,7 +103,7 @@ def test_what_was_kept_ends_the_next_wait_of_ours():
 def test_a_second_is_raised_wherever_it_comes():
     done = []
 
-    @interrupts_heard
+    @interrupts_delivered
     def call():
         press()
         done.append("the first was kept")
@@ -121,16 +121,16 @@ def test_an_error_of_the_call_is_the_cause():
         raise ValueError("no more data")
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        interrupts_heard(call)()
+        interrupts_delivered(call)()
     assert str(caught.value.__cause__) == "no more data"
 
 
 def test_blocks_in_blocks_raise_at_the_end_of_the_outermost():
     done = []
 
-    @interrupts_heard
+    @interrupts_delivered
     def outer():
-        interrupts_heard(press)()
+        interrupts_delivered(press)()
         done.append("after the inner one")
 
     with pytest.raises(KeyboardInterrupt):
@@ -141,14 +141,14 @@ def test_blocks_in_blocks_raise_at_the_end_of_the_outermost():
 def test_a_handler_of_the_program_is_left_alone():
     heard = []
     signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
-    interrupts_heard(press)()
+    interrupts_delivered(press)()
     assert heard == [signal.SIGINT]
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_other_threads_take_no_signals():
     found = []
-    look = interrupts_heard(lambda: found.append(signal.getsignal(signal.SIGINT)))
+    look = interrupts_delivered(lambda: found.append(signal.getsignal(signal.SIGINT)))
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
@@ -163,8 +163,8 @@ def test_many_at_any_moment_are_raised_once_each():
         sender = threading.Thread(target=signal.pthread_kill, args=(main, signal.SIGINT))
         try:
             try:
-                interrupts_heard(sender.start)()
-                interrupts_heard(sorted)(range(number))
+                interrupts_delivered(sender.start)()
+                interrupts_delivered(sorted)(range(number))
                 never.wait(60.0)
             finally:
                 sender.join()

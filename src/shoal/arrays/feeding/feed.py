@@ -47,7 +47,7 @@ from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting, FeedOptions, 
 from shoal.arrays.feeding.feed_wait import BatchWait
 from shoal.arrays.feeding.own_rows import Split
 from shoal.arrays.feeding.prefetch import Prefetch
-from shoal.arrays.host.leave_trail import lane_problems
+from shoal.arrays.host.record_trail import lane_problems
 from shoal.colour import logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.runtime.client.interface import Coordinator

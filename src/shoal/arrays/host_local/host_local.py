@@ -18,7 +18,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.host_values import cannot_hold
-from shoal.arrays.host.leave_trail import lane_problems
+from shoal.arrays.host.record_trail import lane_problems
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
 from shoal.arrays.host_local.parts import (

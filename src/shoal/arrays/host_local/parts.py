@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
 from shoal.arrays.host.host_values import as_numpy
-from shoal.arrays.host.leave_trail import leave_trail_of_parts
+from shoal.arrays.host.record_trail import record_trail_of_parts
 from shoal.arrays.moving.move import Move, move, relabelled
 from shoal.arrays.placing.put import place_leaves
 from shoal.errors import UsageError
@@ -78,7 +78,7 @@ def join_own_parts(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
     for leaf in leaves:
         if not is_local(leaf.value):
             raise UsageError(f"{call.operation}: {leaf.path}: is global already; {_CANNOT_PASS}")
-    leave_trail_of_parts(
+    record_trail_of_parts(
         call.operation,
         leaves,
         lane=call.lane,

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from shoal import settings
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
-from shoal.arrays.host.leave_trail import coordinator_here, leave_trail, trail_lines
+from shoal.arrays.host.record_trail import coordinator_here, record_trail, trail_lines
 from shoal.arrays.moving.across_devices import is_across, is_apart
 from shoal.errors import DeadlineError, UsageError
 from shoal.plan.layout import Layout
@@ -105,7 +105,7 @@ def agree_on_move(
         if array is not None and is_across(array.sharding, sharding(leaf.layout))
     }
     if not sources:
-        leave_trail("relayout", leaves, lane=None, options=options)
+        record_trail("relayout", leaves, lane=None, options=options)
         return
     coordinator = coordinator_here()
     if coordinator is None or coordinator.num_processes == 1:

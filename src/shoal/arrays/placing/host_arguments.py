@@ -13,7 +13,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
-from shoal.arrays.host.leave_trail import leave_trail
+from shoal.arrays.host.record_trail import record_trail
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.placing.put import place_leaves
 
@@ -37,7 +37,7 @@ def place_arguments(operation: str, leaves: Sequence[Leaf]) -> list[Leaf]:
     if not numbers or is_tracing():
         return [*leaves]
     from_host = [leaves[number] for number in numbers]
-    leave_trail(operation, from_host, lane=None, values=True)
+    record_trail(operation, from_host, lane=None, values=True)
     arrays = dict(zip(numbers, place_leaves(from_host), strict=True))
     return [
         leaf._replace(value=arrays.get(number, leaf.value)) for number, leaf in enumerate(leaves)

@@ -12,7 +12,7 @@ from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.leaf_layouts import Layouts, Leaf, leaf_layouts, path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
 from shoal.arrays.host.host_values import as_numpy, deleted, native
-from shoal.arrays.host.leave_trail import lane_problems, leave_trail
+from shoal.arrays.host.record_trail import lane_problems, record_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload
 from shoal.arrays.placing.put import dtype_problems
 from shoal.colour import local, logically_collective
@@ -71,7 +71,7 @@ def pack(
         problems += _problems(leaf, column)
     raise_all("pack", problems)
     refuse_inside_jit()
-    leave_trail("pack", leaves, lane=lane)
+    record_trail("pack", leaves, lane=lane)
     packed = [_pack(leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
     return jax.tree.unflatten(treedef, packed)
 

@@ -18,7 +18,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.host_values import X64, as_numpy, cannot_hold, is_key, narrowed, native
-from shoal.arrays.host.leave_trail import lane_problems, leave_trail
+from shoal.arrays.host.record_trail import lane_problems, record_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import Move, move, relabelled
 from shoal.colour import logically_collective
@@ -86,7 +86,7 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
     if not isinstance(same, bool):
         problems.append(WrongType(f"same={same!r} must be True or False"))
     raise_all("put", problems)
-    leave_trail("put", leaves, lane=lane, options=(f"same={same}",), values=same)
+    record_trail("put", leaves, lane=lane, options=(f"same={same}",), values=same)
     return jax.tree.unflatten(treedef, place_leaves(leaves))
 
 

@@ -336,13 +336,13 @@ def _refuse_differing(leaves: Sequence[Leaf], found: Sequence[Hidden], region: _
     problems = []
     for leaf, varying in zip(leaves, found, strict=True):
         split = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
-        unsaid = [
+        undeclared = [
             axis for axis in region.mesh.axis_names if axis in (region.axes & {*varying}) - split
         ]
-        if not unsaid:
+        if not undeclared:
             continue
-        names = ", ".join(unsaid)
-        why = varying[unsaid[0]]
+        names = ", ".join(undeclared)
+        why = varying[undeclared[0]]
         why = f" (by its {why}, of which an operand differs)" if why else ""
         problems.append(
             f"{leaf.path}: may differ along {names}{why}, and {leaf.layout!r} has one value for "

@@ -329,14 +329,14 @@ def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
             at = min(size, record.bytes)
             found.append(_damaged(checkpoint, number, at, detail, to_end=True))
     if len(found) > 1:
-        others = [f"{one.file}: {_said(one)}" for one in found[1 : _SHOWN + 1]]
+        others = [f"{one.file}: {_message_of(one)}" for one in found[1 : _SHOWN + 1]]
         others += [f"and {len(found) - 1 - _SHOWN} more files"] if found[_SHOWN + 1 :] else []
         found[0].args = ("\n".join([str(found[0]), *others]),)
     if found:
         raise found[0]
 
 
-def _said(error: CorruptCheckpoint) -> str:
+def _message_of(error: CorruptCheckpoint) -> str:
     """Return the message of an error about a file."""
     return str(error).partition("\n")[0].partition(f"{error.file}: ")[2]
 

@@ -62,11 +62,11 @@ class _Crew(Generic[T]):
                 busy = threading.Lock()
                 busy.acquire()
                 threading.Thread(
-                    target=self._come, args=(busy,), name="shoal files", daemon=True
+                    target=self._help, args=(busy,), name="shoal files", daemon=True
                 ).start()
                 self._called.append(busy)
 
-    def _come(self, busy: threading.Lock) -> None:
+    def _help(self, busy: threading.Lock) -> None:
         try:
             with self._lock:
                 if self._is_closed or self.errors:

@@ -116,7 +116,7 @@ class Checkpoints(ReadOnlyHistory):
                 coordinator, "Checkpoints", options, begin, self._root,
                 group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
             )  # fmt: skip
-            self._cadence = Cadence(every, self._ask_clock, last=-1 if last is None else last)
+            self._cadence = Cadence(every, self._clock_of_lead, last=-1 if last is None else last)
 
     # ---- what is there
 
@@ -260,7 +260,7 @@ class Checkpoints(ReadOnlyHistory):
         """
         with self._coordinator.call("restore", "main", self._group.named):
             restore = self._restoring("restore", target, timeout_s, options)
-            ask, damaged = partial(self._lead_says, "restore"), self._saver.damaged
+            ask, damaged = partial(self._result_of_lead, "restore"), self._saver.damaged
             found = restored(self._root, ask, restore, step, damaged, skip_corrupt=skip_corrupt)
         if found is None:
             raise none_left(self._path, self._saver.damaged)
@@ -296,7 +296,7 @@ class Checkpoints(ReadOnlyHistory):
         """
         with self._coordinator.call("resume", "main", self._group.named):
             restore = self._restoring("resume", target, timeout_s, options)
-            ask, damaged = partial(self._lead_says, "resume"), self._saver.damaged
+            ask, damaged = partial(self._result_of_lead, "resume"), self._saver.damaged
             found = restored(self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt)
         if found is None:  # `init` may itself be collective
             found = -1, init() if callable(init) else init
@@ -336,7 +336,7 @@ class Checkpoints(ReadOnlyHistory):
         """
         with self._coordinator.call("delete", "main", self._group.named):
             number = step_number("delete", step)
-            self._lead_says(
+            self._result_of_lead(
                 "delete", (f"step={number}",), lambda: saved_steps.delete_step(self._root, number)
             )
             self._saver.damaged.discard(number)
@@ -383,10 +383,10 @@ class Checkpoints(ReadOnlyHistory):
         own = {**options, "processes": self._group.named, "timeout_s": limit_s}
         return lambda step: restore_with(self._coordinator, self.path_of(step), target, **own)
 
-    def _ask_clock(self, look: Callable[[], str]) -> str:
-        return str(self._lead_says("should_save", (), look))
+    def _clock_of_lead(self, look: Callable[[], str]) -> str:
+        return str(self._result_of_lead("should_save", (), look))
 
-    def _lead_says(self, operation: str, spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
+    def _result_of_lead(self, operation: str, spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
         group, limit_s = self._group, self._limit_s(operation)
         return run_on_lead(self._coordinator, operation, spec, act, group=group, timeout_s=limit_s)
 

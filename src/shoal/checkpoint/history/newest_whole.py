@@ -18,7 +18,7 @@ _SHOWN = 8
 
 def restored(
     root: Folder,
-    ask_lead: Callable[[tuple[str, ...], Callable[[], Any]], Any],
+    from_lead: Callable[[tuple[str, ...], Callable[[], Any]], Any],
     restore: Callable[[int], Any],
     step: int | None,
     damaged: set[int],
@@ -31,7 +31,7 @@ def restored(
     read, is skipped: all processes warn, and take the one before.
 
     Args:
-      ask_lead: as `lead_says`, from `spec` on.
+      from_lead: as `result_of_lead`, from `spec` on.
       restore: restores a step; raises CorruptCheckpoint on all processes or on none.
       damaged: collects the skipped steps; a step that is restored after all is removed from it.
 
@@ -42,14 +42,14 @@ def restored(
     check_flags("restore", skip_corrupt=skip_corrupt)
     if step is not None:
         number = saved_steps.step_number("restore", step)
-        ask_lead((f"step={number}",), lambda: saved_steps.require(root, number).step)
+        from_lead((f"step={number}",), lambda: saved_steps.require(root, number).step)
         value = restore(number)
         damaged.discard(number)
         return number, value
     passed: set[int] = set()
     while True:
         spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"skipped: {sorted(passed)}")
-        step, found = ask_lead(spec, partial(_look, root, skip_corrupt, passed))
+        step, found = from_lead(spec, partial(_look, root, skip_corrupt, passed))
         faults = dict(found)
         _warn(faults)
         try:

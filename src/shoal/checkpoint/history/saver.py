@@ -22,7 +22,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import Notice
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.interrupts import interrupts_heard
+from shoal.runtime.system.interrupts import interrupts_delivered
 
 if TYPE_CHECKING:
     from shoal.checkpoint.saving.background import Saving
@@ -80,7 +80,7 @@ class Saver:
         self.called = root.path  # the same on all processes, even if their paths differ
         self.damaged: set[int] = set()  # steps that this run skipped when it resumed
 
-    @interrupts_heard
+    @interrupts_delivered
     def save(
         self,
         step: int,
@@ -142,7 +142,7 @@ class Saver:
         running = self._running  # another thread may settle it
         return running is not None and not running.saving.done
 
-    @interrupts_heard
+    @interrupts_delivered
     def settle(self, timeout_s: float | None) -> None:
         """Wait until no save runs; raise its error, once.
 
@@ -154,7 +154,7 @@ class Saver:
         if running is not None:
             progress = self._coordinator.progress
             point = Point(f"the end of the save of step {running.step}", site=callsite())
-            progress.come(point, time.monotonic())
+            progress.begin_wait(point, time.monotonic())
             try:
                 running.saving.wait(timeout_s)
             except DeadlineError:
@@ -163,7 +163,7 @@ class Saver:
                 self._forget(running)
                 raise
             finally:
-                progress.go(point)
+                progress.end_wait(point)
             self._forget(running)
         trouble, self._trouble = self._trouble, None
         if trouble is not None:

@@ -55,14 +55,14 @@ class Cadence:
     def __init__(
         self,
         every: object,
-        ask_lead: Callable[[Callable[[], str]], str],
+        from_lead: Callable[[Callable[[], str]], str],
         *,
         last: int = -1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ask_lead` calls its argument on the lead and returns the result on all."""
+        """`from_lead` calls its argument on the lead and returns the result on all."""
         self._rules = rules_of(every)
-        self._ask_lead = ask_lead
+        self._from_lead = from_lead
         self._clock = clock
         self._answer: tuple[int, bool] | None = None
         self.begin(last)
@@ -107,7 +107,7 @@ class Cadence:
             pause = steps_to_look(every_s, elapsed_s, step - first)
             return json.dumps([elapsed_s >= every_s, step + pause])
 
-        is_due, self._look_at = json.loads(self._ask_lead(look))
+        is_due, self._look_at = json.loads(self._from_lead(look))
         return bool(is_due)
 
 

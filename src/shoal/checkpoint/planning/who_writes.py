@@ -85,7 +85,7 @@ def own_boxes(held: Sequence[Held], process: int) -> list[Own]:
     for holders in sorted(classes, key=lambda names: (len(names), names)):
         # In an order that does not depend on which objects happen to be identical here.
         shared = sorted(classes[holders], key=_place)
-        own += _Deal(holders, loads).deal(shared, process)
+        own += _Distribution(holders, loads).share_of(shared, process)
     return sorted(own, key=_place)
 
 
@@ -142,7 +142,7 @@ def _put(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
     return (*sizes[:dim], size, *sizes[dim + 1 :])
 
 
-class _Deal:
+class _Distribution:
     """Deal out boxes that all `holders` hold; `loads` are the bytes that each writes so far."""
 
     def __init__(self, holders: Sequence[int], loads: dict[int, int]) -> None:
@@ -152,7 +152,7 @@ class _Deal:
         self._next = 0  # the current recipient, in that order; later ones have received nothing yet
         self._level = 0.0
 
-    def deal(self, boxes: Sequence[Own], process: int) -> list[Own]:
+    def share_of(self, boxes: Sequence[Own], process: int) -> list[Own]:
         """Return what `process` receives."""
         sizes = [box_bytes(one.held.dtype, one.box.extent) for one in boxes]
         left = sum(sizes)

@@ -22,7 +22,7 @@ from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.interrupts import interrupts_heard
+from shoal.runtime.system.interrupts import interrupts_delivered
 
 Path = str | os.PathLike[str]
 
@@ -163,7 +163,7 @@ def restore(
     )
 
 
-@interrupts_heard
+@interrupts_delivered
 @one_call("restore")
 def restore_with(
     coordinator: Coordinator,

@@ -22,7 +22,7 @@ from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.startup.membership import SAVES
-from shoal.runtime.system.interrupts import interrupts_heard
+from shoal.runtime.system.interrupts import interrupts_delivered
 
 _LOG = logging.getLogger("shoal")
 
@@ -81,7 +81,7 @@ class Saving:
             self._is_over.set()
 
 
-@interrupts_heard
+@interrupts_delivered
 @one_call("save")
 def start_save_with(
     coordinator: Coordinator,

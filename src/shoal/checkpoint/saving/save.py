@@ -26,7 +26,7 @@ from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.interrupts import interrupts_heard
+from shoal.runtime.system.interrupts import interrupts_delivered
 
 
 @collective("processes")
@@ -100,7 +100,7 @@ def save(
     )
 
 
-@interrupts_heard
+@interrupts_delivered
 @one_call("save")
 def save_with(
     coordinator: Coordinator,

@@ -15,10 +15,10 @@ from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.interrupts import interrupts_heard
+from shoal.runtime.system.interrupts import interrupts_delivered
 
 
-@interrupts_heard
+@interrupts_delivered
 def run_on_lead(
     coordinator: Coordinator,
     operation: str,

@@ -83,7 +83,7 @@ class ProgressReporter:
             self.keep()
             words = f"{self._doing}: {self.progress_text()}"
             with contextlib.suppress(ShoalError, OSError):
-                self._coordinator.tell("doing", words)
+                self._coordinator.report("doing", words)
             if beats % _LOG_EVERY == 1:
                 _LOG.info("%s", words)
 

@@ -71,7 +71,7 @@ class Flow:
         self._deadline, self._whose = ends_at(timeout_s), coordinator.process
         self._is_settled = False  # is this the earliest of all?
         self._every_s = settings.seconds("SHOAL_WARN_AFTER_S")
-        self._tell_at = self._began + self._every_s
+        self._report_at = self._began + self._every_s
 
     @property
     def name(self) -> str:
@@ -173,15 +173,15 @@ class Flow:
             threading.Thread(target=run, name=DEVICE_WORK, daemon=True).start()
         if meanwhile is not None:
             meanwhile()
-        has_said = False
+        has_reported = False
         while wait([done], min(_LOOK_S, self.left_s)).not_done:
             self.coordinator.check(self.name)
             now = time.monotonic()
             if now >= self._deadline:
                 return _Outcome(words=_LATE + still())
-            if not has_said and now >= self._deadline - _LEAD_S:
-                has_said = True
-                self.coordinator.tell("doing", f"{self.name}: {_LATE}{still()}")
+            if not has_reported and now >= self._deadline - _LEAD_S:
+                has_reported = True
+                self.coordinator.report("doing", f"{self.name}: {_LATE}{still()}")
             self.log_progress()
         error = done.exception()
         if isinstance(error, RuntimeError | ValueError) and not isinstance(error, ShoalError):
@@ -219,9 +219,9 @@ class Flow:
     def log_progress(self) -> None:
         """Log the progress, at intervals."""
         now = time.monotonic()
-        if now < self._tell_at or not self.moved_bytes:
+        if now < self._report_at or not self.moved_bytes:
             return
-        self._tell_at = now + self._every_s
+        self._report_at = now + self._every_s
         seconds, megabytes = now - self._began, self.moved_bytes / 1e6
         detail = f"{megabytes:.0f} MB moved in {seconds:.0f} s, {megabytes / seconds:.1f} MB/s"
         _LOG.info("%s: %s: %s", self.me, self.name, detail)

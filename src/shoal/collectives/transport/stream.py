@@ -193,7 +193,7 @@ def _moves_over_devices(
 ) -> bool:
     """Move chunks over the devices; False if a process has none, but all have copied."""
 
-    def go() -> bool:
+    def move() -> bool:
         with borrowed_ring(
             flow.coordinator, site=flow.call.site, timeout_s=flow.left_s, lane=flow.lane
         ) as ring:
@@ -204,7 +204,7 @@ def _moves_over_devices(
     def still() -> str:
         return f"{flow.moved_bytes} bytes were moved"
 
-    if not flow.together("the last chunk", go, still, meanwhile=copy):
+    if not flow.together("the last chunk", move, still, meanwhile=copy):
         return False
     give_ring_back(flow.coordinator)
     return True

@@ -113,7 +113,7 @@ class Follower:
         if self._living is not None:
             self._living.beat(self._running.read(now), 0)
         if kind == "heard":
-            self._on_heard(frame, now)
+            self._on_accepted(frame, now)
         elif kind == "later":
             self._problem = "a job runs there, or has ended just now"
         elif kind == "refused":
@@ -148,7 +148,7 @@ class Follower:
             return
         self._lose(f"its launcher ended, or its host: {reason}", time.monotonic())
 
-    def _on_heard(self, frame: Frame, now: float) -> None:
+    def _on_accepted(self, frame: Frame, now: float) -> None:
         lost_after_s = frame.header.get("lost_after_s")
         lost_after_s = math.inf if lost_after_s is None else float(lost_after_s)
         limits = Limits(number_field(frame.header, "heartbeat_s"), lost_after_s, lost_after_s)
@@ -171,7 +171,7 @@ class Follower:
             line = dict(frame.header["line"])
             if "at_s" in line:
                 line["at_s"] = float(line["at_s"]) - self._shift_s
-            self.news.hear(line)
+            self.news.receive(line)
         except (KeyError, TypeError, ValueError):
             raise FrameError("not news") from None
 
@@ -215,14 +215,14 @@ class Follower:
             self._has_warned = True
             self._lines.append(words)
 
-    def _lose(self, words: str, heard_s: float) -> None:
+    def _lose(self, words: str, last_seen_s: float) -> None:
         """Record that node 0 is lost, unless it has reported how the job ended."""
         if self._connection is not None:
             self._connections.close(self._connection)
         self._connection, self._living, self._beat_at_s = None, None, math.inf
         if self._verdict is None:
             processes = tuple(range(self._leader_processes))  # node 0's come first
-            self._loss = Loss(self._leader, words, heard_s, processes)
+            self._loss = Loss(self._leader, words, last_seen_s, processes)
             self.has_failure = True
             if self._start is None:
                 self.trouble = f"{self._leader} was lost before the job began: {words}"

@@ -307,7 +307,7 @@ class Leader:
         """Handle the end of a launcher's connection."""
         self._lose(node, f"its launcher ended, or its host: {reason}", time.monotonic())
 
-    def _lose(self, node: int, words: str, heard_s: float) -> None:
+    def _lose(self, node: int, words: str, last_seen_s: float) -> None:
         connection = self._joined.pop(node, None)
         self._living.forget(node)
         if connection is not None and self._connections is not None:
@@ -323,7 +323,7 @@ class Leader:
             self._lines.append(f"{card.name} has left after its processes had ended: {words}")
             return
         processes = self._rules.processes_of(node)
-        self._losses.append(Loss(card.name, words, heard_s, tuple(processes)))
+        self._losses.append(Loss(card.name, words, last_seen_s, tuple(processes)))
         if self._start is None:
             self._abandon(f"{card.name} was lost before the job began: {words}")
         self._spread_failure(node)

@@ -42,7 +42,7 @@ class Attempts:
             if not conclusion.again:
                 break
             kill_all(within_s=_BETWEEN_S)
-            console.say(conclusion.next_words)
+            console.print(conclusion.next_words)
         if not keeps_logs:
             shutil.rmtree(order.log_dir, ignore_errors=True)
         return conclusion.code

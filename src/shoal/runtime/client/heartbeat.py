@@ -88,10 +88,10 @@ class Watched(Protocol):
     def stop(self) -> Stop:
         """The state of preemption notices."""
 
-    def tell_stop(self, report: StopReport) -> None:
+    def report_stop(self, report: StopReport) -> None:
         """Send an answer about stopping, one way."""
 
-    def say(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one way."""
 
     def lose(self, reason: str) -> None:
@@ -145,7 +145,7 @@ class Watcher:
             if now >= beat_at:
                 trails = self._watched.trails.beat()
                 more = {"trails": trails} if trails else {}
-                self._watched.say({"do": "beat", **self._watched.progress.beat(), **more})
+                self._watched.send({"do": "beat", **self._watched.progress.beat(), **more})
                 self._echo.sent(now)
                 beat_at = now + self._rhythm.heartbeat_s
             in_trouble = self._watched.troubles.open()
@@ -187,14 +187,14 @@ class Watcher:
     def _gone(self, frame: Frame) -> None:
         process = frame.header.get("process")
         name, state = text_field(frame.header, "name"), text_field(frame.header, "state")
-        self._watched.troubles.hear(process, name, state, _words(frame))
+        self._watched.troubles.receive(process, name, state, _words(frame))
         self._watched.stop.wake()
 
     def _notice(self, frame: Frame) -> None:
         number, process = (whole_field(frame.header, name) for name in ("number", "process"))
-        report = self._watched.stop.hear(number, process, notice_of(frame.header))
+        report = self._watched.stop.receive(number, process, notice_of(frame.header))
         if report is not None:
-            self._watched.tell_stop(report)
+            self._watched.report_stop(report)
 
     def _stop(self, frame: Frame) -> None:
         self._watched.stop.settle(stop_agreement_of(frame))
@@ -204,7 +204,7 @@ class Watcher:
         members = None if group is None else tuple(group)
         versions = [TrailVersion(*row) for row in json.loads(frame.body)]
         base = text_field(frame.header, "base")
-        self._watched.trails.hear(Found(members, lane, base, versions))
+        self._watched.trails.receive(Found(members, lane, base, versions))
 
     def _silent(self, frame: Frame) -> None:
         silent = self._me.name(whole_field(frame.header, "process"))
@@ -218,7 +218,7 @@ class Watcher:
         except OSError as error:  # e.g. too many open files: no reason to lose the job
             text = f"no stacks: {error}"
         body = text.encode(errors="replace")
-        self._watched.say({**answer, **self._watched.progress.beat()}, body)
+        self._watched.send({**answer, **self._watched.progress.beat()}, body)
 
     # What the meeting place sends beside echoes; "lost", that this process is, comes last.
     NEWS: ClassVar[Mapping[str, Callable[[Watcher, Frame], None]]] = {

@@ -67,7 +67,7 @@ class LocalJob:
         self._meeting: Meeting[_Mailbox] = Meeting(hosts, clock())
         self._rounds = Rounds(num_processes)
         self._marks = LatestMarks()
-        self.tell_launcher: Callable[[ReceivedNotice | StopReport], None] = lambda said: None
+        self.report_to_launcher: Callable[[ReceivedNotice | StopReport], None] = lambda said: None
         self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
 
     def lose(self, process: int, reason: str = "its connection closed") -> None:
@@ -81,26 +81,26 @@ class LocalJob:
             words = self._meeting.departure_reason(process)
         if state != "left":
             for coordinator in self.coordinators:
-                coordinator.troubles.hear(process, "", state, words)
+                coordinator.troubles.receive(process, "", state, words)
                 coordinator.stop.wake()
         with self._lock:
             self._push_stop(self._rounds.depart(process))
 
     def give_notice(self, process: int, given: ReceivedNotice) -> None:
         """Pass a preemption notice of one process on to all."""
-        self.tell_launcher(given)
+        self.report_to_launcher(given)
         with self._lock:
             number = self._rounds.give()
             for coordinator in self.coordinators:
-                report = coordinator.stop.hear(number, process, given)
+                report = coordinator.stop.receive(number, process, given)
                 if report is not None:
-                    self._push_stop(self._rounds.hear(coordinator.process, report))
+                    self._push_stop(self._rounds.receive(coordinator.process, report))
 
-    def hear_stop(self, process: int, report: StopReport) -> None:
+    def take_stop_report(self, process: int, report: StopReport) -> None:
         """Take a process's answer about stopping, or its report of a save."""
-        self.tell_launcher(report)
+        self.report_to_launcher(report)
         with self._lock:
-            self._push_stop(self._rounds.hear(process, report))
+            self._push_stop(self._rounds.receive(process, report))
 
     def awaited(self) -> tuple[int, ...]:
         """Return the processes that have not answered the open notice."""
@@ -112,10 +112,10 @@ class LocalJob:
             for coordinator in self.coordinators:
                 coordinator.stop.settle(settled)
 
-    def say(self, process: int, words: str) -> None:
+    def record_activity(self, process: int, words: str) -> None:
         """Record a process's activity."""
         with self._lock:
-            self._meeting.say(self.clock(), process, words)
+            self._meeting.record_activity(self.clock(), process, words)
 
     def members(self) -> tuple[Member, ...]:
         """Return the state of each process."""
@@ -171,10 +171,10 @@ class LocalJob:
         for coordinator in self.coordinators:
             beat = beat_of(coordinator.progress.beat())
             self._meeting.beat(self.clock(), coordinator.process, beat)
-            found = [self._marks.hear(coordinator.process, t) for t in coordinator.trails.beat()]
+            found = [self._marks.receive(coordinator.process, t) for t in coordinator.trails.beat()]
             for one in filter(None, found):
                 for process in one.group or range(len(self.hosts)):
-                    self.coordinators[process].trails.hear(one)
+                    self.coordinators[process].trails.receive(one)
 
     def _warn(self, process: int, point: Point, since: float) -> None:
         with self._lock:
@@ -187,7 +187,7 @@ class LocalJob:
 
     def _deliver(self, replies: list[Reply[_Mailbox]]) -> None:
         for reply in replies:
-            reply.to.answer = cast("Outcome", reply.answer)  # `ask_stacks` is not called here
+            reply.to.answer = cast("Outcome", reply.answer)  # `request_stacks` is not called here
             reply.to.has_mail.set()
 
 
@@ -263,13 +263,13 @@ class LocalCoordinator:
             point, _ = call.enter(point)
             try:
                 if point.lane == "main":
-                    self._progress.come(point, started)
+                    self._progress.begin_wait(point, started)
                 step = self._progress.step
                 answer = self._job.meet(self.process, point, bytes(payload), timeout_s, step)
                 call.has_failed = not answer.is_success
             finally:
                 if point.lane == "main":
-                    self._progress.go(point)
+                    self._progress.end_wait(point)
                 call.leave()
         return conclude(answer, point, self._me, self._troubles, self._job.clock() - started)
 
@@ -304,12 +304,12 @@ class LocalCoordinator:
         alive = [m.process for m in self._job.members() if m.state == "here"]
         return dict.fromkeys((process for process in targets if process in alive), stacks())
 
-    def tell(self, kind: str, words: str) -> None:
-        """See `Coordinator.tell`."""
+    def report(self, kind: str, words: str) -> None:
+        """See `Coordinator.report`."""
         if kind == "failed":
             self._job.depart(self.process, "failed", words)
         elif kind == "doing":
-            self._job.say(self.process, words)
+            self._job.record_activity(self.process, words)
         else:
             raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
 
@@ -320,9 +320,9 @@ class LocalCoordinator:
             self._job.give_notice(self.process, given)
         return is_new
 
-    def tell_stop(self, report: StopReport) -> None:
-        """See `Coordinator.tell_stop`."""
-        self._job.hear_stop(self.process, report)
+    def report_stop(self, report: StopReport) -> None:
+        """See `Coordinator.report_stop`."""
+        self._job.take_stop_report(self.process, report)
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
         """See `Coordinator.awaited`."""

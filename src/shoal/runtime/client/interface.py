@@ -123,7 +123,7 @@ class Coordinator(Protocol):
         Works for a main thread that hangs in native code. Processes that do not answer are absent.
         """
 
-    def tell(self, kind: str, words: str) -> None:
+    def report(self, kind: str, words: str) -> None:
         """Report a state one way, without waiting: kind "failed" or "doing".
 
         The text of a failure begins with a headline, see `failure_words`; a traceback may follow.
@@ -135,7 +135,7 @@ class Coordinator(Protocol):
         Return False if the same notice of this process is open already; nothing is sent then.
         """
 
-    def tell_stop(self, report: StopReport) -> None:
+    def report_stop(self, report: StopReport) -> None:
         """Send an answer of `stop`, one way."""
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:

@@ -45,16 +45,16 @@ class Troubles:
     def __init__(self, me: ThisProcess, clock: Callable[[], float] = time.monotonic) -> None:
         self._me = me
         self._clock = clock
-        self._heard: dict[int | str, Trouble] = {}
-        self._told: set[int | str] = set()
+        self._known: dict[int | str, Trouble] = {}
+        self._reported: set[int | str] = set()
         self._acknowledged: set[int | str] = set()
 
-    def hear(self, process: int | None, name: str, state: str, words: str) -> None:
+    def receive(self, process: int | None, name: str, state: str, words: str) -> None:
         """Record a loss. Only the first report of each counts."""
         key = name if process is None else process
         if process is not None:
             name = self._me.name(process)
-        self._heard.setdefault(key, Trouble(process, name, state, words, self._clock()))
+        self._known.setdefault(key, Trouble(process, name, state, words, self._clock()))
 
     def acknowledge(self, gone: Iterable[int | str]) -> None:
         """Record that the program continues without these processes and services, including losses
@@ -63,26 +63,26 @@ class Troubles:
 
     def mark_reported(self, gone: Iterable[int | str]) -> None:
         """Record that an error naming these is about to be raised in the main thread."""
-        self._told.update(gone)
+        self._reported.update(gone)
 
     def mark_all_reported(self) -> None:
         """Record that an error naming all losses is about to be raised in the main thread."""
-        self._told.update(tuple(self._heard))
+        self._reported.update(tuple(self._known))
 
     def any(self) -> bool:
         """Return whether any loss is known, acknowledged or not. Cheap, for use in loops."""
-        return bool(self._heard)
+        return bool(self._known)
 
     def open(self) -> list[Trouble]:
         """Return the losses that are not acknowledged, oldest first."""
-        heard = tuple(self._heard.items())
-        return [trouble for key, trouble in heard if key not in self._acknowledged]
+        found = tuple(self._known.items())
+        return [trouble for key, trouble in found if key not in self._acknowledged]
 
     def unreported(self) -> list[Trouble]:
         """Return the losses that no error has named yet, oldest first."""
-        heard = tuple(self._heard.items())
-        known = self._acknowledged | self._told
-        return [trouble for key, trouble in heard if key not in known]
+        found = tuple(self._known.items())
+        known = self._acknowledged | self._reported
+        return [trouble for key, trouble in found if key not in known]
 
     def check(self, caller: str) -> None:
         """Raise if there is a loss that is not acknowledged.
@@ -90,7 +90,7 @@ class Troubles:
         Raises:
           ProcessLostError, PeerFailedError: by the kind of the first loss.
         """
-        if not self._heard:  # nearly always
+        if not self._known:  # nearly always
             return
         troubles = self.open()
         if not troubles:

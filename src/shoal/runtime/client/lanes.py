@@ -111,15 +111,18 @@ class Lanes:
 
     Args:
       me: this process.
-      tell: sends an abandoned call to the meeting place. It may be sent twice.
+      report_abandoned: sends an abandoned call to the meeting place. It may be sent twice.
       end_lane: notifies the meeting place that this process makes no more calls in a lane.
     """
 
     def __init__(
-        self, me: ThisProcess, tell: Callable[[Abandoned], None], end_lane: Callable[[str], None]
+        self,
+        me: ThisProcess,
+        report_abandoned: Callable[[Abandoned], None],
+        end_lane: Callable[[str], None],
     ) -> None:
         self._me = me
-        self._tell = tell
+        self._report_abandoned = report_abandoned
         self._end_lane = end_lane
         self._lock = threading.RLock()  # a signal handler may make calls of its own
         self._busy: dict[str, _Wait] = {}
@@ -225,7 +228,7 @@ class Lanes:
 
     def _flush(self, lane: str) -> None:
         for left in self._counts[lane].unsent:
-            self._tell(left)
+            self._report_abandoned(left)
         self._counts[lane] = self._counts[lane]._replace(unsent=())
 
     def _group(self, processes: object) -> tuple[int, ...] | None:

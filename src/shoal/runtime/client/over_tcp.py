@@ -124,7 +124,7 @@ class TcpCoordinator:
         self._lanes = Lanes(
             self._me,
             self._send_abandoned,
-            lambda lane: self.say({"do": "end lane", "lane": lane}),
+            lambda lane: self.send({"do": "end lane", "lane": lane}),
         )
         self._progress = Progress()
         self._troubles = Troubles(self._me)
@@ -208,7 +208,7 @@ class TcpCoordinator:
             point, after = call.enter(point)
             try:
                 if is_main:
-                    progress.come(point, started)
+                    progress.begin_wait(point, started)
                 answer = self._meet(point, payload, timeout_s, started, after)
                 call.has_failed = not answer.is_success
             except ProcessLostError:
@@ -217,7 +217,7 @@ class TcpCoordinator:
                 raise
             finally:
                 if is_main:
-                    progress.go(point)
+                    progress.end_wait(point)
                 call.leave()
         return conclude(answer, point, me, self._troubles, time.monotonic() - started)
 
@@ -234,15 +234,15 @@ class TcpCoordinator:
             raise closed.error(self._me, caller)
         self._troubles.check(caller)
 
-    def tell(self, kind: str, words: str) -> None:
-        """See `Coordinator.tell`. Does not raise if the meeting place is gone."""
+    def report(self, kind: str, words: str) -> None:
+        """See `Coordinator.report`. Does not raise if the meeting place is gone."""
         if kind == "failed":
             # Of a long traceback keep both ends: where it began, and the error.
             if len(words) > _MAX_WORDS:
                 words = words[: _MAX_WORDS // 4] + "\n...\n" + words[-_MAX_WORDS * 3 // 4 :]
-            self.say({"do": "failed"}, words.encode(errors="replace"))
+            self.send({"do": "failed"}, words.encode(errors="replace"))
         elif kind == "doing":
-            self.say({"do": "doing", "words": words[:1000]})
+            self.send({"do": "doing", "words": words[:1000]})
         else:
             raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
 
@@ -250,16 +250,16 @@ class TcpCoordinator:
         """See `Coordinator.give_notice`."""
         is_new = self._stop.offers(given)
         if is_new:
-            self.say({"do": "notice", **notice_header(given)})
+            self.send({"do": "notice", **notice_header(given)})
         return is_new
 
-    def tell_stop(self, report: StopReport) -> None:
-        """See `Coordinator.tell_stop`."""
-        self.say(stop_report_header(report), step_text(report.highest))
+    def report_stop(self, report: StopReport) -> None:
+        """See `Coordinator.report_stop`."""
+        self.send(stop_report_header(report), step_text(report.highest))
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
         """See `Coordinator.awaited`. Raises as `members` does."""
-        return tuple(self._ask("awaited()", {"do": "awaited"}, timeout_s)["awaited"])
+        return tuple(self._query("awaited()", {"do": "awaited"}, timeout_s)["awaited"])
 
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
         """See `Coordinator.members`.
@@ -268,7 +268,7 @@ class TcpCoordinator:
           DeadlineError: the meeting place did not answer within `timeout_s`.
           ProcessLostError: the meeting place is gone.
         """
-        answer = self._ask("members()", {"do": "members"}, timeout_s)
+        answer = self._query("members()", {"do": "members"}, timeout_s)
         return tuple(Member(*row) for row in answer["members"])
 
     def stacks(
@@ -276,13 +276,13 @@ class TcpCoordinator:
     ) -> Mapping[int, str]:
         """See `Coordinator.stacks`. Raises as `members` does."""
         targets = checked_processes("stacks()", processes, self.num_processes)
-        answer = self._ask("stacks()", {"do": "stacks", "processes": targets}, timeout_s)
+        answer = self._query("stacks()", {"do": "stacks", "processes": targets}, timeout_s)
         return {int(process): text for process, text in answer["stacks"].items()}
 
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`. Calls in which other threads still wait end with an error."""
         if self._calls.closed is None:
-            self.say({"do": "bye"}, words.encode(errors="replace"))
+            self.send({"do": "bye"}, words.encode(errors="replace"))
             self._calls.close_all(Closed(UsageError, "this process has left the job"))
             self._stop.wake()
         self._watcher.stop()
@@ -291,7 +291,7 @@ class TcpCoordinator:
         """Make the watcher call `look` with the time, periodically, after a loss."""
         self._watcher.look = look
 
-    def say(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+    def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one way, on the process's lifetime connection."""
         frame = pack_frame(header, body)
         with self._lock, contextlib.suppress(OSError, ValueError):  # closed meanwhile
@@ -303,7 +303,7 @@ class TcpCoordinator:
         place = f"the meeting place at {self.address}{through}"
         closed = Closed(ProcessLostError, f"{place} is lost ({reason})")
         if self._calls.closed is None:
-            self._troubles.hear(None, place, "lost", reason)
+            self._troubles.receive(None, place, "lost", reason)
             self._calls.close_all(closed)
             self._stop.wake()
             self._life.shut()
@@ -312,7 +312,7 @@ class TcpCoordinator:
         """Handle the declaration that this process is lost, which is final."""
         fate = f"this process was declared lost: {reason}; others have continued without it"
         if self._calls.closed is None:
-            self._troubles.hear(self.process, "", "lost", reason)
+            self._troubles.receive(self.process, "", "lost", reason)
             closed = Closed(ProcessLostError, f"{fate}; it must end", {self.process: reason})
             self._calls.close_all(closed)
             self._stop.wake()
@@ -356,7 +356,7 @@ class TcpCoordinator:
     def _warn(self, point: Point, waiting: StillMissing, waited_s: float) -> None:
         _LOG.warning("%s", waiting_line(waiting, self._me, point, waited_s))
 
-    def _ask(self, caller: str, question: Mapping[str, Any], timeout_s: float) -> Any:
+    def _query(self, caller: str, question: Mapping[str, Any], timeout_s: float) -> Any:
         """Return the answer to a query, which the server gives at once."""
         limit = time.monotonic() + timeout_s
         reason = f"the meeting place did not answer within {timeout_s:g} s"

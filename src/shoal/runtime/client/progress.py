@@ -77,12 +77,12 @@ class Progress:
         own_s = statistics.median(self._own_s[:timed])
         return max(0.0, statistics.median(self._times_s[:timed]) - own_s)
 
-    def come(self, point: Point, now: float) -> None:
+    def begin_wait(self, point: Point, now: float) -> None:
         """Record that the main thread begins to wait at `point`."""
         self._last = (point, now)
         self.is_waiting = True
 
-    def go(self, point: Point) -> None:
+    def end_wait(self, point: Point) -> None:
         """Record that the wait has ended, by an answer or an error."""
         now = self._clock()
         self._waited_s += now - self._last[1]

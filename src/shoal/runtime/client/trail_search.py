@@ -15,7 +15,7 @@ from shoal.errors import DivergenceError, ShoalError
 from shoal.hashing import SHORT_BYTES, short_digest
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.first_difference import (
-    MAX_SPEAKERS,
+    MAX_GROUPS_SHOWN,
     Meet,
     find_first,
     find_line,
@@ -57,7 +57,7 @@ def compares_trails(arrive: Arrive) -> Arrive:
     def arrive_with_trail(
         self: Coordinator, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
-        brought = self.trails.come(point)
+        brought = self.trails.arrive(point)
         try:
             answers = arrive(self, brought, payload, timeout_s=timeout_s)
         except TrailsDiffer as error:
@@ -108,12 +108,12 @@ def _explained(
     if me.process not in group:
         advice = f"the errors on {listed(group)} name the first call that differs"
     else:
-        speakers = [side.processes[0] for side in sides][:MAX_SPEAKERS]
-        mine = trail if me.process in speakers else None
+        representatives = [side.processes[0] for side in sides][:MAX_GROUPS_SHOWN]
+        mine = trail if me.process in representatives else None
         meet = _rounds(coordinator, point, group, limit_s)
         try:
             with coordinator.call("the trail", f"{point.lane}: the trail", group):
-                found, advice = _search(meet, mine, sides, speakers)
+                found, advice = _search(meet, mine, sides, representatives)
         except (ShoalError, ValueError, LookupError):  # that they differ is known anyway
             found = None
     shown = found or [_unexplained(side) for side in sides]
@@ -145,26 +145,26 @@ def _rounds(coordinator: Coordinator, point: Point, group: tuple[int, ...], limi
 
 
 def _search(
-    meet: Meet, mine: Trail | None, sides: Sequence[TrailVersion], speakers: Sequence[int]
+    meet: Meet, mine: Trail | None, sides: Sequence[TrailVersion], representatives: Sequence[int]
 ) -> tuple[Sequence[str] | None, str]:
-    """Return each speaker's entry at the first difference, as text, and advice."""
+    """Return each representative's entry at the first difference, as text, and advice."""
     answers = meet(b"" if mine is None else b"%d" % mine.first_kept)
-    first = max(int(answers[process]) for process in speakers)
-    number = find_first(meet, None if mine is None else _Calls(mine, first), speakers)
+    first = max(int(answers[process]) for process in representatives)
+    number = find_first(meet, None if mine is None else _Calls(mine, first), representatives)
     if number is None:
         return None, ""
     if number < first:
         return None, f"they differ before call {first}: earlier calls are not kept on all"
     entry = None if mine is None else mine.entry(number)
     answers = meet(b"" if entry is None else entry.place.encode(errors="replace"))
-    places = [answers[process].decode(errors="replace") for process in speakers]
+    places = [answers[process].decode(errors="replace") for process in representatives]
     if len({*places}) > 1:
         ended = [f"(no call: {_end(side)} first)" for side in sides]
         return [place or end for place, end in zip(places, ended, strict=False)], _ELSEWHERE
-    lines = find_line(meet, None if entry is None else entry.lines, speakers)
+    lines = find_line(meet, None if entry is None else entry.lines, representatives)
     if lines is None:
         return places, ""
-    shown = [lines[1][process] for process in speakers]
+    shown = [lines[1][process] for process in representatives]
     before = {line.rpartition(": values ")[0] for line in shown}
     is_of_values = len(before) == 1 and "" not in before
     advice = _VALUES_DIFFER.get(places[0].partition(" at ")[0], "") if is_of_values else ""

@@ -51,7 +51,7 @@ class DeviceProbe:
             self._child.detach()
 
     def _checked(self) -> CheckResult:
-        said = self._said()
+        said = self._output()
         if said is None:
             words = f"the devices did not start within {self._timeout_s:g} s: the driver hangs"
             return CheckResult({}, (Finding("devices", words, _ADVICE),))
@@ -60,7 +60,7 @@ class DeviceProbe:
             return CheckResult({}, (Finding("devices", words, _ADVICE),))
         return CheckResult(said)
 
-    def _said(self) -> dict[str, Any] | None:
+    def _output(self) -> dict[str, Any] | None:
         """Return what the child printed; None: nothing by the deadline."""
         data, stdout = b"", self._child.stdout
         readable = select.poll()

@@ -56,9 +56,9 @@ def peers_behind(error: BaseException, gone: Mapping[int, Member]) -> Mapping[in
     True
     """
     if gone:
-        heard = [member for member in gone.values() if member.said != UNHEARD]
+        heard = [member for member in gone.values() if member.last_words != UNHEARD]
         heard.sort(key=lambda member: -member.since_s)
-        return {member.process: member.said for member in heard}
+        return {member.process: member.last_words for member in heard}
     for at in causes_of(error):
         if isinstance(at, PeerFailedError):
             return at.failed

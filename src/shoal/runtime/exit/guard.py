@@ -167,7 +167,7 @@ class ExitGuard:
         gone = gone_behind(coordinator, error)
         self._record(error, gone, at_s)  # before any other process learns of it
         with contextlib.suppress(ShoalError, OSError):
-            coordinator.tell("failed", failure_of(error).words)
+            coordinator.report("failed", failure_of(error).words)
         return gone
 
     def _record(self, error: BaseException, gone: Mapping[int, Member], at_s: float) -> None:
@@ -252,7 +252,7 @@ class ExitGuard:
         if peers is None:
             self._agent.record_words(words, at_s)
         with contextlib.suppress(ShoalError, OSError):
-            coordinator.tell("failed", words)
+            coordinator.report("failed", words)
         if peers is not None:
             self._agent.record_words(words, self._agent.outlast(coordinator.process, peers))
 
@@ -282,17 +282,17 @@ class ExitGuard:
     def _end_if_stuck(self, coordinator: Coordinator, wake: threading.Event) -> None:
         """End the process when its teardown hangs. Sends no query within the first second."""
         self._await_end(coordinator, wake)
-        ask_at = time.monotonic() + 1.0
+        query_at = time.monotonic() + 1.0
         while self._coordinator is coordinator:
             now = time.monotonic()
             if self._limit is not None and now >= self._limit[0]:
                 _report_stuck(coordinator)
                 _end(self._limit[1])
-            if self._is_leaving and now >= ask_at:
+            if self._is_leaving and now >= query_at:
                 if gone_members(coordinator):
                     _report_stuck(coordinator)
                     _end(self._exit_status & 0xFF or ProcessLostError.exit_code)
-                ask_at = now + pause_s(coordinator)
+                query_at = now + pause_s(coordinator)
             time.sleep(0.2)
 
 
@@ -303,7 +303,7 @@ def _lost_services(coordinator: Coordinator) -> list[Trouble]:
 def _explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> tuple[int, list[str]]:
     """Return the exit code for an error of JAX's runtime, and a line for each loss behind it."""
     services = _lost_services(coordinator)  # the other processes may have died of these
-    if gone and all(member.said == UNHEARD for member in gone.values()):
+    if gone and all(member.last_words == UNHEARD for member in gone.values()):
         try:
             coordinator.check()
         except ShoalError as error:  # the meeting place is lost, or declared this process lost
@@ -311,7 +311,11 @@ def _explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> tuple[int,
     lines = [f"{service.name} is lost: {service.words}" for service in services]
     for member in list(gone.values())[:_EXPLAINED]:
         place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
-        fate = f"is lost: {member.said}" if member.state == "lost" else fate_of(member.said)
+        fate = (
+            f"is lost: {member.last_words}"
+            if member.state == "lost"
+            else fate_of(member.last_words)
+        )
         lines.append(f"{place} {one_line(fate)}")
     is_lost = bool(services) or any(member.state == "lost" for member in gone.values())
     return (ProcessLostError if is_lost else PeerFailedError).exit_code, lines

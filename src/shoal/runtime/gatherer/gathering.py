@@ -136,7 +136,7 @@ class Gatherer:
             self._echo.suspended(now - due)
         if self._trunk is not None and self._trunk.has_spoken:
             self._trunk.has_spoken = False
-            self._hear()
+            self._take_sign_of_life()
         self._on_time(now)
 
     def _poll(self, due: float) -> None:
@@ -276,7 +276,7 @@ class Gatherer:
         self._send(pack_frame({"do": "trunk", "token": self._token, "process": process}))
         return True
 
-    def _hear(self) -> None:
+    def _take_sign_of_life(self) -> None:
         """Take bytes of the meeting place as a sign of life: the answer to one may stand behind
         many of them."""
         self._echo.heard()

@@ -110,7 +110,7 @@ class _Reports:
         self.is_gone = False
         selector.register(self._socket, selectors.EVENT_READ, self._on_read)
 
-    def say(self, kept: _HostProcesses) -> None:
+    def send(self, kept: _HostProcesses) -> None:
         """Send the states of the processes, unless the last report is still being sent."""
         if self.is_gone:
             return
@@ -172,7 +172,7 @@ class _Keeper:
             if now >= due:
                 self._kept.look()
             if self._reports and (now >= due or self._kept.has_news):
-                self._reports.say(self._kept)
+                self._reports.send(self._kept)
             self._kept.has_news = False
             if now >= due:
                 due = now + self._look_s

@@ -140,7 +140,7 @@ class Sources:
         if watch is not None and watch.ends(number) and self._has_trouble():
             os._exit(128 + number)  # as if unwatched, except that the exit status names no signal
         reason = signal.strsignal(number) or f"signal {number}"
-        self._tell(ReceivedNotice(reason, signal.Signals(number).name, self._grace_s.get(number)))
+        self._report(ReceivedNotice(reason, signal.Signals(number).name, self._grace_s.get(number)))
 
     def _poll(self, ask: Ask, every_s: float) -> None:
         source, last, has_failed = _source_of(ask), None, False
@@ -153,11 +153,11 @@ class Sources:
                 has_failed = True
             else:
                 if given is not None and given.reason != last:
-                    self._tell(given)
+                    self._report(given)
                 last = None if given is None else given.reason
             self._is_closed.wait(every_s)
 
-    def _tell(self, given: ReceivedNotice) -> None:
+    def _report(self, given: ReceivedNotice) -> None:
         if self._is_closed.is_set():
             return
         try:

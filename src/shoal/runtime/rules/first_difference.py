@@ -1,8 +1,8 @@
 """Find where versions of a long sequence first differ, without sending the sequences.
 
-One speaker for each version cuts its sequence into the same pieces and sends a digest of each; the
-first piece that differs is cut again. A round carries at most 64 digests, so a sequence of n items
-takes log64(n) rounds.
+One process for each version, its representative, cuts its sequence into the same pieces and sends
+a digest of each; the first piece that differs is cut again. A round carries at most 64 digests, so
+a sequence of n items takes log64(n) rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 
 from shoal.hashing import SHORT_BYTES, short_digest
 
-MAX_SPEAKERS = 8  # versions compared; which process holds which is known anyway
+MAX_GROUPS_SHOWN = 8  # versions compared; which process holds which is known anyway
 _PIECES = 64
 _WIDTH = 160  # characters of a line in a message
 ENDED = "(nothing: it ends before)"
@@ -88,24 +88,24 @@ def excerpts(lines: Sequence[str]) -> list[str]:
     return [_around(line, begin) for line in lines]
 
 
-def find_first(meet: Meet, mine: ItemsInOrder | None, speakers: Sequence[int]) -> int | None:
-    """Return the first item that differs between the speakers.
+def find_first(meet: Meet, mine: ItemsInOrder | None, representatives: Sequence[int]) -> int | None:
+    """Return the first item that differs between the representatives.
 
     All members call this together and return the same. None: no difference was found.
 
     Args:
       meet: one round.
-      mine: this process's items; None if it is not a speaker.
-      speakers: the processes whose items are compared.
+      mine: this process's items; None if it is not a representative.
+      representatives: the processes whose items are compared.
     """
     answers = meet(b"" if mine is None else b"%d" % len(mine))
-    low, high = 0, max(int(answers[process]) for process in speakers)
+    low, high = 0, max(int(answers[process]) for process in representatives)
     while high - low > 1:
         pieces = min(_PIECES, high - low)
         cuts = [low + (high - low) * n // pieces for n in range(pieces + 1)]
         brought = b"" if mine is None else b"".join(mine.digest(*cut) for cut in pairwise(cuts))
         answers = meet(brought)
-        versions = [_digests(answers[process]) for process in speakers]
+        versions = [_digests(answers[process]) for process in representatives]
         piece = first_difference(versions)
         if piece is None:
             return None
@@ -114,22 +114,24 @@ def find_first(meet: Meet, mine: ItemsInOrder | None, speakers: Sequence[int]) -
 
 
 def find_line(
-    meet: Meet, mine: Sequence[str] | None, speakers: Sequence[int]
+    meet: Meet, mine: Sequence[str] | None, representatives: Sequence[int]
 ) -> tuple[int, dict[int, str]] | None:
-    """Return the first line that differs: its index, and each speaker's line.
+    """Return the first line that differs: its index, and each representative's line.
 
     `find_first` finds the line, and then the character in it.
     """
-    index = find_first(meet, None if mine is None else TextLines(mine), speakers)
+    index = find_first(meet, None if mine is None else TextLines(mine), representatives)
     if index is None:
         return None
     line = None if mine is None else TextLines(mine).show(index)
-    character = find_first(meet, None if line is None else Text(line), speakers) or 0
+    character = find_first(meet, None if line is None else Text(line), representatives) or 0
     shown = ""
     if mine is not None and line is not None:
         shown = Text(line).show(character) if index < len(mine) else ENDED
     answers = meet(_bytes(shown))
-    return index, {process: answers[process].decode(errors="replace") for process in speakers}
+    return index, {
+        process: answers[process].decode(errors="replace") for process in representatives
+    }
 
 
 def _around(text: str, index: int) -> str:

@@ -91,7 +91,7 @@ class Joining(Generic[To]):
         self._limit = (-1, math.inf)
         self._here: dict[int, Hello] = {}
         self._to: dict[int, To] = {}
-        self._heard: set[int] = set()
+        self._arrived: set[int] = set()
         self._missing: tuple[int, ...] = ()
         self._strangers: list[str] = []
 
@@ -136,12 +136,12 @@ class Joining(Generic[To]):
 
     def is_finished(self, now: float) -> bool:
         """Return whether the joining was refused, and no process has yet to receive the refusal."""
-        all_heard = len(self._heard) >= self.num_processes
-        return self.refusal is not None and (all_heard or now >= self.stands_until)
+        all_arrived = len(self._arrived) >= self.num_processes
+        return self.refusal is not None and (all_arrived or now >= self.stands_until)
 
     def was_refused(self, process: int) -> bool:
         """Return whether this process received the refusal; its next HELLO is another attempt."""
-        return self.refusal is not None and process in self._heard
+        return self.refusal is not None and process in self._arrived
 
     def knows(self, process: int, incarnation: str) -> bool:
         """Return whether this process joined."""
@@ -162,7 +162,7 @@ class Joining(Generic[To]):
         if self.is_complete:
             return [JoinReply(to, self._why_complete(hello))]
         if 0 <= hello.process < self.num_processes:
-            self._heard.add(hello.process)
+            self._arrived.add(hello.process)
         if self.refusal is not None:
             return [JoinReply(to, self.refusal, self._missing)]
         if now + hello.timeout_s < self.deadline:

@@ -58,7 +58,7 @@ class JointMeeting(Meeting[To]):
         records, lane = self._records, point.lane
         for process in processes:
             record = records[process]
-            record.come(point, step)
+            record.count_arrival(point, step)
             record.blocked[lane] = gathering
         first = limits.timeouts_s.index(min(limits.timeouts_s))
         self._limit(gathering, now, processes[first], limits.of(first))

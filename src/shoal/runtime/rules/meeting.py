@@ -60,7 +60,7 @@ class Meeting(Roster[To]):
     """All points of a job, once all processes have joined; `to` is any address for the answers.
 
     `stack_grace_s` is how long late processes may take to send their stacks: the driver of the
-    meeting sends `take_stack_requests` to them and passes their answers to `hear_stacks`.
+    meeting sends `take_stack_requests` to them and passes their answers to `take_stacks`.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Meeting(Roster[To]):
     ) -> list[Reply[To]]:
         """Take an arrival; return the answers that are now due, if any."""
         record = self._records[process]
-        record.come(point, step)
+        record.count_arrival(point, step)
         if process in self._gone:
             return [Reply(to, ticket, self._losses.answer(self._all_processes, process))]
-        gathering, answer, replies = self._come(now, process, point)
+        gathering, answer, replies = self._next_gathering(now, process, point)
         line = gathering.line
         if answer is not None:
             record.note(now, "last at", point)
@@ -141,7 +141,7 @@ class Meeting(Roster[To]):
         if now < self._next:
             return []
         waiting = self._lines.all_open()
-        late = [g for g in waiting if g.deadline <= now and not self._ask_late(now, g)]
+        late = [g for g in waiting if g.deadline <= now and not self._request_late_stacks(now, g)]
         answers = [
             (g, self._late_answer(now, g, self._stack_requests.take(g.stack_request))) for g in late
         ]
@@ -198,14 +198,14 @@ class Meeting(Roster[To]):
         waiting = [g for g in self._lines.all_open() if process in g.missing(self._gone)]
         return {p for g in waiting for p in g.arrived}
 
-    def ask_stacks(
+    def request_stacks(
         self, now: float, processes: Iterable[int], limit_s: float, to: To, ticket: int
     ) -> list[Reply[To]]:
         """Request stacks; "stacks" is sent to `to` when all have answered, or at the limit."""
         targets = [p for p in processes if p not in self._gone]
         if not targets:
             return [Reply(to, ticket, StacksHeard({}))]
-        self._stack_requests.ask((to, ticket), targets, now + limit_s)
+        self._stack_requests.add((to, ticket), targets, now + limit_s)
         self._next = min(self._next, now + limit_s)
         return []
 
@@ -214,13 +214,13 @@ class Meeting(Roster[To]):
         questions, self._stack_requests.to_send = self._stack_requests.to_send, []
         return questions
 
-    def hear_stacks(self, now: float, process: int, ticket: int, text: str) -> list[Reply[To]]:
+    def take_stacks(self, now: float, process: int, ticket: int, text: str) -> list[Reply[To]]:
         """Take an answer to a stack request.
 
         Raises:
           FrameError: there was no such request.
         """
-        stack_request = self._stack_requests.hear(process, ticket, text)
+        stack_request = self._stack_requests.receive(process, ticket, text)
         return [] if stack_request is None else self._answered(now, stack_request)
 
     def _limit(self, gathering: Gathering[To], now: float, by: int, timeout_s: float) -> None:
@@ -228,7 +228,7 @@ class Meeting(Roster[To]):
             gathering.deadline, gathering.limit = now + timeout_s, (by, timeout_s)
             self._next = min(self._next, gathering.deadline)
 
-    def _come(
+    def _next_gathering(
         self, now: float, process: int, point: Point
     ) -> tuple[Gathering[To], Outcome | None, list[Reply[To]]]:
         """Return the gathering of an arrival, or its immediate answer.
@@ -366,7 +366,7 @@ class Meeting(Roster[To]):
         self._lines.close(gathering)
         return replies_to(waits, answer)
 
-    def _ask_late(self, now: float, gathering: Gathering[To]) -> bool:
+    def _request_late_stacks(self, now: float, gathering: Gathering[To]) -> bool:
         """Request the stacks of late processes; return whether there is any answer to wait for."""
         if gathering.stack_request is not None or self._stack_grace_s <= 0:
             return False
@@ -374,7 +374,7 @@ class Meeting(Roster[To]):
         if not targets:
             return False
         gathering.deadline = now + self._stack_grace_s
-        gathering.stack_request = self._stack_requests.ask(gathering, targets, gathering.deadline)
+        gathering.stack_request = self._stack_requests.add(gathering, targets, gathering.deadline)
         return True
 
     def _answered(
@@ -396,5 +396,5 @@ class Meeting(Roster[To]):
 
     def _missing(self, gathering: Gathering[To], now: float) -> StillMissing:
         missing = gathering.missing(self._gone)
-        words = [(p, self._records[p].said(now)) for p in missing[:_WORDS]]
+        words = [(p, self._records[p].last_words(now)) for p in missing[:_WORDS]]
         return StillMissing(missing, words)

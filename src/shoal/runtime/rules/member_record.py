@@ -60,7 +60,7 @@ class Record(Generic[To]):
         """Record words, and the point that they are about."""
         self.words, self.point, self.when = words, point, now
 
-    def come(self, point: Point, step: int | None) -> None:
+    def count_arrival(self, point: Point, step: int | None) -> None:
         """Record an arrival at a point, and its step if given."""
         arrivals, lane = self.arrivals, point.lane
         arrivals[lane] = arrivals.get(lane, 0) + 1
@@ -78,7 +78,7 @@ class Record(Generic[To]):
         self.note(now, f"left a call ({left.words}), last at", left.point)
         return left.point._replace(follows=left.arrivals > missed)
 
-    def hear(self, now: float, beat: Beat) -> None:
+    def take_beat(self, now: float, beat: Beat) -> None:
         """Record a sign of life."""
         self.beat, self.beat_came = beat, now - beat.since_s
         self.step = self.step if beat.step is None else beat.step
@@ -97,7 +97,7 @@ class Record(Generic[To]):
         self.state, self.silent_since, self.stopped_since = state, None, None
         self.note(now, words)
 
-    def said(self, now: float) -> str:
+    def last_words(self, now: float) -> str:
         """Return its last words: where it waits, its last call, or why it is gone."""
         if self.state in ("left", "lost", "failed"):
             return f"{self.words.rstrip()}, {now - self.when:.1f} s ago"
@@ -147,7 +147,7 @@ class Record(Generic[To]):
             self.index,
             self.host,
             self.state if self.stopped_since is None else "stopped",
-            self.said(now),
+            self.last_words(now),
             step=self.step,
             place=place,
             since_s=max(0.0, now - since),

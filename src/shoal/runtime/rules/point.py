@@ -43,7 +43,7 @@ class Member(NamedTuple):
     process: int
     host: str
     state: str  # "here" | "silent" (runs, no sign of life) | "left" | "lost" | "failed"
-    said: str  # its last words: where it waits, its last call, or why it is gone
+    last_words: str  # its last words: where it waits, its last call, or why it is gone
     step: int | None = None  # the last `step` that it began
     place: str = ""  # its last call of shoal: what, and file:line (function)
     since_s: float = 0.0  # seconds since it reached or left that place

@@ -49,7 +49,7 @@ class Roster(Generic[To]):
         """Return why a process is gone, and its last place."""
         return self._records[process].departure_reason
 
-    def say(self, now: float, process: int, words: str) -> None:
+    def record_activity(self, now: float, process: int, words: str) -> None:
         """Record a process's activity."""
         if process not in self._gone:
             self._records[process].note(now, words)
@@ -57,7 +57,7 @@ class Roster(Generic[To]):
     def beat(self, now: float, process: int, beat: Beat) -> None:
         """Record a sign of life."""
         if process not in self._gone:
-            self._records[process].hear(now, beat)
+            self._records[process].take_beat(now, beat)
 
     def mark_silent(self, process: int, silent_since: float | None) -> None:
         """Record that a process is silent since then; None: no longer."""

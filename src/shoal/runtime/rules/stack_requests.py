@@ -44,7 +44,7 @@ class StackRequests(Generic[About]):
         """The time at which `tick` must be called."""
         return min((request.limit for request in self._open.values()), default=math.inf)
 
-    def ask(self, about: About, processes: Iterable[int], limit: float) -> int:
+    def add(self, about: About, processes: Iterable[int], limit: float) -> int:
         """Add a request; return its ticket."""
         targets = list(processes)
         self._tickets += 1
@@ -57,7 +57,7 @@ class StackRequests(Generic[About]):
         request = None if ticket is None else self._open.pop(ticket, None)
         return request.stacks if request else {}
 
-    def hear(self, process: int, ticket: int, text: str) -> StackRequest[About] | None:
+    def receive(self, process: int, ticket: int, text: str) -> StackRequest[About] | None:
         """Take an answer; return the request if it was the last one, which ends it.
 
         Raises:

@@ -66,8 +66,8 @@ class Rounds:
     >>> rounds = Rounds(2)
     >>> rounds.give()
     1
-    >>> rounds.hear(0, StopReport(0, 12))
-    >>> rounds.hear(1, StopReport(0, 10))
+    >>> rounds.receive(0, StopReport(0, 12))
+    >>> rounds.receive(1, StopReport(0, 10))
     StopAgreement(round=0, step=13)
     """
 
@@ -92,7 +92,7 @@ class Rounds:
         self.is_open = True
         return self._count
 
-    def hear(self, process: int, report: StopReport) -> StopAgreement | None:
+    def receive(self, process: int, report: StopReport) -> StopAgreement | None:
         """Take an answer; return the agreement, once."""
         if report.round < self._round or process not in self._living:
             return None  # sent before its rearm, by a different thread
@@ -156,7 +156,7 @@ class Stop:
 
     # ---- the main line
 
-    def ask(self, step: int) -> bool | None:
+    def should_stop(self, step: int) -> bool | None:
         """Return whether to stop at `step`; None: not agreed yet."""
         with self._lock:
             if not self._open:
@@ -227,7 +227,7 @@ class Stop:
             self._own.setdefault(key, 0)
         return is_new
 
-    def hear(self, number: int, process: int, given: ReceivedNotice) -> StopReport | None:
+    def receive(self, number: int, process: int, given: ReceivedNotice) -> StopReport | None:
         """Take a notice; return this process's answer, the first time in a round."""
         due = None if given.deadline_s is None else self._clock() + given.deadline_s
         with self._changed:

@@ -171,7 +171,7 @@ class Trails:
         self._here.mark = self._main_line
         self._has_warned = False
         self._base = ""  # of trails that begin now
-        self._told: dict[tuple[Group, str], int] = {}  # calls already reported by signs of life
+        self._reported: dict[tuple[Group, str], int] = {}  # calls already reported by signs of life
         self.found: Found | None = None  # a difference found by signs of life, until raised
 
     def record(
@@ -209,7 +209,7 @@ class Trails:
             return "main"
         return getattr(self._here, "lane", None)
 
-    def come(self, point: Point) -> Point:
+    def arrive(self, point: Point) -> Point:
         """Return a point with this process's trail before it."""
         self._note(point.lane)
         if not self._trails or point.survivors:
@@ -242,7 +242,7 @@ class Trails:
         with self._lock:
             old = self._trails.get(key, Trail())
             self._trails[key] = Trail(base)
-            self._told.pop(key, None)
+            self._reported.pop(key, None)
             return old
 
     def stop_comparing(self, point: Point, lane: str, count: int) -> Trail:
@@ -261,12 +261,12 @@ class Trails:
             grown = [
                 (key, trail)
                 for key, trail in self._trails.items()
-                if trail.count != self._told.get(key, 0) and not trail.is_unknown
+                if trail.count != self._reported.get(key, 0) and not trail.is_unknown
             ][:_MOST_REPORTED]
-            self._told.update({key: trail.count for key, trail in grown})
+            self._reported.update({key: trail.count for key, trail in grown})
             return [TrailMarks(*key, trail.base, trail.marks.text) for key, trail in grown]
 
-    def hear(self, found: Found) -> None:
+    def receive(self, found: Found) -> None:
         """Store a difference found by signs of life; the main thread's next check raises it."""
         with self._lock:
             trail = self._trails.get((found.group, found.lane))
@@ -297,7 +297,7 @@ class Trails:
                 continue
             if key[1] == lane:
                 del self._trails[key]
-                self._told.pop(key, None)
+                self._reported.pop(key, None)
             else:
                 trail.is_unknown = True
 

@@ -133,7 +133,7 @@ class LatestMarks:
         self._holders: dict[Key, dict[int, dict[str, set[int]]]] = {}  # count → digest → processes
         self._found: set[Key] = set()  # reported once
 
-    def hear(self, process: int, trail: TrailMarks) -> Found | None:
+    def receive(self, process: int, trail: TrailMarks) -> Found | None:
         """Take the marks of a process; return the first difference that they show, once."""
         key, marks = trail[:3], sorted({*_marks(trail.marks)})
         self._forget(process, trail)

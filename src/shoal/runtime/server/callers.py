@@ -75,7 +75,7 @@ class ProcessCaller:
         job, process, header = self._job, self._life.process, frame.header
         job.beat(process, beat_of(header))
         if "trails" in header:
-            job.hear_trails(process, trails_of(header, process, job.num_processes))
+            job.take_trails(process, trails_of(header, process, job.num_processes))
         job.mail.send(self._life.connection, ECHO)
 
     def take_beat(self, row: Sequence[Any]) -> None:
@@ -85,12 +85,12 @@ class ProcessCaller:
             return
         job.beat(process, beat_of_row(row[:size]))
         for trails in row[size:]:
-            job.hear_trails(process, trails_of({"trails": trails}, process, job.num_processes))
+            job.take_trails(process, trails_of({"trails": trails}, process, job.num_processes))
 
     def _stacks(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         ticket = whole_field(frame.header, "ticket")
         text = frame.body.decode(errors="replace")
-        self._job.hear_stacks(self._life.process, ticket, text, beat_of(frame.header))
+        self._job.take_stacks(self._life.process, ticket, text, beat_of(frame.header))
 
     def _abandon(self, meeting: Meeting[Connection], frame: Frame) -> None:
         job, process = self._job, self._life.process
@@ -104,13 +104,13 @@ class ProcessCaller:
 
     def _doing(self, meeting: Meeting[Connection], frame: Frame) -> None:
         words = text_field(frame.header, "words")[:_MAX_WORDS]
-        meeting.say(self._job.now(), self._life.process, words)
+        meeting.record_activity(self._job.now(), self._life.process, words)
 
     def _notice(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         self._job.leaving.give_notice(self._life.process, notice_of(frame.header))
 
     def _stop(self, _meeting: Meeting[Connection], frame: Frame) -> None:
-        self._job.leaving.hear_stop(self._life.process, stop_report_of(frame))
+        self._job.leaving.take_stop_report(self._life.process, stop_report_of(frame))
 
     def _failed(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         self._job.depart(self._life.process, "failed", frame.body.decode(errors="replace"))
@@ -210,7 +210,7 @@ def _others_stacks(job: ServedJob, connection: Connection, header: Mapping[str, 
     all_processes = range(job.num_processes)
     requested = all_processes if header.get("processes") is None else None
     processes = requested or processes_of(header, "processes", all_processes)
-    job.ask_stacks(processes, connection, whole_field(header, "ticket"))
+    job.request_stacks(processes, connection, whole_field(header, "ticket"))
 
 
 def _awaited(job: ServedJob, connection: Connection, header: Mapping[str, Any]) -> None:
@@ -266,7 +266,7 @@ class KeeperCaller:
             raise FrameError(f"unknown verb {verb[:40]!r}")
         stopped = processes_of(frame.header, "stopped", self._processes)
         ended = processes_of(frame.header, "ended", self._processes)
-        self._job.hear_states(self._processes, stopped, ended)
+        self._job.take_states(self._processes, stopped, ended)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`."""

@@ -125,10 +125,10 @@ class ServedJob:
             if self._liveness.beat(self._running.read(now), process):
                 self.meeting.mark_silent(process, None)
 
-    def hear_trails(self, process: int, trails: Iterable[TrailMarks]) -> None:
+    def take_trails(self, process: int, trails: Iterable[TrailMarks]) -> None:
         """Take the trails of a process; notify all processes of a difference."""
         for marks in trails:
-            found = self._marks.hear(process, marks)
+            found = self._marks.receive(process, marks)
             if found is not None:
                 header = {"is": "trail", "group": found.group, "lane": found.lane}
                 frame = pack_frame(
@@ -185,7 +185,7 @@ class ServedJob:
         self._keepers.add(host_id, connection)
         return host_id, kept
 
-    def hear_states(
+    def take_states(
         self, of: Collection[int], stopped: Collection[int], ended: Collection[int]
     ) -> None:
         """Take a keeper's report: its processes that are stopped or have ended."""
@@ -198,7 +198,7 @@ class ServedJob:
         """Handle the end of a keeper: the states that it reported are no longer known."""
         if self._keepers.discard(host_id, connection):
             self.on_news(keeper_gone=host_id, at_s=self.now())
-            self.hear_states(self.joining.shared_hosts[host_id], (), ())
+            self.take_states(self.joining.shared_hosts[host_id], (), ())
 
     def answer_members(self, to: Connection, ticket: int) -> None:
         """Answer a query for the members."""
@@ -206,27 +206,27 @@ class ServedJob:
         rows = meeting.members(self.now()) if meeting else self.joining.members()
         self.mail.answer([Reply(to, ticket, MembersKnown(rows, self.service_rows()))])
 
-    def ask_stacks(self, processes: Iterable[int], to: Connection, ticket: int) -> None:
+    def request_stacks(self, processes: Iterable[int], to: Connection, ticket: int) -> None:
         """Request stacks of processes; send them to `to` when they have arrived."""
         if self.meeting is None:
             self.mail.answer([Reply(to, ticket, StacksHeard({}))])
         else:
             now, limit_s = self.now(), _STACKS_S
-            self.mail.answer(self.meeting.ask_stacks(now, processes, limit_s, to, ticket))
-            self.mail.ask_stacks(self.meeting.take_stack_requests())
+            self.mail.answer(self.meeting.request_stacks(now, processes, limit_s, to, ticket))
+            self.mail.request_stacks(self.meeting.take_stack_requests())
 
-    def hear_stacks(self, process: int, ticket: int, text: str, beat: Beat) -> None:
+    def take_stacks(self, process: int, ticket: int, text: str, beat: Beat) -> None:
         """Take the stacks of a process."""
         self.beat(process, beat)
         if self.meeting is not None:
-            self.mail.answer(self.meeting.hear_stacks(self.now(), process, ticket, text))
+            self.mail.answer(self.meeting.take_stacks(self.now(), process, ticket, text))
 
     def on_time(self, now: float) -> None:
         """End waits and requests that are past their deadline."""
         self.answer_joining(self.joining.tick(now))
         if self.meeting is not None:
             self.mail.answer(self.meeting.tick(now))
-            self.mail.ask_stacks(self.meeting.take_stack_requests())
+            self.mail.request_stacks(self.meeting.take_stack_requests())
 
     def is_silence_due(self, now: float) -> bool:
         """Return whether any silence is due to be judged."""

@@ -28,9 +28,9 @@ class Leaving:
         self._mail.push(self._mail.lives, pack_frame(header))
         self.on_change()
 
-    def hear_stop(self, process: int, report: StopReport) -> None:
+    def take_stop_report(self, process: int, report: StopReport) -> None:
         """Take a process's answer about stopping, or its report of a save."""
-        self._push_stop(self.rounds.hear(process, report))
+        self._push_stop(self.rounds.receive(process, report))
         self.on_change()
 
     def depart(self, process: int) -> None:

@@ -65,7 +65,7 @@ class JobMail:
             header = {"is": "gone", "process": process, "name": name, "state": state}
             self.push(self.lives, pack_frame(header, words.encode(errors="replace")))
 
-    def ask_stacks(self, requests: Iterable[tuple[int, int]]) -> None:
+    def request_stacks(self, requests: Iterable[tuple[int, int]]) -> None:
         """Request the stacks of (ticket, process)."""
         for ticket, process in requests:
             life = self.lives.get(process)

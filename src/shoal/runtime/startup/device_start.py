@@ -120,28 +120,28 @@ class DeviceStart:
 
 def _wait(coordinator: Coordinator, started: Future[object], site: str, deadline: float) -> None:
     point = Point(_NAME, site=site)
-    coordinator.progress.come(point, time.monotonic())
+    coordinator.progress.begin_wait(point, time.monotonic())
     try:
         _watch(coordinator, started, deadline)
     finally:
-        coordinator.progress.go(point)
+        coordinator.progress.end_wait(point)
     started.result()
 
 
 def _watch(coordinator: Coordinator, started: Future[object], deadline: float) -> None:
     """Wait for the start; raise if a process is lost, because the start may then never end."""
     began = time.monotonic()
-    ask_at = began + pause_s(coordinator)
+    query_at = began + pause_s(coordinator)
     warn_at = began + settings.seconds("SHOAL_WARN_AFTER_S")
     while wait([started], min(_LOOK_S, left_of(deadline))).not_done:
         now = time.monotonic()
         coordinator.check(_DOING)  # losses known to this process
-        if now >= min(ask_at, deadline):
+        if now >= min(query_at, deadline):
             if now >= deadline:
                 raise _late(coordinator, given_s(deadline))
             check_living(coordinator, deadline, _DOING)
             _check_left(coordinator)
-            ask_at = time.monotonic() + pause_s(coordinator)
+            query_at = time.monotonic() + pause_s(coordinator)
         if now >= warn_at:
             me = ThisProcess(coordinator.process, coordinator.hosts)
             words = _words(_missing(coordinator))
@@ -155,10 +155,12 @@ def _check_left(coordinator: Coordinator) -> None:
         left = [one for one in coordinator.members(timeout_s=_ASK_S) if one.state == "left"]
         if left:
             me = ThisProcess(coordinator.process, coordinator.hosts)
-            names = "; ".join(f"process {one.process} ({one.host}) {one.said}" for one in left)
+            names = "; ".join(
+                f"process {one.process} ({one.host}) {one.last_words}" for one in left
+            )
             raise PeerFailedError(
                 f"{me} cannot continue {_DOING}: {names}",
-                failed={one.process: one.said for one in left},
+                failed={one.process: one.last_words for one in left},
             )
 
 
@@ -177,7 +179,9 @@ def _words(missing: Sequence[Member] | None) -> str:
     if not missing:
         all_there = "all processes are starting theirs"
         return "the missing processes are unknown" if missing is None else all_there
-    shown = [f"process {one.process} ({one.host}), {one.said}" for one in missing[:_MOST_SHOWN]]
+    shown = [
+        f"process {one.process} ({one.host}), {one.last_words}" for one in missing[:_MOST_SHOWN]
+    ]
     more = len(missing) - len(shown)
     return "not there: " + "; ".join(shown + ([f"and {more} more"] if more else []))
 
@@ -191,7 +195,7 @@ def _late(coordinator: Coordinator, timeout_s: float) -> DeadlineError:
         name=_NAME,
         waited_s=timeout_s,
         missing=[one.process for one in missing or ()],
-        last_words={one.process: one.said for one in missing or ()},
+        last_words={one.process: one.last_words for one in missing or ()},
     )
 
 
@@ -204,7 +208,7 @@ def _devices(
         failure = _failure(coordinator, platform, error)
         if is_start:
             with contextlib.suppress(OSError):
-                coordinator.tell("failed", failure_of(failure, site).words)
+                coordinator.report("failed", failure_of(failure, site).words)
         raise failure from error
 
 

@@ -153,7 +153,7 @@ def _start(
 
 
 def _by_rendezvous(cluster: JobPlace, visit: Visit, deadline: float) -> Place:
-    visit.come()
+    visit.announce()
     if cluster.process != 0:
         published = visit.follow(deadline)
         return Place(published["address"], None, published["token"])

@@ -129,7 +129,7 @@ def become_member(
     try:
         _enter(joined, keeper, token, deadline, is_attached=is_attached)
     except BaseException as error:
-        joined.tell("failed", f"initialize: {error}")
+        joined.report("failed", f"initialize: {error}")
         if not is_attached:  # before the services end: JAX's client aborts when its service does
             jax_runtime.leave(process_ends=False)
         joined.close()
@@ -213,11 +213,11 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
       ProcessLostError: a process is gone, so they may never be.
       DeadlineError: they were not computed in time.
     """
-    ask_at = time.monotonic() + 1.0
+    query_at = time.monotonic() + 1.0
     while not jax_runtime.is_idle():
-        if time.monotonic() >= min(ask_at, deadline):
+        if time.monotonic() >= min(query_at, deadline):
             check_living(joined, deadline, "finishing its computations")
-            ask_at = time.monotonic() + pause_s(joined)
+            query_at = time.monotonic() + pause_s(joined)
         time.sleep(0.002)
 
 
@@ -231,11 +231,11 @@ def wait_for_saves(joined: Coordinator, deadline: float) -> None:
     for thread in threading.enumerate():
         if thread.name != SAVES or thread is threading.current_thread():
             continue
-        joined.progress.come(point, time.monotonic())
+        joined.progress.begin_wait(point, time.monotonic())
         try:
             thread.join(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
         finally:
-            joined.progress.go(point)
+            joined.progress.end_wait(point)
         if thread.is_alive():
             me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
             reason = f"shutdown waited {given_s(deadline):g} s for a save that still runs"

@@ -31,7 +31,7 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
     if gone := gone_members(joined):
         joined.troubles.mark_all_reported()
         joined.troubles.mark_reported(gone)  # perhaps before the watcher hears of them
-        lost = {p: member.said for p, member in gone.items()}
+        lost = {p: member.last_words for p, member in gone.items()}
         names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
         raise ProcessLostError(f"{me} cannot continue {doing}: {names}", lost=lost)
     joined.check(doing)  # JAX's service may be lost
@@ -41,4 +41,4 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
 
 
 def _fate(member: Member) -> str:
-    return f"is lost: {member.said}" if member.state == "lost" else fate_of(member.said)
+    return f"is lost: {member.last_words}" if member.state == "lost" else fate_of(member.last_words)

@@ -58,7 +58,7 @@ class Visit:
         self._own = self._directory / f"process-{process}-{self._drawn}"
         self._waiting = f"process {process} of {num_processes} meets in {self._directory}"
 
-    def come(self) -> None:
+    def announce(self) -> None:
         """Create the file of this process; process 0 first deletes existing files.
 
         Raises:

@@ -32,7 +32,7 @@ def alone() -> Coordinator:
     job = LocalJob(1)
     address = settings.text("SHOAL_COORDINATOR")
     if address and settings.number("SHOAL_NUM_PROCESSES") == 1:
-        job.tell_launcher = _Launcher(address, settings.text("SHOAL_TOKEN")).tell
+        job.report_to_launcher = _Launcher(address, settings.text("SHOAL_TOKEN")).report
     return job.coordinators[0]
 
 
@@ -43,19 +43,19 @@ class _Launcher:
         self._place: TcpCoordinator | None = None
         self._lock = threading.RLock()  # a signal handler may report a save
 
-    def tell(self, said: ReceivedNotice | StopReport) -> None:
+    def report(self, said: ReceivedNotice | StopReport) -> None:
         """Report a notice, or this process's answer to one."""
         with self._lock:
             if isinstance(said, StopReport):
                 if self._place is not None:
-                    self._place.tell_stop(said)
+                    self._place.report_stop(said)
                     if said.highest is None:  # all notices are closed; drop those echoed
                         self._place.stop.rearm(self._place.stop.known)
                 return
             if self._place is None:
                 self._place = self._join()
             if self._place is not None:
-                self._place.say({"do": "notice", **notice_header(said)})
+                self._place.send({"do": "notice", **notice_header(said)})
 
     def _join(self) -> TcpCoordinator | None:
         try:

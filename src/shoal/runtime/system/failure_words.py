@@ -164,19 +164,19 @@ def stands(frame: FrameType | None) -> str:
 def _headline(error: BaseException, called_at: str) -> str:
     if isinstance(error, SystemExit):
         return headline_of(exit_of(error))
-    text, leaf = _said(error), error
+    text, leaf = _text_of(error), error
     for _ in range(_MAX_DEPTH):
         if not isinstance(leaf, BaseExceptionGroup):
             break
         leaf = leaf.exceptions[0]
     if leaf is not error:
-        text = f"{text}: {_said(leaf)}"
+        text = f"{text}: {_text_of(leaf)}"
     (at, other), (at_all, other_of_all) = map(_places, (leaf.__traceback__, error.__traceback__))
     place = at or at_all or called_at or other or other_of_all
     return text + (f" ({one_line(place, _MAX_PLACE)})" if place else "")
 
 
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     """Return the type and the first line of the message."""
     kind = type(error)
     name = kind.__qualname__

@@ -87,7 +87,7 @@ class HeardInterrupts:
         is_new = self._keep()
         if self._base is None or not self._is_kept:
             return
-        if self._is_heard(frame):
+        if self._may_raise(frame):
             self._is_kept = False
             raise KeyboardInterrupt
         if is_second:
@@ -107,7 +107,7 @@ class HeardInterrupts:
         self._is_kept = self._was_kept = True
         return True
 
-    def _is_heard(self, frame: FrameType | None) -> bool:
+    def _may_raise(self, frame: FrameType | None) -> bool:
         """Return whether an exception in this frame is sure to reach the block."""
         if frame is not self._base and frame is not None:
             if frame.f_globals.get("__name__") in _KEPT_IN:
@@ -130,7 +130,7 @@ class HeardInterrupts:
                 signal.pthread_kill(main, signal.SIGINT)
 
 
-def interrupts_heard(function: Callable[P, T]) -> Callable[P, T]:
+def interrupts_delivered(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function that must lose no interrupt, and calls no long code of the program."""
 
     @functools.wraps(function)

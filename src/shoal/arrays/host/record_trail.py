@@ -27,7 +27,7 @@ Group = frozenset[int]
 _MOST_LANE = 200  # characters of a lane's name
 
 
-def leave_trail(
+def record_trail(
     operation: str,
     leaves: Sequence[Leaf],
     *,
@@ -52,7 +52,7 @@ def leave_trail(
         coordinator.trails.record(entry, group=group, lane=lane)
 
 
-def leave_trail_of_parts(
+def record_trail_of_parts(
     operation: str,
     leaves: Sequence[Leaf],
     *,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
-from shoal.arrays.host.leave_trail import leave_trail, leave_trail_of_parts
+from shoal.arrays.host.record_trail import record_trail, record_trail_of_parts
 from shoal.arrays.placing.pack import pack
 from shoal.arrays.placing.put import put
 from shoal.errors import InitializeError, UsageTypeError
@@ -28,7 +28,7 @@ def left(monkeypatch):
     def leave(*leaves, here=0, group=(0, 1), lane="main", **options):
         coordinator = LocalJob(3).coordinators[here]
         monkeypatch.setattr(process, "coordinator", lambda: coordinator)
-        leave_trail("put", leaves, lane=lane, **options)
+        record_trail("put", leaves, lane=lane, **options)
         return coordinator.trails.start_anew(Point("x", group, lane), "").entry(0)
 
     return leave
@@ -43,7 +43,7 @@ def test_the_call_its_place_its_leaves_and_their_values(left):
     entry = left(leaf(rows, BOTH, "x", None), leaf(3, path="['n']"),
                  options=("same=True",), values=True)  # fmt: skip
     assert entry.place.startswith("put at ")
-    assert "arrays/host/test_leave_trail.py:" in entry.site
+    assert "arrays/host/test_record_trail.py:" in entry.site
     assert entry.spec == (
         "same=True",
         f"mesh: {BOTH.text}",
@@ -100,7 +100,7 @@ def test_nothing_is_left_where_it_cannot_be_known_who_takes_part(left, monkeypat
         raise InitializeError("not yet")
 
     monkeypatch.setattr(process, "coordinator", nobody)
-    leave_trail("put", [leaf(np.zeros(4))], lane=None)
+    record_trail("put", [leaf(np.zeros(4))], lane=None)
 
 
 def test_an_alone_process_pays_nothing(monkeypatch):
@@ -131,7 +131,7 @@ def test_of_parts_only_what_others_hold_is_compared_by_those_that_hold_it(monkey
 
     def left(**options):
         for lane in ("data", None):
-            leave_trail_of_parts("from_host_local", leaves, lane=lane, site="a.py:1", **options)
+            record_trail_of_parts("from_host_local", leaves, lane=lane, site="a.py:1", **options)
         return {
             lane: coordinator.trails.start_anew(Point("x", None, lane), "").entry(0)
             for lane in ("main", "data", "replicas on processes 0-1",
@@ -154,7 +154,7 @@ def test_many_replicas_have_a_lane_of_a_short_name(monkeypatch):
     coordinator = LocalJob(400).coordinators[0]
     monkeypatch.setattr(process, "coordinator", lambda: coordinator)
     mesh = Mesh({"x": 200, "y": 2}, range(400), range(400))
-    leave_trail_of_parts(
+    record_trail_of_parts(
         "from_host_local", [leaf(np.zeros(2, "f4"), mesh, "y")], lane=None, values=True
     )
     lanes = [name for _, name in coordinator.trails._trails if name != "main"]
