@@ -21,7 +21,7 @@ def beat(place, since_s, step=6):
 
 def test_a_step_that_begins_right_after_a_meeting_is_where_it_is(record):
     record.note(100.0, "last at", EPOCH)
-    record.receive(102.0, beat(STEP, 1.999))
+    record.take_beat(102.0, beat(STEP, 1.999))
     member = record.member(103.0)
     assert (member.place, member.step) == (STEP, 6)
     assert member.last_words == f"step 6, last at {STEP}, 3.0 s ago"
@@ -30,7 +30,7 @@ def test_a_step_that_begins_right_after_a_meeting_is_where_it_is(record):
 def test_a_beat_that_tells_of_the_meeting_again_or_of_what_was_before_is_no_news(record):
     record.note(100.0, "last at", EPOCH)
     for place, since_s in (("'epoch' (t.py:9 (f))", 1.9), (STEP, 2.5)):
-        record.receive(102.0, beat(place, since_s))
+        record.take_beat(102.0, beat(place, since_s))
         assert record.member(103.0).place == "'epoch' (t.py:9 (f))"
         assert record.member(103.0).since_s == 3.0
 
@@ -49,7 +49,7 @@ def test_who_is_stopped_is_shown_as_stopped_while_it_is(record):
 
 
 def test_how_it_went_says_where_it_was_last(record):
-    record.receive(2.0, beat(STEP, 0.5))
+    record.take_beat(2.0, beat(STEP, 0.5))
     record.stop(3.0, is_stopped=True)
     record.leave(4.0, "lost", "killed")
     assert record.departure_reason == f"killed; step 6, last at {STEP}, 2.5 s before"
@@ -61,6 +61,6 @@ def test_a_traceback_says_where_by_itself_and_who_did_nothing_was_nowhere(record
     record.leave(1.0, "lost", "killed")
     assert record.departure_reason == "killed"
     other = Record(2, "c", 18, 0.0)
-    other.receive(2.0, beat(STEP, 0.5))
+    other.take_beat(2.0, beat(STEP, 0.5))
     other.leave(3.0, "failed", "Traceback\nValueError: no data")
     assert other.departure_reason == "Traceback\nValueError: no data"

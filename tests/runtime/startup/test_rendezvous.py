@@ -68,7 +68,7 @@ def test_what_an_earlier_job_left_is_not_believed(where, tmp_path):
     (directory / "address.0123").write_text('{"addr')  # died while it wrote
     (directory / "notes.txt").touch()  # not ours
     follower = Visit(where, 1, 2)
-    follower.come()
+    follower.announce()
     with pytest.raises(InitializeError, match="another job uses this directory"):
         follower.follow(ends_at(0.05))
     follower.leave(has_begun=False)
@@ -97,7 +97,7 @@ def test_a_missing_process_0_is_named(where, tmp_path):
 
 def test_an_index_that_comes_twice_is_refused_on_all(where, tmp_path):
     first = Visit(where, 0, 2)
-    first.come()
+    first.announce()
     for drawn in ("a" * 16, "b" * 16):
         (tmp_path / where.name / f"process-1-{drawn}").touch()
     with pytest.raises(InitializeError, match="process 1 arrived more than once"):
@@ -109,8 +109,8 @@ def test_an_index_that_comes_twice_is_refused_on_all(where, tmp_path):
 
 def test_two_jobs_in_one_directory_do_not_mix(where):
     first, second = Visit(where, 0, 3), Visit(where, 0, 3)
-    first.come()
-    second.come()
+    first.announce()
+    second.announce()
     with pytest.raises(InitializeError, match="another process 0 is here"):
         first.lead(PLACE, ends_at(30))
 
