@@ -162,6 +162,8 @@ def test_a_process_that_dies_is_lost_alone(two_hosts):
 def test_who_cannot_join_learns_the_same_through_a_gatherer(gathered, fresh_place, free_address):
     def refusal(address, token):
         nearby = HostGatherer(address, token) if gathered else None
+        if nearby is not None:  # starting it may take longer than the processes wait below
+            nearby.connect(time.monotonic() + PATIENCE_S).close()
         with pytest.raises(InitializeError) as caught:
             join(address, process=0, num_processes=2, token=token, timeout_s=0.5, nearby=nearby)
         return str(caught.value)
