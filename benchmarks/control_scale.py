@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from argparse import RawDescriptionHelpFormatter as Raw
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,7 @@ class Crowd:
     def beat(self, step: int) -> None:
         """Let all give a sign of life, and all be answered."""
         sent = [pack_frame(beat(step, index)) for index in range(self.count)]
-        for sock, frame in zip(self.lives, sent, strict=True):
-            self._send(sock, frame)
+        self._send_each(sent)
         self._await_answers(self.count)
 
     def leave(self) -> None:
@@ -162,6 +161,11 @@ class Crowd:
         """Return how many answers a frame stands for."""
         return 1
 
+    def _send_each(self, frames: Sequence[bytes]) -> None:
+        """Send one of these on each connection that lives as long as the job."""
+        for sock, data in zip(self.lives, frames, strict=True):
+            self._send(sock, data)
+
     def _send(self, sock: socket.socket, data: bytes) -> None:
         sock.sendall(data)
         self.sent_bytes += len(data)
@@ -194,8 +198,7 @@ class GatheredCrowd(Crowd):
             processes = self._processes(host)
             for branch, process in zip(LANE_BRANCHES, processes, strict=False):
                 held.add(0.0, branch, process, frame, parsed, processes)
-        for sock, data in zip(self.lives, sent, strict=True):
-            self._send(sock, data)
+        self._send_each(sent)
         self._await_answers(self.count)
 
     def beat(self, step: int) -> None:
@@ -205,8 +208,7 @@ class GatheredCrowd(Crowd):
             for branch, index in enumerate(self._processes(host)):
                 held.add(0.0, branch, beat_of(beat(step, index)), (), PER_HOST)
             sent.append(b"".join(held.frames(0.0)))
-        for sock, data in zip(self.lives, sent, strict=True):
-            self._send(sock, data)
+        self._send_each(sent)
         self._await_answers(len(self.lives))
 
     def leave(self) -> None:

@@ -21,6 +21,11 @@ def line(process, word):
     raise AssertionError(f"it never said {word!r}")
 
 
+def count_from_now(job):
+    """Let `ended_s` be the seconds from here on, without the start of the interpreters."""
+    job.began = time.monotonic()
+
+
 IN_FLIGHT = """
 initialize(timeout_s=30)
 import jax, numpy as np
@@ -53,7 +58,7 @@ def test_killed_while_sums_are_in_flight(job):
     victim = job.start(1, 2, script)
     line(victim, "ready")
     victim.kill()
-    job.began = time.monotonic()
+    count_from_now(job)
     survivor, _ = job.wait()
     assert survivor.code == 71, survivor
     assert "ProcessLostError" in survivor.err
@@ -107,7 +112,7 @@ def test_an_error_of_the_runtime_is_explained(job, ends):
     victim = job.start(1, 2, script)
     line(victim, "ready")
     victim.kill()
-    job.began = time.monotonic()
+    count_from_now(job)
     survivor, _ = job.wait()
     assert survivor.code == 71, survivor
     assert "Error: " in survivor.err
@@ -132,7 +137,7 @@ raise RuntimeError("in flight")
     job.start(0, 2, script)
     frozen = job.start(1, 2, script)
     line(frozen, "ready")
-    job.began = time.monotonic()
+    count_from_now(job)
     one = job.wait_for(0)
     assert one.code == 1, one
     assert one.err.splitlines()[-1] == "RuntimeError: in flight"

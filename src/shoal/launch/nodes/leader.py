@@ -26,7 +26,6 @@ from shoal.launch.nodes.messages import (
     NodeEnd,
     card_of,
     end_of,
-    is_same_secret,
     pack_news,
     pack_refused,
     pack_signal,
@@ -39,6 +38,7 @@ from shoal.launch.nodes.node_caller import NodeCaller
 from shoal.launch.nodes.ports import open_ports, strange_address
 from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.services import ServiceProcesses
+from shoal.runtime.rules.joining import is_same_secret
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import (

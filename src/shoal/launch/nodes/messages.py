@@ -10,7 +10,6 @@ Times are on the monotonic clock of node 0: a sender converts its own (`shifted`
 
 from __future__ import annotations
 
-import hmac
 import json
 import math
 import signal
@@ -82,12 +81,6 @@ def _printable(header: Mapping[str, Any], name: str) -> str:
     """Return an untrusted text in printable form."""
     text = text_field(header, name)[:_LETTERS]
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def is_same_secret(token: str, own: str) -> bool:
-    """Return whether a token is that of this job, in a time that does not depend on it."""
-    first, second = (text.encode(errors="surrogatepass") for text in (token, own))
-    return hmac.compare_digest(first, second)
 
 
 def pack_start(start: JobStart) -> bytes:

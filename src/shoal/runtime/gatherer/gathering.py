@@ -22,7 +22,6 @@ meanwhile the processes are not read either.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import math
 import os
@@ -35,7 +34,7 @@ from typing import Any, NamedTuple
 
 from shoal.runtime.client.heartbeat import SilenceDetector
 from shoal.runtime.gatherer.packing import HeldArrivals, HeldBeats
-from shoal.runtime.rules.joining import WRONG_TOKEN
+from shoal.runtime.rules.joining import WRONG_TOKEN, is_same_secret
 from shoal.runtime.rules.messages import ArrivalHeaders, beat_of, trails_of
 from shoal.runtime.system.child_process import ignore_job_signals
 from shoal.runtime.wire.connection import open_socket
@@ -211,8 +210,7 @@ class Gatherer:
 
     def _on_first(self, connection: Connection, frame: Frame) -> None:
         """Give a new connection that has the token its branch. Before, nothing else is read."""
-        token = text_field(frame.header, "token").encode(errors="surrogatepass")
-        if not hmac.compare_digest(token, self._token.encode(errors="surrogatepass")):
+        if not is_same_secret(text_field(frame.header, "token"), self._token):
             refusal = pack_frame({"is": "refused", "missing": []}, WRONG_TOKEN.encode())
             self._near.send(connection, refusal, then_close=True)
             return

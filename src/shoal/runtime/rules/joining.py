@@ -77,6 +77,13 @@ def parse_hello(header: Mapping[str, Any]) -> Hello:
     return hello
 
 
+def is_same_secret(token: str, own: str) -> bool:
+    """Return whether a token is that of this job, in a time that does not depend on it."""
+    # Bytes, because compare_digest accepts only ASCII text; surrogates must not raise.
+    first, second = (text.encode(errors="surrogatepass") for text in (token, own))
+    return hmac.compare_digest(first, second)
+
+
 class Joining(Generic[To]):
     """Collects `num_processes` HELLOs, then welcomes all."""
 
@@ -87,7 +94,7 @@ class Joining(Generic[To]):
         self.stands_until = math.inf
         self.refusal: str | None = None
         self.is_complete = False
-        self._token = token.encode()
+        self._token = token
         self._limit = (-1, math.inf)
         self._here: dict[int, Hello] = {}
         self._to: dict[int, To] = {}
@@ -150,9 +157,8 @@ class Joining(Generic[To]):
 
     def token_refusal(self, header: Mapping[str, Any], origin: str) -> str | None:
         """Return why a connection without the right token is refused, or None."""
-        # Bytes, because compare_digest accepts only ASCII text; surrogates must not raise.
-        token = text_field(header, "token").encode(errors="surrogatepass")
-        if not self._token or hmac.compare_digest(token, self._token):
+        token = text_field(header, "token")
+        if not self._token or is_same_secret(token, self._token):
             return None
         self._strangers = [*self._strangers[-3:], f"{_claim(header)} from {origin}"]
         return WRONG_TOKEN

@@ -34,7 +34,7 @@ _AGAIN_S = 0.002  # first delay before a kept interrupt is sent again
 _AGAIN_MAX_S = 0.1
 
 
-class HeardInterrupts:
+class DeliveredInterrupts:
     """A block in which no interrupt is lost. No effect inside another one, or in other threads."""
 
     def __init__(self, base: FrameType) -> None:
@@ -47,7 +47,7 @@ class HeardInterrupts:
         self._is_again = False  # the next signal is a resent one
         self._lock = threading.Lock()  # the main thread takes it only at the end
 
-    def __enter__(self) -> HeardInterrupts:
+    def __enter__(self) -> DeliveredInterrupts:
         if threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 self._is_on = True
@@ -135,7 +135,7 @@ def interrupts_delivered(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        with HeardInterrupts(sys._getframe()):
+        with DeliveredInterrupts(sys._getframe()):
             return function(*args, **kwargs)
 
     return call

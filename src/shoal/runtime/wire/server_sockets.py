@@ -67,7 +67,6 @@ class BranchConnection(Connection):
 
     def __init__(self, trunk: Connection, number: int, since: float, listener: Listener) -> None:
         super().__init__(trunk.socket, trunk.origin, since, listener)
-        self.out = trunk.out
         self.trunk = trunk
         self.number = number
         self.header = _header_to([self])
