@@ -108,7 +108,7 @@ class Crowd:
         """Say every HELLO, be welcome, and open the connections for the calls."""
         for index, sock in enumerate(self.lives):
             self._send(sock, hello(index, self.count))
-        self._await_answers(self.count)
+        self._await_answers(self.count, self.lives)
         for index in range(self.count):
             self.lanes.append(self._connect(index // PER_HOST))
             self._send(self.lanes[-1], lane(index))
@@ -118,13 +118,13 @@ class Crowd:
         frame = pack_frame(arrival(step))
         for sock in self.lanes:
             self._send(sock, frame)
-        self._await_answers(self.count)
+        self._await_answers(self.count, self.lanes)
 
     def beat(self, step: int) -> None:
         """Let all give a sign of life, and all be answered."""
         sent = [pack_frame(beat(step, index)) for index in range(self.count)]
         self._send_each(sent)
-        self._await_answers(self.count)
+        self._await_answers(self.count, self.lives)
 
     def leave(self) -> None:
         """Say goodbye."""
@@ -143,9 +143,16 @@ class Crowd:
         self._poll.register(sock, select.EPOLLIN)
         return sock
 
-    def _await_answers(self, number: int) -> None:
-        """Return when so many more answers have come."""
+    def _await_answers(self, number: int, sockets: Sequence[socket.socket]) -> None:
+        """Return when so many more answers have come on these sockets.
+
+        A crowd on other machines would not share the processor with the meeting place: this one
+        sleeps until the last of the sockets is answered.
+        """
         want = self.received + number
+        last = select.poll()
+        last.register(sockets[-1], select.POLLIN)
+        last.poll(60_000.0)
         while self.received < want:
             for number, _ in self._poll.poll(60.0):
                 sock, reader = self._readers[number]
@@ -180,11 +187,11 @@ class GatheredCrowd(Crowd):
     def join(self) -> None:
         for sock in self.lives:
             self._send(sock, pack_frame({"do": "trunk", "token": "", "process": 0}))
-        self._await_answers(len(self.lives))  # each is welcome
+        self._await_answers(len(self.lives), self.lives)  # each is welcome
         for host, sock in enumerate(self.lives):
             for branch, index in enumerate(self._processes(host)):
                 self._branch(sock, branch, hello(index, self.count))
-        self._await_answers(self.count)
+        self._await_answers(self.count, self.lives)
         for host, sock in enumerate(self.lives):
             for number, index in enumerate(self._processes(host)):
                 self._branch(sock, LANE_BRANCHES[number], lane(index))
@@ -199,7 +206,7 @@ class GatheredCrowd(Crowd):
             for branch, process in zip(LANE_BRANCHES, processes, strict=False):
                 held.add(0.0, branch, process, frame, parsed, processes)
         self._send_each(sent)
-        self._await_answers(self.count)
+        self._await_answers(self.count, self.lives)
 
     def beat(self, step: int) -> None:
         sent: list[bytes] = []
@@ -209,7 +216,7 @@ class GatheredCrowd(Crowd):
                 held.add(0.0, branch, beat_of(beat(step, index)), (), PER_HOST)
             sent.append(b"".join(held.frames(0.0)))
         self._send_each(sent)
-        self._await_answers(len(self.lives))
+        self._await_answers(len(self.lives), self.lives)
 
     def leave(self) -> None:
         for host, sock in enumerate(self.lives):

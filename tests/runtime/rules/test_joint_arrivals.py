@@ -1,11 +1,12 @@
 """Arrivals of several processes together: what each does by itself, whatever happened before."""
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.runtime.rules.deadline import JointLimits
 from shoal.runtime.rules.joint_arrivals import JointMeeting
-from shoal.runtime.rules.messages import Abandoned
+from shoal.runtime.rules.meeting import Meeting
+from shoal.runtime.rules.messages import Abandoned, Beat
 from shoal.runtime.rules.point import Point
 
 PROCESSES = range(4)
@@ -22,7 +23,10 @@ POINTS = [
     Point("a", trail='1:aa\n"side"\tbase\t1:11'),
 ]
 LIMITS = st.lists(st.sampled_from([1.0, 2.0, 10.0]), min_size=4, max_size=4)
-SETS = st.lists(st.sampled_from(PROCESSES), min_size=1, unique=True)
+SETS = st.one_of(
+    st.sampled_from([[0, 1], [2, 3]]),  # mostly those of two hosts
+    st.lists(st.sampled_from(PROCESSES), min_size=1, unique=True),
+)
 ARRIVALS = st.tuples(
     st.just("arrive"),
     SETS,
@@ -37,6 +41,8 @@ PEACEFUL = st.one_of(
     ARRIVALS,
     st.tuples(st.just("abandon"), st.sampled_from(PROCESSES), st.sampled_from(POINTS[:7])),
     st.tuples(st.just("advance"), st.sampled_from([0.3, 4.0])),
+    st.tuples(st.just("beat"), st.sampled_from(PROCESSES), st.sampled_from([None, 100])),
+    st.tuples(st.just("look"), st.sampled_from(PROCESSES)),
 )
 ACTIONS = st.one_of(
     PEACEFUL,
@@ -54,11 +60,13 @@ class History:
     def __init__(self, *, together):
         self.together = together
         self.now = 0.0
-        self.meeting = JointMeeting(["h"] * len(PROCESSES), 0.0)
+        self.meeting = (JointMeeting if together else Meeting)(["h"] * len(PROCESSES), 0.0)
         self.waits = {}  # (process, number): point
         self.answers = {}
         self.numbers = dict.fromkeys(PROCESSES, 0)
         self.abandoned = {}
+        self.seen = []  # of the meeting, on the way
+        self.step = 0
         self.dropped = set()  # waits that were interrupted: their processes may arrive again
 
     def take(self, replies):
@@ -74,6 +82,7 @@ class History:
         coming = [p for p in wanted if p in group and p not in busy]
         if not coming:
             return
+        self.step += 1
         payloads = [b"%d" % p if with_payloads else b"" for p in coming]
         keys = []
         for process in coming:
@@ -85,7 +94,7 @@ class History:
             self.take(
                 self.meeting.arrive_together(
                     self.now, coming, point, payloads, limits=JointLimits(own, own),
-                    to=tuple(keys), each=[(key,) for key in keys], step=1,
+                    to=tuple(keys), each=[(key,) for key in keys], step=self.step,
                 )
             )  # fmt: skip
             return
@@ -93,7 +102,7 @@ class History:
             self.take(
                 self.meeting.arrive(
                     self.now, key[0], point, payload,
-                    timeout_s=timeout_s, to=(key,), ticket=0, step=1,
+                    timeout_s=timeout_s, to=(key,), ticket=0, step=self.step,
                 )
             )  # fmt: skip
 
@@ -112,6 +121,19 @@ class History:
         self.now += seconds
         self.take(self.meeting.tick(self.now))
 
+    def beat(self, process, step):
+        beat = Beat(step, f"step {step}", 0.0, None, 0)
+        self.meeting.beat(self.now, process, beat)
+
+    def look(self, process):
+        """Look at one process, and by that at those that arrived together with it."""
+        self.seen.append(self.meeting.waiting_for(self.now, process, "main"))
+        self.seen.append(self.meeting._records[process].member(self.now))
+
+    def arrivals(self):
+        """Return the number of arrivals of each process, by lane."""
+        return [record.arrivals for record in self.meeting._records.values()]
+
     def depart(self, process, state):
         self.take(self.meeting.depart(self.now, process, state, "gone"))
 
@@ -126,11 +148,14 @@ class History:
 
 @settings(max_examples=400)
 @given(HISTORIES)
+@example([("depart", 3, "lost"), ("beat", 3, 100), ("look", 3)])
 def test_processes_that_arrive_together_get_what_each_would_get(actions):
     alone, together = (History(together=way).play(actions) for way in (False, True))
     assert together.answers == alone.answers
     assert together.waits == alone.waits
+    assert together.seen == alone.seen
     assert together.meeting.members(together.now) == alone.meeting.members(alone.now)
+    assert together.arrivals() == alone.arrivals()
     assert together.meeting.next_deadline == alone.meeting.next_deadline
 
 
@@ -178,3 +203,12 @@ def test_processes_that_complete_a_cycle_of_waits_are_answered_at_once():
     assert arrive(meeting, (0,), "pair", Point("pair", group=(0, 1))) == {}
     found = arrive(meeting, (1,), "a")
     assert found == {"b": "diverged", "pair0": "diverged", "a1": "diverged"}
+
+
+def test_each_host_that_met_is_at_its_own_call_site():
+    meeting = JointMeeting(["a", "a", "b", "b"], 0.0)
+    assert arrive(meeting, (0, 1), "a", Point("x", site="train.py:1")) == {}
+    met = arrive(meeting, (2, 3), "b", Point("x", site="train.py:2"))
+    assert met == {"a": "ok", "b": "ok"}
+    places = [member.place for member in meeting.members(0.0)]
+    assert places == ["'x' (train.py:1)"] * 2 + ["'x' (train.py:2)"] * 2

@@ -100,6 +100,22 @@ def test_a_branch_that_ends_is_the_death_of_its_process(place, trunk):
     assert 5 not in numbers
 
 
+def test_a_call_of_processes_one_of_which_has_ended_its_connection_is_taken_from_the_others(
+    place, trunk
+):
+    lane = place.lane(trunk.alone)
+    for name in ("x", "y"):
+        lane.say("arrive", step=1, timeout_s=10, point=Point(name))
+        trunk.arrive([4, 5, 6], name=name)
+        if name == "x":
+            assert trunk.heard()[0] == [4, 5, 6]
+            assert lane.told()["is"] == "ok"
+            trunk.say("end", b"interrupted", number=5)
+    trunk.lane(7, 1)
+    trunk.arrive([7], name="y")
+    assert sorted([trunk.heard()[0], trunk.heard()[0]]) == [[4, 6], [7]]
+
+
 def test_signs_of_life_come_together_and_count(place, trunk):
     row = [BEAT[name] for name in ("step", "place", "since_s", "step_s", "memory_bytes")]
     trunk.say("beats", rows([0, *row, 0.05], [1, *row, 0], [99, *row, 0], [4, *row, 0]))

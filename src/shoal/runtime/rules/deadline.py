@@ -37,10 +37,21 @@ class JointLimits(NamedTuple):
     timeouts_s: Sequence[float]
     given_s: Sequence[float]
 
-    def of(self, index: int) -> float:
-        """Return the limit of one of them."""
-        left_s, whole_s = self.timeouts_s[index], self.given_s[index]
-        return left_s if left_s == whole_s else Allowance(left_s, whole_s)
+
+def limit_of(limits: JointLimits | float, index: int) -> float:
+    """Return the limit of one of several arrivals; they may all have one."""
+    if not isinstance(limits, JointLimits):
+        return limits
+    left_s, whole_s = limits.timeouts_s[index], limits.given_s[index]
+    return left_s if left_s == whole_s else Allowance(left_s, whole_s)
+
+
+def earliest_of(limits: JointLimits | float) -> tuple[float, int]:
+    """Return the earliest limit, and the index of the first that has it."""
+    if not isinstance(limits, JointLimits):
+        return limits, 0
+    least_s = min(limits.timeouts_s)
+    return least_s, limits.timeouts_s.index(least_s)
 
 
 def ends_at(timeout_s: float) -> Allowance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.first_difference import excerpts
@@ -45,15 +45,7 @@ class WaitingProcess(NamedTuple, Generic[To]):
     since: float
 
 
-def replies_to(waits: Iterable[WaitingProcess[To]], answer: Answer) -> list[Reply[To]]:
-    """Return one reply to each destination; processes that arrived together share theirs."""
-    replies: list[Reply[To]] = []
-    last: object = None
-    for wait in waits:
-        if wait.to is not last:
-            last = wait.to
-            replies.append(Reply(wait.to, wait.ticket, answer))
-    return replies
+Waits = Mapping[int, WaitingProcess[To]]  # by process
 
 
 class Gathering(Generic[To]):

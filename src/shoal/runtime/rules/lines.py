@@ -33,7 +33,7 @@ class OpenGatherings(Generic[To]):
     def __init__(self, processes: range) -> None:
         self._processes = processes
         self._lines: dict[tuple[tuple[int, ...] | None, str], Line[To]] = {}
-        self._open: dict[str, set[Gathering[To]]] = {}  # by lane
+        self._open: dict[str, dict[Gathering[To], None]] = {}  # by lane, in order of opening
         self._count = 0  # gatherings opened so far
 
     def __bool__(self) -> bool:
@@ -81,7 +81,7 @@ class OpenGatherings(Generic[To]):
         gathering.number, gathering.opener = self._count, process
         self._count += 1
         line.gatherings.append(gathering)
-        self._open.setdefault(line.lane, set()).add(gathering)
+        self._open.setdefault(line.lane, {})[gathering] = None
         return gathering
 
     def left_by(self, process: int, point: Point, *, after_loss: bool) -> Iterator[Gathering[To]]:
@@ -121,7 +121,7 @@ class OpenGatherings(Generic[To]):
 
     def close(self, gathering: Gathering[To]) -> None:
         """Close a gathering that has its answer: no process waits there any more."""
-        self._open[gathering.line.lane].discard(gathering)
+        self._open[gathering.line.lane].pop(gathering, None)
         self._forget(gathering.line)
 
     def join(self, gatherings: list[Gathering[To]], answered: Collection[int]) -> None:

@@ -69,8 +69,9 @@ class RunningClock:
 
     def read(self, now: float) -> float:
         """Return the seconds so far. Must be called at least once a tick."""
-        self._ran_s += min(max(0.0, now - self._last), self._most_s)
-        self._last = max(now, self._last)
+        if now > self._last:
+            self._ran_s += min(now - self._last, self._most_s)
+            self._last = now
         return self._ran_s
 
 

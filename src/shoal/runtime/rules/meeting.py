@@ -23,13 +23,13 @@ from shoal.runtime.rules.gathering import (
     Gathering,
     Reply,
     WaitingProcess,
+    Waits,
     abandoned_answer,
     cycle_of,
     differ,
     divergence,
     find_cycle,
     place_text,
-    replies_to,
 )
 from shoal.runtime.rules.lines import OpenGatherings
 from shoal.runtime.rules.meeting_answers import (
@@ -43,7 +43,7 @@ from shoal.runtime.rules.meeting_answers import (
     TooLate,
     TrailsApart,
 )
-from shoal.runtime.rules.member_record import Record
+from shoal.runtime.rules.member_record import Record, end_waits
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.roster import Roster
@@ -355,16 +355,15 @@ class Meeting(Roster[To]):
             gathering.unanswered = {p for p in missing if p not in self._gone}
         elif gathering.left:
             self._lines.fail_after(gathering, self._gone)
-        lane, records, gone = gathering.line.lane, self._records, self._gone
-        for process, wait in gathering.arrived.items():
-            record = records[process]
-            if record.blocked.get(lane) is gathering:
-                del record.blocked[lane]
-            if process not in gone:
-                record.words, record.point, record.when = "last at", wait.point, now
-        waits, gathering.arrived = gathering.arrived.values(), {}
+        arrived, gathering.arrived = gathering.arrived, {}
         self._lines.close(gathering)
-        return replies_to(waits, answer)
+        return self._release(now, gathering, arrived, answer)
+
+    def _release(
+        self, now: float, gathering: Gathering[To], arrived: Waits[To], answer: Outcome
+    ) -> list[Reply[To]]:
+        """End the waits of those that had arrived; return the replies to them."""
+        return end_waits(self._records, now, gathering, arrived, answer, self._gone)
 
     def _request_late_stacks(self, now: float, gathering: Gathering[To]) -> bool:
         """Request the stacks of late processes; return whether there is any answer to wait for."""

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Container, Hashable, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
-from shoal.runtime.rules.gathering import Gathering, WaitingProcess, place_text
+from shoal.runtime.rules.gathering import Gathering, Reply, WaitingProcess, Waits, place_text
+from shoal.runtime.rules.meeting_answers import Answer
 from shoal.runtime.rules.messages import Abandoned, Beat
 from shoal.runtime.rules.point import Member, Point
 
 To = TypeVar("To", bound=Hashable)
+
+
+class Activity(NamedTuple):
+    """What a process did last."""
+
+    words: str
+    point: Point | None  # completes the words, on demand
+    when: float
 
 
 class Record(Generic[To]):
@@ -18,6 +27,7 @@ class Record(Generic[To]):
     __slots__ = (
         "abandoned",
         "acknowledged",
+        "activity",
         "arrivals",
         "beat",
         "beat_came",
@@ -27,13 +37,10 @@ class Record(Generic[To]):
         "index",
         "met_after",
         "pid",
-        "point",
         "silent_since",
         "state",
         "step",
         "stopped_since",
-        "when",
-        "words",
     )
 
     def __init__(self, index: int, host: str, pid: int, now: float) -> None:
@@ -41,9 +48,7 @@ class Record(Generic[To]):
         self.host = host
         self.pid = pid
         self.state = "here"
-        self.words = "joined"
-        self.point: Point | None = None  # completes the words, on demand
-        self.when = now
+        self.activity = Activity("joined", None, now)
         self.step: int | None = None
         self.beat: Beat | None = None
         self.beat_came = now  # when it reached the place in its last beat
@@ -58,7 +63,7 @@ class Record(Generic[To]):
 
     def note(self, now: float, words: str, point: Point | None = None) -> None:
         """Record words, and the point that they are about."""
-        self.words, self.point, self.when = words, point, now
+        self.activity = Activity(words, point, now)
 
     def count_arrival(self, point: Point, step: int | None) -> None:
         """Record an arrival at a point, and its step if given."""
@@ -100,7 +105,8 @@ class Record(Generic[To]):
     def last_words(self, now: float) -> str:
         """Return its last words: where it waits, its last call, or why it is gone."""
         if self.state in ("left", "lost", "failed"):
-            return f"{self.words.rstrip()}, {now - self.when:.1f} s ago"
+            words, _, when = self.activity
+            return f"{words.rstrip()}, {now - when:.1f} s ago"
         return self._still(now) + self._where(now)
 
     def _still(self, now: float) -> str:
@@ -142,7 +148,7 @@ class Record(Generic[To]):
         if waits:
             place, since = place_text(waits[0].point), waits[0].since
         if self.state in ("left", "lost", "failed"):
-            since = self.when
+            since = self.activity.when
         return Member(
             self.index,
             self.host,
@@ -168,7 +174,35 @@ class Record(Generic[To]):
 
         A beat after an arrival may report the same arrival: it then names the same place.
         """
-        beat, place = self.beat, place_text(self.point) if self.point else ""
-        if beat and beat.place and beat.place != place and self.beat_came > self.when:
+        words, point, when = self.activity
+        beat, place = self.beat, place_text(point) if point else ""
+        if beat and beat.place and beat.place != place and self.beat_came > when:
             return "last at", beat.place, self.beat_came
-        return self.words, place, self.when
+        return words, place, when
+
+
+def end_waits(
+    records: Mapping[int, Record[To]],
+    now: float,
+    gathering: Gathering[To],
+    arrived: Waits[To],
+    answer: Answer,
+    gone: Container[int],
+) -> list[Reply[To]]:
+    """Record that the waits at a gathering have ended; return one reply to each destination:
+    processes that arrived together share theirs."""
+    lane = gathering.line.lane
+    replies: list[Reply[To]] = []
+    last, to, activity = None, None, Activity("", None, now)
+    for process, wait in arrived.items():
+        if wait is not last:  # those that arrived together may also share one wait
+            last, activity = wait, Activity("last at", wait.point, now)
+            if wait.to is not to:
+                to = wait.to
+                replies.append(Reply(wait.to, wait.ticket, answer))
+        record = records[process]
+        if record.blocked.get(lane) is gathering:
+            del record.blocked[lane]
+        if process not in gone:
+            record.activity = activity
+    return replies

@@ -51,8 +51,16 @@ def beat_of_row(row: Sequence[Any]) -> Beat:
     kinds = type(step), type(place), type(since_s), type(step_s), type(memory_bytes), type(wait_s)
     is_plain = kinds == _PLAIN_BEAT and len(place) <= _MOST_TEXT  # nearly always
     if is_plain and since_s + step_s + wait_s < math.inf:  # nor NaN
-        waited_s = max(0.0, min(wait_s, step_s))
-        return Beat(step, place, max(0.0, since_s), step_s, max(0, memory_bytes), waited_s)
+        # Each in its range, without calls of min and max: a large job sends many.
+        waited_s = wait_s if wait_s < step_s else step_s
+        return Beat(
+            step,
+            place,
+            since_s if since_s > 0.0 else 0.0,
+            step_s,
+            memory_bytes if memory_bytes > 0 else 0,
+            waited_s if waited_s > 0.0 else 0.0,
+        )
     return beat_of(dict(zip(Beat._fields, row, strict=True)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from shoal.runtime.rules.losses import Losses
@@ -18,9 +18,9 @@ class Roster(Generic[To]):
 
     def __init__(self, hosts: Sequence[str], now: float, pids: Sequence[int]) -> None:
         pids = pids or [0] * len(hosts)
-        self._records: list[Record[To]] = [
-            Record(p, host, pids[p], now) for p, host in enumerate(hosts)
-        ]
+        self._records: Mapping[int, Record[To]] = {
+            p: Record(p, host, pids[p], now) for p, host in enumerate(hosts)
+        }
         self._losses = Losses(self.departure_reason)
         self._gone = self._losses.states
         self._num_losses = 0  # of processes and services
@@ -73,7 +73,7 @@ class Roster(Generic[To]):
 
     def members(self, now: float) -> tuple[Member, ...]:
         """Return the state of each process, in order."""
-        return tuple(record.member(now) for record in self._records)
+        return tuple(record.member(now) for record in self._records.values())
 
     def _has_lost(self, process: int) -> bool:
         """Return whether there was a loss since this process last met survivors."""

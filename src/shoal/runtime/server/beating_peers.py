@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.server.callers import ECHO, ServiceCaller
-from shoal.runtime.server.trunks import MOST_UNSENT_BYTES, TrunkCaller
+from shoal.runtime.server.trunks import MOST_UNSENT_BYTES, BranchNumbers, TrunkCaller
 from shoal.runtime.wire.frames import MAX_HELLO_BYTES, pack_frame
 from shoal.runtime.wire.keepalive import watch_link
 from shoal.runtime.wire.server_sockets import Connection, Connections, Listener
@@ -36,6 +36,7 @@ class BeatingPeers:
         """`on_service_lost` is called with its name and why."""
         self.services: list[ServiceCaller] = []
         self._trunks: dict[TrunkCaller, None] = {}
+        self._branch_numbers = BranchNumbers()
         self._connections = connections
         self._limits = limits
         self._clock = clock
@@ -85,6 +86,7 @@ class BeatingPeers:
             connection,
             self._connections,
             strangers,
+            self._branch_numbers,
             on_gone=self._forget_trunk,
         )
         self._trunks[trunk] = None

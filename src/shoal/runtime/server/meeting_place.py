@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import gc
 import json
 import math
 import os
@@ -288,6 +289,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     allow_many_connections()
+    gc.freeze()
+    gc.set_threshold(100_000)  # little here refers to itself, and an arrival is a few objects
     listener = _listen(options.bind, options.port, min(options.idle_s, _LETTING_GO_S))
     place = MeetingPlace(
         listener,

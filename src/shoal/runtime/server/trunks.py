@@ -21,11 +21,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from shoal.runtime.rules.deadline import JointLimits, given_s
+from shoal.runtime.rules.deadline import JointLimits, given_s, limit_of
 from shoal.runtime.rules.messages import split_limits
 from shoal.runtime.server.callers import ECHO, LaneCaller, ProcessCaller
 from shoal.runtime.wire.frames import (
@@ -53,6 +52,20 @@ _MORE_BYTES = 2 << 20  # of a frame with a whole frame in it
 _MOST_WORDS = 1000  # bytes of a reason
 
 
+class BranchNumbers:
+    """Reads the branches of joint arrivals. All hosts at one point send equal headers, of which
+    `FrameReader` makes one object: it is read once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Mapping[str, Any], tuple[int, ...]] = {}, ()
+
+    def read(self, header: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the numbers of the branches."""
+        if header is not self._last[0]:
+            self._last = header, tuple(numbers_field(header, "branches"))
+        return self._last[1]
+
+
 class TrunkCaller:
     """The gatherer of one host."""
 
@@ -63,17 +76,22 @@ class TrunkCaller:
         trunk: Connection,
         connections: Connections,
         strangers: Listener,
+        numbers: BranchNumbers,
         *,
         on_gone: Callable[[TrunkCaller], None],
     ) -> None:
-        """`strangers` handles the first frame of each branch."""
+        """`strangers` handles the first frame of each branch; all trunks share `numbers`."""
         self.connection = trunk
         self._connections = connections
         self._strangers = strangers
         self._on_gone = on_gone
         self._branches: dict[int, BranchConnection] = {}
         self._opened = -1  # the highest number of a branch so far
-        self._joint: dict[tuple[int, ...], _JointLanes] = {}  # by their branches
+        self._numbers = numbers
+        self._joint: dict[
+            tuple[int, ...], _JointLanes
+        ] = {}  # by their branches, none of them ended
+        self._num_ended = 0  # branches, when that was last true
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """See `server_sockets.Listener`."""
@@ -109,27 +127,29 @@ class TrunkCaller:
     def _end(self, frame: Frame) -> None:
         branch = self._branches.pop(whole_field(frame.header, "number"), None)
         if branch is not None:
-            self._joint.clear()
             reason = frame.body[:_MOST_WORDS].decode(errors="replace")
             self._connections.end_branch(branch, reason)
 
     def _arrive(self, frame: Frame) -> None:
         header = frame.header
-        numbers = numbers_field(header, "branches")
+        numbers = self._numbers.read(header)
         limits, body = None, frame.body
         if header.get("limits"):
             limits, body = split_limits(body, len(numbers))
         payloads = split_payloads(body, len(numbers))
-        lanes = self._joint.get(tuple(numbers)) or self._lanes_at(numbers)
+        if self._num_ended != self.connection.num_ended:
+            self._joint.clear()
+            self._num_ended = self.connection.num_ended
+        lanes = self._joint.get(numbers) or self._lanes_at(numbers)
         if lanes is not None and lanes.arrive(header, limits, payloads):
             return
         for index, (number, payload) in enumerate(zip(numbers, payloads, strict=True)):
             if (branch := self._branches.get(number)) is not None:
-                own = header if limits is None else _with_limit(header, limits.of(index))
-                take = partial(branch.listener.on_frame, branch, Frame(own, payload))
-                self._connections.deliver(branch, take)
+                own = header if limits is None else _with_limit(header, limit_of(limits, index))
+                one = Frame(own, payload)
+                self._connections.deliver(branch, branch.listener.on_frame, branch, one)
 
-    def _lanes_at(self, numbers: list[int]) -> _JointLanes | None:
+    def _lanes_at(self, numbers: tuple[int, ...]) -> _JointLanes | None:
         """Return the lanes at these branches; None if they must be taken one by one."""
         if not numbers or any(one >= other for one, other in pairwise(numbers)):
             raise FrameError("the branches of an arrival are not ascending")
@@ -139,14 +159,14 @@ class TrunkCaller:
         if lanes is not None:
             if len(self._joint) >= _MOST_JOINT:
                 self._joint.clear()
-            self._joint[tuple(numbers)] = lanes
+            self._joint[numbers] = lanes
         return lanes
 
     def _beats(self, frame: Frame) -> None:
         for number, *row in _rows_of(frame.body):
             branch = self._branches.get(number)
             if branch is not None and isinstance(branch.listener, ProcessCaller):
-                self._connections.deliver(branch, partial(branch.listener.take_beat, row))
+                self._connections.deliver(branch, branch.listener.take_beat, row)
         self._connections.send(self.connection, ECHO)
 
     def _bye(self, _frame: Frame) -> None:
@@ -215,7 +235,7 @@ class _JointLanes:
         """
         job, processes = self._job, self._processes
         meeting = job.meeting
-        if meeting is None or any(branch.is_closed for branch in self._bundle.branches):
+        if meeting is None:
             return False
         try:
             arrival = job.arrival_headers.read(header, processes[0], job.num_processes)
@@ -226,15 +246,12 @@ class _JointLanes:
             return False
         if not meeting.have_abandoned(processes, arrival.point.lane, arrival.after):
             return False
-        if limits is None:
-            alike = (arrival.timeout_s,) * len(processes)
-            limits = JointLimits(alike, alike)  # each as it is, perhaps with what was given
         replies = meeting.arrive_together(
             job.now(),
             processes,
             arrival.point,
             payloads,
-            limits=limits,
+            limits=arrival.timeout_s if limits is None else limits,
             to=self._bundle,
             each=self._bundle.branches,
             step=arrival.step,

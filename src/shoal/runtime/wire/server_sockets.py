@@ -16,7 +16,8 @@ import selectors
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
 from shoal.runtime.wire.frames import (
     MAX_HEADER_BYTES,
@@ -35,6 +36,7 @@ STRANGER_S = 30.0  # a connection not trusted by then is closed
 
 _ACCEPTS_AT_ONCE = 64
 _COPIED_BYTES = 1 << 14
+_SHARED_BYTES = 1 << 10
 _CLOSED = "its connection closed (killed?)"
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -44,6 +46,7 @@ class Connection:
 
     trunk: Connection | None = None  # see `BranchConnection`
     header = b""  # of a frame for it, on its trunk
+    num_ended = 0  # of its branches
 
     def __init__(self, sock: socket.socket, origin: str, since: float, listener: Listener) -> None:
         self.socket = sock
@@ -67,7 +70,7 @@ class BranchConnection(Connection):
 
     def __init__(self, trunk: Connection, number: int, since: float, listener: Listener) -> None:
         super().__init__(trunk.socket, trunk.origin, since, listener)
-        self.trunk = trunk
+        self.trunk: Connection = trunk
         self.number = number
         self.header = _header_to([self])
 
@@ -87,6 +90,10 @@ def _header_to(branches: Sequence[BranchConnection]) -> bytes:
     """Return the header of a frame for branches of one trunk."""
     numbers = b",".join(b"%d" % branch.number for branch in branches)
     return b'{"is":"branches","numbers":[%b]}' % numbers
+
+
+# The answer to all processes of a host is often the same for every host.
+_packed = lru_cache(maxsize=64)(pack_text)
 
 
 class Listener(Protocol):
@@ -231,11 +238,11 @@ class Connections:
         if branch.reader.holds_part:
             self._end(branch, "it sent an invalid frame: a part of one")
 
-    def deliver(self, branch: BranchConnection, take: Callable[[], None]) -> None:
+    def deliver(self, branch: BranchConnection, take: Callable[..., None], *arguments: Any) -> None:
         """Take the part for one branch of a frame for several; a FrameError ends this one alone."""
         try:
             if not branch.is_closed:
-                take()
+                take(*arguments)
         except FrameError as error:
             self._end(branch, f"it sent an invalid frame: {error}")
 
@@ -243,6 +250,7 @@ class Connections:
         """Take the end of a branch."""
         if not branch.is_closed:
             branch.is_closed = True
+            branch.trunk.num_ended += 1
             branch.listener.on_end(branch, reason)
 
     def close(self, connection: Connection) -> None:
@@ -250,7 +258,8 @@ class Connections:
         if connection.is_closed:
             return
         connection.is_closed = True
-        if isinstance(connection, BranchConnection) and connection.trunk is not None:
+        if isinstance(connection, BranchConnection):
+            connection.trunk.num_ended += 1
             self._send_through(connection.trunk, b'{"is":"close","number":%d}' % connection.number)
             return
         self._selector.unregister(connection.socket)
@@ -269,7 +278,9 @@ class Connections:
 
     def _send_through(self, trunk: Connection, header: bytes, data: bytes = b"") -> None:
         """Send a frame on a trunk; a large body is not copied."""
-        if len(data) <= _COPIED_BYTES:
+        if len(data) <= _SHARED_BYTES:
+            self.send(trunk, _packed(header, data))
+        elif len(data) <= _COPIED_BYTES:
             self.send(trunk, pack_text(header, data))
         else:
             self.send(trunk, pack_prefix(header, len(data)))
