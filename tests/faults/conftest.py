@@ -9,12 +9,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from faults.cells import Cell, Told, run
 
 AT_ONCE = 3 * (os.cpu_count() or 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """In a run of the faults alone, let the tests of other folders, which run one by one, pass the
+    time while cells wait: they come after the first cell, with which all cells begin."""
+    yield
+    if hasattr(config, "workerinput") or not all(one.get_closest_marker("faults") for one in items):
+        return
+    here = [one for one in items if Path(__file__).parent in one.path.parents]
+    elsewhere = [one for one in items if one not in here]
+    items[:] = [*here[:1], *elsewhere, *here[1:]]
 
 
 @pytest.fixture(scope="session")
