@@ -49,7 +49,10 @@ os.environ.update(
 )
 
 # Most of the time of a test of arrays went into good code for what runs once.
-QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICKLY = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    " --xla_cpu_parallel_codegen_split_count=1"  # parts, each with a compiler of its own
+)
 
 # The suite finds the same examples in every run. Look for new ones with
 # `pytest --hypothesis-profile=explore`; what it finds becomes an @example.
