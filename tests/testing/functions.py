@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
@@ -90,6 +91,17 @@ def reach_twice() -> list[str]:
     for _ in range(2):
         reach("mine")
     return [os.environ["SHOAL_FAULTS"]]
+
+
+class _Speaks:
+    def __del__(self) -> None:
+        os.write(1, b"of the module\n")
+
+
+def speak_at_the_end() -> None:
+    """Leave what speaks at the interpreter's end, and when this module is taken apart."""
+    atexit.register(os.write, 1, b"atexit\n")
+    globals()["_left"] = _Speaks()
 
 
 def unfit() -> object:

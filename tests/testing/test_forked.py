@@ -37,6 +37,12 @@ def test_a_failure_has_its_traceback_and_no_words_of_the_server(bench):
     assert "fork_server" not in caught.value.failed[1]
 
 
+def test_each_ends_as_a_process_does(bench):
+    bench.start(functions.speak_at_the_end, initialize=False)
+    for ended in bench.wait():
+        assert (ended.code, ended.out, ended.err) == (0, "atexit\nof the module\n", "")
+
+
 def test_one_is_killed_and_one_says_it(bench):
     bench.start(functions.meet, *["again"] * 100_000)
     bench.wait_for("after again", 0)

@@ -1,22 +1,25 @@
 """A process that imports JAX once, and forks into the processes of one `Cluster` after another.
 
-Importing JAX costs a process a second of CPU time; this one spends it once for all clusters of a
-test session that have the same environment. A cluster's *group* stands between:
+Importing JAX and all of shoal costs a process a second of CPU time; this one spends it once for all
+clusters of a test session that have the same environment. A cluster's *group* stands between:
 
     test ──one order per cluster──▶ fork server ──fork──▶ group ──fork──▶ process 0, process 1, …
     test ◀──"group PID", "INDEX PID", then "INDEX code CODE"── group
 
 Each process has its own environment, session, pipes and (with a network) namespaces before any of
-the program runs. JAX has no backend and no thread yet when the server forks. A group ends after the
-last of its processes; if it is killed, so are they. The server ends after its last group, once the
-test's end of its socket is closed.
+the program runs. JAX has no backend and no thread yet when the server forks. A process ends as any
+other does, but leaves the modules that it shares with the server as they are. A group ends after
+the last of its processes; if it is killed, so are they. The server ends after its last group, once
+the test's end of its socket is closed.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import signal
@@ -25,6 +28,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from shoal.testing.enter import enter
@@ -35,6 +39,7 @@ __all__ = ["MOST_FDS", "NO_MARK", "serve"]
 NO_MARK = "0" * 16  # the server's own: it outlives each cluster and its warden
 MOST_FDS = 250  # in one message; the kernel passes at most 253 (SCM_MAX_FD, unix(7))
 _PR_SET_PDEATHSIG = 1
+_LATE = ("jaxlib.mlir.dialects.builtin", "jaxlib.mlir.dialects.mhlo")  # JAX's first compilation
 # A test may send these to everything that a job started; a group is no part of the job.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -54,7 +59,11 @@ class GroupOrder(NamedTuple):
 def serve() -> dict[str, Any]:
     """Fork as the orders on stdin say; returns, in each forked process only, its entry."""
     mark_at = _address_of_mark()
+    shared: dict[str, ModuleType] = {}
+    atexit.register(_spare, shared)  # before any of them registers its own function: it comes last
+    own = {*sys.modules}
     trouble = _import_what_is_shared()
+    shared |= {name: module for name, module in sys.modules.items() if name not in own}
     with socket.socket(fileno=0) as orders:
         while (order := _next_order(orders)) is not None:
             if _fork() == 0:
@@ -71,12 +80,25 @@ def _import_what_is_shared() -> str:
     try:
         import jax  # noqa: F401 - what the processes share
 
-        import shoal.runtime.process  # noqa: F401
+        import shoal
+
+        for name in shoal.__all__:
+            getattr(shoal, name)  # which imports its module
+        for name in _LATE:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
     except BaseException:  # noqa: BLE001 - each process reports it as its own
         return traceback.format_exc()
     gc.collect()
     gc.freeze()  # so that garbage collection in a child does not copy shared pages
     return ""
+
+
+def _spare(modules: dict[str, ModuleType]) -> None:
+    """Let the interpreter's end pass over modules: emptying them would copy all shared pages."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(modules))
+    for name in modules:
+        sys.modules.pop(name, None)
 
 
 def _next_order(orders: socket.socket) -> GroupOrder | None:
