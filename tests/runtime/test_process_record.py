@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+from forked_scripts import run_forked
 from shoal.collectives.broadcast import broadcast
 from shoal.collectives.same import assert_same
 from shoal.errors import InitializeError, UsageError
@@ -29,7 +30,13 @@ from shoal.runtime.system import accelerators
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
 
 
-def run(script, env):
+@pytest.fixture
+def run(child_env, tmp_path):
+    """Return a function that runs a script in a fork."""
+    return lambda script: run_forked(script, child_env, tmp_path)
+
+
+def run_alone(script, env):
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         env=env,
@@ -146,14 +153,14 @@ AGAIN = """
 AGAIN_SAID = """\
 True
 2
-InitializeError initialize was called before, with other arguments (<string>:4 (<module>))
+InitializeError initialize was called before, with other arguments (script.py:4 (<module>))
 before: initialize(virtual_devices=2)
 now:    initialize()
 process_id: 0 before, 1 now
 num_processes: 1 before, 2 now
 coordinator_address: not given before, h:1 now
 this is process 0 of 1; call shutdown() first to join another job
-InitializeError initialize was called before, with other arguments (<string>:4 (<module>))
+InitializeError initialize was called before, with other arguments (script.py:4 (<module>))
 before: initialize(virtual_devices=2)
 now:    initialize(num_processes=1, virtual_devices=3)
 virtual_devices: 2 before, 3 now
@@ -164,9 +171,9 @@ False
 """
 
 
-def test_initialize_again(child_env):
+def test_initialize_again(run):
     """With what comes to the same it does nothing; with anything else both are shown."""
-    done = run(AGAIN, child_env)
+    done = run(AGAIN)
     assert (done.stdout, done.returncode) == (AGAIN_SAID, 0), done.stderr
 
 
@@ -194,7 +201,7 @@ def test_importing_has_no_side_effects(child_env):
     assert threading.active_count() == 1
     assert not {"jax", "jaxlib"} & set(sys.modules)
     """
-    done = run(script, child_env)
+    done = run_alone(script, child_env)
     assert done.returncode == 0, done.stderr
 
 
@@ -209,7 +216,7 @@ def test_importing_has_no_side_effects(child_env):
         ("sys.exit()", 0, ""),
     ],
 )
-def test_exit_codes_of_a_job_of_one(child_env, end, code, last_line):
+def test_exit_codes_of_a_job_of_one(run, end, code, last_line):
     script = f"""
     import sys
     from shoal.errors import *
@@ -217,7 +224,7 @@ def test_exit_codes_of_a_job_of_one(child_env, end, code, last_line):
     initialize()
     {end}
     """
-    done = run(script, child_env)
+    done = run(script)
     assert done.returncode == code
     assert (done.stderr.splitlines() or [""])[-1] == last_line
 
@@ -231,30 +238,41 @@ def test_another_excepthook_is_kept(child_env):
     initialize()
     raise DeadlineError("late")
     """
-    done = run(script, child_env)
+    done = run_alone(script, child_env)
     assert (done.returncode, done.stdout, done.stderr) == (73, "mine: late\n", "")
 
 
-def test_virtual_devices_and_twins(child_env):
-    script = """
+# JAX as it is once imported in another environment.
+IMPORTED = """
+    import os
     import jax
+    given = {given!r}
+    for name in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"):
+        os.environ.pop(name, None)
+    os.environ.update(given)
+    jax.config.update("jax_platforms", given.get("JAX_PLATFORMS"))
+    jax.config.update("jax_num_cpu_devices", int(given.get("JAX_NUM_CPU_DEVICES", -1)))
+"""
+
+
+def test_virtual_devices_and_twins(run):
+    script = """
     from shoal.runtime.jax_service import jax_runtime
     from shoal.runtime.process import initialize, shutdown
     jax_runtime.count_accelerators = lambda env: 4
     initialize(%s)
     print(len(jax.devices("cpu")), jax.default_backend())
     """
-    env = {name: value for name, value in child_env.items() if name != "JAX_PLATFORMS"}
-    asked = [("", env), ("virtual_devices=3", env), ("local_device_ids=[0, 1]", env)]
-    asked += [("", {**env, "JAX_PLATFORMS": "cpu"}), ("", {**env, "JAX_NUM_CPU_DEVICES": "5"})]
-    asked += [("host_devices=6", {**env, "JAX_PLATFORMS": "cpu"})]
-    said = [run(script % options, env).stdout for options, env in asked]
-    assert said == ["4 cpu\n", "3 cpu\n", "2 cpu\n", "1 cpu\n", "5 cpu\n", "6 cpu\n"]
+    asked = [("", {}), ("virtual_devices=3", {}), ("local_device_ids=[0, 1]", {})]
+    asked += [("", {"JAX_PLATFORMS": "cpu"}), ("", {"JAX_NUM_CPU_DEVICES": "5"})]
+    asked += [("host_devices=6", {"JAX_PLATFORMS": "cpu"})]
+    rows = [run(IMPORTED.format(given=given) + script % options) for options, given in asked]
+    said = ["4 cpu\n", "3 cpu\n", "2 cpu\n", "1 cpu\n", "5 cpu\n", "6 cpu\n"]
+    assert [row.stdout for row in rows] == said, rows
 
 
-def test_cpu_devices_beside_accelerators(child_env):
+def test_cpu_devices_beside_accelerators(run):
     script = """
-    import jax
     from shoal.runtime.process import initialize, shutdown
     initialize(host_devices=3)
     print(jax.config.jax_platforms, jax.config.jax_num_cpu_devices)
@@ -270,7 +288,7 @@ def test_cpu_devices_beside_accelerators(child_env):
         except Exception as error:
             print(type(error).__name__, error)
     """
-    lines = run(script, {**child_env, "JAX_PLATFORMS": "tpu"}).stdout.splitlines()
+    lines = run(IMPORTED.format(given={"JAX_PLATFORMS": "tpu"}) + script).stdout.splitlines()
     assert lines[:2] == ["tpu,cpu 3", "3"]
     assert lines[2].startswith("InitializeError too late for host_devices=4")
     assert any("give one of them" in line for line in lines)
@@ -323,7 +341,7 @@ OVERRULED = {
 }
 
 
-def test_an_explicit_number_of_devices_wins_and_says_so(child_env):
+def test_an_explicit_number_of_devices_wins_and_says_so(run):
     script = f"""
     import os
     import jax
@@ -344,7 +362,7 @@ def test_an_explicit_number_of_devices_wins_and_says_so(child_env):
     print(jax_runtime.configure_devices(8, None))
     print(len(jax.devices()), jax_runtime.configure_devices(None, None))
     """
-    done = run(script, child_env)
+    done = run(script)
     assert done.returncode == 0, done.stderr
     end = ": 8 CPU devices per process"
     lines = [f"initialize(virtual_devices=8) overrides {said}{end}" for said in OVERRULED.values()]
