@@ -100,10 +100,9 @@ class Job:
     """Processes that run one script, with HEAD before it. The numbers are arguments of the script:
     unlike those of a `Cluster`, two may have one index, and none need join."""
 
-    def __init__(self, folder: Path, env: dict[str, str], *, forks: bool = True) -> None:
-        """`forks`: its processes fork from one that has imported JAX, see `fork_server`."""
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.folder = folder
-        self.forks = forks
+        self.forks = True  # its processes fork from one that has imported JAX, see `fork_server`
         self.warden = Warden(0)
         self.pump = Pump()
         self.env = {**env, MARK: self.warden.mark}
@@ -190,9 +189,9 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def job(request: pytest.FixtureRequest, tmp_path: Path, child_env: dict[str, str]) -> Iterator[Job]:
+def job(tmp_path: Path, child_env: dict[str, str]) -> Iterator[Job]:
     """Return a job without processes; nothing of it outlives the test."""
-    job = Job(tmp_path, child_env, forks=getattr(request.module, "FORKS", True))
+    job = Job(tmp_path, child_env)
     yield job
     job.end()
 

@@ -10,7 +10,11 @@ from textwrap import dedent
 
 import pytest
 
-FORKS = False  # each interpreter starts and ends as a user's does
+
+@pytest.fixture
+def interpreters(job):
+    """Let each process start and end as a user's does: not as a fork."""
+    job.forks = False
 
 
 def line(process, word):
@@ -52,6 +56,7 @@ pending = [total(array)]
 )
 
 
+@pytest.mark.usefixtures("interpreters")
 def test_killed_while_sums_are_in_flight(job):
     script = SUMS_WITH_A_VICTIM + 'barrier("never")'
     job.start(0, 2, script)
@@ -68,6 +73,7 @@ def test_killed_while_sums_are_in_flight(job):
     assert job.leaves_no_orphan()
 
 
+@pytest.mark.usefixtures("interpreters")
 def test_a_code_that_python_shows_to_nobody_is_not_turned_into_success(job):
     script = (
         SUMS_WITH_A_VICTIM
@@ -122,6 +128,7 @@ def test_an_error_of_the_runtime_is_explained(job, ends):
     assert job.leaves_no_orphan()
 
 
+@pytest.mark.usefixtures("interpreters")
 def test_an_exception_while_a_sum_that_never_ends_is_in_flight(job):
     script = (
         IN_FLIGHT
@@ -273,6 +280,7 @@ def test_signals_still_end_a_process(job):
     assert job.leaves_no_orphan()
 
 
+@pytest.mark.usefixtures("interpreters")
 def test_ctrl_c_is_told_to_the_others(job):
     script = """
     initialize()
