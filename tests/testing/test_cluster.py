@@ -18,9 +18,12 @@ from shoal.errors import DeadlineError, PeerFailedError, UsageError, UsageTypeEr
 from testing import functions
 
 
-@pytest.mark.parametrize("services", ["process 0", "stand-alone", "launcher"])
-def test_a_function_on_all_processes_in_each_way(cluster, child_env, services):
-    bench = cluster(2, devices=2, services=services, env=child_env)
+@pytest.mark.parametrize(
+    ("services", "start_method"),
+    [("process 0", "spawn"), ("stand-alone", "fork"), ("launcher", "spawn")],
+)
+def test_a_function_on_all_processes_in_each_way(cluster, child_env, services, start_method):
+    bench = cluster(2, devices=2, services=services, env=child_env, start_method=start_method)
     told = bench.run(functions.who_and_sum, 1, (2, {"a": None}), x=b"3")
     who = [(p, 2, (1, (2, {"a": None})), {"x": b"3"}) for p in range(2)]
     assert told == [(one, (6.0, 4)) for one in who]
@@ -64,7 +67,8 @@ def test_much_output_blocks_nobody(cluster, child_env):
 
 
 def test_a_process_that_was_killed_and_the_error_of_the_others(cluster, child_env):
-    bench = cluster(3, env=child_env, faults="barrier.before_arrive@0#2:pause")
+    faults = "barrier.before_arrive@0#2:pause"
+    bench = cluster(3, env=child_env, faults=faults, start_method="fork")
     bench.start(functions.meet, "first", "second")
     bench.wait_for_pause("barrier.before_arrive", 0)
     bench.kill(0)
@@ -109,7 +113,8 @@ def test_signals_that_programs_handle(cluster, child_env, number):
 
 
 def test_a_pause_holds_one_process_and_the_others_wait(cluster, child_env):
-    bench = cluster(2, env=child_env, faults="barrier.before_arrive@1:pause")
+    faults = "barrier.before_arrive@1:pause"
+    bench = cluster(2, env=child_env, faults=faults, start_method="fork")
     bench.start(functions.meet, "here")
     assert bench.wait_for_pause("barrier.before_arrive") == 1
     bench.wait_for("before here", 0)
@@ -121,7 +126,7 @@ def test_a_pause_holds_one_process_and_the_others_wait(cluster, child_env):
 @pytest.mark.parametrize("services", ["process 0", "stand-alone", "launcher"])
 def test_the_services_are_found_by_name(cluster, child_env, services):
     faults = "barrier.before_arrive:pause"
-    bench = cluster(2, services=services, env=child_env, faults=faults)
+    bench = cluster(2, services=services, env=child_env, faults=faults, start_method="fork")
     bench.start(functions.meet, "here")
     for process in (0, 1):
         bench.wait_for_pause("barrier.before_arrive", process)

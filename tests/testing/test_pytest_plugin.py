@@ -13,14 +13,14 @@ import shoal
 from testing import functions
 
 
-@pytest.mark.processes(3, devices=2)
+@pytest.mark.processes(3, devices=2, start_method="fork")
 def test_the_body_runs_in_three_processes():
     assert shoal.process_count() == 3
     assert functions.global_sum() == (15.0, 6)
     shoal.barrier("here")
 
 
-@pytest.mark.processes(2)
+@pytest.mark.processes(2, start_method="fork")
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_parameters_and_paths_travel(name, tmp_path):
     assert name in ("one", "two")
@@ -36,7 +36,7 @@ class TestInAClass:
 
 
 @pytest.mark.cuts
-@pytest.mark.processes(2, network=True)
+@pytest.mark.processes(2, network=True, start_method="fork")
 def test_across_hosts():
     assert functions.host() == f"10.201.0.{shoal.process_index() + 1}"
 
@@ -44,13 +44,13 @@ def test_across_hosts():
 INNER = """
 import os, pytest, shoal
 
-@pytest.mark.processes(2)
+@pytest.mark.processes(2, start_method="fork")
 def test_fails():
     if shoal.process_index() == 1:
         assert 1 + 1 == 3
     shoal.barrier("never")
 
-@pytest.mark.processes(2)
+@pytest.mark.processes(2, start_method="fork")
 def test_skips():
     pytest.skip("not today")
 
@@ -66,7 +66,7 @@ class UnspeakableError(Exception):
     def __str__(self):
         raise RuntimeError("it has no words")
 
-@pytest.mark.processes(1)
+@pytest.mark.processes(1, start_method="fork")
 def test_raises_what_cannot_be_shown():
     raise UnspeakableError(lambda: 0)
 
