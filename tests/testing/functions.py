@@ -26,7 +26,7 @@ def what_is_its_own() -> tuple[object, ...]:
     import numpy as np
 
     assert "jax" in sys.modules
-    names = ("SHOAL_PROCESS_ID", "MINE")
+    names = ("SHOAL_PROCESS_ID", "SHOAL_MINE")
     return (os.getpid(), os.getsid(0), os.getppid(), *map(os.environ.get, names), np.random.rand())
 
 

@@ -14,7 +14,7 @@ from testing import functions
 
 @pytest.fixture
 def bench(cluster, child_env):
-    return cluster(2, devices=2, env=child_env | {"MINE": "x"}, start_method="fork")
+    return cluster(2, devices=2, env=child_env | {"SHOAL_MINE": "x"}, start_method="fork")
 
 
 def test_each_has_what_is_its_own_and_is_a_fork_of_one(bench):
@@ -27,6 +27,12 @@ def test_each_has_what_is_its_own_and_is_a_fork_of_one(bench):
     assert len({*parents}) == 1
     assert (processes, mine) == (("0", "1"), ("x", "x"))
     assert drawn[0] != drawn[1]
+
+
+def test_each_has_its_own_number_of_devices_though_the_server_has_none(cluster, child_env):
+    for devices in (3, 2):
+        bench = cluster(2, devices=devices, env=child_env, start_method="fork")
+        assert bench.run(functions.global_sum) == [(sum(range(2 * devices)), 2 * devices)] * 2
 
 
 def test_a_failure_has_its_traceback_and_no_words_of_the_server(bench):
@@ -77,13 +83,14 @@ def test_another_way_to_start_is_refused(cluster):
 
 
 def test_clusters_of_one_environment_fork_from_one_server_and_others_do_not(cluster, child_env):
-    def grandparent(env):
-        bench = cluster(2, env=env, start_method="fork")
+    def grandparent(env, devices=1):
+        bench = cluster(2, devices=devices, env=env, start_method="fork")
         bench.start(functions.meet, *["again"] * 100_000)
         return status_of(status_of(bench.pid(0)).parent).parent
 
-    first, second = (grandparent(child_env | {"SHOAL_WARN_AFTER_S": s}) for s in ("7", "8"))
-    assert first == second
+    first = grandparent(child_env | {"SHOAL_WARN_AFTER_S": "7", "PYTEST_CURRENT_TEST": "one"})
+    assert grandparent(child_env | {"SHOAL_WARN_AFTER_S": "8"}) == first
+    assert grandparent(child_env, devices=3) == first
     assert grandparent(child_env | {"XLA_FLAGS": "--xla_dump_max_hlo_modules=7"}) != first
 
 

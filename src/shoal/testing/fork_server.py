@@ -34,10 +34,11 @@ from typing import Any, NamedTuple
 from shoal.testing.enter import enter
 from shoal.testing.warden import MARK
 
-__all__ = ["MOST_FDS", "NO_MARK", "serve"]
+__all__ = ["DEVICES", "MOST_FDS", "NO_MARK", "serve"]
 
 NO_MARK = "0" * 16  # the server's own: it outlives each cluster and its warden
 MOST_FDS = 250  # in one message; the kernel passes at most 253 (SCM_MAX_FD, unix(7))
+DEVICES = "JAX_NUM_CPU_DEVICES"  # JAX reads it when it is imported; a fork sets what is its own
 _PR_SET_PDEATHSIG = 1
 _LATE = ("jaxlib.mlir.dialects.builtin", "jaxlib.mlir.dialects.mhlo")  # JAX's first compilation
 # A test may send these to everything that a job started; a group is no part of the job.
@@ -193,6 +194,8 @@ def _become(entry: dict[str, Any], out: int, err: int, fds: Sequence[int]) -> No
         os.dup2(source, target)
     for fd in (nothing, *fds):
         os.close(fd)
+    if number := os.environ.get(DEVICES):
+        sys.modules["jax"].config.update(DEVICES.lower(), int(number))
     if "numpy.random" in sys.modules:  # unseeded, it differs between processes
         sys.modules["numpy.random"].seed()
 

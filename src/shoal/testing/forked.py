@@ -14,13 +14,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple
 
-from shoal.testing.fork_server import MOST_FDS, NO_MARK
+from shoal.testing.fork_server import DEVICES, MOST_FDS, NO_MARK
 from shoal.testing.warden import MARK
 
 __all__ = ["ForkOrder", "Forked", "fork_all"]
 
 _MOST_SERVERS = 4  # kept at a time: each has imported JAX, about 200 MB that its forks share
-_OF_JOB = "SHOAL_"  # variables that importing does not read
+_UNREAD = ("SHOAL_", "PYTEST_")  # variables that importing does not read
+_LATER = ("PJRT_NPROC", DEVICES)  # and those that have the same effect in a fork
 
 
 class ForkOrder(NamedTuple):
@@ -147,7 +148,11 @@ class _Servers:
         self, env: Mapping[str, str], order: Mapping[str, object], fds: Sequence[int]
     ) -> None:
         """Have the server of an environment fork, or a new one if it was killed."""
-        of_import = {name: value for name, value in env.items() if not name.startswith(_OF_JOB)}
+        of_import = {
+            name: value
+            for name, value in env.items()
+            if not name.startswith(_UNREAD) and name not in _LATER
+        }
         key = frozenset(of_import.items())
         with self._lock:
             server = self._servers.pop(key, None)
