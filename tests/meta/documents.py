@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from forked_scripts import run_forked
 from meta.source import ROOT, Tree, module_name, nodes, parse
 
 Done = subprocess.CompletedProcess[str]
@@ -38,34 +38,14 @@ for name in sys.argv[1:]:
 sys.exit(1 if runner.summarize(verbose=False).failed else 0)
 """
 
-# Each program in a process of its own; that all is imported before, and stays in the pages that the
-# forks share, saves a second of computing.
-IN_FORKS = """
-import gc, json, os, runpy, sys, warnings
-import jax, shoal
+# In a fork whose folder is that of this file.
+BLOCK = """
+import os, runpy, sys, warnings
 
-for name in shoal.__all__:
-    getattr(shoal, name)
-gc.collect()
-gc.freeze()
-
-def fork():
-    with warnings.catch_warnings():  # Python >= 3.12 warns of OpenBLAS's threads
-        warnings.simplefilter("ignore")
-        return os.fork()
-
-codes = []
-for place in sys.argv[1:]:
-    if fork() == 0:
-        os.chdir(place)
-        for fd in (1, 2):
-            os.dup2(os.open("said", os.O_WRONLY | os.O_CREAT | os.O_APPEND), fd)
-        sys.argv[:] = [os.path.join(place, "block.py")]
-        sys.path[0] = place
-        runpy.run_path(sys.argv[0], run_name="__main__")
-        sys.exit()
-    codes.append(os.wait()[1])
-print(json.dumps(codes))
+warnings.simplefilter("error")
+os.chdir(sys.path[0])
+sys.argv[:] = [os.path.abspath("block.py")]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -98,19 +78,16 @@ def run_blocks(blocks: Sequence[Block], env: Mapping[str, str], folder: Path) ->
     Returns:
       What each block said that failed.
     """
-    places = [folder / str(number) for number in range(len(blocks))]
-    for block, place in zip(blocks, places, strict=True):
+    failed = {}
+    for number, block in enumerate(blocks):
+        place = folder / str(number)
         place.mkdir()
         program = "\n" * (block.line - 1) + block.code  # so that tracebacks name the page's lines
         (place / "block.py").write_text(program, encoding="utf-8")
-    done = run(["-c", IN_FORKS, *map(str, places)], env, folder)
-    assert done.returncode == 0, done.stdout
-    codes = json.loads(done.stdout.splitlines()[-1])
-    return {
-        f"{block.page}:{block.line}": (place / "said").read_text(encoding="utf-8")
-        for block, place, code in zip(blocks, places, codes, strict=True)
-        if code != 0
-    }
+        done = run_forked(BLOCK, {**env, "JAX_NUM_CPU_DEVICES": "8"}, place, timeout_s=100.0)
+        if done.returncode != 0:
+            failed[f"{block.page}:{block.line}"] = done.stdout + done.stderr
+    return failed
 
 
 def run_doctests(names: list[str], env: Mapping[str, str]) -> Done:
