@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,22 +21,40 @@ class Done(NamedTuple):
     stderr: str
 
 
+class ForkedScript:
+    """`folder`/`name`, written with this content, that runs until it ends or is waited for."""
+
+    def __init__(
+        self,
+        script: str,
+        env: Mapping[str, str],
+        folder: Path,
+        *,
+        name: str = "script.py",
+        namespaces: Sequence[str] = (),
+    ) -> None:
+        path = folder / name
+        path.write_text(textwrap.dedent(script))
+        self._warden, self._pump = Warden(0), Pump()
+        marked = {**env, MARK: self._warden.mark}
+        order = ForkOrder([str(path)], marked, namespaces, is_script=True)
+        self._running = Running(name, fork_all([order])[0])
+        self._pump.follow(self._running)
+
+    def wait(self, timeout_s: float = 60.0) -> Done:
+        """Wait until it has ended; nothing of it outlives this."""
+        running = self._running
+        with self._pump.changed:
+            has_ended = self._pump.changed.wait_for(lambda: running.code is not None, timeout_s)
+        self._warden.close()
+        running.popen.wait()
+        self._pump.close()
+        assert has_ended, running.tail(10)
+        return Done(running.popen.returncode, running.out.decode(), running.err.decode())
+
+
 def run_forked(
     script: str, env: Mapping[str, str], folder: Path, *, timeout_s: float = 60.0
 ) -> Done:
-    """Run `folder`/script.py with this content; nothing of it outlives the call."""
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(script))
-    warden, pump = Warden(0), Pump()
-    try:
-        order = ForkOrder([str(path)], {**env, MARK: warden.mark}, is_script=True)
-        running = Running(path.name, fork_all([order])[0])
-        pump.follow(running)
-        with pump.changed:
-            has_ended = pump.changed.wait_for(lambda: running.code is not None, timeout_s)
-    finally:
-        warden.close()
-    running.popen.wait()
-    pump.close()
-    assert has_ended, running.tail(10)
-    return Done(running.popen.returncode, running.out.decode(), running.err.decode())
+    """Run `folder`/script.py with this content."""
+    return ForkedScript(script, env, folder).wait(timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.testing import enter
+from forked_scripts import ForkedScript
 from shoal.testing.network import address_of, why_no_cuts
 from shoal.testing.warding import Warden
 
@@ -50,6 +51,68 @@ def see(child_env, tmp_path):
 
     def start(*options, command=(), folder=tmp_path, **variables):
         return Patient({**child_env, **variables}, folder, *options, command=command)
+
+    return start
+
+
+# The doctor, and the probe of the devices that it starts, in forks that have imported JAX.
+FORKED = """
+import io, os, signal, sys
+from shoal.cli.main import main
+from shoal.runtime.doctor import device_probe
+
+class Forked:
+    def __init__(self, module, *arguments, env):
+        assert module == device_probe.__name__
+        reads, writes = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.dup2(writes, 1)
+            os.environ.update(env)
+            os._exit(device_probe.main(arguments))
+        os.close(writes)
+        self.stdin, self.stdout = io.BytesIO(), open(reads, "rb")
+
+    def kill(self):
+        os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self, timeout_s):
+        os.waitpid(self._pid, 0)
+
+    def detach(self):
+        self.stdout.close()
+
+device_probe.Spawned = Forked
+os.chdir({folder!r})
+os.environ.update({variables!r})
+sys.argv[:] = ["shoal", "doctor", *{options!r}]
+main()
+"""
+
+
+class ForkedPatient:
+    """The same in a fork."""
+
+    def __init__(self, env, folder, *options, variables, namespaces=()):
+        script = FORKED.format(folder=str(folder), options=options, variables=variables)
+        names = (f"doctor{number}.py" for number in itertools.count())
+        name = next(name for name in names if not (folder / name).exists())
+        self._script = ForkedScript(script, env, folder, name=name, namespaces=namespaces)
+
+    def ended(self):
+        """Return its code and its output, as of a `Patient`."""
+        done = self._script.wait(WAIT_S)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, " ".join(done.stdout.split())
+
+
+@pytest.fixture
+def see_fork(child_env, tmp_path):
+    """Return a function that starts a fork that does what `shoal doctor` does."""
+
+    def start(*options, namespaces=(), **variables):
+        more = {"variables": variables, "namespaces": namespaces}
+        return ForkedPatient(child_env, tmp_path, *options, **more)
 
     return start
 
@@ -127,58 +190,60 @@ def test_all_that_can_differ(see, address, tmp_path):
     assert second.ended() == (1, "")  # only process 0 prints, and all end with its code
 
 
-def test_a_name_that_does_not_resolve(see):
-    code, out = see(**member(1, 2, "no-such-host.invalid:8476")).ended()
+def test_a_name_that_does_not_resolve(see_fork):
+    code, out = see_fork(**member(1, 2, "no-such-host.invalid:8476")).ended()
     assert code == 1
     assert "the name 'no-such-host.invalid' of the coordinator" in out
     assert "does not resolve on this host" in out
     assert "which resolves to nothing" in out
 
 
-def test_a_taken_port(see):
+def test_a_taken_port(see_fork):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, out = see(**member(0, 2, f"127.0.0.1:{port}"), SHOAL_INITIALIZE_TIMEOUT_S="5").ended()
+        code, out = see_fork(
+            **member(0, 2, f"127.0.0.1:{port}"), SHOAL_INITIALIZE_TIMEOUT_S="5"
+        ).ended()
     assert code == 1
     assert f"port {port} of this host is taken by pid {os.getpid()} (" in out
 
 
-def test_the_port_of_a_job_that_runs(see, child_env):
+def test_the_port_of_a_job_that_runs(see_fork, child_env):
     """As `kubectl exec POD -- shoal doctor --alone` on process 0."""
     place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", "2"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([*place, "--until-stdin-closes"], env=child_env, **pipes) as popen:
         address = json.loads(popen.stdout.readline())["address"]
-        code, out = see("--alone", **member(0, 2, address)).ended()
+        code, out = see_fork("--alone", **member(0, 2, address)).ended()
         popen.stdin.close()
     assert code == 0
     assert f"a job of shoal meets at port {address.rpartition(':')[2]} of this host: pid " in out
 
 
-def test_the_address_of_another_host(see):
-    code, out = see("--timeout", "2", **member(0, 2, "192.0.2.1:8476")).ended()
+def test_the_address_of_another_host(see_fork):
+    code, out = see_fork("--timeout", "2", **member(0, 2, "192.0.2.1:8476")).ended()
     assert code == 1
     assert "process 0 is here, and 192.0.2.1 (192.0.2.1) is not an address of this host" in out
 
 
-def test_two_processes_with_one_index(see, address):
-    both = [see("--timeout", "30", **member(index, 3, address)) for index in (0, 1, 1)]
+def test_two_processes_with_one_index(see_fork, address):
+    both = [see_fork("--timeout", "30", **member(index, 3, address)) for index in (0, 1, 1)]
     for patient in both:
         code, out = patient.ended()
         assert code == 1
         assert "two processes have the index 1: process 1 (" in out
 
 
-def test_a_process_that_is_not_there(see, address):
-    code, out = see("--timeout", "2", **member(0, 2, address)).ended()
+def test_a_process_that_is_not_there(see_fork, address):
+    code, out = see_fork("--timeout", "2", **member(0, 2, address)).ended()
     assert code == 1
     assert "process 1 of 2 did not join within 2 s" in out
 
 
-def test_process_0_is_not_there(see, address):
+def test_process_0_is_not_there(see_fork, address):
     patients = [
-        see("--timeout", "2", **member(1, 2, address)),
-        see("--alone", **member(1, 2, address)),
+        see_fork("--timeout", "2", **member(1, 2, address)),
+        see_fork("--alone", **member(1, 2, address)),
     ]
     for patient in patients:
         code, out = patient.ended()
@@ -186,14 +251,13 @@ def test_process_0_is_not_there(see, address):
 
 
 @pytest.mark.skipif(bool(why_no_cuts()), reason=why_no_cuts() or "-")
-def test_a_host_that_cannot_be_reached(see):
+def test_a_host_that_cannot_be_reached(see_fork):
     warden = Warden(2)
     try:
         warden.order("cut", 0)
         address = f"{address_of(0)}:7171"
-        inside = [sys.executable, "-I", "-S", enter.__file__]
         processes = [
-            see("--timeout", "4", command=[*inside, *place], **member(index, 2, address))
+            see_fork("--timeout", "4", namespaces=place, **member(index, 2, address))
             for index, place in enumerate(warden.namespaces)
         ]
         (_, first), (code, out) = (patient.ended() for patient in processes)
@@ -204,12 +268,18 @@ def test_a_host_that_cannot_be_reached(see):
     assert "process 1 of 2 did not join within 4 s" in first
 
 
-def test_a_proxy_in_the_way(see):
+def test_a_proxy_in_the_way(see_fork, address):
     proxy = "http://127.0.0.1:9"
-    code, out = see("-n", "2", http_proxy=proxy).ended()
+
+    def both(**more):
+        ranks = (member(index, 2, address) for index in range(2))
+        patients = [see_fork(**rank, http_proxy=proxy, **more) for rank in ranks]
+        return [patient.ended() for patient in patients]
+
+    (code, out), _ = both()
     assert code == 1
     assert f"http_proxy={proxy} is in the way" in out
-    assert see("-n", "2", http_proxy=proxy, no_proxy="127.0.0.1").ended()[0] == 0
+    assert [code for code, _ in both(no_proxy="127.0.0.1")] == [0, 0]
 
 
 def test_a_driver_that_hangs(see, tmp_path):
@@ -227,20 +297,20 @@ def test_devices_that_are_not_there(see):
     assert "the devices do not start: RuntimeError: Unable to initialize backend 'rocket'" in out
 
 
-def test_half_of_the_variables(see):
-    code, out = see(RANK="1").ended()
+def test_half_of_the_variables(see_fork):
+    code, out = see_fork(RANK="1").ended()
     assert code == 1
     assert "torchrun (RANK=1) without WORLD_SIZE: set both or neither" in out
 
 
-def test_a_shared_folder_that_each_host_has_for_itself(see, tmp_path):
+def test_a_shared_folder_that_each_host_has_for_itself(see_fork, tmp_path):
     """A rendezvous in one directory whose content differs: each process names it."""
     rooms = [tmp_path / "room0", tmp_path / "room1"]
     patients = []
     for index, room in enumerate(rooms):
         room.mkdir()
         more = member(index, 2, "") | {"SHOAL_RENDEZVOUS": str(room)}
-        patients.append(see("--timeout", "3", **more))
+        patients.append(see_fork("--timeout", "3", **more))
     for patient in patients:
         code, out = patient.ended()
         assert code == 1
