@@ -34,7 +34,9 @@ class ForkedScript:
         namespaces: Sequence[str] = (),
     ) -> None:
         path = folder / name
-        path.write_text(textwrap.dedent(script))
+        part = path.with_suffix(".part")
+        part.write_text(textwrap.dedent(script))
+        part.replace(path)  # another process may be about to read it
         self._warden, self._pump = Warden(0), Pump()
         marked = {**env, MARK: self._warden.mark}
         order = ForkOrder([str(path)], marked, namespaces, is_script=True)

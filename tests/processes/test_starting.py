@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import shoal
+from forked_scripts import ForkedScript
 
 SCRIPT = """
 import os
@@ -43,29 +44,25 @@ def start(tmp_path):
     source = str(Path(shoal.__file__).parents[1])
     paths = [source, *(path for path in sys.path if path.endswith("site-packages"))]
 
-    def run(command, **variables):
+    def run(command):
         said = tmp_path / "said"
         said.mkdir()
         env = {
             **clean, "JAX_PLATFORMS": "cpu", "SAID": str(said), "PYTHONPATH": ":".join(paths),
-            "SHOAL_INITIALIZE_TIMEOUT_S": "60", **variables,
+            "SHOAL_INITIALIZE_TIMEOUT_S": "60",
         }  # fmt: skip
         me = [sys.executable, "script.py"]
-        commands = command(me) if callable(command) else [[*command, *me]]
-        processes = [
-            subprocess.Popen(
-                one, env={**env, **more}, cwd=tmp_path, text=True, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-            )
-            for one, more in ((c if isinstance(c, tuple) else (c, {})) for c in commands)
-        ]  # fmt: skip
+        process = subprocess.Popen(
+            command(me) if callable(command) else [*command, *me],
+            env=env, cwd=tmp_path, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
         try:
-            output = "".join(one.communicate(timeout=WAIT_S)[0] for one in processes)
+            output = process.communicate(timeout=WAIT_S)[0]
         finally:
-            for one in processes:
-                if one.returncode is None:
-                    os.killpg(one.pid, signal.SIGKILL)
-        assert [one.returncode for one in processes] == [0] * len(processes), output
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == 0, output
         return [path.read_text() for path in sorted(said.rglob("*")) if path.is_file()]
 
     return run
@@ -107,7 +104,7 @@ def test_plain_python(start):
 
 def test_shoal_run(start):
     run = [sys.executable, "-m", "shoal", "run", "-n", "2"]
-    assert start(lambda me: [[*run, me[1]]]) == expected(2)
+    assert start(lambda me: [*run, me[1]]) == expected(2)
 
 
 def test_open_mpi(start):
@@ -130,21 +127,26 @@ def test_torchrun(start):
         pytest.skip("torch is not installed (pip install torch)")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     # torchrun wants a script, not a Python
-    assert start(lambda me: [[*torchrun, "--nproc-per-node", "2", me[1]]]) == expected(2)
+    assert start(lambda me: [*torchrun, "--nproc-per-node", "2", me[1]]) == expected(2)
 
 
-def test_a_shared_directory_is_enough(start, tmp_path):
+def test_a_shared_directory_is_enough(child_env, tmp_path):
     """As on several hosts, in a directory in which an earlier job of the same name was killed."""
     left = tmp_path / "shared" / "shoal-shoal-e4a6a0577479b2b4"
     left.mkdir(parents=True)
     (left / "address").write_text('{"address": "127.0.0.1:9", "token": "", "to": ["0"]}')
     (left / f"process-1-{'0' * 16}").touch()
-    variables = {"SHOAL_NUM_PROCESSES": "3", "SHOAL_RENDEZVOUS": str(tmp_path / "shared")}
-
-    def commands(me):
-        return [(me, {"SHOAL_PROCESS_ID": str(index)}) for index in (2, 1, 0)]
-
-    assert start(commands, **variables) == expected(3)
+    (tmp_path / "said").mkdir()
+    env = {
+        **child_env, "SAID": str(tmp_path / "said"), "SHOAL_NUM_PROCESSES": "3",
+        "SHOAL_RENDEZVOUS": str(tmp_path / "shared"), "SHOAL_INITIALIZE_TIMEOUT_S": "60",
+    }  # fmt: skip
+    scripts = [
+        ForkedScript(SCRIPT, {**env, "SHOAL_PROCESS_ID": index}, tmp_path) for index in "210"
+    ]
+    ended = [script.wait(WAIT_S) for script in scripts]
+    assert [one.returncode for one in ended] == [0] * 3, ended
+    assert [path.read_text() for path in sorted((tmp_path / "said").iterdir())] == expected(3)
     assert os.listdir(tmp_path / "shared") == []
 
 
@@ -152,4 +154,4 @@ def test_two_jobs_of_one_host_at_once_meet_apart(start):
     hydra = needs(program("mpiexec.hydra"), "mpich")
     job = f"SAID=$SAID/$name {hydra} -n 2 {sys.executable} script.py || exit 1"
     both = f"for name in a b; do mkdir $SAID/$name; ({job}) & done; wait"
-    assert start(lambda me: [["sh", "-c", both]]) == expected(2) * 2
+    assert start(lambda me: ["sh", "-c", both]) == expected(2) * 2
