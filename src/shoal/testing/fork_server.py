@@ -19,7 +19,6 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import importlib
 import json
 import os
 import signal
@@ -40,7 +39,6 @@ NO_MARK = "0" * 16  # the server's own: it outlives each cluster and its warden
 MOST_FDS = 250  # in one message; the kernel passes at most 253 (SCM_MAX_FD, unix(7))
 DEVICES = "JAX_NUM_CPU_DEVICES"  # JAX reads it when it is imported; a fork sets what is its own
 _PR_SET_PDEATHSIG = 1
-_LATE = ("jaxlib.mlir.dialects.builtin", "jaxlib.mlir.dialects.mhlo")  # JAX's first compilation
 # A test may send these to everything that a job started; a group is no part of the job.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -81,13 +79,11 @@ def _import_what_is_shared() -> str:
     try:
         import jax  # noqa: F401 - what the processes share
 
-        import shoal
+        import shoal.runtime.process  # noqa: F401
 
-        for name in shoal.__all__:
-            getattr(shoal, name)  # which imports its module
-        for name in _LATE:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
+        door = sys.modules["shoal"]
+        for name in door.__all__:
+            getattr(door, name)  # which imports its module
     except BaseException:  # noqa: BLE001 - each process reports it as its own
         return traceback.format_exc()
     gc.collect()
