@@ -56,6 +56,10 @@ def pack_text(header: bytes, body: bytes = b"") -> bytes:
     return _PREFIX.pack(_MAGIC, len(header), len(body)) + header + body
 
 
+# For what is often the same for every host, such as the answer to all of its processes.
+pack_shared = lru_cache(maxsize=64)(pack_text)
+
+
 def pack_prefix(header: bytes, body_bytes: int) -> bytes:
     """Return the bytes of one frame up to its body."""
     return _PREFIX.pack(_MAGIC, len(header), body_bytes) + header

@@ -16,7 +16,6 @@ import selectors
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from typing import Any, Protocol
 
 from shoal.runtime.wire.frames import (
@@ -27,6 +26,7 @@ from shoal.runtime.wire.frames import (
     FrameError,
     FrameReader,
     pack_prefix,
+    pack_shared,
     pack_text,
 )
 from shoal.runtime.wire.keepalive import is_cut_off
@@ -90,10 +90,6 @@ def _header_to(branches: Sequence[BranchConnection]) -> bytes:
     """Return the header of a frame for branches of one trunk."""
     numbers = b",".join(b"%d" % branch.number for branch in branches)
     return b'{"is":"branches","numbers":[%b]}' % numbers
-
-
-# The answer to all processes of a host is often the same for every host.
-_packed = lru_cache(maxsize=64)(pack_text)
 
 
 class Listener(Protocol):
@@ -279,7 +275,7 @@ class Connections:
     def _send_through(self, trunk: Connection, header: bytes, data: bytes = b"") -> None:
         """Send a frame on a trunk; a large body is not copied."""
         if len(data) <= _SHARED_BYTES:
-            self.send(trunk, _packed(header, data))
+            self.send(trunk, pack_shared(header, data))
         elif len(data) <= _COPIED_BYTES:
             self.send(trunk, pack_text(header, data))
         else:
