@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.accelerators import count_accelerators
-from shoal.runtime.system.child_process import ignore_job_signals
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
+from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.wire.frames import address_text
 
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
