@@ -48,6 +48,8 @@ class JaxService:
 
     def __init__(self) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when jaxlib is loaded
+        # jaxlib loads NumPy, whose BLAS would start a thread for each core, which wait by spinning.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from jaxlib import _jax  # most of the start-up time
 
         self._jax = _jax
