@@ -19,27 +19,28 @@ class TypedCommand(typer.core.TyperCommand):
     rest of `shoal run`.
     """
 
-    def get_params(self, ctx: Any) -> Any:
-        """See `click.Command.get_params`."""
-        return _as_typed(self.callback, super().get_params(ctx))
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See `click.Command.parse_args`."""
+        _keep_typed(self.callback, self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
 
 class TypedGroup(typer.core.TyperGroup):
     """The same for the options before a command."""
 
-    def get_params(self, ctx: Any) -> Any:
-        """See `click.Command.get_params`."""
-        return _as_typed(self.callback, super().get_params(ctx))
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See `click.Command.parse_args`."""
+        _keep_typed(self.callback, self.get_params(ctx))
+        return super().parse_args(ctx, args)
 
 
-def _as_typed(function: Callable[..., Any] | None, parameters: Any) -> Any:
-    """Return the parameters of a function, each with a `process_value` of its own."""
-    new = [one for one in parameters if "process_value" not in vars(one) and not one.required]
-    hints = get_type_hints(function) if new and function is not None else {}
-    for one in new:
-        hint = hints.get(one.name)
-        vars(one)["process_value"] = partial(_processed, one, hint, one.process_value)
-    return parameters
+def _keep_typed(function: Callable[..., Any] | None, parameters: Any) -> None:
+    """Give each parameter of a function a `process_value` of its own."""
+    hints = {} if function is None else get_type_hints(function)
+    for one in parameters:
+        if not one.required and "process_value" not in vars(one):
+            hint = hints.get(one.name)
+            vars(one)["process_value"] = partial(_processed, one, hint, one.process_value)
 
 
 def _processed(
