@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -60,6 +61,27 @@ def test_the_services_of_a_job_start_without_numpy():
     names += [f"jax_service.{name}" for name in ("keeper", "jax_runtime")]
     modules = [f"shoal.runtime.{name}" for name in names]
     assert loaded_by(importing(["shoal", *modules]), (*HEAVY, "numpy")) == []
+
+
+def test_a_meeting_place_starts_with_little():
+    slow = ("dataclasses", "inspect", "logging", "pathlib", "subprocess", "tempfile", "traceback")
+    assert loaded_by("import shoal.runtime.server.meeting_place", slow) == []
+
+
+def test_a_job_on_this_host_is_launched_with_little():
+    program = """
+        import os, sys
+        sys.argv = ["shoal", "run", "-n", "1", "--log-dir", os.devnull, os.devnull]
+        import shoal.cli.main as m
+        from shoal.launch.restarting.attempts import Attempts
+        from shoal.launch.nodes.choosing import crew_of
+        try:
+            m.main()
+        except SystemExit as end:
+            assert end.code == 2  # once all options are read
+    """
+    slow = ("email", "hashlib", "hmac", "pydantic", "rich")
+    assert loaded_by(textwrap.dedent(program), slow) == []
 
 
 def test_checkpoints_are_listed_and_read_without_jax():

@@ -15,8 +15,8 @@ from shoal.cli.watch import Token, Where, utc_text
 from shoal.draw.amounts import in_seconds
 from shoal.draw.roll import GONE, Roll, standing
 from shoal.errors import UsageError, raise_all
-from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.point import Member
+from shoal.runtime.system.failure_words import listed
 
 _HELP = """\
 Show the Python stacks of a running job's processes.

@@ -11,10 +11,10 @@ from shoal.collectives.arguments import Deadline, deadline_of
 from shoal.collectives.live import live
 from shoal.errors import DivergenceError, PeerFailedError, ProcessLostError
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import ThisProcess, gone_error, listed
+from shoal.runtime.rules.outcomes import ThisProcess, gone_error
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import failure_of
+from shoal.runtime.system.failure_words import failure_of, listed
 
 
 class LiveBlock:

@@ -18,9 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.draw.amounts import in_bytes, in_seconds
-from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import headline_of
+from shoal.runtime.system.failure_words import headline_of, listed
 
 GONE = ("left", "failed", "lost")  # final states
 SLOW = 1.5  # a compute time above this multiple of the median gets its own row

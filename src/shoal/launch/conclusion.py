@@ -18,8 +18,8 @@ from shoal.launch.report import (
     fails_by_itself,
     first_failure,
 )
-from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.stopping import REQUEUE
+from shoal.runtime.system.failure_words import listed
 
 
 class Loss(NamedTuple):

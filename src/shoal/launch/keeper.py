@@ -36,6 +36,7 @@ def run_in_keeper(job: Callable[[int], int]) -> int:
         pipe it returns at once. Processes that it leaves behind are killed.
     """
     _open_standard_streams()
+    adopt_orphans()  # if the keeper is killed; and what it imports, the keeper has too
     orders_fd, lifeline_fd = os.pipe()
     before = _forward_signals(lifeline_fd)
     sys.stdout.flush()
@@ -75,7 +76,6 @@ def _run_keeper(job: Callable[[int], int], orders_fd: int) -> None:
 
 def _wait_for(keeper: int) -> int:
     """Wait until the keeper ends; if it was killed, end its children."""
-    adopt_orphans()
     while True:
         status = os.waitpid(keeper, os.WUNTRACED)[1]
         if not os.WIFSTOPPED(status):

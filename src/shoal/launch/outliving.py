@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shoal.launch.news import News
 from shoal.launch.processes import ChildProcess, Processes
-from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.process_status import is_stopped
 
 _LATE_NEWS_S = 1.0  # news of a process may arrive after its end

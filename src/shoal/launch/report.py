@@ -17,7 +17,7 @@ from shoal.errors import (
     ProcessLostError,
 )
 from shoal.launch.news import Gone, KeeperNews
-from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.system.failure_words import listed
 
 # Exit codes for failures of other processes: never the root if a process failed by itself.
 _CONSEQUENCES = {

@@ -19,8 +19,9 @@ from shoal.errors import DivergenceError, ShoalError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, find_line
-from shoal.runtime.rules.outcomes import HiddenDifference, listed
+from shoal.runtime.rules.outcomes import HiddenDifference
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import listed
 
 _SHORT_LINES = 50
 _SEARCH_S = 10.0  # time limit of the search for the first difference

@@ -16,10 +16,11 @@ from shoal.runtime import process
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.client.trail_search import raise_found
-from shoal.runtime.rules.outcomes import ThisProcess, listed
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import REQUEUE, Notice
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import note_saved, note_step
 from shoal.runtime.verb import verb
 

@@ -13,24 +13,12 @@ from shoal.runtime.rules.meeting_answers import (
     StillMissing,
     TooLate,
 )
-from shoal.runtime.rules.outcomes import ThisProcess, error_of, listed, waiting_line
+from shoal.runtime.rules.outcomes import ThisProcess, error_of, waiting_line
 from shoal.runtime.rules.point import Point
 
 ME = ThisProcess(3, [f"host{i}" for i in range(100)])
 HINT = "if they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
 POINT = Point("epoch", site="train.py:31 (main)")
-
-
-@pytest.mark.parametrize(
-    ("processes", "told"),
-    [
-        ([3], "process 3"),
-        ([2, 0, 1], "processes 0-2"),
-        ([5, 0, 1, 9, 7, 8], "processes 0-1, 5, 7-9"),
-    ],
-)
-def test_processes_are_listed_in_runs(processes, told):
-    assert listed(processes) == told
 
 
 def test_a_deadline_spells_out_a_few_and_counts_the_rest():

@@ -14,6 +14,7 @@ from shoal.runtime.system.failure_words import (
     failure_of,
     fate_of,
     headline_of,
+    listed,
     particulars_of,
 )
 
@@ -205,3 +206,15 @@ def test_an_exception_that_was_never_raised_has_no_place():
     headline, text = failure_of(OSError("disk"))
     assert headline == "OSError: disk"
     assert text.splitlines() == ["Traceback (no frames are known):", "OSError: disk"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "told"),
+    [
+        ([3], "process 3"),
+        ([2, 0, 1], "processes 0-2"),
+        ([5, 0, 1, 9, 7, 8], "processes 0-1, 5, 7-9"),
+    ],
+)
+def test_processes_are_listed_in_runs(processes, told):
+    assert listed(processes) == told

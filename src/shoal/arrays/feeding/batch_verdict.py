@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, UsageError
-from shoal.runtime.rules.outcomes import ThisProcess, disagreement, gone_error, listed
+from shoal.runtime.rules.outcomes import ThisProcess, disagreement, gone_error
+from shoal.runtime.system.failure_words import listed
 
 LAST = ("drop", "pad", "error")
 _LOG = logging.getLogger("shoal")

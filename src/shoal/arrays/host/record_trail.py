@@ -18,9 +18,9 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.process_boxes import process_box
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.failure_words import listed
 
 Group = frozenset[int]
 

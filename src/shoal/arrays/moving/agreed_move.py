@@ -25,9 +25,10 @@ from shoal.plan.transfer.plan import plan_transfer
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.jax_service.process_numbers import processes_of
-from shoal.runtime.rules.outcomes import ThisProcess, listed
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.failure_words import listed
 
 
 def obstacle(

@@ -16,8 +16,8 @@ from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import State, among, own_of
 from shoal.checkpoint.together.errors_between import encode_error
 from shoal.errors import CheckpointError, UsageError, raise_all
-from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.system import fault_points
+from shoal.runtime.system.failure_words import listed
 
 
 class Agreed(NamedTuple):

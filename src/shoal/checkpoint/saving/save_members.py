@@ -19,8 +19,9 @@ from shoal.errors import (
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import ThisProcess, listed
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import listed
 
 _SHOWN_HOSTS = 8
 

@@ -21,7 +21,8 @@ from shoal.errors import (
     StorageError,
 )
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import ThisProcess, listed
+from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.system.failure_words import listed
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S = 0.05

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.runtime.doctor.findings import Report
-from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.system.failure_words import listed
 
 _MOST_GROUPS = 4
 

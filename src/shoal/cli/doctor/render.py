@@ -14,7 +14,7 @@ from shoal.cli.tables import print_json, safe
 from shoal.draw.media.terminal import plain
 from shoal.runtime.doctor.diagnosis import Diagnosis
 from shoal.runtime.doctor.findings import PROBLEM, Finding, Report
-from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.system.failure_words import listed
 
 _PLAIN_COLUMNS = 100
 _MOST_FINDINGS = 12

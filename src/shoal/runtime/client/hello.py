@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.joining import PROTOCOL, hosts_of
-from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.system.failure_words import listed
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import (
     MAX_PAYLOAD_BYTES,

@@ -20,10 +20,11 @@ from shoal.runtime.rules.first_difference import (
     find_first,
     find_line,
 )
-from shoal.runtime.rules.outcomes import ThisProcess, disagreement, listed
+from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailsDiffer
 from shoal.runtime.rules.trail_marks import TrailVersion
+from shoal.runtime.system.failure_words import listed
 
 Arrive = Callable[..., Mapping[int, bytes]]
 

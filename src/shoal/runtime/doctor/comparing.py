@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.runtime.doctor.findings import CLOCK_OFF_S, NOTE, PROBLEM, Finding, Report
-from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.system.failure_words import listed
 
 _MUST_BE_EQUAL = ("shoal", "jax", "jaxlib")
 _SHOWN = 5

@@ -36,7 +36,7 @@ from shoal.runtime.client.heartbeat import SilenceDetector
 from shoal.runtime.gatherer.packing import HeldArrivals, HeldBeats
 from shoal.runtime.rules.joining import WRONG_TOKEN, is_same_secret
 from shoal.runtime.rules.messages import ArrivalHeaders, beat_of, trails_of
-from shoal.runtime.system.child_process import ignore_job_signals
+from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.wire.connection import open_socket
 from shoal.runtime.wire.frames import (
     MAX_PAYLOAD_BYTES,

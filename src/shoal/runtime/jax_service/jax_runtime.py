@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.accelerators import count_accelerators
-from shoal.runtime.system.child_process import ignore_job_signals
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
+from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.wire.frames import address_text
 
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
@@ -48,6 +48,8 @@ class JaxService:
 
     def __init__(self) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when jaxlib is loaded
+        # jaxlib loads NumPy, whose BLAS would start a thread for each core, which wait by spinning.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from jaxlib import _jax  # most of the start-up time
 
         self._jax = _jax

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.runtime.jax_service.tcp_splice import Splices, find
-from shoal.runtime.system.child_process import ignore_job_signals
+from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.system.process_status import ProcessStatus, status_of
 from shoal.runtime.wire.frames import number_field, pack_frame, split_address
 

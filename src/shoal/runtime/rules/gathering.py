@@ -19,8 +19,7 @@ from shoal.runtime.rules.meeting_answers import (
     WaitCycle,
 )
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.trail import trail_versions, trails_differ
-from shoal.runtime.rules.trail_marks import SharedMarks
+from shoal.runtime.rules.trail_marks import SharedMarks, trail_versions, trails_differ
 
 To = TypeVar("To", bound=Hashable)
 

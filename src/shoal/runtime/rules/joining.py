@@ -14,8 +14,8 @@ from functools import cached_property
 from itertools import chain, groupby, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.point import Member
+from shoal.runtime.system.failure_words import listed
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 
 PROTOCOL = 6

@@ -1,14 +1,14 @@
 """The answers of the meeting, one type each, and their form on the wire.
 
 All members that wait at one gathering get one answer object, hence all or none. On the wire an
-answer is its `kind` and, as JSON, its `facts`; payloads have a binary form of their own.
+answer is its `kind` and, as JSON, its `facts`; payloads have a binary form of their own. `kind` and
+`is_success` are those of the type; they are fields so that answers of two kinds are never equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.trail_marks import TrailVersion, TrailVersions
@@ -17,26 +17,24 @@ from shoal.runtime.wire.frames import FrameError
 Facts: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class AllMet:
+class AllMet(NamedTuple):
     """All members arrived."""
 
     payloads: Mapping[int, bytes]
 
-    kind: ClassVar[str] = "ok"
-    is_success: ClassVar[bool] = True
+    kind: Literal["ok"] = "ok"
+    is_success: Literal[True] = True
 
 
-@dataclass(frozen=True, slots=True)
-class SurvivorsMet:
+class SurvivorsMet(NamedTuple):
     """All living members arrived."""
 
     alive: Sequence[int] = ()
     gone: Sequence[tuple[int, str, str]] = ()  # process, state, words
     services: Sequence[tuple[str, str]] = ()  # name and words of each lost service
 
-    kind: ClassVar[str] = "live"
-    is_success: ClassVar[bool] = True
+    kind: Literal["live"] = "live"
+    is_success: Literal[True] = True
 
     @property
     def facts(self) -> Facts:
@@ -54,14 +52,13 @@ class MeetingSide(NamedTuple):
     processes: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class SidesDiffer:
+class SidesDiffer(NamedTuple):
     """Processes arrived with different points."""
 
     sides: Sequence[MeetingSide]
 
-    kind: ClassVar[str] = "diverged"
-    is_success: ClassVar[bool] = False
+    kind: Literal["diverged"] = "diverged"
+    is_success: Literal[False] = False
 
     @property
     def facts(self) -> Facts:
@@ -69,14 +66,13 @@ class SidesDiffer:
         return {"sides": _rows(self.sides)}
 
 
-@dataclass(frozen=True, slots=True)
-class TrailsApart:
+class TrailsApart(NamedTuple):
     """Processes differ in earlier calls, which sent nothing."""
 
     found: TrailVersions
 
-    kind: ClassVar[str] = "diverged"
-    is_success: ClassVar[bool] = False
+    kind: Literal["diverged"] = "diverged"
+    is_success: Literal[False] = False
 
     @property
     def facts(self) -> Facts:
@@ -93,14 +89,13 @@ class CycleSide(NamedTuple):
     awaited: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class WaitCycle:
+class WaitCycle(NamedTuple):
     """Processes wait for each other, each at another point."""
 
     sides: Sequence[CycleSide]
 
-    kind: ClassVar[str] = "diverged"
-    is_success: ClassVar[bool] = False
+    kind: Literal["diverged"] = "diverged"
+    is_success: Literal[False] = False
 
     @property
     def facts(self) -> Facts:
@@ -108,14 +103,13 @@ class WaitCycle:
         return {"circle": _rows(self.sides)}
 
 
-@dataclass(frozen=True, slots=True)
-class StillMissing:
+class StillMissing(NamedTuple):
     """The members missing where a process waits, which it may query meanwhile."""
 
     missing: Sequence[int]
     words: Sequence[tuple[int, str]]  # of the first of them: process, its last words
 
-    kind: ClassVar[str] = "waiting"
+    kind: Literal["waiting"] = "waiting"
 
     @property
     def facts(self) -> Facts:
@@ -128,8 +122,7 @@ class StillMissing:
         return cls(facts["missing"], _pairs(facts["words"]))
 
 
-@dataclass(frozen=True, slots=True)
-class TooLate:
+class TooLate(NamedTuple):
     """The earliest deadline of those that waited has passed."""
 
     waiting: StillMissing
@@ -138,8 +131,8 @@ class TooLate:
     at: str = ""  # where the members waited that had arrived
     stacks: Sequence[tuple[int, str]] = ()  # process and text of each late member
 
-    kind: ClassVar[str] = "deadline"
-    is_success: ClassVar[bool] = False
+    kind: Literal["deadline"] = "deadline"
+    is_success: Literal[False] = False
 
     @property
     def facts(self) -> Facts:
@@ -148,14 +141,13 @@ class TooLate:
         return {**self.waiting.facts, **limit, "stacks": _rows(self.stacks)}
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessesGone:
+class ProcessesGone(NamedTuple):
     """Required processes are gone; the cause comes first."""
 
     kind: str  # "lost" | "failed"
     gone: Sequence[tuple[int, str]]  # process, words
 
-    is_success: ClassVar[bool] = False
+    is_success: Literal[False] = False
 
     @property
     def facts(self) -> Facts:
@@ -163,14 +155,13 @@ class ProcessesGone:
         return {"gone": _rows(self.gone)}
 
 
-@dataclass(frozen=True, slots=True)
-class ServicesLost:
+class ServicesLost(NamedTuple):
     """A service that all processes need is lost."""
 
     services: Sequence[tuple[str, str]]  # name, words
 
-    kind: ClassVar[str] = "lost"
-    is_success: ClassVar[bool] = False
+    kind: Literal["lost"] = "lost"
+    is_success: Literal[False] = False
 
     @property
     def facts(self) -> Facts:
@@ -178,15 +169,14 @@ class ServicesLost:
         return {"gone": [], "services": _rows(self.services)}
 
 
-@dataclass(frozen=True, slots=True)
-class CallLeft:
+class CallLeft(NamedTuple):
     """A process has left the call."""
 
     process: int
     words: str
 
-    kind: ClassVar[str] = "abandoned"
-    is_success: ClassVar[bool] = False
+    kind: Literal["abandoned"] = "abandoned"
+    is_success: Literal[False] = False
 
     @property
     def facts(self) -> Facts:
@@ -194,14 +184,13 @@ class CallLeft:
         return {"process": self.process, "words": self.words}
 
 
-@dataclass(frozen=True, slots=True)
-class MembersKnown:
+class MembersKnown(NamedTuple):
     """The state of every process and of the services."""
 
     members: Sequence[Member]
     services: Sequence[Sequence[str]]
 
-    kind: ClassVar[str] = "members"
+    kind: Literal["members"] = "members"
 
     @property
     def facts(self) -> Facts:
@@ -209,13 +198,12 @@ class MembersKnown:
         return {"members": self.members, "services": self.services}
 
 
-@dataclass(frozen=True, slots=True)
-class StacksHeard:
+class StacksHeard(NamedTuple):
     """The stacks of the processes that sent them in time."""
 
     stacks: Mapping[int, str]
 
-    kind: ClassVar[str] = "stacks"
+    kind: Literal["stacks"] = "stacks"
 
     @property
     def facts(self) -> Facts:
@@ -223,13 +211,12 @@ class StacksHeard:
         return {"stacks": {**self.stacks}}
 
 
-@dataclass(frozen=True, slots=True)
-class StepsAwaited:
+class StepsAwaited(NamedTuple):
     """The processes that have not reported their step since a notice was opened."""
 
     processes: Sequence[int]
 
-    kind: ClassVar[str] = "awaited"
+    kind: Literal["awaited"] = "awaited"
 
     @property
     def facts(self) -> Facts:

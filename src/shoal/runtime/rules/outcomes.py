@@ -33,7 +33,7 @@ from shoal.runtime.rules.meeting_answers import (
 )
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import TrailsDiffer
-from shoal.runtime.system.failure_words import fate_of, one_line, particulars_of
+from shoal.runtime.system.failure_words import fate_of, listed, one_line, particulars_of
 from shoal.runtime.system.stacks import innermost
 
 _NAME_HINT = "if these are one call made at several places, give each of them the same name="
@@ -130,19 +130,6 @@ def waiting_line(waiting: StillMissing, me: ThisProcess, point: Point, waited_s:
     text = "; ".join([*_last_words(waiting, me), *filter(None, [_more(waiting)])])
     missing = listed(waiting.missing)
     return f"{me}: {point.place} has waited {waited_s:.0f} s for {missing} [{text}]"
-
-
-def listed(processes: Iterable[int]) -> str:
-    """Return `process 3`, or `processes 0-2, 5`: consecutive indices become a range."""
-    numbers = sorted(processes)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    noun = "process" if len(numbers) == 1 else "processes"
-    return f"{noun} " + ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: float) -> DeadlineError:

@@ -21,12 +21,12 @@ from shoal.errors import DivergenceError
 from shoal.hashing import call_digest, short_digest
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail_marks import (
+    UNKNOWN,
     Found,
     LaneTrail,
     Marks,
     TrailMarks,
     TrailVersion,
-    TrailVersions,
     exact_of,
     lanes_of,
 )
@@ -34,9 +34,7 @@ from shoal.runtime.rules.trail_marks import (
 _LOG = logging.getLogger("shoal")
 _MOST_ENTRIES = 1024  # kept of a trail, so that the first difference can be named
 _MOST_BYTES = 1 << 20  # the same limit, of all their texts
-_UNKNOWN = "?"  # the text of a trail that can no longer be compared
 _MOST_REPORTED = 8  # trails in one sign of life
-_TEXT = 1000  # characters of a name and of a call site in an answer
 _SPEC_LINES = 50  # a specification of more lines is long
 
 Group = tuple[int, ...] | None  # sorted; None: all processes
@@ -106,7 +104,7 @@ class Trail:
     def text(self) -> str:
         """The trail as sent with an arrival; empty if there was no call."""
         if self.is_unknown:
-            return _UNKNOWN
+            return UNKNOWN
         return f"{self.count}:{self.digest.hex()}" if self.count else ""
 
     @property
@@ -337,30 +335,6 @@ class TrailsDiffer(DivergenceError):
     def __init__(self, versions: Sequence[TrailVersion], lane: str | None = None) -> None:
         super().__init__("processes disagree on an earlier call")
         self.versions, self.lane = versions, lane
-
-
-def trails_differ(one: str, other: str) -> bool:
-    """Return whether two trails, as sent with arrivals, show that calls differed."""
-    if one == other:  # the common case
-        return False
-    one, other = exact_of(one), exact_of(other)
-    return one != other and _UNKNOWN not in (one, other)
-
-
-def trail_versions(points: Iterable[tuple[int, Point]]) -> TrailVersions | None:
-    """Group arrivals by trail; None: the trails do not differ."""
-    sides: dict[str, tuple[Point, list[int]]] = {}
-    for process, point in points:
-        text = exact_of(point.trail)
-        if not point.survivors and text != _UNKNOWN:
-            sides.setdefault(text, (point, []))[1].append(process)
-    if len(sides) < 2:
-        return None
-    rows = sorted((sorted(processes), point) for point, processes in sides.values())
-    return TrailVersions([
-        TrailVersion(exact_of(p.trail)[:_TEXT], p.name[:_TEXT], p.site[:_TEXT], processes)
-        for processes, p in rows
-    ])  # fmt: skip
 
 
 def _count_of(text: str) -> int:

@@ -9,13 +9,16 @@ too, so that processes that never meet are compared.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from shoal.hashing import SHORT_BYTES
+from shoal.runtime.rules.point import Point
 
 _MOST_LANES = 8  # in an arrival
 _MOST_TEXT = 1000  # characters of a lane's name; lanes with longer names are not compared
+_TEXT = 1000  # characters of a point's name and of its call site in an answer
+UNKNOWN = "?"  # the text of a trail that can no longer be compared
 
 
 Key = tuple[tuple[int, ...] | None, str, str]  # group, lane, base
@@ -106,6 +109,30 @@ def lanes_of(lanes: list[LaneTrail]) -> str:
 def exact_of(text: str) -> str:
     """Return the part of an arrival about its own lane, which must be equal on all."""
     return text.partition("\n")[0]
+
+
+def trails_differ(one: str, other: str) -> bool:
+    """Return whether two trails, as sent with arrivals, show that calls differed."""
+    if one == other:  # the common case
+        return False
+    one, other = exact_of(one), exact_of(other)
+    return one != other and UNKNOWN not in (one, other)
+
+
+def trail_versions(points: Iterable[tuple[int, Point]]) -> TrailVersions | None:
+    """Group arrivals by trail; None: the trails do not differ."""
+    sides: dict[str, tuple[Point, list[int]]] = {}
+    for process, point in points:
+        text = exact_of(point.trail)
+        if not point.survivors and text != UNKNOWN:
+            sides.setdefault(text, (point, []))[1].append(process)
+    if len(sides) < 2:
+        return None
+    rows = sorted((sorted(processes), point) for point, processes in sides.values())
+    return TrailVersions([
+        TrailVersion(exact_of(p.trail)[:_TEXT], p.name[:_TEXT], p.site[:_TEXT], processes)
+        for processes, p in rows
+    ])  # fmt: skip
 
 
 class SharedMarks:

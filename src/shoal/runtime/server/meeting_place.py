@@ -39,8 +39,8 @@ from shoal.runtime.server.callers import (
     ProcessCaller,
 )
 from shoal.runtime.server.job import ServedJob
-from shoal.runtime.system.child_process import ignore_job_signals
 from shoal.runtime.system.failure_words import headline_of
+from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
     Frame,

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from shoal import settings
 from shoal.errors import InitializeError
 from shoal.runtime.rules.deadline import given_s
-from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.system.failure_words import listed
 
 _LOG = logging.getLogger("shoal")
 _ANSWER = "address"

@@ -27,7 +27,8 @@ from typing import IO, NamedTuple
 from shoal import settings
 from shoal.errors import InitializeError
 from shoal.runtime.jax_service.service_link import ServiceLink
-from shoal.runtime.system.child_process import Spawned, ignore_job_signals
+from shoal.runtime.system.child_process import Spawned
+from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.system.service_commands import MEETING_PLACE, service_arguments
 from shoal.runtime.wire.frames import address_text
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from functools import lru_cache
-from pathlib import Path
 from types import FrameType
 
-_SHOAL = str(Path(__file__).absolute().parents[2]) + os.sep
+_SHOAL = __file__.removesuffix(os.path.join("runtime", "system", "callsite.py"))
 _THROUGH = ("contextlib", "functools")  # frames of shoal's `with` blocks and decorators
 
 

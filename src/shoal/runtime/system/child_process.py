@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -100,13 +99,3 @@ class Spawned:
         self.stdout.close()
         self._errors.close()
         self._process.returncode = 0  # avoids Popen's warning when it is collected
-
-
-def ignore_job_signals() -> None:
-    """Ignore signals that ask a whole job to end: the program may save its work, and needs this
-    process until then.
-
-    A terminal sends SIGINT, a scheduler SIGTERM (or a configured signal) to the whole step.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)

@@ -8,8 +8,7 @@ a hostile or older process: it is always one printable line of bounded length.
 from __future__ import annotations
 
 import os
-import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
@@ -57,6 +56,8 @@ def failure_of(error: BaseException, called_at: str = "") -> Failure:
     """
     headline = _headline(error, called_at)
     try:
+        import traceback  # 4 ms, and a service that has no failure needs none of it
+
         text = "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 (its own methods may raise anything)
         text = ""
@@ -151,6 +152,19 @@ def one_line(text: str, limit: int = _MAX_LINE) -> str:
     """Return an untrusted text as one printable line of bounded length."""
     line = "".join(c if c.isprintable() else " " for c in text[: limit + 1]).rstrip()
     return line if len(text) <= limit else line[: limit - 3].rstrip() + "..."
+
+
+def listed(processes: Iterable[int]) -> str:
+    """Return `process 3`, or `processes 0-2, 5`: consecutive indices become a range."""
+    numbers = sorted(processes)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    noun = "process" if len(numbers) == 1 else "processes"
+    return f"{noun} " + ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def stands(frame: FrameType | None) -> str:

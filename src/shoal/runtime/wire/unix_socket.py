@@ -10,7 +10,6 @@ liveness stay on TCP, where the kernel watches the link.
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import struct
 import sys
@@ -30,7 +29,7 @@ def listen_unix(name: str = "") -> socket.socket | None:
         return None
     server = socket.socket(socket.AF_UNIX)
     try:
-        server.bind(f"\0{name or f'shoal-{secrets.token_hex(16)}'}")
+        server.bind(f"\0{name or f'shoal-{os.urandom(16).hex()}'}")
     except OSError:
         server.close()
         raise
