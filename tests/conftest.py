@@ -35,6 +35,9 @@ for _name in [name for name in os.environ if name.startswith(FOREIGN)]:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# NumPy's BLAS would start a thread for each core in each of a thousand children, to wait busily.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
 OUTSIDE = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 os.environ.update(
