@@ -110,4 +110,4 @@ def test_the_lanes_of_saves_that_are_over_are_forgotten(tmp_path):
 
     lanes = {"main", f"retain {tmp_path}"}
     assert run_all(job, run) == [lanes] * 2
-    assert [{*record.arrivals} for record in job._meeting._records] == [lanes] * 2
+    assert [{*record.arrivals} for record in job._meeting._records.values()] == [lanes] * 2

@@ -7,7 +7,7 @@ import sys
 from functools import lru_cache
 from types import FrameType
 
-_SHOAL = __file__.removesuffix(os.path.join("runtime", "system", "callsite.py"))
+_SHOAL = os.path.abspath(os.path.join(__file__, "..", "..", "..")) + os.sep
 _THROUGH = ("contextlib", "functools")  # frames of shoal's `with` blocks and decorators
 
 
