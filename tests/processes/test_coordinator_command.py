@@ -168,3 +168,26 @@ def test_what_is_wrong_is_said(job, start):
     assert (code, out) == (2, "")
     assert "--port x" in err
     assert "--jax-port 70000" in err
+
+
+def test_a_signal_that_hits_a_destructor_is_not_lost(child_env):
+    """An exception there would be printed, and lost."""
+    script = """
+import os, signal
+from shoal.cli import coordinator
+
+class Hit:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+signals = coordinator._EndingSignals([signal.SIGTERM])
+Hit()
+assert os.read(signals.wakes, 9) == bytes([signal.SIGTERM])
+try:
+    signals.check()
+except coordinator._Signalled as ended:
+    print(ended.args)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=child_env, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"({signal.SIGTERM.value},)\n", "")

@@ -12,8 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from types import FrameType
-from typing import Annotated, NamedTuple, NoReturn
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -88,6 +89,27 @@ class _Signalled(Exception):
     """A signal was received."""
 
 
+class _EndingSignals:
+    """The signals that end the command. They are recorded and wake what waits: raised by a handler,
+    an exception that hits a destructor would be lost, and the signal with it."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._first: int | None = None
+        self.wakes, waker = os.pipe()  # readable once one was received
+        os.set_blocking(waker, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, self._take)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self._first = self._first or number
+
+    def check(self) -> None:
+        """Raise _Signalled if one was received."""
+        if self._first is not None:
+            raise _Signalled(self._first)
+
+
 class _Request(NamedTuple):
     """The services to run."""
 
@@ -111,13 +133,12 @@ def coordinator(
     request = _Request(
         *_checked(processes, bind, port, jax_port), given or secrets.token_hex(16), not given
     )
-    for number in not_ignored([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]):
-        signal.signal(number, _end)
+    signals = _EndingSignals(not_ignored([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
     if words := ignored_sigint_line():
         print(f"shoal coordinator: {words}", file=sys.stderr)
     try:
         while True:
-            request = _serve(request)
+            request = _serve(request, signals)
             if not keep:
                 return
     except _Signalled as ended:
@@ -125,10 +146,6 @@ def coordinator(
 
 
 coordinator.__doc__ = _HELP
-
-
-def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    raise _Signalled(number)
 
 
 def _checked(processes: str, bind: str, port: str, jax_port: str) -> tuple[int, str, int, int]:
@@ -144,13 +161,15 @@ def _checked(processes: str, bind: str, port: str, jax_port: str) -> tuple[int, 
     return int(processes), bind, int(port), int(jax_port)
 
 
-def _serve(request: _Request) -> _Request:
+def _serve(request: _Request, signals: _EndingSignals) -> _Request:
     """Serve one job; return the request with the ports that were chosen for it."""
+    signals.check()
     services = _Services(request)
     try:
         place, jax_service = services.await_addresses(request)
+        signals.check()
         _announce(request, place, jax_service, services)
-        services.await_end()
+        services.await_end(signals)
     finally:
         services.close()
     port, jax_port = split_address(place)[1], split_address(jax_service)[1]
@@ -186,16 +205,19 @@ class _Services:
             self.jax_service.stdin.write(introduction(found[0]))
         return _reachable(found[0]), _reachable(found[1])
 
-    def await_end(self) -> None:
+    def await_end(self, signals: _EndingSignals) -> None:
         """Wait until the job is over.
 
         Raises:
+          _Signalled: a signal ends the command.
           ProcessLostError: one of the services ended before.
         """
         ends = select.poll()
+        ends.register(signals.wakes, select.POLLIN)
         for spawned in (self.place, self.jax_service):
             ends.register(spawned.stdout, select.POLLIN)
         ended = {file for file, _ in ends.poll()}
+        signals.check()
         if self.place.stdout.fileno() in ended:
             code = self.place.wait()
             if code:
