@@ -110,3 +110,8 @@ def verdict(started: Started) -> str:
 def codes(launchers: Iterable[Started]) -> list[int]:
     """Wait for the end of launchers; return their exit codes."""
     return [started.code() for started in launchers]
+
+
+def said(launchers: Iterable[Started]) -> str:
+    """Return the output of launchers, whole: pytest cuts what is no string."""
+    return "\n\n".join(started.said for started in launchers)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from processes.run.launchers import Launchers, codes, verdict
+from processes.run.launchers import Launchers, codes, said, verdict
 from shoal.testing.network import address_of, why_no_cuts
 from shoal.testing.warding import Warden
 
@@ -55,7 +55,7 @@ def test_arrays_are_summed_across_hosts_and_a_failure_is_named_with_its_host(lau
     fails = "if shoal.process_index() == 1: raise RuntimeError('no more data')\n"
     script = JOINED + fails + "shoal.barrier('never')\n"
     both = launchers.both("--devices", "2", "--log-dir", "logs", script=script)
-    assert codes(both) == [1, 1], [started.said for started in both]
+    assert codes(both) == [1, 1], said(both)
     assert "p0| sum 10.0\n" in both[0].said
     assert "p1| sum 10.0\n" in both[1].said
     assert verdict(both[0]) == verdict(both[1])
@@ -80,7 +80,7 @@ def test_a_cut_cable_is_a_lost_host_on_both_sides(launchers, warden, other):
     if other == "is off":
         launchers.kill(1)  # the other side hears nothing of it
     sides = both if other == "lives" else both[:1]
-    assert codes(sides) == [71] * len(sides), [started.said for started in both]
+    assert codes(sides) == [71] * len(sides), said(both)
     assert time.monotonic() - began_s < LOST_AFTER_S + 15
     for node, started in enumerate(sides):
         lost = 1 - node
@@ -100,7 +100,7 @@ def test_hosts_that_were_cut_off_meet_again_for_the_next_attempt(launchers, ward
     for started in both:
         started.until("attempt 1 begins")
     warden.order("mend", 1)
-    assert codes(both) == [0, 0], [started.said for started in both]
+    assert codes(both) == [0, 0], said(both)
     for node, started in enumerate(both):
         assert f"p{node}| sum 3.0\n" in started.said
     assert launchers.leaves_nobody()

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from processes.run.launchers import Launchers, codes, verdict
+from processes.run.launchers import Launchers, codes, said, verdict
 from shoal.testing.warding import Warden
 
 READY = "import os, sys, time\nprint('ready', flush=True)\n"
@@ -42,7 +42,7 @@ def test_the_processes_of_all_nodes_are_one_job(launchers):
         launchers.start(node, "-n", str(count), "--devices", "1", "--log-dir", f"logs{node}")
         for node, count in enumerate((2, 1))
     ]
-    assert codes(both) == [0, 0], [started.said for started in both]
+    assert codes(both) == [0, 0], said(both)
     ports = " ".join(str(launchers.port + offset) for offset in (1, 2, 3))
     first, second = (sorted(started.said.splitlines()) for started in both)
     assert first == [f"p0| sum 6.0 0 0 2 0 3 {ports}", f"p1| sum 6.0 1 1 2 0 3 {ports}"]
@@ -146,7 +146,7 @@ def test_a_notice_on_node_1_is_one_for_all(launchers):
     for started in both:
         started.until("trains")
     both[1].popen.send_signal(signal.SIGTERM)
-    assert codes(both) == [75, 75], [started.said for started in both]
+    assert codes(both) == [75, 75], said(both)
     preempted = "shoal run: preempted, and saved: start it again (exit code 75)"
     assert {verdict(started) for started in both} == {preempted}
 
@@ -236,7 +236,7 @@ def test_processes_that_cannot_be_started_on_node_1_end_the_job(launchers):
         launchers.start(0, "-n", "1"),
         launchers.start(1, "-n", "30", before=few_files),
     ]
-    assert codes(both) == [74, 74], [started.said for started in both]
+    assert codes(both) == [74, 74], said(both)
     for started in both:
         assert "could not be started: " in started.said
         assert "Too many open files" in started.said

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from processes.run.launchers import Launchers, codes, verdict
+from processes.run.launchers import Launchers, codes, said, verdict
 from shoal.testing.warding import Warden
 
 HEAD = """
@@ -108,7 +108,7 @@ def test_all_nodes_go_to_the_next_attempt_together(launchers):
     )
     options = ("--devices", "1", "--max-restarts", "1", "--log-dir", "logs", "--no-prefix")
     both = launchers.both(*options, script=script)
-    assert codes(both) == [0, 0], [started.said for started in both]
+    assert codes(both) == [0, 0], said(both)
     tokens = []
     for started in both:
         assert "RuntimeError: out of luck" in started.said
@@ -146,7 +146,7 @@ def test_a_launcher_that_was_lost_may_come_again(launchers, node):
     both[1 - node].until(f"shoal run: node {node} (")
     both[1 - node].until("attempt 1 begins")
     again = launchers.start(node, "--max-restarts", "1")
-    assert codes([again, both[1 - node]]) == [0, 0], [again.said, both[1 - node].said]
+    assert codes([again, both[1 - node]]) == [0, 0], said([again, both[1 - node]])
     for started in (again, both[1 - node]):
         assert "ready 1" in started.said  # though one of them has seen no other attempt
     assert launchers.leaves_nobody()
@@ -155,7 +155,7 @@ def test_a_launcher_that_was_lost_may_come_again(launchers, node):
 def test_a_crash_loop_on_several_hosts_ends_on_all(launchers):
     script = HEAD + "say('ran')\nif os.environ['RANK'] == '1': sys.exit(4)\ntime.sleep(600)\n"
     both = launchers.both("--max-restarts", "9", script=script)
-    assert codes(both) == [4, 4], [started.said for started in both]
+    assert codes(both) == [4, 4], said(both)
     for started in both:
         assert started.said.count("| ran") == 3, started.said
         assert "no new attempt: a crash loop, 3 in a row noted no step" in started.said

@@ -54,3 +54,8 @@ def test_stopped_then_ended_then_gone(child):
 def test_every_state_is_living_stopped_or_ended(letter):
     status = ProcessStatus(letter, 1, 1, 1)
     assert (status.has_ended, status.is_stopped) == (letter in "ZX", letter in "Tt")
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_zombie_with_a_thread_that_lives_has_not_ended(num_threads):
+    assert ProcessStatus("Z", 1, 1, 1, num_threads).has_ended == (num_threads == 1)

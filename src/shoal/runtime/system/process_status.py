@@ -14,11 +14,15 @@ class ProcessStatus(NamedTuple):
     parent: int  # its pid
     session: int
     started_ticks: int  # since boot; tells apart processes that reuse a pid
+    num_threads: int = 1
 
     @property
     def has_ended(self) -> bool:
-        """Return whether it is dead, reaped or not."""
-        return self.state in "ZX"
+        """Return whether it is dead, reaped or not.
+
+        One whose main thread has ended is a zombie, too, but lives on, with its files and ports.
+        """
+        return self.state in "ZX" and self.num_threads <= 1
 
     @property
     def is_stopped(self) -> bool:
@@ -30,9 +34,11 @@ def status_of(pid: int) -> ProcessStatus | None:
     """Return the status of a process; None: there is no such process, or no /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # pid (name, of any characters) state ppid pgrp session … starttime, the 22nd
+            # pid (name, of any characters) state ppid pgrp session … num_threads, the 20th, …
+            # starttime, the 22nd
             fields = file.read().rpartition(b")")[2].split()
-        return ProcessStatus(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+        parent, session, num_threads, started = (int(fields[at]) for at in (1, 3, 17, 19))
+        return ProcessStatus(fields[0].decode(), parent, session, started, num_threads)
     except (OSError, IndexError):
         return None  # it has ended, perhaps meanwhile
 
