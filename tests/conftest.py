@@ -7,7 +7,8 @@ that tests/plan need not import JAX to have them.
 What the machine around the suite says (a scheduler's job, another JAX configuration) is removed
 first: the suite must pass inside a Slurm job too, and a container's PYTHONDONTWRITEBYTECODE would
 have each of a thousand children compile shoal anew. A child process should get `child_env`, which
-carries none of this file's settings but how XLA compiles: a real program does not run under them.
+carries none of this file's settings but how XLA compiles and how soon a process ends: a real
+program does not run under them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -24,7 +26,7 @@ from hypothesis import settings
 FOREIGN = (
     "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "DTENSOR_", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_",
     "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_", "PMIX_", "PRTE_", "PYTHONDONTWRITE",
-    "RANK", "SHOAL_", "SLURM_",
+    "PYTHONPATH", "RANK", "SHOAL_", "SLURM_",
     "TORCHELASTIC_", "TPU_", "WORLD_SIZE", "XLA_",
 )  # fmt: skip
 
@@ -38,7 +40,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # NumPy's BLAS would start a thread for each core in each of a thousand children, to wait busily.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-OUTSIDE = {**os.environ, "JAX_PLATFORMS": "cpu"}
+# Processes that import JAX and do little else end sooner: see the file there.
+QUICK_EXITS = str(Path(__file__).parent / "quick_exits")
+
+OUTSIDE = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": QUICK_EXITS}
 
 os.environ.update(
     JAX_PLATFORMS="cpu",

@@ -33,14 +33,9 @@ WAIT_S = 90
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, child_env):
     """Return a function that starts the script by a command, and returns what was said."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("SHOAL_", "JAX_", "OMPI_", "PMI", "SLURM_"))
-    }
     source = str(Path(shoal.__file__).parents[1])
     paths = [source, *(path for path in sys.path if path.endswith("site-packages"))]
 
@@ -48,8 +43,8 @@ def start(tmp_path):
         said = tmp_path / "said"
         said.mkdir()
         env = {
-            **clean, "JAX_PLATFORMS": "cpu", "SAID": str(said), "PYTHONPATH": ":".join(paths),
-            "SHOAL_INITIALIZE_TIMEOUT_S": "60",
+            **child_env, "SAID": str(said), "SHOAL_INITIALIZE_TIMEOUT_S": "60",
+            "PYTHONPATH": ":".join([child_env["PYTHONPATH"], *paths]),
         }  # fmt: skip
         me = [sys.executable, "script.py"]
         process = subprocess.Popen(

@@ -84,7 +84,7 @@ def run(request, tmp_path, child_env):
     if request.param == "itself" and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed (pip install torch)")
     paths = [str(Path(shoal.__file__).parents[1]), *(p for p in sys.path if "site-packages" in p)]
-    env = {**child_env, "PYTHONPATH": ":".join(paths)}
+    env = {**child_env, "PYTHONPATH": ":".join([child_env["PYTHONPATH"], *paths])}
     torchrun, started = [sys.executable, recorded_torchrun.__file__], []
     if request.param == "itself":
         rendezvous = f"--rdzv-backend=c10d --rdzv-endpoint=localhost:{free_port()} --rdzv-id=it"

@@ -240,7 +240,7 @@ def test_nothing_is_left_when_the_test_is_killed(child_env, tmp_path):
         """)
     )
     tests = str(Path(functions.__file__).parents[1])
-    path = os.pathsep.join([tests, child_env.get("PYTHONPATH", "")])
+    path = os.pathsep.join([tests, child_env["PYTHONPATH"]])
     env = child_env | {"PYTHONPATH": path}
     with subprocess.Popen([sys.executable, script], env=env, stdout=subprocess.PIPE) as test:
         handles = [os.pidfd_open(int(pid)) for pid in test.stdout.readline().split()]

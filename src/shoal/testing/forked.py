@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple
 
+from shoal.runtime.system.process_status import status_of
 from shoal.testing.fork_server import DEVICES, MOST_FDS, NO_MARK
 from shoal.testing.warden import MARK
 
@@ -124,6 +125,9 @@ class _Server:
         Raises:
           OSError: the server has ended.
         """
+        status = status_of(self._popen.pid)
+        if status is not None and status.state in "ZX":  # a thread of it may still hold the socket
+            raise BrokenPipeError("the fork server has ended")
         body = json.dumps({**order, "num_fds": len(fds)}).encode()
         with self._lock:
             self._orders.sendall(len(body).to_bytes(4, "big") + body)

@@ -40,7 +40,7 @@ class Folder:
             **env, "JAX_PLATFORMS": "cpu", "RUN": str(folder / "run"), "STEPS": "60",
             "SHOAL_INITIALIZE_TIMEOUT_S": "60", "PYTHONUNBUFFERED": "1",
             "PATH": f"{folder / 'bin'}:{scripts}:{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join([source, *packages]),
+            "PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], source, *packages]),
         }  # fmt: skip
         self._started = []
 
