@@ -268,6 +268,30 @@ def test_it_follows_until_the_job_is_over_and_logs_each_answer(server, child_env
     assert times == sorted(times)
 
 
+IN_A_DESTRUCTOR = """
+import io, os, signal
+from rich.console import Console
+from shoal.cli.watch import _View
+
+class Hit:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+view = _View(Console(file=io.StringIO(), force_terminal=True), False, "telling")
+with view.screen(is_shown=True) as show:
+    Hit()
+    show(None, "")
+"""
+
+
+def test_sigterm_ends_it_though_a_destructor_takes_the_exception(child_env):
+    script = [sys.executable, "-c", IN_A_DESTRUCTOR]
+    ended = subprocess.run(
+        script, env=child_env, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
+
+
 # The command line.
 
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
 from typing import IO, Annotated, Any
 
 import typer
@@ -99,6 +100,7 @@ class _View:
         self._all_rows = all_rows
         self._order = order
         self._last: RenderableType | None = None
+        self._code: int | None = None  # with which to exit, once SIGTERM has come
 
     def print(self, roll: Roll, note: str = "", end: str = "\n") -> None:
         """Print it below earlier output."""
@@ -117,12 +119,21 @@ class _View:
             yield lambda roll, note: self.print(roll, note, end="\n\n")
         else:
             with self._restored(), Live(console=self._terminal, **_LIVE) as live:
-                yield lambda roll, note: live.update(self._render(roll, note), refresh=True)
+                yield lambda roll, note: self._show(live, roll, note)
+
+    def _show(self, live: Live, roll: Roll, note: str) -> None:
+        if self._code is not None:  # and a destructor took the exception of the handler
+            sys.exit(self._code)
+        live.update(self._render(roll, note), refresh=True)
+
+    def _end(self, number: int, _frame: FrameType | None) -> None:
+        self._code = 128 + number
+        sys.exit(self._code)
 
     @contextlib.contextmanager
     def _restored(self) -> Iterator[None]:
         """Restore the terminal on SIGTERM, too; the last table stays below."""
-        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        before = signal.signal(signal.SIGTERM, self._end)
         try:
             yield
         finally:
