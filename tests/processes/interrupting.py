@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import random
 import shutil
 import signal
+import sys
 import threading
 import time
 
@@ -33,6 +35,7 @@ def in_step(folder: str, rounds: int, seed: int) -> dict[str, int]:
     shoal.restore(base, target)
     chance, took_s = random.Random(seed), [0.05, 0.05]
     counts = {"sent": 0, "raised": 0, "told": 0, "late": 0, "done": 0}
+    sys.unraisablehook = functools.partial(_note_lost, counts)
     for number in range(rounds):
         is_save, fraction = chance.random() < 0.5, chance.random()
         began = time.monotonic()
@@ -60,6 +63,18 @@ def in_step(folder: str, rounds: int, seed: int) -> dict[str, int]:
     shoal.save(f"{folder}/last", state)
     assert (host["w7"] == shoal.restore(f"{folder}/last")["w7"]).all()
     return counts
+
+
+def _note_lost(counts: dict[str, int], lost: sys.UnraisableHookArgs) -> None:
+    """Count an interrupt as raised that hit a callback in this file's code, as in any program's.
+
+    In a call of shoal the handler is another one.
+    """
+    is_outside = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_outside and lost.exc_type is KeyboardInterrupt:
+        counts["raised"] += 1
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _together() -> None:
