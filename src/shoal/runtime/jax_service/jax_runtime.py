@@ -12,6 +12,7 @@ address.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import socket
@@ -40,7 +41,7 @@ class Attached(NamedTuple):
 
 
 class JaxService:
-    """JAX's coordination service, run by this process from `start` until `close`.
+    """JAX's coordination service, run by this process, a service's, from `start` until `close`.
 
     gRPC binds with SO_REUSEPORT and does not report the port it chose. So a socket that never
     listens holds the port first: no other socket can get it, and JAX's bind succeeds.
@@ -50,8 +51,11 @@ class JaxService:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when jaxlib is loaded
         # jaxlib loads NumPy, whose BLAS would start a thread for each core, which wait by spinning.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        gc.disable()
         from jaxlib import _jax  # most of the start-up time
 
+        gc.freeze()  # nothing of it is ever garbage: to look at it takes time, most at the end
+        gc.enable()
         self._jax = _jax
 
     def start(self, num_processes: int, *, host: str = "127.0.0.1", port: int = 0) -> str:
