@@ -53,10 +53,8 @@ def in_step(folder: str, rounds: int, seed: int) -> dict[str, int]:
                 ends.close()  # the interrupt may come now
             except KeyboardInterrupt:
                 counts["raised"] += 1
-            except DeadlineError:
-                counts["late"] += 1
-            except ShoalError:
-                counts["told"] += 1
+            except ShoalError as error:
+                counts["late" if isinstance(error, DeadlineError) else "told"] += 1
         _together()
         if me == 0:
             shutil.rmtree(f"{folder}/s{number}", ignore_errors=True)
