@@ -1,5 +1,6 @@
 """A real meeting place, real processes, real signals: who survives learns who did not."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import time
 
 import pytest
 
+from shoal.cli.observer import Observer, ServerAddress
 from shoal.errors import DeadlineError, DivergenceError, InitializeError, ProcessLostError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.over_tcp import join
@@ -144,6 +146,13 @@ class Stage:
         ):
             assert time.monotonic() < give_up
 
+    def until_lost(self, process):
+        """Wait until the meeting place has noticed the end of a process."""
+        give_up = time.monotonic() + PATIENCE_S
+        with contextlib.closing(Observer("test", ServerAddress(self.address, ""))) as observer:
+            while observer.roll().members[process].state != "lost":
+                assert time.monotonic() < give_up
+
     def strike(self):
         """Clear the stage. A meeting place that still lives must end by itself."""
         if self.me is not None:
@@ -268,6 +277,7 @@ def test_a_frozen_meeting_place_ends_the_wait_a_second_after_the_deadline(stage)
     with pytest.raises(ProcessLostError, match="it does not answer"):
         barrier.on(me, "epoch", timeout_s=0.2)
     stage.server.send_signal(signal.SIGCONT)
+    stage.until_lost(0)  # else both may have arrived before it reads that one has gone
     child.order("barrier", "epoch", PATIENCE_S)
     told = child.answer()
     assert told["error"] == "ProcessLostError"  # all or none: who gave up is lost to the others

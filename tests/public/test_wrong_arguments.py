@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +14,10 @@ from public.wrong import ANY, WRONG
 from shoal.errors import ShoalError, UsageError
 
 
-@pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Call]]:
-    yield all_calls(str(tmp_path_factory.mktemp("public")))
+@pytest.fixture
+def calls(tmp_path: Path) -> Iterator[dict[str, Call]]:
+    """Return calls of their own: one of them deletes."""
+    yield all_calls(str(tmp_path))
     shoal.watch_notices(signals=())
 
 
