@@ -1,8 +1,8 @@
 """Python imports this first in the child processes of the suite, for `PYTHONPATH` leads here.
 
 What JAX's import makes lives as long as the process. Without it garbage collection has little to
-look at, during the import and, above all, at the end of the process: a third of the processor time
-of a process that does little else.
+look at, during the import and, above all, at the end of the process: about a quarter of the
+processor time of a process that does little else.
 """
 
 from __future__ import annotations

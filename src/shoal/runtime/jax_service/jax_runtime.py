@@ -41,7 +41,7 @@ class Attached(NamedTuple):
 
 
 class JaxService:
-    """JAX's coordination service, run by this process, a service's, from `start` until `close`.
+    """JAX's coordination service, run from `start` until `close`, in a process that does no more.
 
     gRPC binds with SO_REUSEPORT and does not report the port it chose. So a socket that never
     listens holds the port first: no other socket can get it, and JAX's bind succeeds.
@@ -54,7 +54,7 @@ class JaxService:
         gc.disable()
         from jaxlib import _jax  # most of the start-up time
 
-        gc.freeze()  # nothing of it is ever garbage: to look at it takes time, most at the end
+        gc.freeze()  # none of it is ever garbage, and collections would look at all of it
         gc.enable()
         self._jax = _jax
 
