@@ -15,6 +15,10 @@ import pytest
 
 import shoal
 from forked_scripts import ForkedScript
+from processes.clusters.slurm_here import SRUN
+from processes.run.launchers import Launchers, codes, said
+from shoal.testing.network import why_no_cuts
+from shoal.testing.warding import Warden
 
 SCRIPT = """
 import os
@@ -123,6 +127,26 @@ def test_torchrun(start):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     # torchrun wants a script, not a Python
     assert start(lambda me: [*torchrun, "--nproc-per-node", "2", me[1]]) == expected(2)
+
+
+def test_slurm_recorded(start, tmp_path):
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN.format(python=sys.executable))
+    assert start([sys.executable, str(srun)]) == expected(2)
+
+
+@pytest.mark.skipif(bool(why_no_cuts()), reason=why_no_cuts() or "-")
+def test_shoal_run_on_two_hosts(child_env, tmp_path):
+    warden = Warden(2)
+    launchers = Launchers(tmp_path, child_env, warden)
+    (tmp_path / "said").mkdir()
+    try:
+        both = launchers.both(script=SCRIPT, SAID=str(tmp_path / "said"))
+        assert codes(both) == [0, 0], said(both)
+    finally:
+        launchers.close()
+        warden.close()
+    assert [path.read_text() for path in sorted((tmp_path / "said").iterdir())] == expected(2)
 
 
 def test_a_shared_directory_is_enough(child_env, tmp_path):
