@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 
@@ -30,8 +32,15 @@ socket.create_server(("127.0.0.1", port)).close()
 """
 
 
+# As in many containers, the session's leader is outside: its number reads as 0 (pid_namespaces(7)).
+CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="parent links and states are read in /proc")
-def test_a_process_of_which_one_thread_lives_is_killed_and_its_port_is_free(child_env):
-    keeper = [sys.executable, "-c", KEEPER, HALF_ENDED]
+@pytest.mark.parametrize("where", [[], CONTAINER], ids=["host", "container"])
+def test_a_process_of_which_one_thread_lives_is_killed_and_its_port_is_free(child_env, where):
+    if where and (os.geteuid() != 0 or not shutil.which(where[0])):
+        pytest.skip("only root may make a pid namespace, with util-linux's unshare")
+    keeper = [*where, sys.executable, "-c", KEEPER, HALF_ENDED]
     done = subprocess.run(keeper, env=child_env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from meta.source import PACKAGE, Tree, docstring_nodes, module_name, nodes, parse, scopes
 
 PRIVATE_JAX_FILE = "runtime/jax_service/jax_runtime.py"
+# The two files of the runtime that import JAX, in functions only.
+JAX_FILES = (PRIVATE_JAX_FILE, "runtime/jax_service/device_work.py")
 # A finder that waits for the user's program to import this; it imports nothing of JAX itself.
 WATCHED = {"launch/child.py": "jax._src.clusters"}
 # A door names what it opens only when asked: exports by name, commands by name.
@@ -141,7 +143,7 @@ def foreign_imports(tree: Tree) -> list[str]:
             top = target.split(".")[0]
             if top in sys.stdlib_module_names or top == PACKAGE or allowed is None:
                 continue
-            if path == PRIVATE_JAX_FILE and top in ("jax", "jaxlib"):
+            if path in JAX_FILES and top in ("jax", "jaxlib"):
                 if at_import:
                     problems.append(f"{path}:{line}: imports {target} outside a function")
             elif top not in allowed and top != "jaxlib":  # private_jax names jaxlib

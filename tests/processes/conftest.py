@@ -84,6 +84,10 @@ class Started:
             found = self._pump.changed.wait_for(is_so, DEADLINE_S)
         assert found, f"not within {DEADLINE_S:g} s: {self.running.tail(10)}"
 
+    def until_said(self, word: str) -> None:
+        """Read its stdout up to a line of what it said that begins with `word`."""
+        assert any(text.startswith(f"> {word}") for text in self.stdout), f"it never said {word!r}"
+
     def _lines(self) -> Iterator[str]:
         """Yield the lines of its stdout as they come, until it ends."""
         running, begin = self.running, 0
@@ -194,6 +198,12 @@ def job(tmp_path: Path, child_env: dict[str, str]) -> Iterator[Job]:
     job = Job(tmp_path, child_env)
     yield job
     job.end()
+
+
+@pytest.fixture
+def interpreters(job: Job) -> None:
+    """Let each process start and end as a user's does: not as a fork."""
+    job.forks = False
 
 
 @pytest.fixture

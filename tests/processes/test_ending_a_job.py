@@ -5,153 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from textwrap import dedent
 
 import pytest
-
-
-@pytest.fixture
-def interpreters(job):
-    """Let each process start and end as a user's does: not as a fork."""
-    job.forks = False
-
-
-def line(process, word):
-    """Read a process's stdout up to a line that begins with `word`."""
-    for text in process.stdout:
-        if text.startswith(f"> {word}"):
-            return text
-    raise AssertionError(f"it never said {word!r}")
-
-
-def count_from_now(job):
-    """Let `ended_s` be the seconds from here on, without the start of the interpreters."""
-    job.began = time.monotonic()
-
-
-IN_FLIGHT = """
-initialize(timeout_s=30)
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-devices = np.array(jax.devices())
-sharding = NamedSharding(Mesh(devices, "x"), PartitionSpec("x"))
-array = jax.make_array_from_callback(
-    (len(devices), 1 << 18), sharding, lambda where: np.ones((1, 1 << 18), np.float32))
-total = jax.jit(lambda a: a.sum(0))
-total(array).block_until_ready()
-"""
-
-
-SUMS_WITH_A_VICTIM = (
-    IN_FLIGHT
-    + """
-barrier("ready")
-if index == 1:
-    say("ready")
-    while True:
-        total(array).block_until_ready()
-pending = [total(array)]
-"""
-)
-
-
-@pytest.mark.usefixtures("interpreters")
-def test_killed_while_sums_are_in_flight(job):
-    script = SUMS_WITH_A_VICTIM + 'barrier("never")'
-    job.start(0, 2, script)
-    victim = job.start(1, 2, script)
-    line(victim, "ready")
-    victim.kill()
-    count_from_now(job)
-    survivor, _ = job.wait()
-    assert survivor.code == 71, survivor
-    assert "ProcessLostError" in survivor.err
-    assert "process 1" in survivor.err
-    assert survivor.err.count("Traceback") == 1, survivor
-    assert survivor.ended_s < 15
-    assert job.leaves_no_orphan()
-
-
-@pytest.mark.usefixtures("interpreters")
-def test_a_code_that_python_shows_to_nobody_is_not_turned_into_success(job):
-    script = (
-        SUMS_WITH_A_VICTIM
-        + """
-try:
-    barrier("never")
-except ProcessLostError:
-    raise SystemExit(3)
-"""
-    )
-    job.start(0, 2, script)
-    victim = job.start(1, 2, script)
-    line(victim, "ready")
-    victim.kill()
-    survivor, _ = job.wait()
-    # 71 if the sum can neither end nor fail: then no teardown, in which Python would keep the 3.
-    assert survivor.code in (3, 71), survivor
-    assert ("without JAX's teardown" in survivor.err) == (survivor.code == 71), survivor
-    assert job.leaves_no_orphan()
-
-
-TRAINING = """
-def train():
-    while True:
-        total(array).block_until_ready()
-barrier("ready")
-say("ready")
-"""
-CAUGHT = """
-try:
-    train()
-except Exception as error:
-    raise RuntimeError("no more training") from error
-"""
-
-
-@pytest.mark.parametrize("ends", ["train()", CAUGHT], ids=["at once", "caught first"])
-def test_an_error_of_the_runtime_is_explained(job, ends):
-    one_device = IN_FLIGHT.replace("timeout_s=30", "timeout_s=30, virtual_devices=1")
-    script = one_device + TRAINING + ends
-    job.start(0, 2, script)
-    victim = job.start(1, 2, script)
-    line(victim, "ready")
-    victim.kill()
-    count_from_now(job)
-    survivor, _ = job.wait()
-    assert survivor.code == 71, survivor
-    assert "Error: " in survivor.err
-    assert survivor.err.splitlines()[-1].startswith("shoal: process 1 of 2 (")
-    assert "is lost" in survivor.err.splitlines()[-1]
-    assert survivor.ended_s < 15
-    assert job.leaves_no_orphan()
-
-
-@pytest.mark.usefixtures("interpreters")
-def test_an_exception_while_a_sum_that_never_ends_is_in_flight(job):
-    script = (
-        IN_FLIGHT
-        + """
-barrier("ready")
-if index == 1:
-    say("ready")
-    os.kill(os.getpid(), signal.SIGSTOP)
-pending = total(array)
-raise RuntimeError("in flight")
-"""
-    )
-    job.start(0, 2, script)
-    frozen = job.start(1, 2, script)
-    line(frozen, "ready")
-    count_from_now(job)
-    one = job.wait_for(0)
-    assert one.code == 1, one
-    assert one.err.splitlines()[-1] == "RuntimeError: in flight"
-    assert one.ended_s < 15
-    os.kill(frozen.pid, signal.SIGKILL)
-    job.wait()
-    assert job.leaves_no_orphan()
 
 
 def test_an_exception_reaches_the_others_with_its_traceback(job, said):
@@ -271,8 +127,8 @@ def test_signals_still_end_a_process(job):
     """
     other = job.start(0, 2, script)
     waiting = job.start(1, 2, script)
-    line(waiting, "ready")
-    line(other, "ready")
+    waiting.until_said("ready")
+    other.until_said("ready")
     waiting.send_signal(signal.SIGTERM)
     other, terminated = job.wait()
     assert terminated.code == -signal.SIGTERM
@@ -291,7 +147,7 @@ def test_ctrl_c_is_told_to_the_others(job):
     """
     job.start(0, 2, script)
     waiting = job.start(1, 2, script)
-    line(waiting, "ready")
+    waiting.until_said("ready")
     waiting.send_signal(signal.SIGINT)
     other, interrupted = job.wait()
     assert interrupted.code == 128 + signal.SIGINT
@@ -310,7 +166,7 @@ def test_all_killed_leaves_no_orphan(job):
     """
     processes = [job.start(index, 2, script) for index in range(2)]
     for process in processes:
-        line(process, "ready")
+        process.until_said("ready")
     assert len(job.descendants()) >= 4  # and the two services
     for process in processes:
         process.kill()
@@ -370,8 +226,8 @@ def test_a_dead_meeting_place_is_a_python_error(job):
     """
     one = job.start(0, 2, "import threading\n" + dedent(script), SHOAL_ABORT_AFTER_S="1")
     other = job.start(1, 2, "import threading\n" + dedent(script))
-    line(one, "ready")
-    line(other, "ready")
+    one.until_said("ready")
+    other.until_said("ready")
     (place,) = job.descendants(of="shoal.runtime.server.meeting_place")
     os.kill(place, signal.SIGKILL)
     ended = job.wait_for(0)

@@ -28,7 +28,8 @@ from shoal.runtime.exit.guard import ExitGuard
 job = join(sys.argv[1], process=int(sys.argv[2]), num_processes=int(sys.argv[3]), timeout_s=60)
 guard = ExitGuard()
 guard.hook()
-guard.watch(job, is_idle=lambda: True, leave=job.close, parts_together=False)
+guard.watch(job, is_idle=lambda: True, work_until_now=lambda: lambda: True, leave=job.close,
+            parts_together=False)
 
 class Unsayable(Exception):
     def __str__(self):

@@ -61,14 +61,15 @@ def send(relatives: Collection[Relative], number: signal.Signals) -> None:
             os.kill(relative.pid, number)
 
 
-def kill_all(*, within_s: float, beyond_session: int = 0) -> None:
+def kill_all(*, within_s: float, beyond_session: int | None = None) -> None:
     """Kill and reap all descendants of this process; give up after `within_s` seconds.
 
     Repeated until none is left, because a process may fork in between.
 
     Args:
       within_s: a process in an uninterruptible wait cannot be killed, nor waited for.
-      beyond_session: spare the processes of this session; 0: none.
+      beyond_session: spare the processes of this session. 0 is one, too: in a container, that of
+        processes whose session leader is outside (pid_namespaces(7)).
     """
     deadline_s = time.monotonic() + within_s
     while True:

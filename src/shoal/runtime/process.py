@@ -20,7 +20,7 @@ from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
-from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.notices.sources import Sources
 from shoal.runtime.rules.deadline import ends_at, left_of
 from shoal.runtime.rules.point import Point
@@ -160,7 +160,11 @@ def _enter(
     _RECORD.pid, _RECORD.joined = os.getpid(), joined
     if cluster.num_processes > 1:
         guard.watch(
-            joined, is_idle=jax_runtime.is_idle, leave=_leave_at_exit, parts_together=is_attached
+            joined,
+            is_idle=device_work.is_idle,
+            work_until_now=device_work.until_now,
+            leave=_leave_at_exit,
+            parts_together=is_attached,
         )
     if isinstance(joined, TcpCoordinator):
         joined.watch_main_line(HangWatch(joined, hang_timeout).look)

@@ -7,7 +7,7 @@ import pytest
 from shoal.collectives.live import live
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, UsageError
 from shoal.runtime.barrier import barrier
-from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.jax_service import device_work
 from shoal.runtime.rollcall import roll_call
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.membership import wait_until_idle
@@ -118,7 +118,7 @@ def test_stacks_show_where_the_threads_of_each_are(make_job):
 
 
 def test_who_cannot_finish_what_it_computes_knows_why(make_job, monkeypatch):
-    monkeypatch.setattr(jax_runtime, "is_idle", lambda: False)
+    monkeypatch.setattr(device_work, "is_idle", lambda: False)
     job = make_job(2)
     job.kill(1)
     job.until_known(0, [1])

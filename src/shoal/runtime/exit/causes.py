@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.client.interface import Coordinator
@@ -16,16 +16,24 @@ _BEHIND_S = 0.5
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 
 
-def gone_members(coordinator: Coordinator, timeout_s: float = _ASK_S) -> dict[int, Member]:
-    """Return the processes that are lost or have failed; all others if there is no answer."""
+def peers_of(coordinator: Coordinator) -> list[Member]:
+    """Return the state of the other processes; all of them are lost if there is no answer."""
     try:
-        members = coordinator.members(timeout_s=timeout_s)
+        members: Iterable[Member] = coordinator.members(timeout_s=_ASK_S)
     except (ShoalError, OSError):
-        hosts = dict(enumerate(coordinator.hosts))
-        del hosts[coordinator.process]
-        return {process: Member(process, host, "lost", UNHEARD) for process, host in hosts.items()}
-    bad = [m for m in members if m.state in ("lost", "failed")]
-    return {m.process: m for m in bad if m.process != coordinator.process}
+        hosts = enumerate(coordinator.hosts)
+        members = [Member(process, host, "lost", UNHEARD) for process, host in hosts]
+    return [member for member in members if member.process != coordinator.process]
+
+
+def gone_of(members: Iterable[Member]) -> dict[int, Member]:
+    """Return those that are lost or have failed."""
+    return {member.process: member for member in members if member.state in ("lost", "failed")}
+
+
+def gone_members(coordinator: Coordinator) -> dict[int, Member]:
+    """Return the other processes that are lost or have failed; all if there is no answer."""
+    return gone_of(peers_of(coordinator))
 
 
 def gone_behind(coordinator: Coordinator, error: BaseException) -> dict[int, Member]:

@@ -42,6 +42,7 @@ from shoal.runtime.exit.causes import (
 )
 from shoal.runtime.exit.main_program import MainProgram
 from shoal.runtime.exit.torch_agent import TorchAgent
+from shoal.runtime.exit.unfinished import await_devices, pause_s
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (
@@ -60,11 +61,6 @@ _LOOK_S = 0.25  # interval of checks whether the program has ended
 _EXPLAINED = 8  # processes that a message names
 
 
-def pause_s(coordinator: Coordinator) -> float:
-    """Return the interval of such queries, which grows with the job as the answer does."""
-    return 1.0 + coordinator.num_processes / 20
-
-
 class ExitGuard:
     """The exit guard of this process: `hook` once, `watch` a coordinator, `release` it."""
 
@@ -72,6 +68,7 @@ class ExitGuard:
         self._pid = os.getpid()
         self._coordinator: Coordinator | None = None
         self._is_idle: Callable[[], bool] = lambda: True
+        self._work_until_now: Callable[[], Callable[[], bool]] = lambda: self._is_idle
         self._leave: Callable[[str], None] = lambda words: None
         self._parts_together = False
         self._code: int | None = None  # of the uncaught exception
@@ -96,19 +93,22 @@ class ExitGuard:
         coordinator: Coordinator,
         *,
         is_idle: Callable[[], bool],
+        work_until_now: Callable[[], Callable[[], bool]],
         leave: Callable[[str], None],
         parts_together: bool,
     ) -> None:
         """Report the end of this process to `coordinator` from now on.
 
         `leave` leaves the job after a normal end; it gets the text for the other processes (empty:
-        nothing to report). `is_idle` tells whether the devices have finished their work;
-        `parts_together` whether JAX's teardown waits for all processes even then, as in a job that
-        JAX joined.
+        nothing to report). `is_idle` tells whether all arrays are computed; `work_until_now`
+        returns a function that tells it of all that was started before its call, arrays or not;
+        `parts_together` tells whether JAX's teardown waits for all processes even then, as in a job
+        that JAX joined.
 
         Must be called after JAX was imported: exit handlers run in reverse order.
         """
         self._coordinator, self._is_idle, self._leave = coordinator, is_idle, leave
+        self._work_until_now = work_until_now
         self._parts_together = parts_together
         self._wake = wake = threading.Event()
         atexit.register(self._on_exit)
@@ -225,12 +225,16 @@ class ExitGuard:
             _end(self._code)
         words = self._leaving_words()
         fails = self._exit_status not in (0, REQUEUE)
+        gone: Mapping[int, Member] = {}
         if fails:
             self._report_exit(coordinator, words)
+        else:
+            gone = self._await_devices(coordinator)
         # Only now can a teardown hang; otherwise Python's own end keeps its exit code, which is not
         # known here for certain: the program may have raised SystemExit itself.
         is_idle = self._is_idle()
-        gone = gone_members(coordinator) if self._parts_together or not is_idle else {}
+        if not gone and (self._parts_together or not is_idle):
+            gone = gone_members(coordinator)
         is_busy = _works_on_devices()
         if gone or is_busy or (fails and not is_idle):
             code = self._exit_status & 0xFF or _report_cut(coordinator, is_busy and not gone)
@@ -242,6 +246,15 @@ class ExitGuard:
         self._wake.set()
         self._leave(words)
         self.release()
+
+    def _await_devices(self, coordinator: Coordinator) -> Mapping[int, Member]:
+        """Wait for the devices; return the processes that are gone if they may never finish."""
+        try:
+            return await_devices(coordinator, self._work_until_now())
+        except KeyboardInterrupt as error:  # printed and ignored, if it came to the interpreter
+            with contextlib.suppress(ShoalError, OSError):
+                coordinator.report("failed", failure_of(error).words)
+            _end(_INTERRUPTED)
 
     def _report_exit(self, coordinator: Coordinator, words: str) -> None:
         """Report an end by `sys.exit`, as `_report_failure` and `_outlast` do for an exception."""

@@ -244,15 +244,6 @@ def install(client: Any, address: str, process: int, num_processes: int) -> None
     state.partition_index = int(partition) if partition else None
 
 
-def is_idle() -> bool:
-    """Return whether all arrays of this process have been computed. Never blocks."""
-    if not backend_exists():
-        return True
-    import jax
-
-    return all(array.is_deleted() or array.is_ready() for array in jax.live_arrays())
-
-
 def leave(*, process_ends: bool) -> None:
     """Disconnect from JAX's service; at the end of the process, after the backends are gone.
 

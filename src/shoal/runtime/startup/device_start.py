@@ -27,7 +27,8 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.exit.guard import DEVICE_WORK, pause_s
+from shoal.runtime.exit.guard import DEVICE_WORK
+from shoal.runtime.exit.unfinished import pause_s
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.outcomes import ThisProcess

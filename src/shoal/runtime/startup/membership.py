@@ -17,8 +17,8 @@ from typing import Any
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.over_tcp import TcpCoordinator
-from shoal.runtime.exit.guard import pause_s
-from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.exit.unfinished import pause_s
+from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.jax_service.keeper_link import (
     HostKeeper,
     find_host_keeper,
@@ -207,14 +207,15 @@ def is_connecting() -> bool:
 
 
 def wait_until_idle(joined: Coordinator, deadline: float) -> None:
-    """Wait until this process's arrays are computed.
+    """Wait until this process's devices have computed what they were given.
 
     Raises:
       ProcessLostError: a process is gone, so they may never be.
       DeadlineError: they were not computed in time.
     """
     query_at = time.monotonic() + 1.0
-    while not jax_runtime.is_idle():
+    is_done = device_work.until_now()
+    while not is_done():
         if time.monotonic() >= min(query_at, deadline):
             check_living(joined, deadline, "finishing its computations")
             query_at = time.monotonic() + pause_s(joined)

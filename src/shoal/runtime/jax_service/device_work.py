@@ -1,0 +1,57 @@
+"""Tell whether the devices of this process have finished what they were given to compute."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal.runtime.jax_service.jax_runtime import backend_exists
+
+
+def is_idle() -> bool:
+    """Return whether all arrays of this process have been computed. Never blocks."""
+    if not backend_exists():
+        return True
+    import jax
+
+    return all(array.is_deleted() or array.is_ready() for array in jax.live_arrays())
+
+
+def until_now() -> Callable[[], bool]:
+    """Return a function that tells whether all that was started until now has been computed.
+
+    Also what has no array any more: a program may drop its last results, and end while other
+    processes wait for this one's part of them. A device computes in the order in which it is
+    given work, and XLA's CPU client runs one program of several devices at a time: so a last
+    program of all local devices ends after all others. (On the CPU this leaves out programs that
+    use one of several local devices.)
+    """
+    marks = [mark for mark in map(_mark, _device_sets()) if mark is not None]
+    return lambda: is_idle() and all(mark.is_ready() for mark in marks)
+
+
+def _device_sets() -> list[Sequence[Any]]:
+    """Return the local devices of the default backend, and the host's beside an accelerator."""
+    if not backend_exists():
+        return []
+    import jax
+
+    found = [jax.local_devices()]
+    if found[0][0].platform != "cpu":
+        with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may leave it out
+            found.append(jax.local_devices(backend="cpu"))
+    return found
+
+
+def _mark(devices: Sequence[Any]) -> Any:
+    """Start a program of these devices, and return its result; None: they take no more."""
+    import jax
+    import jax.numpy as jnp
+
+    with contextlib.suppress(Exception):  # the process ends all the same
+        layout = jax.sharding.NamedSharding(
+            jax.sharding.Mesh(devices, "d"), jax.sharding.PartitionSpec("d")
+        )
+        return jax.jit(lambda: jnp.zeros(len(devices), bool), out_shardings=layout)()
+    return None

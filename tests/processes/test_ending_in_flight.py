@@ -1,0 +1,171 @@
+"""The end of real processes whose devices compute: sums of all processes are in flight."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+
+def count_from_now(job):
+    """Let `ended_s` be the seconds from here on, without the start of the interpreters."""
+    job.began = time.monotonic()
+
+
+IN_FLIGHT = """
+initialize(timeout_s=30)
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+devices = np.array(jax.devices())
+sharding = NamedSharding(Mesh(devices, "x"), PartitionSpec("x"))
+array = jax.make_array_from_callback(
+    (len(devices), 1 << 18), sharding, lambda where: np.ones((1, 1 << 18), np.float32))
+total = jax.jit(lambda a: a.sum(0))
+total(array).block_until_ready()
+"""
+
+
+SUMS_WITH_A_VICTIM = (
+    IN_FLIGHT
+    + """
+barrier("ready")
+if index == 1:
+    say("ready")
+    while True:
+        total(array).block_until_ready()
+pending = [total(array)]
+"""
+)
+
+
+@pytest.mark.usefixtures("interpreters")
+def test_killed_while_sums_are_in_flight(job):
+    script = SUMS_WITH_A_VICTIM + 'barrier("never")'
+    job.start(0, 2, script)
+    victim = job.start(1, 2, script)
+    victim.until_said("ready")
+    victim.kill()
+    count_from_now(job)
+    survivor, _ = job.wait()
+    assert survivor.code == 71, survivor
+    assert "ProcessLostError" in survivor.err
+    assert "process 1" in survivor.err
+    assert survivor.err.count("Traceback") == 1, survivor
+    assert survivor.ended_s < 15
+    assert job.leaves_no_orphan()
+
+
+@pytest.mark.usefixtures("interpreters")
+def test_a_code_that_python_shows_to_nobody_is_not_turned_into_success(job):
+    script = (
+        SUMS_WITH_A_VICTIM
+        + """
+try:
+    barrier("never")
+except ProcessLostError:
+    raise SystemExit(3)
+"""
+    )
+    job.start(0, 2, script)
+    victim = job.start(1, 2, script)
+    victim.until_said("ready")
+    victim.kill()
+    survivor, _ = job.wait()
+    # 71 if the sum can neither end nor fail: then no teardown, in which Python would keep the 3.
+    assert survivor.code in (3, 71), survivor
+    assert ("without JAX's teardown" in survivor.err) == (survivor.code == 71), survivor
+    assert job.leaves_no_orphan()
+
+
+TRAINING = """
+def train():
+    while True:
+        total(array).block_until_ready()
+barrier("ready")
+say("ready")
+"""
+CAUGHT = """
+try:
+    train()
+except Exception as error:
+    raise RuntimeError("no more training") from error
+"""
+
+
+@pytest.mark.parametrize("ends", ["train()", CAUGHT], ids=["at once", "caught first"])
+def test_an_error_of_the_runtime_is_explained(job, ends):
+    one_device = IN_FLIGHT.replace("timeout_s=30", "timeout_s=30, virtual_devices=1")
+    script = one_device + TRAINING + ends
+    job.start(0, 2, script)
+    victim = job.start(1, 2, script)
+    victim.until_said("ready")
+    victim.kill()
+    count_from_now(job)
+    survivor, _ = job.wait()
+    assert survivor.code == 71, survivor
+    assert "Error: " in survivor.err
+    assert survivor.err.splitlines()[-1].startswith("shoal: process 1 of 2 (")
+    assert "is lost" in survivor.err.splitlines()[-1]
+    assert survivor.ended_s < 15
+    assert job.leaves_no_orphan()
+
+
+@pytest.mark.usefixtures("interpreters")
+def test_an_exception_while_a_sum_that_never_ends_is_in_flight(job):
+    script = (
+        IN_FLIGHT
+        + """
+barrier("ready")
+if index == 1:
+    say("ready")
+    os.kill(os.getpid(), signal.SIGSTOP)
+pending = total(array)
+raise RuntimeError("in flight")
+"""
+    )
+    job.start(0, 2, script)
+    frozen = job.start(1, 2, script)
+    frozen.until_said("ready")
+    count_from_now(job)
+    one = job.wait_for(0)
+    assert one.code == 1, one
+    assert one.err.splitlines()[-1] == "RuntimeError: in flight"
+    assert one.ended_s < 15
+    os.kill(frozen.pid, signal.SIGKILL)
+    job.wait()
+    assert job.leaves_no_orphan()
+
+
+ENDS_FIRST = """
+import atexit, pathlib, time
+from shoal.runtime.process import coordinator
+barrier("ready")
+if index == 0:
+    atexit.register(pathlib.Path(sys.path[0], "ended").touch)  # before shoal's own handler
+    {result}
+else:
+    while not pathlib.Path(sys.path[0], "ended").exists():
+        time.sleep(0.01)
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        assert coordinator().members(timeout_s=30)[0].state == "here"
+    say(total(array)[0])
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("result", ["total(array)", "kept = total(array)"], ids=["dropped", "kept"])
+def test_a_program_that_ends_first_computes_its_part(job, said, devices, result):
+    start = IN_FLIGHT.replace("timeout_s=30", f"timeout_s=30, virtual_devices={devices}")
+    first, other = job.run(2, start + ENDS_FIRST.format(result=result))
+    assert (first.code, other.code) == (0, 0), other
+    assert said(other) == str(2.0 * devices)
+    assert job.leaves_no_orphan()
+
+
+def test_a_program_that_no_other_process_runs_keeps_none_from_its_end(job):
+    ended = job.run(2, IN_FLIGHT + 'barrier("ready")\nif index == 0:\n    total(array)')
+    assert [one.code for one in ended] == [0, 0], ended
+    assert job.leaves_no_orphan()
