@@ -143,6 +143,7 @@ import atexit, pathlib, time
 from shoal.runtime.process import coordinator
 barrier("ready")
 if index == 0:
+    jax.set_mesh(Mesh(devices, "x"))
     atexit.register(pathlib.Path(sys.path[0], "ended").touch)  # before shoal's own handler
     {result}
 else:

@@ -50,8 +50,8 @@ def _mark(devices: Sequence[Any]) -> Any:
     import jax.numpy as jnp
 
     with contextlib.suppress(Exception):  # the process ends all the same
-        layout = jax.sharding.NamedSharding(
-            jax.sharding.Mesh(devices, "d"), jax.sharding.PartitionSpec("d")
-        )
-        return jax.jit(lambda: jnp.zeros(len(devices), bool), out_shardings=layout)()
+        mesh = jax.sharding.Mesh(devices, "d")
+        layout = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+        with jax.set_mesh(mesh):  # the program's own may be of other devices
+            return jax.jit(lambda: jnp.zeros(len(devices), bool), out_shardings=layout)()
     return None
