@@ -43,6 +43,15 @@ def test_processes_that_are_gone_are_named(make_job):
     assert [*await_devices(job.coordinators[0], never)] == [1]
 
 
+def test_work_that_needs_none_of_those_that_are_gone_is_finished(make_job, monkeypatch):
+    monkeypatch.setattr(module, "_QUIET_S", 60.0)
+    job = make_job(2)
+    job.kill(1)
+    job.until_known(0, [1])
+    looks = itertools.count()
+    assert await_devices(job.coordinators[0], lambda: next(looks) > 20) == {}
+
+
 def test_it_does_not_wait_for_processes_that_have_left(make_job):
     job = make_job(3)
     for other in job.coordinators[1:]:

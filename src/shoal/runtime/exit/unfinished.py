@@ -12,7 +12,7 @@ from shoal.runtime.exit.causes import gone_of, peers_of
 from shoal.runtime.rules.point import Member
 
 _LOOK_S = 0.002
-_QUIET_S = 1.0  # without a query: all processes of a large job end at once
+_QUIET_S = 1.0  # most are done by then; and all processes of a large job end at once
 _REPORT_S = 10.0
 _ALONE_S = 5.0  # for what the last other process has sent before it left
 
@@ -30,8 +30,7 @@ def await_devices(coordinator: Coordinator, is_done: Callable[[], bool]) -> Mapp
       they are done, or no other process is left that could need, or give, a part.
     """
     now = time.monotonic()
-    query_at = now if coordinator.troubles.open() else now + _QUIET_S
-    report_at, alone_at = now + _REPORT_S, math.inf
+    query_at, report_at, alone_at = now + _QUIET_S, now + _REPORT_S, math.inf
     while not is_done():
         now = time.monotonic()
         if now >= alone_at:
