@@ -176,8 +176,9 @@ def shutdown(*, timeout_s: float | None = None) -> None:
 
     Collective over all processes.
 
-    Without `initialize` before it, nothing happens. A program that simply ends needs no `shutdown`.
-    This process has left the job in any case, even if an exception is raised.
+    Without `initialize` before it, nothing happens. A program that simply ends needs no `shutdown`:
+    its process stays until its devices have finished, because others may need their part. This
+    process has left the job in any case, even if an exception is raised.
 
     Args:
       timeout_s: time limit for all to arrive; None: SHOAL_TIMEOUT_S (600).
