@@ -112,6 +112,21 @@ ENDS = {
     "a hook under a launcher": ("sys.excepthook = lambda *what: None\nmain()", 1, RAISED, ""),
 }  # fmt: skip
 
+LEFT_OPEN = """
+import functools, sys
+from shoal.runtime.client.over_tcp import join
+from shoal.runtime.exit.guard import ExitGuard
+
+job = join(sys.argv[1], process=0, num_processes=1, timeout_s=60)
+guard = ExitGuard()
+guard.hook()
+yes = "yes".isalpha  # a lambda would hold the program's names
+guard.watch(job, is_idle=yes, work_until_now=functools.partial(getattr, "yes", "isalpha"),
+            leave=job.close, parts_together=False)
+log = open("log.txt", "w")
+log.write("epoch 0")
+"""
+
 
 @pytest.fixture
 def ended(tmp_path, child_env):
@@ -136,6 +151,19 @@ def ended(tmp_path, child_env):
         for one in [*programs, server]:
             one.kill()
             one.communicate()
+
+
+def test_files_that_a_program_leaves_open_are_written(tmp_path, child_env):
+    """As at the end of any Python program, though the guard's thread may outlive its names."""
+    place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", "1"]
+    command = [*place, "--until-empty"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=child_env) as server:
+        address = json.loads(server.stdout.readline())["address"]
+        script = tmp_path / "train.py"
+        script.write_text(LEFT_OPEN)
+        program = [sys.executable, str(script), address, "0", "1"]
+        subprocess.run(program, env=child_env, cwd=tmp_path, timeout=PATIENCE_S, check=True)
+    assert (tmp_path / "log.txt").read_text() == "epoch 0"
 
 
 def _told(address, count, programs):

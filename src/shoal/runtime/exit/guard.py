@@ -87,6 +87,7 @@ class ExitGuard:
         """Install the interpreter hooks; until `watch` they affect only exit codes."""
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
         self._exit, sys.exit = sys.exit, self._on_sys_exit
+        atexit.register(self._program.forget)  # after `_on_exit`: the thread may outlive both
 
     def watch(
         self,

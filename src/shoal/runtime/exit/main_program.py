@@ -58,6 +58,10 @@ class MainProgram:
         frame = _outermost()
         return frame is not None and frame.f_code.co_name == "_shutdown"  # of `threading`
 
+    def forget(self) -> None:
+        """Let go of its frame, so that Python's end deletes, and so flushes, what it has open."""
+        self._frame = self._own = None
+
     @property
     def place(self) -> str:
         """The place where it is or ended: file:line (function), in its outermost frame."""
