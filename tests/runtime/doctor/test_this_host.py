@@ -138,3 +138,19 @@ def test_the_file_system_is_that_of_the_innermost_mount(tmp_path):
     mounts.write_text("a / ext4 rw 0 0\nb /home nfs4 rw 0 0\nc /home/me lustre rw 0 0\n")
     found = [file_system(f, str(mounts)) for f in ("/home/me/x", "/home/meg", "/etc", "/home")]
     assert found == ["lustre", "nfs4", "ext4", "nfs4"]
+
+
+def test_lacking_directories_are_notes(monkeypatch, tmp_path):
+    """A container may have none that can be written; and a directory may have been removed."""
+    monkeypatch.setattr(host_state.tempfile, "tempdir", None)
+    monkeypatch.setattr(host_state.tempfile, "_candidate_tempdir_list", list)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    facts, findings = host_state.check_disk()
+    assert facts == {}
+    assert [(one.level, one.words.partition(":")[0]) for one in findings] == [
+        ("note", "there is no directory for temporary files"),
+        ("note", "there is no directory where this process runs"),
+    ]

@@ -54,8 +54,15 @@ def check_memory(root: str = "/") -> CheckResult:
 
 def check_disk() -> CheckResult:
     """Return the free space where temporary files lie, and in the current directory."""
-    facts, findings = {}, []
-    for directory in dict.fromkeys((tempfile.gettempdir(), os.getcwd())):
+    facts, findings, directories = {}, [], []
+    finds = {"for temporary files": tempfile.gettempdir, "where this process runs": os.getcwd}
+    for purpose, find in finds.items():
+        try:
+            directories.append(find())
+        except OSError as error:
+            words = f"there is no directory {purpose}: {error.strerror}"
+            findings.append(Finding("disk", words, level=NOTE))
+    for directory in dict.fromkeys(directories):
         free = shutil.disk_usage(directory).free
         facts[directory] = {"free_bytes": free}
         if free < LITTLE_DISK_BYTES:

@@ -6,12 +6,12 @@ import os
 import select
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import IO, cast
 
 from shoal.runtime.system.environment import own_environment
+from shoal.runtime.system.memory_file import open_memory_file
 
 _CHECK_S = 0.2
 
@@ -24,7 +24,7 @@ class Spawned:
 
     def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         # A file, not a pipe: later output must not block it, nor hold the parent's stderr open.
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._errors = open_memory_file()
         self._process = subprocess.Popen(
             # -P: the directory of the user's script must not shadow its imports.
             [sys.executable, "-P", "-m", module, *arguments],

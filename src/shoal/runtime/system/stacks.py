@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
-import os
 import re
 import sys
-import tempfile
 import threading
 import traceback
-from typing import IO
+
+from shoal.runtime.system.memory_file import open_memory_file
 
 MAX_BYTES = 64 << 10
 
@@ -22,7 +21,7 @@ def stacks(max_bytes: int = MAX_BYTES) -> str:
     This is the interpreter's own dump, which runs no code of these threads. Long stacks lose their
     outermost frames.
     """
-    with _file() as file:
+    with open_memory_file() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         text = file.read().decode(errors="replace")
@@ -38,12 +37,6 @@ def innermost(text: str, frames: int = 3) -> list[str]:
     """Return the first frames of the first thread in `text`, one line each."""
     block = next(iter(_blocks(text)), [])
     return [line.strip() for line in block[1:] if line.startswith("  File ")][:frames]
-
-
-def _file() -> IO[bytes]:
-    if sys.platform == "linux":
-        return os.fdopen(os.memfd_create("stacks"), "w+b")
-    return tempfile.TemporaryFile()
 
 
 def _main_block() -> list[str]:
