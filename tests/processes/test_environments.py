@@ -28,6 +28,20 @@ cd /proc && exec "$@"
 """
 
 
+def test_closed_standard_streams_do_not_become_sockets(job):
+    """gloo prints to stdout whatever it is; XLA to stderr."""
+    script = """
+    os.closerange(0, 3)
+    initialize()
+    for fd in (1, 2):
+        os.write(fd, b"a line of native code")
+    barrier("after")
+    process.shutdown()
+    """
+    ended = job.run(2, script)
+    assert [one.code for one in ended] == [0, 0], ended
+
+
 @pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
     reason="only root may make a mount namespace, with util-linux's unshare",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ import typer
 
 from shoal.cli.typed import TypedCommand, TypedGroup
 from shoal.errors import ShoalError
+from shoal.runtime.system.inherited import allow_child_ends, open_standard_streams
 
 
 class Command(NamedTuple):
@@ -91,22 +91,16 @@ def _arguments() -> list[str]:
 
 
 def _open_closed_streams() -> None:
-    """Open closed standard streams (`shoal run … >&-`) as /dev/null.
-
-    Otherwise the next file that is opened gets the stream's number, and its text.
-    """
-    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
-            os.set_inheritable(fd, True)
-            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - never closed
+    """Open closed standard streams (`shoal run … >&-`) as /dev/null, for Python too."""
+    for fd in open_standard_streams():
+        name, mode = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))[fd]
+        setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - never closed
 
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
     _open_closed_streams()
+    allow_child_ends()
     command = sys.argv[1:2]
     app = build(command if command and command[0] in COMMANDS else COMMANDS)
     try:

@@ -35,7 +35,6 @@ def run_in_keeper(job: Callable[[int], int]) -> int:
       job: reads the numbers of forwarded signals from `orders_fd`, one byte each; at the end of the
         pipe it returns at once. Processes that it leaves behind are killed.
     """
-    _open_standard_streams()
     adopt_orphans()  # if the keeper is killed; and what it imports, the keeper has too
     orders_fd, lifeline_fd = os.pipe()
     before = _forward_signals(lifeline_fd)
@@ -113,12 +112,3 @@ def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
     """Do nothing: the signal only has to wake this process."""
-
-
-def _open_standard_streams() -> None:
-    """Open closed standard streams (`shoal run … >&-`) as /dev/null, before a pipe gets them."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,11 +52,17 @@ class Launch:
         self.popen: subprocess.Popen[str] | None = None
 
     def start(
-        self, *options: str, script: str, arguments: tuple[str, ...] = (), **popen: object
+        self,
+        *options: str,
+        script: str,
+        arguments: tuple[str, ...] = (),
+        before: Iterable[str] = (),
+        **popen: object,
     ) -> subprocess.Popen[str]:
+        """Start it, by the command `before` if one is given."""
         (self.folder / "script.py").write_text(textwrap.dedent(script))
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "shoal", "run", *options, "script.py", *arguments],
+            [*before, sys.executable, "-m", "shoal", "run", *options, "script.py", *arguments],
             cwd=self.folder,
             env=self.env,
             text=True,
@@ -65,8 +71,14 @@ class Launch:
         )
         return self.popen
 
-    def run(self, *options: str, script: str, arguments: tuple[str, ...] = ()) -> Finished:
-        self.start(*options, script=script, arguments=arguments)
+    def run(
+        self,
+        *options: str,
+        script: str,
+        arguments: tuple[str, ...] = (),
+        before: Iterable[str] = (),
+    ) -> Finished:
+        self.start(*options, script=script, arguments=arguments, before=before)
         return self.finish()
 
     def finish(self) -> Finished:

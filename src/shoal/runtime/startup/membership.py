@@ -34,6 +34,7 @@ from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.inherited import open_standard_streams
 from shoal.runtime.wire.frames import split_address
 from shoal.runtime.wire.listening import is_loopback
 
@@ -113,6 +114,7 @@ def become_member(
     """
     if cluster.num_processes == 1:
         return alone()
+    open_standard_streams()
     keeper = HostKeeper()
 
     def before_hello() -> None:

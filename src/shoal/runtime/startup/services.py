@@ -28,6 +28,7 @@ from shoal import settings
 from shoal.errors import InitializeError
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.child_process import Spawned
+from shoal.runtime.system.inherited import allow_child_ends
 from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.system.service_commands import MEETING_PLACE, service_arguments
 from shoal.runtime.wire.frames import address_text
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run JAX's service, and a meeting place beside it, until the job's members are gone."""
     options = _parse(arguments)
     ignore_job_signals()  # inherited by the meeting place
+    allow_child_ends()
     place = Spawned(
         MEETING_PLACE,
         *service_arguments(options.processes, options.bind, options.port),
