@@ -2,8 +2,9 @@
 
 A job's grandchildren may leave their process group, their session, or lose their parent (a double
 fork). With `adopt_orphans` the kernel makes this process the parent of every orphan below it
-(PR_SET_CHILD_SUBREAPER, prctl(2)), so that none can leave the tree. Elsewhere (macOS) nothing is
-found here, and only process groups created by the launcher can be ended.
+(PR_SET_CHILD_SUBREAPER, prctl(2)), so that none can leave the tree. Elsewhere (macOS, or where
+/proc does not show the processes of this pid namespace) nothing is found here, and only process
+groups created by the launcher can be ended.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from shoal.launch.loop import Loop
 from shoal.launch.output import LineStream, Log, Outlet
 from shoal.launch.report import Ending
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.process_status import is_stopped
+from shoal.runtime.system.process_status import is_stopped, shows_own_pids
 
 _TEARDOWN_S = 10.0  # an older traceback did not end the process
 
@@ -140,7 +140,7 @@ class Processes:
 
     def kill_groups(self) -> None:
         """Kill the process groups of ended processes, where descendants cannot be found."""
-        if sys.platform != "linux":
+        if not shows_own_pids():
             for process in self.all:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.popen.pid, signal.SIGKILL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 
 import pytest
@@ -21,3 +23,26 @@ def test_exit_codes_are_seen_if_sigchld_was_ignored_or_blocked(launch, amiss):
     finished = launch.run("-n", "1", script=ENDS, before=[sys.executable, "-c", start])
     assert finished.code == 3, finished
     assert "failed first" in finished.verdict
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
+    reason="only root may make a pid namespace, with util-linux's unshare",
+)
+def test_a_proc_of_another_pid_namespace_is_not_believed(launch):
+    """Under the pids of this job it shows other processes, or none."""
+    launch.start(
+        *("-n", "2"),
+        script="""
+            import os, shoal
+            shoal.initialize(virtual_devices=1)
+            helper = os.fork() or os.execvp("sleep", ["sleep", "600"])
+            shoal.step(0)
+            print("together:", *shoal.allgather(shoal.process_index()))
+        """,
+        before=["unshare", "--pid", "--fork"],
+    )
+    finished = launch.finish()
+    assert finished.lines == ["p0| together: 0 1", "p1| together: 0 1"], finished
+    assert finished.code == 0
+    assert launch.leaves_nobody()

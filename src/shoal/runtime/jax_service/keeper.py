@@ -28,7 +28,7 @@ from typing import Any
 
 from shoal.runtime.jax_service.tcp_splice import Splices, find
 from shoal.runtime.system.job_signals import ignore_job_signals
-from shoal.runtime.system.process_status import ProcessStatus, status_of
+from shoal.runtime.system.process_status import ProcessStatus, shows_own_pids, status_of
 from shoal.runtime.wire.frames import number_field, pack_frame, split_address
 
 _LOOK_S = 2.0  # maximum interval between checks of the processes
@@ -84,7 +84,7 @@ def _look(pid: int) -> ProcessStatus:
     """Return the status of a process; its state is "X" if it is gone, "?" if unknown."""
     if status := status_of(pid):
         return status
-    if os.path.exists("/proc/self/stat"):
+    if shows_own_pids():
         return _GONE
     try:
         os.kill(pid, 0)

@@ -30,8 +30,24 @@ class ProcessStatus(NamedTuple):
         return self.state in "Tt"
 
 
+def shows_own_pids() -> bool:
+    """Return whether /proc shows the processes of this pid namespace, by the pids they have in it.
+
+    One that was left by `unshare --pid` without --mount-proc, or mounted into a sandbox from
+    outside, has other processes under the same numbers.
+    """
+    try:
+        return os.readlink("/proc/self") == str(os.getpid())
+    except OSError:
+        return False
+
+
 def status_of(pid: int) -> ProcessStatus | None:
-    """Return the status of a process; None: there is no such process, or no /proc."""
+    """Return the status of a process; None: there is no such process, or it cannot be seen."""
+    return _read(pid) if shows_own_pids() else None
+
+
+def _read(pid: int) -> ProcessStatus | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # pid (name, of any characters) state ppid pgrp session … num_threads, the 20th, …
@@ -44,17 +60,13 @@ def status_of(pid: int) -> ProcessStatus | None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal or a debugger has stopped a process. False without /proc."""
+    """Return whether a signal or a debugger has stopped a process. False if it is not seen."""
     status = status_of(pid)
     return status is not None and status.is_stopped
 
 
 def all_statuses() -> Iterator[tuple[int, ProcessStatus]]:
-    """Yield the pid and the status of every process of this machine; nothing without /proc."""
-    try:
-        names = os.listdir("/proc")
-    except FileNotFoundError:
-        return
-    for name in names:
-        if name.isdigit() and (status := status_of(int(name))):
+    """Yield the pid and the status of every process of this machine that can be seen."""
+    for name in os.listdir("/proc") if shows_own_pids() else ():
+        if name.isdigit() and (status := _read(int(name))):
             yield int(name), status
