@@ -126,6 +126,14 @@ guard.watch(job, is_idle=yes, work_until_now=functools.partial(getattr, "yes", "
 log = open("log.txt", "w")
 log.write("epoch 0")
 """
+# The end of a program that has left it open: its exit code.
+LEAVES = {
+    "": 0,
+    "raise ValueError('no data')": 1,
+    "import signal; from shoal.runtime.notices.sources import Sources\n"
+    "signal.signal(signal.SIGTERM, lambda *_: None)\n"
+    "Sources(bool, bool).watch([signal.SIGTERM], (), (), 1.0, None)": 0,
+}
 
 
 @pytest.fixture
@@ -153,16 +161,20 @@ def ended(tmp_path, child_env):
             one.communicate()
 
 
-def test_files_that_a_program_leaves_open_are_written(tmp_path, child_env):
-    """As at the end of any Python program, though the guard's thread may outlive its names."""
+@pytest.mark.parametrize("end", LEAVES, ids=["returns", "raises", "watches signals"])
+def test_files_that_a_program_leaves_open_are_written(end, tmp_path, child_env):
+    """As at the end of any Python program, though threads of shoal may outlive its names."""
     place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", "1"]
     command = [*place, "--until-empty"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=child_env) as server:
         address = json.loads(server.stdout.readline())["address"]
         script = tmp_path / "train.py"
-        script.write_text(LEFT_OPEN)
+        script.write_text(LEFT_OPEN + end)
         program = [sys.executable, str(script), address, "0", "1"]
-        subprocess.run(program, env=child_env, cwd=tmp_path, timeout=PATIENCE_S, check=True)
+        done = subprocess.run(
+            program, env=child_env, cwd=tmp_path, timeout=PATIENCE_S, stderr=subprocess.PIPE
+        )
+    assert done.returncode == LEAVES[end], done.stderr
     assert (tmp_path / "log.txt").read_text() == "epoch 0"
 
 

@@ -53,6 +53,7 @@ from shoal.runtime.system.failure_words import (
     one_line,
     stands,
 )
+from shoal.runtime.system.open_files import write_open_files
 
 DEVICE_WORK = "shoal's work on devices"  # the name of threads that do it
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -217,7 +218,8 @@ class ExitGuard:
             return
         if not self._is_owner():
             # JAX's teardown would wait for threads that a fork does not have.
-            _end(self._known_code())
+            flush()  # but not the copies of its parent's files
+            os._exit(self._known_code())
         error = self._program.uncaught()
         if self._code is None and error is not None:  # another hook was called instead of this one
             self._explain(coordinator, error, self._report_failure(coordinator, error))
@@ -240,6 +242,7 @@ class ExitGuard:
         if gone or is_busy or (fails and not is_idle):
             code = self._exit_status & 0xFF or _report_cut(coordinator, is_busy and not gone)
             flush()  # before the services may end, because JAX's client aborts then
+            write_open_files()
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.close()
             os._exit(code)
@@ -377,6 +380,8 @@ def _report_cut(coordinator: Coordinator, is_busy: bool) -> int:
 def _end(code: int) -> NoReturn:
     """Flush Python's buffers, and end without any teardown."""
     flush()
+    if threading.current_thread() is threading.main_thread():
+        write_open_files()
     os._exit(code)
 
 

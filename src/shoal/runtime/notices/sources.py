@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import math
@@ -17,6 +18,7 @@ from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
 from shoal.paths import local_path
 from shoal.runtime.notices.signals import SignalWatch
 from shoal.runtime.rules.stopping import ReceivedNotice
+from shoal.runtime.system.open_files import write_open_files
 
 _LOG = logging.getLogger("shoal")
 _WRITTEN_S = 0.05  # a new file's first line is written within this
@@ -102,6 +104,9 @@ class Sources:
                 f"{text}{threading.current_thread().name!r}: signals=() leaves them out"
             )
         raise_all("watch_notices", problems)
+        if not self.is_set_up:
+            # Threads that outlive the program's names hold its functions, and so its open files.
+            atexit.register(self._write_files)
         self.is_set_up = True
         for number in numbers:
             self._grace_s[number] = grace_s
@@ -124,15 +129,19 @@ class Sources:
                     threading.current_thread().name,
                 )
             return
-        self.is_set_up = True
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
             self.watch([signal.SIGTERM], (), (), 1.0, None)
+        self.is_set_up = True
 
     def close(self) -> None:
         """Stop watching, and restore the previous handlers."""
         self._is_closed.set()
         if self._signals is not None:
             self._signals.close()
+
+    def _write_files(self) -> None:
+        if os.getpid() == self.pid:  # else these are a fork's copies
+            write_open_files()
 
     def _take(self, number: int) -> None:
         """Handle a signal."""
