@@ -9,8 +9,13 @@ import sys
 
 import pytest
 
+from quiet_ports import quiet_row
 from shoal.runtime.system.service_commands import MEETING_PLACE
 
+NEEDS_ROOT = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
+    reason="only root may make namespaces, with util-linux's unshare",
+)
 # What `shoal.initialize` starts first, where no directory can be written.
 START = f"""
 from shoal.runtime.system.child_process import Spawned
@@ -25,6 +30,16 @@ for folder in /tmp /var/tmp; do
     mount --bind $folder $folder && mount -o remount,bind,ro $folder || exit 5
 done
 cd /proc && exec "$@"
+"""
+
+# A container ends with its first process, and with it what that has started.
+CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+ENDS_FIRST = """
+import os, sys, shoal
+shoal.initialize(virtual_devices=1)
+shoal.barrier("begun")
+if shoal.process_index():
+    sys.stdin.readline()
 """
 
 
@@ -42,11 +57,36 @@ def test_closed_standard_streams_do_not_become_sockets(job):
     assert [one.code for one in ended] == [0, 0], ended
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
-    reason="only root may make a mount namespace, with util-linux's unshare",
-)
+@NEEDS_ROOT
 def test_services_start_in_a_read_only_file_system(child_env):
     command = ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh", sys.executable, "-c", START]
     done = subprocess.run(command, env=child_env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@NEEDS_ROOT
+def test_the_first_process_of_a_container_stays_as_long_as_others_need_its_services(
+    child_env, tmp_path
+):
+    (tmp_path / "train.py").write_text(ENDS_FIRST)
+    host, port = quiet_row(1)
+    env = {**child_env, "SHOAL_COORDINATOR": f"{host}:{port}", "SHOAL_NUM_PROCESSES": "2"}
+    env["SHOAL_WARN_AFTER_S"] = "0.1"
+    programs = [
+        subprocess.Popen(
+            [*CONTAINER, sys.executable, "train.py"],
+            env={**env, "SHOAL_PROCESS_ID": str(process)},
+            cwd=tmp_path, text=True, stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for process in range(2)
+    ]  # fmt: skip
+    first, other = programs
+    try:
+        stays = any("waits for the others" in line for line in first.stderr)
+        said = other.communicate("go on\n", timeout=60)[1]
+        assert stays, "it has ended, and its services with it"
+        assert [program.wait(60) for program in programs] == [0, 0], said
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()

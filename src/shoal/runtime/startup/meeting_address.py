@@ -10,6 +10,7 @@ The address comes from one of three sources::
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -82,10 +83,20 @@ def join_place(
         return joined, place.token
     finally:
         if place is not None and place.services is not None:
-            end = services.retire if joined is None else services.release
-            end(place.services)
+            if joined is None:
+                services.retire(place.services)
+            else:
+                services.release(place.services, ends_with_us=_ends_with_us(joined))
         if visit is not None:
             visit.leave(has_begun=joined is not None)
+
+
+def _ends_with_us(joined: TcpCoordinator) -> bool:
+    """Return whether what process 0 has started may be ended with it, before the others end."""
+    is_here = len(joined.keeps) == joined.num_processes
+    if not joined.keeps:  # hosts are unknown
+        is_here = is_loopback(split_address(joined.address)[0])
+    return not is_here or os.getpid() == 1
 
 
 def _gatherer_for(cluster: JobPlace, place: Place) -> Nearby | None:

@@ -10,13 +10,19 @@ waits for that. Until all have joined, process 0 holds a leash, a pipe: if it di
 before, both end soon, and the address is free again. JAX's service goes last, because its clients
 may abort when it goes first: if the meeting place dies, JAX's service stays until the members had
 time to report that in Python. The meeting place monitors JAX's service, and survives it.
+
+What ends a process may end all that it has started: a container ends with its first process, and
+Slurm ends what the last task of a host leaves. So process 0 of a job on several hosts, or one that
+is the first of its container, stays until the services have ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -35,6 +41,7 @@ from shoal.runtime.wire.frames import address_text
 
 _LINGER_MAX_S = 600.0
 _RETIRING_S = 3.0
+_LOOK_S = 0.01
 
 
 class ServiceAddresses(NamedTuple):
@@ -43,6 +50,7 @@ class ServiceAddresses(NamedTuple):
     leash: IO[bytes]  # see `release` and `retire`
     address: str  # of the meeting place
     jax_service: str  # empty if the job has one already
+    pid: int
 
 
 def start(
@@ -74,14 +82,34 @@ def start(
             "the address must belong to this host, and its port must be free"
         )
     spawned.detach()
-    return ServiceAddresses(spawned.stdin, **json.loads(line))
+    return ServiceAddresses(spawned.stdin, **json.loads(line), pid=spawned.pid)
 
 
-def release(services: ServiceAddresses) -> None:
-    """Release the services of a job that has begun: they end after its last member."""
+def release(services: ServiceAddresses, *, ends_with_us: bool) -> None:
+    """Release the services of a job that has begun: they end after its last member.
+
+    Args:
+      ends_with_us: whether they would end with this process, too, which then outlasts them.
+    """
+    if ends_with_us:  # the exit guard's handler, registered later, is called before
+        atexit.register(_outlast, services.pid, os.getpid())
     with contextlib.suppress(BrokenPipeError):  # they are gone, as their connections show
         services.leash.write(b".")
     services.leash.close()
+
+
+def _outlast(services_pid: int, own_pid: int) -> None:
+    """Wait until the services of this process's job have ended, after it has left the job."""
+    if os.getpid() != own_pid:
+        return  # a fork
+    warn_at = time.monotonic() + settings.seconds("SHOAL_WARN_AFTER_S")
+    with contextlib.suppress(ChildProcessError, KeyboardInterrupt):
+        while not os.waitpid(services_pid, os.WNOHANG)[0]:
+            if time.monotonic() >= warn_at:
+                words = "has ended its program, and waits for the others, whose services it started"
+                print(f"shoal: process 0 {words}", file=sys.stderr, flush=True)
+                warn_at = math.inf
+            time.sleep(_LOOK_S)
 
 
 def retire(services: ServiceAddresses) -> None:
