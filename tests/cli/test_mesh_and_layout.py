@@ -126,3 +126,11 @@ def test_they_work_where_jax_does_not_import():
     command = [sys.executable, "-c", block, "layout", "x @ x=2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_locale_without_utf_8_gets_escapes():
+    command = [sys.executable, "-m", "shoal", "layout", "data,model", "--mesh", "data=4,model=2"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*command, "--shape", "8,8"], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "each block on 1 device" in done.stdout

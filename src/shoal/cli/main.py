@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -97,9 +98,16 @@ def _open_closed_streams() -> None:
         setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - never closed
 
 
+def _escape_unencodable() -> None:
+    """Have stdout escape what its encoding lacks (a locale without UTF-8), as stderr does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Run the command line of this process and exit with its code."""
     _open_closed_streams()
+    _escape_unencodable()
     allow_child_ends()
     command = sys.argv[1:2]
     app = build(command if command and command[0] in COMMANDS else COMMANDS)
