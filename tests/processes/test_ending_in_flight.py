@@ -161,12 +161,88 @@ else:
 def test_a_program_that_ends_first_computes_its_part(job, said, devices, result):
     start = IN_FLIGHT.replace("timeout_s=30", f"timeout_s=30, virtual_devices={devices}")
     first, other = job.run(2, start + ENDS_FIRST.format(result=result))
-    assert (first.code, other.code) == (0, 0), other
+    assert (first.code, other.code) == (0, 0), (first, other)
     assert said(other) == str(2.0 * devices)
     assert job.leaves_no_orphan()
 
 
+ENDS_ALONE = (
+    IN_FLIGHT
+    + """
+from shoal.runtime.exit import unfinished
+from shoal.runtime.process import coordinator
+unfinished._ALONE_S = 0.1
+barrier("ready")
+def ending():
+    one = coordinator().members(timeout_s=30)[0]
+    return one if unfinished.HAS_ENDED in one.last_words else None
+if index == 0:
+    total(array)
+"""
+)
+
+
 def test_a_program_that_no_other_process_runs_keeps_none_from_its_end(job):
-    ended = job.run(2, IN_FLIGHT + 'barrier("ready")\nif index == 0:\n    total(array)')
+    ended = job.run(2, ENDS_ALONE)
     assert [one.code for one in ended] == [0, 0], ended
+    assert job.leaves_no_orphan()
+
+
+def test_a_program_that_no_other_process_runs_keeps_none_that_waits(job):
+    ended, waiting = job.run(2, ENDS_ALONE + 'else:\n    barrier("after")')
+    assert (ended.code, waiting.code) == (0, 72), waiting
+    assert "left the job" in waiting.err.splitlines()[-1]
+    assert job.leaves_no_orphan()
+
+
+def test_a_program_that_no_other_process_runs_has_a_deadline(job):
+    waits = """
+else:
+    while coordinator().members(timeout_s=30)[0].state == "here":
+        pass
+"""
+    ended, _ = job.run(2, ENDS_ALONE + waits, SHOAL_TIMEOUT_S="0.5")
+    assert ended.code == 73, ended
+    assert "waits for its devices: they did not finish within 0.5 s" in ended.err
+    assert "Traceback" not in ended.err, ended
+    assert job.leaves_no_orphan()
+
+
+@pytest.mark.parametrize(
+    ("name", "handler", "code"),
+    [("SIGINT", "signal.default_int_handler", 130), ("SIGTERM", "lambda *_: sys.exit(5)", 5)],
+)
+def test_a_signal_ends_the_wait_for_devices(job, name, handler, code):
+    script = f"""
+    signal.signal(signal.{name}, {handler})
+else:
+    while not ending():
+        pass
+    os.kill(ending().pid, signal.{name})
+    barrier("after")
+"""
+    ended, other = job.run(2, ENDS_ALONE + script)
+    assert (ended.code, other.code) == (code, 72), ended
+    assert "atexit" not in ended.err, ended
+    assert job.leaves_no_orphan()
+
+
+@pytest.mark.parametrize("results", ["", "kept = "], ids=["dropped", "kept"])
+def test_a_queue_of_programs_that_is_full_when_a_peer_freezes(job, results):
+    """Starting another program blocks then, in native code."""
+    start = IN_FLIGHT.replace("timeout_s=30", "timeout_s=30, virtual_devices=1")
+    script = f"""
+barrier("ready")
+if index == 1:
+    say("ready")
+    os.kill(os.getpid(), signal.SIGSTOP)
+{results}[total(array) for _ in range(32)]
+"""
+    job.start(0, 2, start + script, SHOAL_LOST_AFTER_S="1")
+    frozen = job.start(1, 2, start + script, SHOAL_LOST_AFTER_S="1")
+    frozen.until_said("ready")
+    survivor = job.wait_for(0)
+    assert survivor.code == 71, survivor
+    frozen.kill()
+    job.wait()
     assert job.leaves_no_orphan()

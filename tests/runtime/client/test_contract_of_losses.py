@@ -118,7 +118,7 @@ def test_stacks_show_where_the_threads_of_each_are(make_job):
 
 
 def test_who_cannot_finish_what_it_computes_knows_why(make_job, monkeypatch):
-    monkeypatch.setattr(device_work, "is_idle", lambda: False)
+    monkeypatch.setattr(device_work, "until_now", lambda: lambda: False)
     job = make_job(2)
     job.kill(1)
     job.until_known(0, [1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.exit.guard import _explain
+from shoal.runtime.exit.explaining import explain, report_cut
 from shoal.runtime.rules.point import Member
 
 ENDED = Member(1, "h", "failed", "it hung after JAX's service was lost, and was ended")
@@ -12,13 +12,20 @@ ENDED = Member(1, "h", "failed", "it hung after JAX's service was lost, and was 
 def test_a_lost_service_is_named_before_those_who_died_of_it():
     coordinator = LocalJob(2).coordinators[0]
     coordinator.troubles.receive(None, "JAX's service", "lost", "silent for 2 s")
-    code, (first, second) = _explain(coordinator, {1: ENDED})
+    code, (first, second) = explain(coordinator, {1: ENDED})
     assert code == 71
     assert first == "JAX's service is lost: silent for 2 s"
     assert second.startswith("process 1 of 2 (h) is gone: it hung")
 
 
 def test_a_failed_peer_alone_is_a_failed_peer():
-    code, (line,) = _explain(LocalJob(2).coordinators[0], {1: ENDED})
+    code, (line,) = explain(LocalJob(2).coordinators[0], {1: ENDED})
     assert code == 72
     assert line.startswith("process 1 of 2 (h) is gone: it hung")
+
+
+def test_an_end_without_teardown_names_the_process_behind_it(capsys):
+    assert report_cut(LocalJob(2).coordinators[0], {1: ENDED}) == 72
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.endswith("without JAX's teardown, which would wait for a process that is gone")
+    assert second.startswith("shoal: process 1 of 2 (h) is gone: it hung")

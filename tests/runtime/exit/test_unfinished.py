@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 
+from shoal.errors import DeadlineError, PeerFailedError
+from shoal.runtime.barrier import barrier
 from shoal.runtime.exit import unfinished as module
-from shoal.runtime.exit.unfinished import await_devices
+from shoal.runtime.exit.causes import gone_members
+from shoal.runtime.exit.unfinished import HAS_ENDED, await_devices
 
 
 def never():
@@ -34,7 +38,15 @@ def test_it_waits_while_another_process_runs(make_job, capsys, monkeypatch):
     assert await_devices(job.coordinators[0], lambda: next(looks) > 100) == {}
     assert next(looks) == 102
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("shoal: process 0 of 2 has ended its program, and waits for its devices")
+    assert line.startswith("shoal: process 0 of 2 (")
+    assert f") {HAS_ENDED}: they still compute" in line
+
+
+def test_a_process_that_has_left_takes_no_other_one_for_lost(make_job):
+    job = make_job(2)
+    assert gone_members(job.coordinators[0]) == {}
+    job.coordinators[0].close()
+    assert gone_members(job.coordinators[0]) == {}
 
 
 def test_processes_that_are_gone_are_named(make_job):
@@ -65,3 +77,70 @@ def test_one_that_still_runs_may_take_part(make_job):
     looks = itertools.count()
     assert await_devices(job.coordinators[0], lambda: next(looks) > 200) == {}
     assert next(looks) == 202
+
+
+def test_it_leaves_a_process_that_waits_for_it(make_job, run_all):
+    """Which ends that wait: it would last until its deadline."""
+    ended, waiting = make_job(2).coordinators
+
+    def end():
+        assert await_devices(ended, never) == {}
+        ended.close()
+
+    _, error = run_all(end, lambda: barrier.on(waiting, "after", timeout_s=60))
+    assert isinstance(error, PeerFailedError), error
+
+
+def test_a_process_that_waits_for_another_one_keeps_it(make_job, run_all):
+    ended, waiting, busy = make_job(3).coordinators
+    looks = itertools.count()
+
+    def end():
+        assert await_devices(ended, lambda: next(looks) > 200) == {}
+        assert next(looks) == 202
+        barrier.on(busy, "after", processes=[1, 2], timeout_s=60)
+
+    assert run_all(end, lambda: barrier.on(waiting, "after", processes=[1, 2], timeout_s=60)) == [
+        None,
+        None,
+    ]
+
+
+def test_a_lane_of_another_thread_is_not_its_main_program(make_job, run_all):
+    ended, other = make_job(2).coordinators
+    looks = itertools.count()
+
+    def end():
+        assert await_devices(ended, lambda: next(looks) > 200) == {}
+        assert next(looks) == 202
+        barrier.on(ended, "after", lane="saves", timeout_s=60)
+
+    wait = lambda: barrier.on(other, "after", lane="saves", timeout_s=60)  # noqa: E731
+    assert run_all(end, wait) == [None, None]
+
+
+def test_all_that_have_ended_wait_for_what_they_started_but_not_for_ever(
+    make_job, run_all, monkeypatch
+):
+    monkeypatch.setenv("SHOAL_TIMEOUT_S", "0.3")
+    job = make_job(2)
+    ends = (lambda one=one: await_devices(one, never) for one in job.coordinators)
+    errors = run_all(*ends)
+    assert [type(error) for error in errors] == [DeadlineError] * 2, errors
+    assert HAS_ENDED in str(errors[0]).splitlines()[0]
+    assert f"process 1 ({job.coordinators[0].hosts[1]}): {HAS_ENDED}" in str(errors[0])
+
+
+def test_calls_of_shoal_are_progress(make_job, run_all, monkeypatch):
+    monkeypatch.setenv("SHOAL_TIMEOUT_S", "0.3")
+    ended, *others = make_job(3).coordinators
+    is_done = threading.Event()
+
+    def run(one):
+        for number in range(40):
+            one.report("doing", f"round {number}")
+            is_done.wait(0.02)
+        is_done.set()
+
+    end = lambda: await_devices(ended, is_done.is_set)  # noqa: E731
+    assert run_all(end, lambda: run(others[0])) == [{}, None]

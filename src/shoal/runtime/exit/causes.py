@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
+from shoal.errors import PeerFailedError, ProcessLostError, ShoalError, UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import causes_of, text_of
@@ -17,9 +17,12 @@ _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", 
 
 
 def peers_of(coordinator: Coordinator) -> list[Member]:
-    """Return the state of the other processes; all of them are lost if there is no answer."""
+    """Return the state of the other processes; all of them are lost if there is no answer, none if
+    this process has left the job."""
     try:
         members: Iterable[Member] = coordinator.members(timeout_s=_ASK_S)
+    except UsageError:  # this process has left the job, in another thread
+        members = ()
     except (ShoalError, OSError):
         hosts = enumerate(coordinator.hosts)
         members = [Member(process, host, "lost", UNHEARD) for process, host in hosts]

@@ -21,6 +21,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -30,16 +31,15 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from shoal import settings
-from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, ShoalError
+from shoal.errors import ProcessLostError, ShoalError
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.known_losses import Trouble
 from shoal.runtime.exit.causes import (
-    UNHEARD,
     gone_behind,
     gone_members,
     is_of_runtime,
     peers_behind,
 )
+from shoal.runtime.exit.explaining import explain, lost_services, report_cut, report_stuck
 from shoal.runtime.exit.main_program import MainProgram
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.exit.unfinished import await_devices, pause_s
@@ -49,17 +49,15 @@ from shoal.runtime.system.failure_words import (
     exit_of,
     exit_words,
     failure_of,
-    fate_of,
-    one_line,
     stands,
 )
 from shoal.runtime.system.open_files import write_open_files
 
 DEVICE_WORK = "shoal's work on devices"  # the name of threads that do it
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+_IN_TIME_S = 1.0  # for native code at the end
 _BUSY_S = 2.0  # for work on devices to end
 _LOOK_S = 0.25  # interval of checks whether the program has ended
-_EXPLAINED = 8  # processes that a message names
 
 
 class ExitGuard:
@@ -76,7 +74,7 @@ class ExitGuard:
         self._exit_status = 0  # of the last sys.exit()
         self._exit_report = ""  # its description, for the other processes
         self._limit: tuple[float, int] | None = None  # time and code of an end by the thread
-        self._is_leaving = False
+        self._native_since = math.inf  # since when it is in native code that may block for ever
         self._wake = threading.Event()
         self._program = MainProgram()
         self._agent = TorchAgent(os.environ)
@@ -190,8 +188,8 @@ class ExitGuard:
     ) -> None:
         """After an error of JAX's runtime was printed, add which processes are gone."""
         self._code = _code_of(error)
-        if gone or (is_of_runtime(error) and _lost_services(coordinator)):
-            self._code, lines = _explain(coordinator, gone)
+        if gone or (is_of_runtime(error) and lost_services(coordinator)):
+            self._code, lines = explain(coordinator, gone)
             self._explanation = "\n".join(f"shoal: {line}" for line in lines)
             print(self._explanation, file=sys.stderr)
 
@@ -240,13 +238,13 @@ class ExitGuard:
             gone = gone_members(coordinator)
         is_busy = _works_on_devices()
         if gone or is_busy or (fails and not is_idle):
-            code = self._exit_status & 0xFF or _report_cut(coordinator, is_busy and not gone)
+            code = self._exit_status & 0xFF or report_cut(coordinator, gone)
             flush()  # before the services may end, because JAX's client aborts then
             write_open_files()
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.close()
             os._exit(code)
-        self._is_leaving = True
+        self._native_since = time.monotonic()
         self._wake.set()
         self._leave(words)
         self.release()
@@ -254,11 +252,29 @@ class ExitGuard:
     def _await_devices(self, coordinator: Coordinator) -> Mapping[int, Member]:
         """Wait for the devices; return the processes that are gone if they may never finish."""
         try:
-            return await_devices(coordinator, self._work_until_now())
-        except KeyboardInterrupt as error:  # printed and ignored, if it came to the interpreter
+            return await_devices(coordinator, self._timed(self._work_until_now()))
+        except BaseException as error:  # noqa: BLE001 - Python would print and ignore it
+            if isinstance(error, ShoalError):
+                print(f"shoal: {error}", file=sys.stderr)
+            words = failure_of(error).words
+            if isinstance(error, SystemExit):  # of the program's handler of a signal
+                words = exit_of(error)
             with contextlib.suppress(ShoalError, OSError):
-                coordinator.report("failed", failure_of(error).words)
-            _end(_INTERRUPTED)
+                coordinator.report("failed", words)
+            _end(_code_of(error))
+
+    def _timed(self, is_done: Callable[[], bool]) -> Callable[[], bool]:
+        """Let the thread know of calls that may block: they start work on devices."""
+
+        def look() -> bool:
+            self._native_since = time.monotonic()
+            try:
+                return is_done()
+            finally:
+                self._native_since = math.inf
+
+        self._wake.set()
+        return look
 
     def _report_exit(self, coordinator: Coordinator, words: str) -> None:
         """Report an end by `sys.exit`, as `_report_failure` and `_outlast` do for an exception."""
@@ -297,59 +313,28 @@ class ExitGuard:
                 self._limit_end()
 
     def _end_if_stuck(self, coordinator: Coordinator, wake: threading.Event) -> None:
-        """End the process when its teardown hangs. Sends no query within the first second."""
+        """End the process when its end hangs. Sends no query within the first second."""
         self._await_end(coordinator, wake)
-        query_at = time.monotonic() + 1.0
+        query_at = 0.0
         while self._coordinator is coordinator:
             now = time.monotonic()
             if self._limit is not None and now >= self._limit[0]:
-                _report_stuck(coordinator)
+                report_stuck(coordinator)
                 _end(self._limit[1])
-            if self._is_leaving and now >= query_at:
+            if now >= max(query_at, self._native_since + _IN_TIME_S):
                 if gone_members(coordinator):
-                    _report_stuck(coordinator)
+                    report_stuck(coordinator)
                     _end(self._exit_status & 0xFF or ProcessLostError.exit_code)
                 query_at = now + pause_s(coordinator)
             time.sleep(0.2)
 
 
-def _lost_services(coordinator: Coordinator) -> list[Trouble]:
-    return [trouble for trouble in coordinator.troubles.open() if trouble.process is None]
-
-
-def _explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> tuple[int, list[str]]:
-    """Return the exit code for an error of JAX's runtime, and a line for each loss behind it."""
-    services = _lost_services(coordinator)  # the other processes may have died of these
-    if gone and all(member.last_words == UNHEARD for member in gone.values()):
-        try:
-            coordinator.check()
-        except ShoalError as error:  # the meeting place is lost, or declared this process lost
-            return error.exit_code, [str(error)]
-    lines = [f"{service.name} is lost: {service.words}" for service in services]
-    for member in list(gone.values())[:_EXPLAINED]:
-        place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
-        fate = (
-            f"is lost: {member.last_words}"
-            if member.state == "lost"
-            else fate_of(member.last_words)
-        )
-        lines.append(f"{place} {one_line(fate)}")
-    is_lost = bool(services) or any(member.state == "lost" for member in gone.values())
-    return (ProcessLostError if is_lost else PeerFailedError).exit_code, lines
-
-
 def _code_of(error: BaseException) -> int:
     if isinstance(error, ShoalError):
         return error.exit_code
+    if isinstance(error, SystemExit):
+        return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
     return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
-
-
-def _report_stuck(coordinator: Coordinator) -> None:
-    print(
-        f"shoal: process {coordinator.process} of {coordinator.num_processes} did not exit "
-        "by itself, most likely because of a collective with a lost process; ending it now",
-        file=sys.stderr,
-    )
 
 
 def _works_on_devices() -> bool:
@@ -362,19 +347,6 @@ def _works_on_devices() -> bool:
             if thread.is_alive():
                 return True
     return False
-
-
-def _report_cut(coordinator: Coordinator, is_busy: bool) -> int:
-    """Print why this process ends without teardown; return the exit code."""
-    why = "a process that is gone"
-    if is_busy:
-        why = "work on its devices that continues past its deadline"
-    print(
-        f"shoal: process {coordinator.process} of {coordinator.num_processes} ends without JAX's "
-        f"teardown, which would wait for {why}",
-        file=sys.stderr,
-    )
-    return DeadlineError.exit_code if is_busy else ProcessLostError.exit_code
 
 
 def _end(code: int) -> NoReturn:

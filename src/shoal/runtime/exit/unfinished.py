@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from shoal import settings
+from shoal.errors import DeadlineError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.causes import gone_of, peers_of
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member
 
+HAS_ENDED = "has ended its program, and waits for its devices"
 _LOOK_S = 0.002
 _QUIET_S = 1.0  # most are done by then; and all processes of a large job end at once
 _REPORT_S = 10.0
+_MOST_NAMED = 8
 _ALONE_S = 5.0  # for what the last other process has sent before it left
 
 
@@ -27,28 +32,66 @@ def await_devices(coordinator: Coordinator, is_done: Callable[[], bool]) -> Mapp
 
     Returns:
       The processes that are lost or have failed, if the devices are still busy. Otherwise nothing:
-      they are done, or no other process is left that could need, or give, a part.
+      they are done, or no other process will start anything of which they compute a part.
+
+    Raises:
+      DeadlineError: for SHOAL_TIMEOUT_S they were not done, and no process called shoal.
     """
-    now = time.monotonic()
-    query_at, report_at, alone_at = now + _QUIET_S, now + _REPORT_S, math.inf
+    me = ThisProcess(coordinator.process, coordinator.hosts)
+    began = now = time.monotonic()
+    query_at, report_at, leave_at = now + _QUIET_S, now + _REPORT_S, math.inf
+    is_known = False
     while not is_done():
         now = time.monotonic()
-        if now >= alone_at:
+        if now >= leave_at:
             return {}
         if now >= query_at:
+            if not is_known:  # to processes that wait for this one
+                coordinator.report("doing", HAS_ENDED)
+                is_known = True
             peers = peers_of(coordinator)
             if gone := gone_of(peers):
                 return gone
-            if all(peer.state == "left" for peer in peers):
-                alone_at = min(alone_at, now + _ALONE_S)
-            query_at = time.monotonic() + pause_s(coordinator)
+            now = time.monotonic()
+            here = [peer for peer in peers if peer.state != "left"]
+            _check_progress(me, here, now - began)
+            leave_at = min(leave_at, now + _ALONE_S) if not here else math.inf
+            if any(_is_stuck(peer) for peer in here) and not any(_runs(peer) for peer in here):
+                return {}
+            query_at = now + pause_s(coordinator)
         if now >= report_at:
             report_at = math.inf
             print(
-                f"shoal: process {coordinator.process} of {coordinator.num_processes} has ended "
-                "its program, and waits for its devices: they still compute, most likely with "
-                "processes that have not started the same computation yet",
+                f"shoal: {me} {HAS_ENDED}: they still compute, most likely with processes that "
+                "have not started the same computation yet",
                 file=sys.stderr,
             )
         time.sleep(_LOOK_S)
     return {}
+
+
+def _is_stuck(peer: Member) -> bool:
+    """Return whether its main thread has waited for others for a while, where processes meet."""
+    return peer.is_waiting and peer.since_s >= _ALONE_S and " in lane " not in peer.place
+
+
+def _runs(peer: Member) -> bool:
+    """Return whether it may start something yet."""
+    return not (_is_stuck(peer) or HAS_ENDED in peer.last_words)
+
+
+def _check_progress(me: ThisProcess, here: Sequence[Member], waited_s: float) -> None:
+    limit_s = settings.seconds("SHOAL_TIMEOUT_S")
+    quiet_s = min([waited_s, *(peer.since_s for peer in here)])
+    if quiet_s < limit_s:
+        return
+    words = {peer.process: peer.last_words for peer in here}
+    lines = [f"{me.name(process)}: {said}" for process, said in [*words.items()][:_MOST_NAMED]]
+    late = f"{me} {HAS_ENDED}: they did not finish within {limit_s:g} s"
+    raise DeadlineError(
+        "\n  ".join([late, *lines]),
+        name="the end of the program",
+        waited_s=waited_s,
+        missing=[*words],
+        last_words=words,
+    )

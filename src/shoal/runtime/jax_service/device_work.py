@@ -11,11 +11,7 @@ from shoal.runtime.jax_service.jax_runtime import backend_exists
 
 def is_idle() -> bool:
     """Return whether all arrays of this process have been computed. Never blocks."""
-    if not backend_exists():
-        return True
-    import jax
-
-    return all(array.is_deleted() or array.is_ready() for array in jax.live_arrays())
+    return all(map(_is_computed, _arrays()))
 
 
 def until_now() -> Callable[[], bool]:
@@ -24,11 +20,41 @@ def until_now() -> Callable[[], bool]:
     Also what has no array any more: a program may drop its last results, and end while other
     processes wait for this one's part of them. A device computes in the order in which it is
     given work, and XLA's CPU client runs one program of several devices at a time: so a last
-    program of all local devices ends after all others. (On the CPU this leaves out programs that
-    use one of several local devices.)
+    program of all local devices ends after all others. It is started after the arrays are
+    computed: a device takes a limited number of programs at a time, so that starting one more
+    blocks while these wait for other processes.
+
+    On the CPU this leaves out programs of one local device that were started in another thread,
+    or that use one of several local devices.
     """
-    marks = [mark for mark in map(_mark, _device_sets()) if mark is not None]
-    return lambda: is_idle() and all(mark.is_ready() for mark in marks)
+    arrays = _arrays()
+    marks: list[Any] | None = None
+
+    def is_done() -> bool:
+        nonlocal arrays, marks
+        arrays = [array for array in arrays if not _is_computed(array)]
+        if arrays:
+            return False
+        if marks is None:
+            marks = [mark for mark in map(_mark, _device_sets()) if mark is not None]
+        return all(mark.is_ready() for mark in marks)
+
+    return is_done
+
+
+def _arrays() -> list[Any]:
+    if not backend_exists():
+        return []
+    import jax
+
+    return list(jax.live_arrays())
+
+
+def _is_computed(array: Any) -> bool:
+    try:
+        return bool(array.is_deleted() or array.is_ready())
+    except RuntimeError:  # deleted meanwhile, in another thread
+        return True
 
 
 def _device_sets() -> list[Sequence[Any]]:
