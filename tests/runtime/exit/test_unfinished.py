@@ -12,6 +12,7 @@ from shoal.runtime.barrier import barrier
 from shoal.runtime.exit import unfinished as module
 from shoal.runtime.exit.causes import gone_members
 from shoal.runtime.exit.unfinished import HAS_ENDED, await_devices
+from shoal.testing.coordinator_contract import meet
 
 
 def never():
@@ -62,6 +63,29 @@ def test_work_that_needs_none_of_those_that_are_gone_is_finished(make_job, monke
     job.until_known(0, [1])
     looks = itertools.count()
     assert await_devices(job.coordinators[0], lambda: next(looks) > 20) == {}
+
+
+def survive(job, run_all):
+    """Let the others agree that the last process is gone."""
+    job.kill(len(job.coordinators) - 1)
+    alive = (lambda one=one: meet(one, survivors=True) for one in job.coordinators[:-1])
+    assert [sorted(met) for met in run_all(*alive)] == [[0, 1], [0, 1]]
+
+
+def test_survivors_finish_what_they_have_started_since(make_job, run_all):
+    job, looks = make_job(3), itertools.count()
+    survive(job, run_all)
+    assert await_devices(job.coordinators[0], lambda: next(looks) > 200) == {}
+    assert next(looks) == 202
+
+
+def test_survivors_do_not_wait_for_ever_for_what_they_had_started_before(
+    make_job, run_all, monkeypatch
+):
+    monkeypatch.setenv("SHOAL_ABORT_AFTER_S", "0.1")
+    job = make_job(3)
+    survive(job, run_all)
+    assert [*await_devices(job.coordinators[0], never)] == [2]
 
 
 def test_it_does_not_wait_for_processes_that_have_left(make_job):

@@ -61,6 +61,10 @@ class Troubles:
         that the watcher has yet to hear of."""
         self._acknowledged.update(gone)
 
+    def are_acknowledged(self, gone: Iterable[int | str]) -> bool:
+        """Return whether the program continues without all of these."""
+        return self._acknowledged.issuperset(gone)
+
     def mark_reported(self, gone: Iterable[int | str]) -> None:
         """Record that an error naming these is about to be raised in the main thread."""
         self._reported.update(gone)

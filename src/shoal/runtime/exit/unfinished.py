@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from shoal import settings
 from shoal.errors import DeadlineError
@@ -50,10 +50,10 @@ def await_devices(coordinator: Coordinator, is_done: Callable[[], bool]) -> Mapp
                 coordinator.report("doing", HAS_ENDED)
                 is_known = True
             peers = peers_of(coordinator)
-            if gone := gone_of(peers):
+            gone, now = gone_of(peers), time.monotonic()
+            if gone and not _may_go_on(coordinator, gone, now - began):
                 return gone
-            now = time.monotonic()
-            here = [peer for peer in peers if peer.state != "left"]
+            here = [one for one in peers if one.state != "left" and one.process not in gone]
             _check_progress(me, here, now - began)
             leave_at = min(leave_at, now + _ALONE_S) if not here else math.inf
             if any(_is_stuck(peer) for peer in here) and not any(_runs(peer) for peer in here):
@@ -68,6 +68,13 @@ def await_devices(coordinator: Coordinator, is_done: Callable[[], bool]) -> Mapp
             )
         time.sleep(_LOOK_S)
     return {}
+
+
+def _may_go_on(coordinator: Coordinator, gone: Collection[int], waited_s: float) -> bool:
+    """Return whether the survivors have agreed to continue without these processes, so that the
+    devices most likely compute without them, too."""
+    is_soon = waited_s < settings.seconds("SHOAL_ABORT_AFTER_S")
+    return is_soon and coordinator.troubles.are_acknowledged(gone)
 
 
 def _is_stuck(peer: Member) -> bool:
