@@ -109,15 +109,13 @@ def test_a_pin_and_files_of_nobody_are_kept(folder):
 
 
 def test_a_deletion_takes_the_pin_along_only_if_nothing_else_is_there(folder):
-    FIRST.save(folder)
-    folder.write_new("KEEP", b"")
-    sweep.delete_committed(folder, FIRST.attempt)
-    assert folder.names() == []
-    FIRST.save(folder)
-    folder.write_new("KEEP", b"")
-    folder.write_new("notes.txt", b"")
-    sweep.delete_committed(folder, FIRST.attempt)
-    assert folder.names() == ["KEEP", "notes.txt"]
+    for others in ([], ["notes.txt"]):
+        FIRST.save(folder)
+        folder.rename("COMMIT", step_folder.tombstone_name(FIRST.attempt))
+        for name in ("KEEP", *others):
+            folder.write_new(name, b"")
+        sweep.recover_step(folder)
+        assert folder.names() == (["KEEP", *others] if others else [])
 
 
 def test_collecting_spares_who_is_alive(disk, folder):

@@ -255,10 +255,15 @@ def give_back(folder: Folder) -> None:
         with contextlib.suppress(CorruptCheckpoint):
             said = read_commit(folder, name)
             if said and said.attempt != attempt:
-                with contextlib.suppress(FileExistsError, FileNotFoundError):  # others do the same
-                    folder.link(name, COMMIT)
-                folder.sync()
-                folder.remove(name)
+                rename_back(folder, name)
+
+
+def rename_back(folder: Folder, tombstone: str) -> None:
+    """Undo the renaming of COMMIT, which takes precedence over its tombstone at once."""
+    with contextlib.suppress(FileExistsError, FileNotFoundError):  # others do the same
+        folder.link(tombstone, COMMIT)
+    folder.sync()
+    folder.remove(tombstone)
 
 
 def tidy(folder: Folder, commit: Commit) -> None:

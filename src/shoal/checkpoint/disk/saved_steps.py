@@ -156,11 +156,17 @@ def chosen(root: Folder, step: int | None = None, *, skip_corrupt: bool) -> int 
 
 
 def pin(root: Folder, step: int) -> None:
-    """Protect a step from retention. Raises as `require`."""
+    """Protect a step from retention. Raises as `require`, also if it is deleted concurrently."""
     folder = require(root, step).folder
-    with contextlib.suppress(FileExistsError):
+    with contextlib.suppress(FileExistsError, FileNotFoundError):
         folder.write_new(KEEP, b"")
     folder.sync()
+    try:
+        require(root, step)  # after KEEP is there: see `delete_committed`
+    except NotCommitted:
+        folder.remove(KEEP)
+        folder.remove_folder()
+        raise
 
 
 def unpin(root: Folder, step: int) -> None:
@@ -180,9 +186,8 @@ def delete_step(root: Folder, step: int) -> None:
     with contextlib.suppress(CorruptCheckpoint):
         require(root, step)
     folder = root.folder(step_name(step))
-    if KEEP in folder.names():
+    if KEEP in folder.names() or not sweep.delete_damaged(folder):
         raise UsageError(f"delete: step {step} is pinned; unpin it first")
-    sweep.delete_damaged(folder)
 
 
 def make_room(root: Folder, step: int) -> None:
@@ -292,11 +297,13 @@ def retain(
             saved,
             last,
         )
-    gone = [step for step in doomed(map(_saved, steps.values()), keep) if step != saved]
-    errors = []
-    for step in gone:
+    errors, gone = [], []
+    for step in doomed(map(_saved, steps.values()), keep):
         try:
-            sweep.delete_committed(steps[step].folder, steps[step].commit.attempt)
+            if step != saved and sweep.delete_committed(
+                steps[step].folder, steps[step].commit.attempt
+            ):
+                gone.append(step)
         except CheckpointError as error:
             errors.append(error)
     for step, folder in folders(root):

@@ -9,8 +9,10 @@ from shoal.checkpoint.disk.committing import (
     abandon,
     commit,
     give_back,
+    is_standing,
     left_over,
     remove_attempt,
+    rename_back,
     tidy,
 )
 from shoal.checkpoint.disk.step_folder import (
@@ -93,39 +95,48 @@ def collect_garbage(folder: Folder, *, idle_s: float) -> list[str]:
     return removed
 
 
-def delete_committed(folder: Folder, attempt: str) -> None:
+def delete_committed(folder: Folder, attempt: str) -> bool:
     """Delete a committed step: rename COMMIT to DELETING-<attempt>, remove its files, then that.
 
     A crash in between leaves the step deleted; `recover_step` and `collect_garbage` finish the
     job. Deleting a step that is gone, or that by now belongs to another attempt, does nothing. If
     the step is a link, only the link is removed.
+
+    Returns False if the step is pinned, perhaps concurrently: it stays. `pin` writes KEEP before it
+    looks for COMMIT, and here it is the other way round, so at least one of the two sees the other.
     """
     if folder.is_link():
-        return folder.remove_link()
+        folder.remove_link()
+        return True
     found = standing_commit(folder)
     if found and found[0] == COMMIT and found[1].attempt == attempt:
+        if KEEP in folder.names():
+            return False
         # Without COMMIT, a PENDING left behind by a crash could be committed again.
         folder.remove(pending_name(attempt))
         with contextlib.suppress(FileNotFoundError):  # deleted concurrently
             folder.rename(COMMIT, tombstone_name(attempt))
-    return _finish_deletions(folder)
+            if KEEP in folder.names():
+                rename_back(folder, tombstone_name(attempt))
+                return not is_standing(folder, attempt)
+    _finish_deletions(folder)
+    return True
 
 
-def delete_damaged(folder: Folder) -> None:
+def delete_damaged(folder: Folder) -> bool:
     """Delete a step whose COMMIT may be missing or say anything; as safe as `delete_committed`.
 
-    Attempts that other processes are writing are spared.
+    Attempts that other processes are writing are spared. Returns as `delete_committed`.
     """
     if folder.is_link():
-        return folder.remove_link()
+        folder.remove_link()
+        return True
     try:
         found = standing_commit(folder)
     except CorruptCheckpoint:
         _delete_unreadable(folder)
-    else:
-        if found:
-            delete_committed(folder, found[1].attempt)
-    return None
+        return True
+    return delete_committed(folder, found[1].attempt) if found else True
 
 
 def _delete_unreadable(folder: Folder) -> None:
