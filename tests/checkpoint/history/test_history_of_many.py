@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from datetime import timedelta
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from cli import sample_checkpoints
 from collectives.thread_jobs import run_all
 from shoal.checkpoint.blocks.reader import verify_files
+from shoal.checkpoint.disk import saved_steps
 from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history import saver as saving
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.history.saver import Rate, seconds_needed
@@ -266,6 +269,54 @@ def test_an_attempt_that_is_complete_is_recovered_and_a_stale_one_ends(tmp_path,
     assert (run / "step_000000000025" / f"PENDING-{stale}").exists(), "it may still be written"
     Checkpoints(run, lease_s=1e-9, coordinator=alone)
     assert not (run / "step_000000000025").exists()
+
+
+@pytest.mark.parametrize("file", ["manifest-", "index-", "data-"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_newest_is_restored_though_a_job_deletes_the_one_that_was(
+    tmp_path, monkeypatch, file, processes
+):
+    """At a read of one process, a running job saves two more steps, and keeps the last."""
+
+    def train(steps):
+        with Checkpoints(tmp_path, keep=1, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+            for step in steps:
+                ckpts.save(step, state(step))
+
+    def goes_on(read):
+        def call(self, name, *arguments):
+            if name.startswith(file) and turn.acquire(blocking=False):
+                train([2, 3])
+            return read(self, name, *arguments)
+
+        return call
+
+    train([1])
+    turn = threading.Semaphore(1)
+    for name in ("read", "read_at"):
+        monkeypatch.setattr(LocalFolder, name, goes_on(getattr(LocalFolder, name)))
+
+    def look(coordinator):
+        with Checkpoints(tmp_path, recover=False, coordinator=coordinator) as ckpts:
+            return ckpts.resume(None, dict)
+
+    found = together(processes, look)
+    assert [(value["step"], first) for value, first in found] == [(3, 4)] * processes
+
+
+def test_what_is_deleted_and_was_the_last_is_not_begun_anew(tmp_path, monkeypatch):
+    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+        ckpts.save(1, state(1))
+        ckpts.wait()
+
+        def deleted(self, *arguments):
+            saved_steps.delete_step(LocalFolder(tmp_path), 1)
+            return read_at(self, *arguments)
+
+        read_at = LocalFolder.read_at
+        monkeypatch.setattr(LocalFolder, "read_at", deleted)
+        with pytest.raises(NotCommitted, match="was deleted while it was read"):
+            ckpts.resume(None, dict)
 
 
 @pytest.mark.parametrize(("lease_s", "stays"), [(60.0, True), (1e-9, False)])

@@ -106,7 +106,7 @@ def test_a_step_that_is_deleted_while_it_is_read(saved, monkeypatch):
 
     read_at = LocalFolder.read_at
     monkeypatch.setattr(LocalFolder, "read_at", delete_first)
-    all_are(restore_all(saved), NotCommitted, "was deleted while it was restored")
+    all_are(restore_all(saved), NotCommitted, "was deleted while it was read")
 
 
 def test_what_the_system_refuses_one(saved, monkeypatch):

@@ -13,8 +13,11 @@ from typer.testing import CliRunner
 import shoal
 from cli import sample_checkpoints
 from collectives.thread_jobs import run_all
+from shoal.checkpoint.disk import opening
+from shoal.checkpoint.disk.saved_steps import delete_step
 from shoal.checkpoint.disk.step_folder import KEEP
 from shoal.checkpoint.disk.step_names import step_name
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving.save import save_with
 from shoal.cli.main import build
 from shoal.cli.tables import print_table
@@ -122,6 +125,37 @@ def test_what_is_wrong_is_told_in_lines(run):
     told = ckpt("verify", run, code=76).splitlines()
     assert told[1].startswith("step 20: ")
     assert told[2].startswith("  nothing of it was returned")
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "after"])
+def test_a_step_that_a_job_deletes_meanwhile_is_not_damaged(run, monkeypatch, when):
+    def opened(folder):
+        is_first = folder.path.endswith(step_name(10))
+        if is_first and when != "after":
+            delete_step(LocalFolder(run), 10)
+        checkpoint = open_folder(folder)
+        if is_first:
+            delete_step(LocalFolder(run), 10)
+        return checkpoint
+
+    open_folder = opening.open_folder
+    monkeypatch.setattr(opening, "open_folder", opened)
+    first, second = as_json("verify", run)
+    assert (first["deleted"], first["problems"]) == (True, [])
+    assert (second["deleted"], second["problems"]) == (False, [])
+    monkeypatch.undo()
+    assert [one["step"] for one in as_json("verify", run)] == [20]
+
+
+def test_one_checkpoint_that_is_deleted_meanwhile_is_not_there(run, monkeypatch):
+    def opened(folder):
+        delete_step(LocalFolder(run), 10)
+        return open_folder(folder)
+
+    open_folder = opening.open_folder
+    monkeypatch.setattr(opening, "open_folder", opened)
+    with pytest.raises(NotCommitted, match="any more"):
+        ckpt("verify", run / step_name(10))
 
 
 def test_ls_says_what_an_attempt_waits_for(run):

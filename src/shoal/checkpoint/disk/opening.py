@@ -24,7 +24,7 @@ from shoal.checkpoint.format.records import (
 )
 from shoal.checkpoint.planning.read_plan import Items
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
-from shoal.errors import CorruptCheckpoint, NotCommitted
+from shoal.errors import CheckpointError, CorruptCheckpoint, NotCommitted, StorageError
 from shoal.hashing import seal
 
 
@@ -83,13 +83,31 @@ def open_folder(folder: Folder) -> Checkpoint:
     commit = step_folder.committed(folder)
     if commit is None:
         raise NotCommitted(f"{folder.path}: {_what_is_there(folder)}", path=folder.path)
-    manifest_data = _read_blob(folder, commit.manifest)
-    index_data = _read_blob(folder, commit.index)
+    try:
+        manifest_data = _read_blob(folder, commit.manifest)
+        index_data = _read_blob(folder, commit.index)
+    except (CorruptCheckpoint, StorageError) as error:
+        raise deleted_meanwhile(folder, commit.attempt) or error from None
     with in_folder(folder):
         manifest = json_files.decode_manifest(manifest_data, commit.manifest.name)
         index = table_files.decode_index(index_data, commit.index.name)
         tiling.check_whole(commit, manifest, index)
     return Checkpoint(folder, commit, manifest, index)
+
+
+def deleted_meanwhile(folder: Folder, attempt: str) -> NotCommitted | None:
+    """Return the error for a checkpoint that was deleted after it was opened; None if it stands.
+
+    Retention, by another job for example, deletes steps that a reader may have open: what the
+    reader then lacks is no damage.
+    """
+    try:
+        commit = step_folder.committed(folder)
+    except CheckpointError:
+        return None
+    if commit is not None and commit.attempt == attempt:
+        return None
+    return NotCommitted(f"{folder.path}: was deleted while it was read", path=folder.path)
 
 
 def _items(leaves: Sequence[LeafRecord]) -> Items:

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.arguments import check_flags
 from shoal.checkpoint.disk import saved_steps
 from shoal.checkpoint.disk.storage import Folder
-from shoal.errors import CorruptCheckpoint, NotCommitted
+from shoal.errors import CheckpointError, CorruptCheckpoint, NotCommitted, NotShared
 
 _LOG = logging.getLogger("shoal")
 _SHOWN = 8
@@ -28,7 +28,8 @@ def restored(
     """Restore a step, or with None the newest; return it and the result of `restore`.
 
     None if there is no step. With `skip_corrupt`, a step with any damage, in COMMIT or in any byte
-    read, is skipped: all processes warn, and take the one before.
+    read, is skipped: all processes warn, and take the one before. If the newest step is deleted
+    while it is read, since another job has saved later ones, the newest of these is restored.
 
     Args:
       from_lead: as `result_of_lead`, from `spec` on.
@@ -47,15 +48,20 @@ def restored(
         damaged.discard(number)
         return number, value
     passed: set[int] = set()
+    gone: tuple[int, CheckpointError] | None = None
     while True:
         spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"skipped: {sorted(passed)}")
         step, found = from_lead(spec, partial(_look, root, skip_corrupt, passed))
+        if gone is not None and step in (gone[0], None):  # it stands, or nothing else does
+            raise gone[1]
         faults = dict(found)
         _warn(faults)
         try:
             found = None if step is None else (step, restore(step))
             damaged.discard(step)
             return found
+        except (NotCommitted, NotShared) as error:  # deleted before all processes had opened it
+            gone = step, error
         except CorruptCheckpoint as error:
             if not skip_corrupt:
                 saved_steps.add_remedy(error)

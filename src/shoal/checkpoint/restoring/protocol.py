@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from shoal.checkpoint.blocks.memory import uncollected
-from shoal.checkpoint.disk.opening import Checkpoint, open_folder
-from shoal.checkpoint.disk.step_folder import committed
+from shoal.checkpoint.disk.opening import Checkpoint, deleted_meanwhile, open_folder
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Restorer, fill, on_host
@@ -24,12 +23,12 @@ from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree import nodes as tree_nodes
 from shoal.checkpoint.tree.names import ROOT, component
 from shoal.errors import (
-    CheckpointError,
     CorruptCheckpoint,
     DivergenceError,
     NotCommitted,
     NotShared,
     PeerFailedError,
+    StorageError,
     raise_all,
 )
 from shoal.runtime.agreement import Call, agree
@@ -238,8 +237,9 @@ class Restore:
         try:
             with _allowed(opened), ProgressReporter(self._coordinator, doing, num_bytes) as telling:
                 values, read_bytes = fill(checkpoint, fillings, most_bytes, telling.add)
-        except CorruptCheckpoint as error:
-            raise _gone(checkpoint, error) or error from None
+        except (CorruptCheckpoint, StorageError) as error:
+            gone = deleted_meanwhile(checkpoint.folder, checkpoint.commit.attempt)
+            raise gone or error from None
         _LOG.debug("%s: restore(%r): read %d bytes", self._me, checkpoint.folder.path, read_bytes)
         return values
 
@@ -272,19 +272,6 @@ def _allowed(opened: Opened) -> AbstractContextManager[Any]:
     from shoal.checkpoint.restoring.placing import allowed
 
     return allowed()
-
-
-def _gone(checkpoint: Checkpoint, error: CorruptCheckpoint) -> NotCommitted | None:
-    """Return the error for a checkpoint deleted while being read; None if it was not."""
-    path = checkpoint.folder.path
-    try:
-        commit = committed(checkpoint.folder)
-    except CheckpointError:
-        return None
-    if commit is not None and commit.attempt == checkpoint.commit.attempt:
-        return None
-    text = f"{path}: was deleted while it was restored ({error.file} has changed)"
-    return NotCommitted(text, path=path)
 
 
 def _built(request: RestoreRequest, opened: Opened, values: Sequence[Any]) -> Any:

@@ -52,11 +52,15 @@ def verify(
         print_json(results)
     for one in [] if as_json else results:
         name = one["path"] if one["step"] is None else f"step {one['step']}"
-        if not one["problems"]:
+        if one["deleted"]:
+            print(f"{name}: was deleted while it was read")
+        elif not one["problems"]:
             rate = in_bytes(one["bytes"] / max(one["took_s"], 1e-9))
             print(f"{name}: {in_bytes(one['bytes'])} in {one['files']} files are whole, {rate}/s")
         for problem in one["problems"]:
             print_lines(name, problem)
+    if all(one["deleted"] for one in results):
+        raise NotCommitted(f"{path}: nothing is committed there any more", path=path)
     if code := max(code for _, code in found):
         raise typer.Exit(code)
 
@@ -76,18 +80,25 @@ def _committed(place: FoundPath) -> list[FoundCheckpoint]:
 
 
 def _verified(entry: FoundCheckpoint) -> tuple[dict[str, Any], int]:
-    """Return the result, as JSON, and its exit code."""
+    """Return the result, as JSON, and its exit code. A running job may delete steps meanwhile."""
     facts = {"step": entry.step, "path": entry.folder.path, "bytes": 0, "files": 0, "took_s": 0.0}
-    began = time.monotonic()
+    began, problems, code, is_deleted = time.monotonic(), list[str](), 0, False
     try:
         checkpoint = opening.open_folder(entry.folder)
         facts |= {"bytes": checkpoint.commit.data_bytes, "files": checkpoint.commit.num_files}
         with _bar(entry.name, checkpoint.commit.data_bytes) as advance:
             problems = reader.verify_files(checkpoint, advance)
-        code = CorruptCheckpoint.exit_code if problems else 0
+        if problems:
+            is_deleted = (
+                opening.deleted_meanwhile(entry.folder, checkpoint.commit.attempt) is not None
+            )
+            problems, code = ([], 0) if is_deleted else (problems, CorruptCheckpoint.exit_code)
+    except NotCommitted:
+        is_deleted = True
     except (CorruptCheckpoint, UnsupportedCheckpoint, StorageError) as error:
         problems, code = [str(error)], error.exit_code
-    return {**facts, "took_s": time.monotonic() - began, "problems": problems}, code
+    took_s = time.monotonic() - began
+    return {**facts, "took_s": took_s, "problems": problems, "deleted": is_deleted}, code
 
 
 @contextmanager
