@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from collectives.trees import DTYPES, bits_of, leaves, trees
+from collectives.trees import DTYPES, bits_of, leaves, trees, unreduced
 from shoal.collectives import wire
 from shoal.collectives.leaves import ANY, LeafSpec
 from shoal.errors import ShoalError, UsageError, UsageTypeError
@@ -184,6 +184,11 @@ def test_tracers_and_deleted_arrays_are_refused():
     array.delete()
     with pytest.raises(UsageError, match="was deleted"):
         wire.spec_of([array])
+
+
+def test_arrays_whose_values_are_not_reduced_yet_are_refused():
+    with pytest.raises(UsageError, match="is unreduced over x: devices hold terms"):
+        wire.spec_of([unreduced()])
 
 
 def test_keys_that_cannot_be_sorted_are_refused():

@@ -1,9 +1,12 @@
 """Random trees of everything that travels, and their bits."""
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 SMALL = [t for t in vars(ml_dtypes).values() if isinstance(t, type) and issubclass(t, np.generic)]
 DTYPES = [
@@ -72,3 +75,12 @@ def _bits(value):
     if isinstance(value, float | complex):
         return type(value), np.array(value).tobytes()
     return type(value), value
+
+
+def unreduced():
+    """Return an array of which two devices hold one term each."""
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:2])
+    rows = jax.device_put(np.ones((3, 2), np.float32), NamedSharding(mesh, P(None, "x")))
+    where = P(None, None, unreduced={"x"})
+    with jax.set_mesh(mesh):
+        return jax.jit(lambda a: jnp.einsum("ik,jk->ij", a, a, out_sharding=where))(rows)

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from shoal.arguments import PLAIN_KINDS
-from shoal.arrays.host.host_values import deleted, is_key, native
+from shoal.arrays.host.host_values import is_key, native, without_values
 from shoal.errors import UsageError, WrongType
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -85,7 +85,7 @@ def leaf_of(path: str, value: Any) -> LeafSpec | str:
     if isinstance(value, jax.core.Tracer):
         return WrongType(f"{path}: is a value inside jit or grad; pass it out first")
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
-        if isinstance(value, jax.Array) and (why := deleted(value)):
+        if isinstance(value, jax.Array) and (why := without_values(value)):
             return f"{path}: {why}"
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             impl, words, dtype = _key(value.dtype)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from checkpoint.saved_contents import same_bits
+from collectives.trees import unreduced
 from shoal.checkpoint.saving import file_images
 from shoal.checkpoint.saving.lines import state_lines
 from shoal.checkpoint.saving.state import held_of, own_of, read_state
@@ -253,3 +254,8 @@ def test_strides_of_one_device_are_read_in_place():
     (leaf,) = read_state(array, 1).leaves
     ((_, words),) = file_images.words_here(leaf)
     assert words.ctypes.data == np.asarray(array.addressable_data(0)).ctypes.data
+
+
+def test_arrays_whose_values_are_not_reduced_yet_are_refused():
+    with pytest.raises(UsageError, match="sum: is unreduced over x: devices hold terms"):
+        read_state({"sum": unreduced(), "w": np.zeros(2)}, 2)

@@ -44,6 +44,17 @@ def deleted(array: jax.Array) -> str:
     return "was deleted (donated or released); use the result instead"
 
 
+def without_values(array: jax.Array) -> str:
+    """Return why an array has no values that could be read, or an empty string."""
+    if why := deleted(array):
+        return why
+    sharding = getattr(array, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding) or not sharding.spec.unreduced:
+        return ""
+    axes = ", ".join(sorted(sharding.spec.unreduced))
+    return f"is unreduced over {axes}: devices hold terms of a sum; relayout it to a whole layout"
+
+
 def narrowed(value: Any) -> str:
     """Return the change if JAX would silently narrow a value's dtype, or ""."""
     if isinstance(value, jax.Array) or not isinstance(value, np.ndarray | np.generic):

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of
-from shoal.arrays.host.host_values import deleted
+from shoal.arrays.host.host_values import without_values
 from shoal.checkpoint.format.blobs import encode_tree
 from shoal.checkpoint.format.records import IntArray, LeafRecord
 from shoal.checkpoint.format.where import in_memory
@@ -211,7 +211,7 @@ class _StateReading:
     def _of_jax(self, name: str, value: jax.Array) -> StateLeaf:
         if isinstance(value, jax.core.Tracer):
             _refuse(WrongType("is a value inside jit or grad; pass it out first"))
-        if why := deleted(value):
+        if why := without_values(value):
             _refuse(why)
         words: tuple[int, ...] = ()
         kind, impl, dtype = "array", "", value.dtype
