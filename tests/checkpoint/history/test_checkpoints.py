@@ -25,6 +25,7 @@ from shoal.errors import (
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.rules.stopping import ReceivedNotice
+from shoal.runtime.system.fault_points import InjectedError
 
 PATIENCE_S = 60.0
 
@@ -46,9 +47,9 @@ def names(root):
     return sorted(path.name for path in root.iterdir())
 
 
-def save_and_fail(ckpts):
+def save_and_fail(ckpts, error=None):
     ckpts.save(1, state(1))
-    raise KeyError("of the block")
+    raise error or KeyError("of the block")
 
 
 def test_what_is_saved_is_listed_and_comes_back(tmp_path, alone):
@@ -210,6 +211,16 @@ def test_the_end_of_the_block_raises_it(tmp_path, alone, monkeypatch):
             ckpts.save(1, state(1))
     with pytest.raises(UsageError, match="is closed"):
         ckpts.save(2, state(2))
+
+
+@pytest.mark.parametrize("code", [None, 0, 3])
+def test_a_program_whose_last_save_failed_does_not_end_with_success(
+    tmp_path, alone, monkeypatch, code
+):
+    monkeypatch.setenv("SHOAL_FAULTS", "save.write:raise")
+    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    with pytest.raises(SystemExit if code else InjectedError), ckpts:
+        save_and_fail(ckpts, SystemExit(code))
 
 
 def test_an_exception_of_the_block_wins_and_the_save_is_finished(tmp_path, alone):

@@ -246,7 +246,7 @@ class Checkpoints(ReadOnlyHistory):
         Collective over processes.
 
         Args:
-          step: None: the newest committed step.
+          step: None: the newest committed step, also if another job deletes older ones meanwhile.
           target: as for `shoal.restore`: layouts, shapes, arrays, or None.
           skip_corrupt: skip damaged steps, with a warning: all processes restore the newest
             intact one. `save` replaces the skipped steps when it reaches them.
@@ -364,7 +364,9 @@ class Checkpoints(ReadOnlyHistory):
         try:
             self.close()
         except Exception as late:
-            if error is None:
+            # Who reports success must not have lost a save; a fork (UsageError) has none to lose.
+            is_success = isinstance(error, SystemExit) and error.code in (None, 0)
+            if error is None or (is_success and not isinstance(late, UsageError)):
                 raise
             _LOG.warning("beside %s, which ended the block: %s", type(error).__name__, late)
 
