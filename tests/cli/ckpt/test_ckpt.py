@@ -1,5 +1,6 @@
 """`shoal ckpt`, as a person runs it."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 import shoal
 from cli import sample_checkpoints
 from collectives.thread_jobs import run_all
+from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.disk import opening
 from shoal.checkpoint.disk.saved_steps import delete_step
 from shoal.checkpoint.disk.step_folder import KEEP
@@ -127,19 +129,30 @@ def test_what_is_wrong_is_told_in_lines(run):
     assert told[2].startswith("  nothing of it was returned")
 
 
-@pytest.mark.parametrize("when", ["before it is opened", "after"])
-def test_a_step_that_a_job_deletes_meanwhile_is_not_damaged(run, monkeypatch, when):
-    def opened(folder):
-        is_first = folder.path.endswith(step_name(10))
-        if is_first and when != "after":
-            delete_step(LocalFolder(run), 10)
-        checkpoint = open_folder(folder)
-        if is_first:
-            delete_step(LocalFolder(run), 10)
-        return checkpoint
+@pytest.mark.parametrize(
+    ("module", "function", "is_before"),
+    [
+        (opening, "open_folder", True),
+        (opening, "open_folder", False),
+        (reader, "check_header", True),
+    ],
+)
+def test_a_step_that_a_job_deletes_meanwhile_is_not_damaged(
+    run, monkeypatch, module, function, is_before
+):
+    def call(*arguments):
+        if is_before:
+            delete()
+        found = real(*arguments)
+        delete()
+        return found
 
-    open_folder = opening.open_folder
-    monkeypatch.setattr(opening, "open_folder", opened)
+    def delete():
+        with contextlib.suppress(NotCommitted):
+            delete_step(LocalFolder(run), 10)
+
+    real = getattr(module, function)
+    monkeypatch.setattr(module, function, call)
     first, second = as_json("verify", run)
     assert (first["deleted"], first["problems"]) == (True, [])
     assert (second["deleted"], second["problems"]) == (False, [])
@@ -154,7 +167,7 @@ def test_one_checkpoint_that_is_deleted_meanwhile_is_not_there(run, monkeypatch)
 
     open_folder = opening.open_folder
     monkeypatch.setattr(opening, "open_folder", opened)
-    with pytest.raises(NotCommitted, match="any more"):
+    with pytest.raises(NotCommitted, match="deleted by now"):
         ckpt("verify", run / step_name(10))
 
 

@@ -40,6 +40,9 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
         found = header.parse_header(_read(checkpoint, file), record.bytes, record.name)
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"{path}: {error}", path=path, file=record.name) from None
+    except FileNotFoundError:
+        detail = f"{path}: {record.name}: is missing"
+        raise CorruptCheckpoint(detail, path=path, file=record.name) from None
     leaf, detail = "", ""
     entries = {
         one.name: _EntryRecord(

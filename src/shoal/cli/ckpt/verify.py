@@ -60,7 +60,7 @@ def verify(
         for problem in one["problems"]:
             print_lines(name, problem)
     if all(one["deleted"] for one in results):
-        raise NotCommitted(f"{path}: nothing is committed there any more", path=path)
+        raise NotCommitted(f"{path}: all that was listed is deleted by now", path=path)
     if code := max(code for _, code in found):
         raise typer.Exit(code)
 
