@@ -91,6 +91,14 @@ def differ_in_calls(path, told, value, rows, *, odd):
     shoal.relayout(lying, rows if odd else lying.sharding)  # which sends nothing
     told.meet("moved")
 
+    layout = Layout(rows.mesh, None)
+    shoal.create(lambda key: jax.random.bits(key, (4,)), jax.random.key(odd), layouts=layout)
+    told.meet("created")
+    shoal.create(lambda by: by * np.ones(4, np.float32), 1.0 + odd, layouts=layout)
+    told.meet("created by a number")
+    shoal.create(lambda: np.ones(6, np.float32), layouts=Layout(rows.mesh, "x") if odd else layout)
+    told.meet("created elsewhere")
+
 
 def come_late(index, told, put):
     """Process 2 comes when the others have been told."""
@@ -123,6 +131,8 @@ def beside_the_main_line(told, put):
     thread.join()
 
 
+CREATED = ("created", "created by a number", "created elsewhere")
+OTHERWISE = ("once more", "elsewhere", "shape", "moved", *CREATED)
 MEANT = "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)"
 HERE = "put at tests/processes/test_trail.py:"
 
@@ -139,7 +149,7 @@ def explained(told, name):
         assert "): processes disagree on a call before '" in heading
         if "name the first call that differs" in lines[-1]:
             continue
-        assert (lines[-1] == MEANT) == (name not in ("once more", "elsewhere", "shape", "moved"))
+        assert (lines[-1] == MEANT) == (name not in OTHERWISE)
         assert {side.split(": ", 1)[1] for side in lines[:2]} == {*sides}
         versions = {processes == [1]: side for side, processes in sides.items()}
     return versions[False], versions[True]
@@ -150,7 +160,7 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
         told = cluster.run(differ_in_every_way, str(tmp_path / "model.ckpt"))
     for name in ("equal", "the main line"):
         assert [one.pop(name) for one in told] == ["equal"] * 3
-    assert [len(one) for one in told] == [10, 10, 9]  # process 2 is none of the two
+    assert [len(one) for one in told] == [13, 13, 12]  # process 2 is none of the two
     pairs = {name: explained(told, name) for name in told[0]}
     for name in ("own rows", "large", "late", "lane", "two", "at the end"):
         texts = [text.rpartition(": values ") for text in pairs[name]]
@@ -171,6 +181,15 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
     assert [text.rpartition(": ")[2] for text in pairs["moved"]] == [
         "float32[36,4] as (-, -)",
         "float32[36,4] as (x, -)",
+    ]
+    sides = [text.split(": ", 1) for name in CREATED for text in pairs[name]]
+    assert all(place.startswith("create at ") for place, _ in sides)
+    facts = [fact.rpartition(" values ")[0] or fact for _, fact in sides]
+    assert facts == [
+        *["args[0]: key<fry>[] as ():"] * 2,
+        *["args[0]: float32[] as ():"] * 2,
+        "the array: float32[6] as (-)",
+        "the array: float32[6] as (x)",
     ]
     assert "the errors on processes 0-1 name the first call that differs" in told[2]["late"][0]
 

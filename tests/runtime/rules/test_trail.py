@@ -99,8 +99,8 @@ def test_another_place():
     assert differing(put, lambda c: put(c, site="train.py:14 (main)")) == [
         "  process 0: put at train.py:12 (main)",
         "  process 1: put at train.py:14 (main)",
-        "all processes must make the same put, pack, from_host_local, relayout and feed calls, "
-        "in order, at the same lines",
+        "all processes must make the same put, pack, create, from_host_local, relayout and feed "
+        "calls, in order, at the same lines",
     ]
 
 
@@ -108,8 +108,8 @@ def test_a_call_that_one_side_does_not_make():
     assert differing(lambda c: None, put) == [
         "  process 0: (no call: it reached 'go' (train.py:20 (main)) first)",
         "  process 1: put at train.py:12 (main)",
-        "all processes must make the same put, pack, from_host_local, relayout and feed calls, "
-        "in order, at the same lines",
+        "all processes must make the same put, pack, create, from_host_local, relayout and feed "
+        "calls, in order, at the same lines",
     ]
 
 

@@ -1,4 +1,4 @@
-"""Record in the trail what must be equal on all callers of `put`, `pack` and `from_host_local`."""
+"""Record in the trail what must be equal on all callers: of `put`, `pack`, `create`, and others."""
 
 from __future__ import annotations
 
@@ -180,10 +180,12 @@ def _facts(leaf: Leaf) -> tuple[str, tuple[int, ...], Any, Layout]:
 
 
 def _digest(leaf: Leaf) -> str:
-    """Return the digest of a leaf's values; empty if it is already placed, or if one process owns
-    all target devices, so that no other process's values are involved.
+    """Return the digest of a leaf's values; empty if it has none or is already placed, or if one
+    process owns all target devices, so that no other process's values are involved.
     """
     value = leaf.value
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return ""
     if len(_owners(leaf.layout.mesh)) < 2:
         return ""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:

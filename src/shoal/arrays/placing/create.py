@@ -17,6 +17,8 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.host.record_trail import record_trail
+from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.move import on_row, row_of
 from shoal.arrays.placing.put import dtype_problems, place_leaves, strong
 from shoal.colour import collective
@@ -41,7 +43,8 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
         again and nothing is compiled twice.
       args: its arguments: trees of arrays, PRNG keys, scalars; equal on all processes. Values that
         a process holds alone are replicated over the mesh; they keep their dtype (not
-        weak), but Python numbers stay weak.
+        weak), but Python numbers stay weak. At the processes' next meeting these, and the shapes,
+        dtypes and layouts of the results, are compared, as for `put`.
       layouts: one layout, or a prefix tree of them, for the result, as for `put`; a function gets
         the path (such as "params/w") and the `jax.ShapeDtypeStruct` of a leaf.
 
@@ -51,6 +54,7 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
     Raises:
       UsageError: before anything runs, on every process: layouts that do not fit the result (all
         leaves by path), arguments that JAX would narrow, layouts on different devices.
+      DivergenceError: on all, at their next meeting: the calls or the arguments differ.
 
     Example:
       >>> import jax, shoal
@@ -79,9 +83,23 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
     targets = [sharding(leaf.layout) for leaf in leaves]
     mesh = _one_mesh(leaves)
     raise_all("create", _apart(args, targets[0]))
+    _record(args, leaves)
     program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
     with on_row(row_of(targets[0])):
         return program(*_on_mesh(args, mesh))
+
+
+def _record(args: tuple[Any, ...], results: list[Leaf]) -> None:
+    """Leave a trail of the results, and of arguments that `jit` assumes to be equal."""
+    if is_tracing():
+        return
+    mesh = results[0].layout.mesh
+    own = [
+        Leaf(f"args{jax.tree_util.keystr(path)}", value, Layout.replicated(mesh, np.ndim(value)))
+        for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
+        if not isinstance(value, jax.Array) or value.is_fully_addressable
+    ]
+    record_trail("create", [*own, *results], lane=None, values=True)
 
 
 def _one_mesh(leaves: list[Leaf]) -> Mesh:

@@ -35,6 +35,10 @@ _VALUES_DIFFER = {
         "own rows\n"
         "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)"
     ),
+    "create": (
+        "create runs one program on all processes: its arguments must be equal on them; broadcast "
+        "them first"
+    ),
     "from_host_local": (
         "data that a layout does not split between processes must be equal on them; split them, "
         "or broadcast them first\n"
@@ -46,8 +50,8 @@ _VALUES_DIFFER = {
     ),
 }
 _ELSEWHERE = (
-    "all processes must make the same put, pack, from_host_local, relayout and feed calls, in "
-    "order, at the same lines"
+    "all processes must make the same put, pack, create, from_host_local, relayout and feed calls, "
+    "in order, at the same lines"
 )
 
 
