@@ -341,6 +341,19 @@ def test_outside_jit_arrays_on_other_devices_are_for_relayout():
             constrain(array, rows)
 
 
+@pytest.mark.parametrize("to", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+def test_outside_jit_the_mesh_of_jax_set_mesh_does_not_matter(to):
+    rows = Layout(to, "data", "model")
+    values = np.arange(64, dtype=np.float32).reshape(8, 8)
+    others = [jax_mesh(Mesh({"q": 2, "r": 4}, axis_types="explicit")), jax_mesh(EXPLICIT)]
+    for mesh in others:
+        with jax.set_mesh(mesh):
+            for value in (values, jnp.asarray(values), whole(AUTO), whole(EXPLICIT)):
+                made = constrain(value, rows)
+                np.testing.assert_array_equal(made, values)
+                assert layout_of(made) == rows
+
+
 def test_pending_sums_are_for_explicit_axes_inside_jit():
     pending, whole = Layout(EXPLICIT, None, partial={"data": "sum"}), Layout(EXPLICIT, None)
     value = np.arange(4, dtype=np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.host_values import as_numpy, is_key, native, unfit
 from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.moving.move import on_row
 from shoal.arrays.moving.plan_relayout import RelayoutPlan
 from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
 from shoal.arrays.traced.constrain_via import moved_inside, why_not_via
@@ -94,7 +96,9 @@ def constrain(
     if via is not None:
         return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via)])
     leaves = place_arguments("constrain", leaves)
-    return jax.tree.unflatten(treedef, [_constrain(leaf, gradient) for leaf in leaves])
+    # outside jit a `jax.set_mesh` of Explicit axes would take the value's layout for the type's
+    with nullcontext() if is_tracing() else on_row(()):
+        return jax.tree.unflatten(treedef, [_constrain(leaf, gradient) for leaf in leaves])
 
 
 def _check(leaf: Leaf, problems: list[str]) -> None:
