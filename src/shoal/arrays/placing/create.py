@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -65,6 +65,17 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
       >>> w.sharding.spec
       P('x', None)
     """
+    return created(init, args, layouts)
+
+
+def created(
+    init: Callable[..., Any], args: tuple[Any, ...], layouts: Layouts, options: Sequence[str] = ()
+) -> Any:
+    """Run an initialiser, as `create` does.
+
+    Args:
+      options: further lines that must be equal on all processes.
+    """
     if not callable(init):
         raise UsageTypeError(f"create: the first argument must be a function, not {init!r}")
     problems = dtype_problems(
@@ -83,13 +94,13 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
     targets = [sharding(leaf.layout) for leaf in leaves]
     mesh = _one_mesh(leaves)
     raise_all("create", _apart(args, targets[0]))
-    _record(args, leaves)
+    _record(args, leaves, options)
     program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
     with on_row(row_of(targets[0])):
         return program(*_on_mesh(args, mesh))
 
 
-def _record(args: tuple[Any, ...], results: list[Leaf]) -> None:
+def _record(args: tuple[Any, ...], results: list[Leaf], options: Sequence[str]) -> None:
     """Leave a trail of the results, and of arguments that `jit` assumes to be equal."""
     if is_tracing():
         return
@@ -99,7 +110,7 @@ def _record(args: tuple[Any, ...], results: list[Leaf]) -> None:
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
         if not isinstance(value, jax.Array) or value.is_fully_addressable
     ]
-    record_trail("create", [*own, *results], lane=None, values=True)
+    record_trail("create", [*own, *results], lane=None, options=(*options,), values=True)
 
 
 def _one_mesh(leaves: list[Leaf]) -> Mesh:

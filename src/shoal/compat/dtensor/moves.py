@@ -9,13 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from shoal.arguments import PLAIN_KINDS
 from shoal.arrays.bridge.sharding import layout_of, sharding
 from shoal.arrays.bridge.use_mesh import default_mesh as block_mesh
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.relayout import relayout as move
 from shoal.arrays.placing import pack as packing
-from shoal.arrays.placing.create import create
+from shoal.arrays.placing.create import created
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.constrain import constrain
 from shoal.arrays.traced.tie import tie
@@ -238,7 +239,8 @@ def call_with_layout(
     Args:
       fn: a function that returns arrays of the layout's rank.
       layout: the layout of the results; None: only call the function.
-      args, kwargs: its arguments; arrays may be on the mesh, other values are compiled in.
+      args, kwargs: its arguments, equal on all processes, as for `shoal.create`; arrays may be on
+        the mesh, other values are compiled in.
     """
     if layout is None:
         return fn(*args, **kwargs)
@@ -247,7 +249,7 @@ def call_with_layout(
         if is_tracing():
             return constrain(fn(*args, **kwargs), wanted)
         bound, arrays = _split(fn, args, kwargs)
-        return create(bound, *arrays, layouts=wanted)
+        return created(bound, (*arrays,), wanted, _compiled_in(args, kwargs))
 
 
 def _split(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
@@ -257,6 +259,16 @@ def _split(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[An
     rest = [None if own else leaf for leaf, own in zip(leaves, is_array, strict=True)]
     arrays = [leaf for leaf, own in zip(leaves, is_array, strict=True) if own]
     return _bind(fn, treedef, is_array, rest), arrays
+
+
+def _compiled_in(args: Any, kwargs: Any) -> list[str]:
+    """Return a line for each plain value that is compiled in: equal on all processes."""
+    pairs = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
+    return [
+        f"argument {jax.tree_util.keystr(path)}: {value!r}"
+        for path, value in pairs
+        if type(value) in PLAIN_KINDS or isinstance(value, np.generic)
+    ]
 
 
 def _bind(fn: Any, treedef: Any, is_array: Sequence[bool], rest: Sequence[Any]) -> Any:
