@@ -26,6 +26,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn
@@ -254,11 +255,13 @@ class ExitGuard:
         try:
             return await_devices(coordinator, self._timed(self._work_until_now()))
         except BaseException as error:  # noqa: BLE001 - Python would print and ignore it
-            if isinstance(error, ShoalError):
-                print(f"shoal: {error}", file=sys.stderr)
             words = failure_of(error).words
             if isinstance(error, SystemExit):  # of the program's handler of a signal
                 words = exit_of(error)
+            elif isinstance(error, ShoalError):
+                print(f"shoal: {error}", file=sys.stderr)
+            elif not isinstance(error, KeyboardInterrupt):
+                traceback.print_exc()
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.report("failed", words)
             _end(_code_of(error))
