@@ -8,23 +8,23 @@ import time
 
 import pytest
 
+from processes.in_flight import IN_FLIGHT
+
 
 def count_from_now(job):
     """Let `ended_s` be the seconds from here on, without the start of the interpreters."""
     job.began = time.monotonic()
 
 
-IN_FLIGHT = """
-initialize(timeout_s=30)
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-devices = np.array(jax.devices())
-sharding = NamedSharding(Mesh(devices, "x"), PartitionSpec("x"))
-array = jax.make_array_from_callback(
-    (len(devices), 1 << 18), sharding, lambda where: np.ones((1, 1 << 18), np.float32))
-total = jax.jit(lambda a: a.sum(0))
-total(array).block_until_ready()
-"""
+def kill_1(job, script):
+    """Start two processes, kill number 1 once it has said that it is ready; return the other."""
+    job.start(0, 2, script)
+    victim = job.start(1, 2, script)
+    victim.until_said("ready")
+    victim.kill()
+    count_from_now(job)
+    survivor, _ = job.wait()
+    return survivor
 
 
 SUMS_WITH_A_VICTIM = (
@@ -42,13 +42,7 @@ pending = [total(array)]
 
 @pytest.mark.usefixtures("interpreters")
 def test_killed_while_sums_are_in_flight(job):
-    script = SUMS_WITH_A_VICTIM + 'barrier("never")'
-    job.start(0, 2, script)
-    victim = job.start(1, 2, script)
-    victim.until_said("ready")
-    victim.kill()
-    count_from_now(job)
-    survivor, _ = job.wait()
+    survivor = kill_1(job, SUMS_WITH_A_VICTIM + 'barrier("never")')
     assert survivor.code == 71, survivor
     assert "ProcessLostError" in survivor.err
     assert "process 1" in survivor.err
@@ -59,20 +53,13 @@ def test_killed_while_sums_are_in_flight(job):
 
 @pytest.mark.usefixtures("interpreters")
 def test_a_code_that_python_shows_to_nobody_is_not_turned_into_success(job):
-    script = (
-        SUMS_WITH_A_VICTIM
-        + """
+    ends = """
 try:
     barrier("never")
 except ProcessLostError:
     raise SystemExit(3)
 """
-    )
-    job.start(0, 2, script)
-    victim = job.start(1, 2, script)
-    victim.until_said("ready")
-    victim.kill()
-    survivor, _ = job.wait()
+    survivor = kill_1(job, SUMS_WITH_A_VICTIM + ends)
     # 71 if the sum can neither end nor fail: then no teardown, in which Python would keep the 3.
     assert survivor.code in (3, 71), survivor
     assert ("without JAX's teardown" in survivor.err) == (survivor.code == 71), survivor
@@ -97,13 +84,7 @@ except Exception as error:
 @pytest.mark.parametrize("ends", ["train()", CAUGHT], ids=["at once", "caught first"])
 def test_an_error_of_the_runtime_is_explained(job, ends):
     one_device = IN_FLIGHT.replace("timeout_s=30", "timeout_s=30, virtual_devices=1")
-    script = one_device + TRAINING + ends
-    job.start(0, 2, script)
-    victim = job.start(1, 2, script)
-    victim.until_said("ready")
-    victim.kill()
-    count_from_now(job)
-    survivor, _ = job.wait()
+    survivor = kill_1(job, one_device + TRAINING + ends)
     assert survivor.code == 71, survivor
     assert "Error: " in survivor.err
     assert survivor.err.splitlines()[-1].startswith("shoal: process 1 of 2 (")

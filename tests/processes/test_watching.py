@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from processes.in_flight import IN_FLIGHT
+
 PATIENCE_S = 60.0  # a deadline of the test itself: reached only when something is broken
 
 # Members that meet without JAX, which most of these tests have no use for.
@@ -273,26 +275,18 @@ attempt(lambda: meet("later"))
 
 
 def test_a_collective_with_a_dead_peer_ends_with_the_documented_code(job):
-    script = """
-initialize()
-import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-devices = np.array(jax.devices())
-sharding = NamedSharding(Mesh(devices, "x"), PartitionSpec("x"))
-array = jax.make_array_from_callback(
-    (len(devices), 1 << 18), sharding, lambda where: np.ones((1, 1 << 18), np.float32))
-total = jax.jit(lambda a: a.sum(0))
-total(array).block_until_ready()
+    sums = """
 barrier("ready")
 say("ready")
 while True:
     total(array).block_until_ready()
 """
     survivor, victim = (
-        job.start(index, 2, script, **QUICK, SHOAL_ABORT_AFTER_S="2") for index in range(2)
+        job.start(index, 2, IN_FLIGHT + sums, **QUICK, SHOAL_ABORT_AFTER_S="2")
+        for index in range(2)
     )
     for process in (survivor, victim):
-        assert any(text.startswith("> ready") for text in process.stdout)
+        process.until_said("ready")
     os.kill(victim.pid, signal.SIGKILL)
     ended = job.wait_for(0)
     assert ended.code == 71, ended
