@@ -5,6 +5,8 @@ AT_ONCE := -n auto --dist worksteal
 # Optimized code is wasted on what runs once; on the newest JAX the suite compiles as users do.
 QUICKLY := --compile-quickly
 NEWEST := .venv-newest
+# Where a container forbids bytecode, each worker would rewrite the asserts of all tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
 .DEFAULT_GOAL := help

@@ -82,16 +82,38 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Keep what all tests share out of every collection of garbage: it is never garbage.
 
     And collect less often: most of what a test makes lives until its end.
     """
     gc.disable()
+    share_rewriting(session.config)
     yield
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 20)
+
+
+def share_rewriting(config: pytest.Config) -> None:
+    """Let each worker of a whole run begin at a part of the tests of its own.
+
+    pytest rewrites the asserts of what it imports, and keeps the result for all: where workers go
+    through the files in step, each rewrites all of them.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None or [Path(arg).resolve() for arg in config.args] != [Path(__file__).parent]:
+        return
+    files = sorted(str(path) for path in Path(__file__).parent.rglob("test_*.py"))
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    config.args = files[first:] + files[:first]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Bring the tests into one order: all workers must have the same."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path)
 
 
 @pytest.hookimpl(optionalhook=True)

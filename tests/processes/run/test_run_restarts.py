@@ -123,16 +123,18 @@ def test_all_nodes_go_to_the_next_attempt_together(launchers):
 
 
 def test_a_log_folder_that_cannot_be_made_ends_all(launchers):
-    launchers.write("print('ran')")
+    launchers.write("print('hello')")
     (launchers.folder / "logs").mkdir()
     (launchers.folder / "logs" / "attempt0").touch()  # a file
-    logs = [["--log-dir", name] for name in ("others", "logs")]
-    both = [launchers.start(node, "--max-restarts", "1", *logs[node]) for node in range(2)]
-    assert both[1].code() == 74, both[1].said
-    assert "attempt0" in both[1].said
-    both[0].popen.send_signal(signal.SIGINT)
-    assert both[0].code() == 130
-    assert "ran" not in both[0].said
+    options = ["--max-restarts", "1", "--log-dir"]
+    waits = launchers.start(0, *options, "others", SHOAL_WARN_AFTER_S="0.2")
+    waits.until("not joined")
+    fails = launchers.start(1, *options, "logs")
+    assert fails.code() == 74, fails.said
+    assert "attempt0" in fails.said
+    waits.popen.send_signal(signal.SIGINT)
+    assert waits.code() == 130, waits.said
+    assert "hello" not in waits.said
     assert launchers.leaves_nobody()
 
 
