@@ -82,25 +82,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Iterator[None]:
+def pytest_collection() -> Iterator[None]:
     """Keep what all tests share out of every collection of garbage: it is never garbage.
 
     And collect less often: most of what a test makes lives until its end.
     """
     gc.disable()
-    share_rewriting(session.config)
     yield
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 20)
 
 
-def share_rewriting(config: pytest.Config) -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Let each worker of a whole run begin at a part of the tests of its own.
 
     pytest rewrites the asserts of what it imports, and keeps the result for all: where workers go
     through the files in step, each rewrites all of them.
     """
+    config = session.config
     worker = getattr(config, "workerinput", None)
     if worker is None or [Path(arg).resolve() for arg in config.args] != [Path(__file__).parent]:
         return
