@@ -54,6 +54,7 @@ __all__ = [
     "UsageError",
     "UsageTypeError",
     "WrongType",
+    "closest",
     "nearest",
     "raise_all",
 ]
@@ -317,13 +318,17 @@ class RestoreMismatch(UsageError):
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return `"; did you mean 'data'?"` if `name` is close to a known one, else ""."""
+    close = closest(str(name), known)
+    return "" if close is None else f"; did you mean {close!r}?"
+
+
+def closest(text: str, known: Iterable[str]) -> str | None:
+    """Return the known text that is most similar to this one, None if none is similar."""
     import difflib
 
-    text = str(name)
     if len(text) > 100:  # no typo, and difflib is quadratic in its length
-        return ""
-    close = difflib.get_close_matches(text, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+        return None
+    return next(iter(difflib.get_close_matches(text, [*known], n=1, cutoff=0.5)), None)
 
 
 class WrongType(str):

@@ -3,7 +3,125 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
+
+from shoal.errors import closest
+
+_MOST_COMPARED = 1000  # names that are candidates for a suggestion
+
+
+class Selection:
+    """The names that patterns take together, as `only=` of a restore says.
+
+    A pattern that is itself one of the names takes that name alone: `w[0]` of a tree that has such
+    a leaf is no pattern. With "!" before it, a pattern leaves out what it matches; patterns that
+    all leave out take everything else.
+
+    >>> sorted(Selection(["params/**", "!**/b"], ["params/w", "params/b", "step"]).names)
+    ['params/w']
+    >>> Selection(["params", "step"], ["params/w", "params/b", "step"]).idle()
+    ["'params' takes no leaf; did you mean 'params/**'? 'params' is a folder of 2 leaves"]
+    """
+
+    def __init__(self, patterns: Sequence[str], names: Iterable[str]) -> None:
+        self._known = known = dict.fromkeys(names)
+        self._out = {text: taken(text[1:], known) for text in patterns if self._leaves_out(text)}
+        self._in = {text: taken(text, known) for text in patterns if text not in self._out}
+        chosen = set().union(*self._in.values()) if self._in else {*known} if self._out else set()
+        self.names = frozenset(chosen.difference(*self._out.values()))
+
+    def _leaves_out(self, text: str) -> bool:
+        return text.startswith("!") and text not in self._known
+
+    def idle(self) -> list[str]:
+        """Return a line for each pattern that takes nothing: why, and what may have been meant."""
+        lines = [
+            f"{text!r} {'leaves out' if text in self._out else 'takes'} no leaf"
+            f"{near(text.removeprefix('!') if text in self._out else text, self._known)}"
+            for text, found in [*self._in.items(), *self._out.items()]
+            if not found
+        ]
+        for text, found in self._in.items():
+            if found and self.names.isdisjoint(found):
+                others = " and ".join(repr(o) for o, gone in self._out.items() if found & gone)
+                lines.append(f"{text!r} takes nothing but what {others} leaves out")
+        return lines
+
+
+def taken(pattern: str, names: Collection[str]) -> set[str]:
+    """Return the names that a pattern takes: the one that it is, else all that it matches.
+
+    >>> sorted(taken("w[01]", ["w0", "w1"])), sorted(taken("w[01]", ["w0", "w[01]"]))
+    (['w0', 'w1'], ['w[01]'])
+    """
+    if pattern in names:
+        return {pattern}
+    try:
+        return {name for name in names if matches(pattern, name)}
+    except re.error:  # [z-a]
+        return set()
+
+
+def escaped(name: str) -> str:
+    """Return a pattern that matches this name alone.
+
+    >>> escaped("w[0]"), matches(escaped("w[0]"), "w[0]"), matches(escaped("w[0]"), "w0")
+    ('w[[]0]', True, False)
+    """
+    return re.sub(r"[*?[]", r"[\g<0>]", name)
+
+
+def near(pattern: str, names: Collection[str]) -> str:
+    """Return what may have been meant by a pattern that takes none of the names; "" if unknown.
+
+    >>> near("parms/**", ["params/w"]), near("w", ["params/w"])
+    ("; did you mean 'params/**'?", "; did you mean '**/w'?")
+    """
+    if not is_pattern(pattern):
+        return "; the characters in [ ] are not a valid range"
+    for text in (pattern.rstrip("/"), *_variants(pattern, names)):
+        if text != pattern and taken(text, names):
+            return f"; did you mean {text!r}?"
+        if text and (count := sum(name.startswith(f"{text}/") for name in names)):
+            leaves = "1 leaf" if count == 1 else f"{count} leaves"
+            return f"; did you mean {escaped(text) + '/**'!r}? {text!r} is a folder of {leaves}"
+    if re.search(r"\.[*+]|[\\^$|()]", pattern):
+        return (
+            "; patterns are not regular expressions: '*' matches part of one component, '**' any "
+            "number of components, as in '**/kernel'"
+        )
+    close = closest(pattern, [*names][:_MOST_COMPARED])
+    if close is not None:
+        return f"; did you mean {close!r}?"
+    return next((f"; leaves have names such as {name!r}" for name in names), "")
+
+
+def _variants(pattern: str, names: Collection[str]) -> Iterator[str]:
+    """Return what is often written instead of a pattern, the likeliest first."""
+    yield re.sub(r"(/\*)+$", "/**", pattern)
+    yield f"**/{pattern}"
+    yield "/".join(re.findall(r"[^\[\]'\".]+", pattern))  # ['params']['w'], params.w
+    yield _corrected(pattern, names)
+
+
+def _corrected(pattern: str, names: Collection[str]) -> str:
+    """Return a pattern with each component that no name has replaced by the most similar one."""
+    paths = [name.split("/") for name in [*names][:_MOST_COMPARED]]
+    parts, is_anywhere = pattern.split("/"), False
+    for number, part in enumerate(parts):
+        is_anywhere = is_anywhere or part == "**"
+        found = [path for path in paths if is_anywhere or len(path) > number]
+        here = {one for path in found for one in (path if is_anywhere else [path[number]])}
+        if part == "**" or any(matches(part, one) for one in here):
+            chosen = part
+        else:
+            chosen = closest(part, sorted(here)) or ""
+        if not chosen:
+            return ""
+        parts[number] = chosen
+        paths = [path for path in found if is_anywhere or matches(chosen, path[number])]
+    return "/".join(parts)
 
 
 def matches(pattern: str, name: str) -> bool:

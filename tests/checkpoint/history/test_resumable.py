@@ -5,7 +5,7 @@ import pytest
 
 import shoal
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.errors import RestoreMismatch
+from shoal.errors import RestoreMismatch, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 
 
@@ -68,7 +68,36 @@ def test_one_that_does_not_is_an_error_at_the_beginning(ckpts, mesh, change, att
     assert getattr(caught.value, attribute)
 
 
-def test_nothing_is_said_of_what_is_restored_in_parts_or_saved_in_parts(ckpts, mesh):
+def test_a_state_of_which_only_a_part_would_come_back_is_refused(ckpts, mesh):
     target = {"w": shoal.Layout(mesh, "x", None)}
-    assert ckpts.resume(target, begun(mesh), only="w")[1] == 0
-    assert ckpts.resume(target, begun(mesh, cannot_be_saved=object()))[1] == 0
+    with pytest.raises(RestoreMismatch, match=r"what `init` made .*\n  - ~: .*: 'epoch'"):
+        ckpts.resume(target, begun(mesh), only="w")
+    with pytest.raises(UsageTypeError, match="resume: cannot_be_saved: is a object"):
+        ckpts.resume(target, begun(mesh, cannot_be_saved=object()))
+    own = {**target, "epoch": shoal.Layout(mesh)}
+    with pytest.raises(
+        RestoreMismatch, match="epoch: only= leaves it out; the target has a Layout"
+    ):
+        ckpts.resume(own, begun(mesh), only="w")
+    assert ckpts.resume({**target, "epoch": 7}, begun(mesh), only="!epoch")[1] == 0
+
+
+def test_names_that_the_next_start_would_not_find_are_refused(ckpts, mesh):
+    """`rename=` reads what another program saved; this one saves under its own names."""
+    target = {"v": shoal.Layout(mesh, "x", None), "epoch": 0}
+    ckpts.save(0, begun(mesh))
+    ckpts.wait()
+    with pytest.raises(RestoreMismatch, match="restore an older step once with rename=, save it"):
+        ckpts.resume(target, None, rename={"v": "w"})
+    ckpts.save(1, ckpts.restore(0, target, rename={"v": "w"}))
+    ckpts.wait()
+    assert ckpts.resume(target, None)[1] == 2
+
+
+def test_names_that_would_be_swapped_again_are_refused(tmp_path):
+    state = {"a": np.zeros(2), "b": np.ones(2)}
+    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+        ckpts.save(0, state)
+        ckpts.wait()
+        with pytest.raises(RestoreMismatch, match="a: would have the value of b"):
+            ckpts.resume(state, None, rename={"a": "b", "b": "a"})

@@ -124,7 +124,7 @@ def test_only_leaves_others_as_the_target_has_them(path):
     assert back["params"]["b"] is keep
     assert same(back["params"]["w"], TREE["params"]["w"])
     assert restore(path, only="opt/*/mu").keys() == {"opt"}
-    with pytest.raises(RestoreMismatch, match=r"takes none of the 9 leaves; did you mean 'par"):
+    with pytest.raises(RestoreMismatch, match=r"'param/w' takes no leaf; did you mean 'par"):
         restore(path, only="param/w")
 
 
@@ -368,7 +368,7 @@ def test_registered_nodes_with_and_without_a_target(tmp_path):
     back = restore(tmp_path / "nodes")
     assert type(back["layer"]) is Layer
     assert back["layer"].name == "one"
-    back = restore(tmp_path / "nodes", {"layer": Layer(SPLIT, "other"), "n": None})
+    back = restore(tmp_path / "nodes", {"layer": Layer(SPLIT, "other"), "n": 0})
     assert back["layer"].name == "other"
     assert back["layer"].w.sharding == sharding(SPLIT)
     assert restore(tmp_path / "nodes", {"layer": SPLIT, "n": 0})["layer"].name == "one"

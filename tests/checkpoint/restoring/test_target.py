@@ -14,7 +14,7 @@ from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.restoring import protocol
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.restoring.target import options_of
-from shoal.errors import RestoreMismatch, UsageError
+from shoal.errors import RestoreMismatch
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -34,11 +34,10 @@ def path(tmp_path_factory):
 
 
 @pytest.mark.parametrize("only", ["[z-a]", ["w", "params/[9-0]"]])
-def test_a_range_that_is_none_is_refused(only):
-    with pytest.raises(
-        UsageError, match=r"only=\[.*\]: the characters in \[ \] are not a valid range"
-    ):
-        options_of("restore", only, None, "exact", has_target=False)
+def test_a_range_that_is_none_is_refused(path, only):
+    told = r"only='.*' takes no leaf; the characters in \[ \] are not a valid range"
+    with pytest.raises(RestoreMismatch, match=told):
+        restore(path, only=only)
 
 
 def test_patterns_in_any_order_are_the_same():

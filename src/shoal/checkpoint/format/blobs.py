@@ -13,9 +13,10 @@ import numpy as np
 
 from shoal.checkpoint.format import header
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.flatten import flatten_tree, unflatten_tree
+from shoal.checkpoint.tree.flatten import Nodes, flatten_tree, unflatten_like, unflatten_tree
 from shoal.checkpoint.tree.names import name_of
 from shoal.checkpoint.tree.nodes import decode_structure, encode_structure, names_of
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.plain_values import decode_value, kind_of
 from shoal.checkpoint.tree.plain_values import encode_value as value_json
 from shoal.errors import CorruptCheckpoint, UsageError, raise_all
@@ -23,13 +24,18 @@ from shoal.errors import CorruptCheckpoint, UsageError, raise_all
 _FORMAT = "shoal-values"
 
 
-def encode_tree(tree: Any, *, operation: str = "a process's own value") -> bytes:
+def encode_tree(
+    tree: Any, nodes: Nodes | None = None, *, operation: str = "a process's own value"
+) -> bytes:
     """Serialise a tree of plain values and NumPy arrays.
+
+    Args:
+      nodes: handles further node types, as for `flatten_tree`.
 
     Raises:
       UsageError: a leaf is neither; names all offenders.
     """
-    leaves, structure = flatten_tree(tree, operation=operation)
+    leaves, structure = flatten_tree(tree, nodes, operation=operation)
     problems: list[str] = []
     said: list[Any] = []
     arrays: dict[str, np.ndarray[Any, Any]] = {}
@@ -57,14 +63,23 @@ def encode_tree(tree: Any, *, operation: str = "a process's own value") -> bytes
     return b"".join([first, *(dtypes.pack_elements(arrays[entry.name]).data for entry in entries)])
 
 
-def decode_tree(blob: bytes | memoryview, *, file: str = "") -> Any:
+def decode_tree(
+    blob: bytes | memoryview,
+    nodes: Nodes | None = None,
+    *,
+    like: PerProcess | None = None,
+    file: str = "",
+) -> Any:
     """Deserialise a tree; its arrays are copies.
 
     Args:
+      nodes: as for `unflatten_tree`.
+      like: holds a tree whose classes it takes; None: the classes of their names.
       file: where the bytes come from, for errors.
 
     Raises:
       CorruptCheckpoint: the bytes do not encode a tree.
+      UsageError: with `like`: a class is in neither.
     """
     file = file or "a process's own value"
     view = memoryview(blob)
@@ -86,7 +101,9 @@ def decode_tree(blob: bytes | memoryview, *, file: str = "") -> Any:
         raise CorruptCheckpoint(
             f"{file} has arrays that are not in its tree: {list(entries)}", file=file
         )
-    return unflatten_tree(structure, leaves)
+    if like is None:
+        return unflatten_tree(structure, leaves, nodes)
+    return unflatten_like(structure, leaves, like.value, nodes)
 
 
 def _leaf(said: Any, entry: header.Entry | None, data: memoryview) -> Any:

@@ -251,7 +251,8 @@ class Checkpoints(ReadOnlyHistory):
           skip_corrupt: skip damaged steps, with a warning: all processes restore the newest
             intact one. `save` replaces the skipped steps when it reaches them.
           timeout_s: deadline in seconds; None: that of this history.
-          options: as for `shoal.restore`: only, rename, dtype, form, mode, most_bytes, merge.
+          options: as for `shoal.restore`: only, rename, missing_ok, dtype, form, mode, most_bytes,
+            merge.
 
         Raises:
           NotCommitted: on all: nothing is saved, or not that step.
@@ -280,27 +281,33 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
 
+        It never returns a state that it could not return again: that the state, once it is saved,
+        comes back as the same tree with the same target and options, is checked here.
+
         It also starts a thread that pre-faults the memory which `save` copies to.
 
         Args:
           target: layouts of a restored state, as for `restore`.
           init: the initial state if nothing is saved: a function without arguments
-            (`lambda: shoal.create(…, layouts=layouts)`), or the state itself. It is used as is,
-            after a check that `target` could restore it.
+            (`lambda: shoal.create(…, layouts=layouts)`), or the state itself. It is used as is.
           skip_corrupt, timeout_s, options: as for `restore`.
 
         Returns:
           The state, and the step after the restored one; 0 if nothing was restored.
 
-        Raises: as `restore`, but for NotCommitted.
+        Raises: as `restore`, but for NotCommitted. RestoreMismatch also if the state could not be
+          restored again, UsageError if it cannot be saved.
         """
         with self._coordinator.call("resume", "main", self._group.named):
             restore = self._restoring("resume", target, timeout_s, options)
             ask, damaged = partial(self._result_of_lead, "resume"), self._saver.damaged
             found = restored(self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt)
+        is_new = found is None
         if found is None:  # `init` may itself be collective
             found = -1, init() if callable(init) else init
-            check_resumable(found[1], target, options, self._coordinator.num_processes)
+        check_resumable(
+            found[1], self._root, target, options, processes=self._group.count, is_new=is_new
+        )
         self._saver.reserve_for(found[1])
         return found[1], found[0] + 1
 

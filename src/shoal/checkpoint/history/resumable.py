@@ -1,41 +1,149 @@
-"""Check that an initial state could be restored later, before the job is preempted."""
+"""Check that a run could be resumed as it begins, before the job is preempted."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Manifest
 from shoal.checkpoint.restoring import target as targets
+from shoal.checkpoint.tree import flatten, nodes
+from shoal.checkpoint.tree.names import Path, component, name_of
+from shoal.checkpoint.tree.plain_values import plain_json
 from shoal.errors import RestoreMismatch, UsageError
 
+if TYPE_CHECKING:
+    from shoal.checkpoint.restoring.protocol import RestoreRequest
 
-def check_resumable(state: Any, target: Any, options: Mapping[str, Any], processes: int) -> None:
-    """Compare a target with the initial state of a run, as if that had been saved.
+_MOST_LISTED = 8
 
-    States that are restored in part or under other names, and states that cannot be saved as they
-    are, are not checked.
+
+def check_resumable(
+    state: Any,
+    root: Folder,
+    target: Any,
+    options: Mapping[str, Any],
+    *,
+    processes: int,
+    is_new: bool,
+) -> None:
+    """Restore the state at the beginning of a run as if its first save had saved it.
+
+    Args:
+      processes: how many save it.
+      is_new: `init` made it; False: it was restored.
 
     Raises:
-      RestoreMismatch: leaves are missing, unexpected, or of another shape or dtype; names all.
+      RestoreMismatch: the same target and options would not restore it, or not as the same tree;
+        names all leaves and nodes concerned.
+      UsageError: it cannot be saved; names all leaves.
     """
-    if target is None or "jax" not in sys.modules or {"only", "rename"} & options.keys():
-        return
-    from shoal.checkpoint.restoring.wanted import fit, target_of
-    from shoal.checkpoint.saving.state import read_state
-
-    leaves, _, _ = target_of(target)
     try:
-        read = read_state(state, processes, "resume")
-    except UsageError:
+        from shoal.checkpoint.restoring.restore import request_of
+        from shoal.checkpoint.restoring.wanted import fit
+        from shoal.checkpoint.saving.state import read_state
+    except ImportError:  # without JAX nothing is saved
         return
+    read = read_state(state, processes, "resume")
     records = tuple(leaf.record for leaf in read.leaves)
-    manifest = Manifest("0" * 12, None, 0, processes, read.structure, records)
-    wanted = targets.TargetOptions(dtype=options.get("dtype", "exact"))
+    stored, _ = nodes.decode_structure(nodes.encode_structure(read.structure), "the manifest")
+    manifest = Manifest("0" * 12, None, 0, processes, stored, records)
+    chosen = {name: options[name] for name in options.keys() & {"only", "rename", "missing_ok"}}
+    request = request_of(
+        "resume", root, target, dtype=options.get("dtype", "exact"),
+        form=options.get("form", "tree"), **chosen,
+    )  # fmt: skip
+    made = "what `init` made could not" if is_new else "what was restored could not again"
+    detail = f"resume: {made} be restored by this target once it is saved"
+    if options.get("rename") is not None:
+        detail += (
+            "\nit is saved under the names of the target, where rename= looks for others: restore "
+            "an older step once with rename=, save it, and resume without"
+        )
     try:
-        targets.match(manifest, leaves, wanted, fit)
+        if request.rebuild is None:
+            wishes = targets.all_of(manifest, request.options)
+        else:
+            wishes = targets.match(manifest, request.wanted, request.options, fit)
     except RestoreMismatch as error:
-        detail = "resume: what `init` made could not be restored by this target once it is saved"
         error.args = (f"{detail}\n{error}",)
         raise
+    found = _Differences(state, manifest, wishes, request).lines
+    if found:
+        more = [f"and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []
+        lines = "\n".join(f"  - {line}" for line in [*found[:_MOST_LISTED], *more])
+        raise RestoreMismatch(f"{detail}\n{lines}", problems=found)
+
+
+class _Differences:
+    """What differs between a state and what is restored of it."""
+
+    def __init__(
+        self, state: Any, manifest: Manifest, wishes: targets.Wishes, request: RestoreRequest
+    ) -> None:
+        from shoal.checkpoint.restoring.protocol import built
+        from shoal.checkpoint.tree.jax_nodes import JaxNodes
+
+        self.lines: list[str] = []
+        self._walk = flatten.Walk(JaxNodes(), None)
+        leaves = [leaf for _, leaf in flatten.flatten_tree(state, JaxNodes())[0]]
+        # Leaves are told apart by what they are: two that are one object are the same leaf.
+        self._names = {id(x): one.name for x, one in zip(leaves, manifest.leaves, strict=True)}
+        self._given = {id(one): one for one in request.given}
+        again = built(request, manifest, wishes, [leaves[wish.leaf] for wish in wishes.wishes])
+        self._compare(state, again, ())
+
+    def _compare(self, one: Any, other: Any, path: Path) -> None:
+        mine, theirs = self._walk.branch(one), self._walk.branch(other)
+        if mine is None and theirs is None:
+            self._compare_leaves(one, other, path)
+            return
+        name = name_of(path)
+        if mine is None or theirs is None or type(one) is not type(other):
+            remedy = f": {other.remedy}" if isinstance(other, flatten.UnknownNode) else ""
+            what = f"is {_kind(one)}, and would come back as {_kind(other)}"
+            self.lines.append(f"{name}: {what}{remedy}")
+            return
+        keys, others = (_keys(level[2], level[3]) for level in (mine, theirs))
+        if keys != others:
+            odd = ", ".join(
+                repr(key) for key in [*keys, *others] if (key in keys) != (key in others)
+            )
+            self.lines.append(f"{name}: its children would not be the same: {odd}")
+            return
+        static, its_own = _plain(mine[4]), _plain(theirs[4])
+        if static is not None and its_own is not None and static != its_own:
+            self.lines.append(f"{name}: has static data {mine[4]!r}, the target {theirs[4]!r}")
+        for key, child, its in zip(keys, mine[3], theirs[3], strict=True):
+            self._compare(child, its, (*path, key))
+
+    def _compare_leaves(self, one: Any, other: Any, path: Path) -> None:
+        from shoal.checkpoint.restoring.wanted import is_placement
+
+        if one is other:
+            return
+        if id(other) in self._given:
+            if is_placement(other):
+                what = f"{type(other).__name__}, which is no value"
+                self.lines.append(f"{name_of(path)}: only= leaves it out; the target has a {what}")
+        elif id(other) in self._names:
+            self.lines.append(f"{name_of(path)}: would have the value of {self._names[id(other)]}")
+
+
+def _keys(keys: Sequence[Any], children: Sequence[Any]) -> list[str]:
+    """Return the keys of children as text; in lists, their indices."""
+    return [component(key) for key in keys] or [str(number) for number in range(len(children))]
+
+
+def _kind(value: Any) -> str:
+    kind = type(value)
+    return "a leaf" if value is None else f"a {kind.__module__}.{kind.__qualname__}"
+
+
+def _plain(static: Any) -> Any:
+    """Return static data as JSON; None if they are not plain, and not compared."""
+    try:
+        return [plain_json(static)]
+    except UsageError:
+        return None

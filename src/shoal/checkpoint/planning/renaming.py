@@ -48,6 +48,16 @@ def renames(missing: Shapes, unexpected: Shapes, found: Iterable[str]) -> dict[s
     return {"/".join(prefix): "/".join(matching.pairs[prefix]) for prefix in chosen}
 
 
+def governing(rename: Iterable[str], name: str) -> str | None:
+    """Return the longest prefix of a name, at whole components; None if there is none.
+
+    >>> governing(["", "enc", "enc/0"], "enc/0/w"), governing(["enc"], "encoder/w")
+    ('enc/0', None)
+    """
+    fitting = (p for p in rename if p == "" or name == p or name.startswith(f"{p}/"))
+    return max(fitting, key=len, default=None)
+
+
 def subtrees(unexpected: Iterable[str], leaves: Iterable[str]) -> list[str]:
     """Return the largest subtrees of a checkpoint that share no leaf with the target.
 

@@ -16,6 +16,7 @@ from shoal.checkpoint.restoring.numbers import array_of
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.tree import plain_values
 from shoal.checkpoint.tree.dtypes import dtype_of
+from shoal.checkpoint.tree.flatten import Nodes
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
 
@@ -37,6 +38,7 @@ class Restorer(NamedTuple):
     process: int
     num_processes: int
     merge: Callable[[list[Any]], Any] | None = None
+    nodes: Nodes | None = None  # of per-process values
 
 
 def fill(
@@ -146,7 +148,7 @@ def on_host(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
             return Filling([], lambda: array_of(record, dtype))
         return Filling([], lambda: plain_values.decode_value(record.kind, record.value))
     if record.kind == "per_process":
-        return _own_value(checkpoint, wish.leaf, job)
+        return _own_value(checkpoint, wish, job)
     if wish.dtype is not None:
         shape = record.stored_shape
         cast = Want(wish.leaf, (0,) * len(shape), empty(shape, wish.dtype))
@@ -199,10 +201,10 @@ def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | byte
         raise CorruptCheckpoint(detail, path=path, leaf=record.name) from None
 
 
-def _own_value(checkpoint: Checkpoint, leaf: int, job: Restorer) -> Filling:
+def _own_value(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
     """Return how a process gets its per-process value, or the merge of all of them."""
-    record = checkpoint.manifest.leaves[leaf]
-    places = checkpoint.values_of(leaf)
+    record = checkpoint.manifest.leaves[wish.leaf]
+    places = checkpoint.values_of(wish.leaf)
     is_same = len(places) == job.num_processes
     if not is_same and job.merge is None:
         raise UsageError(
@@ -213,11 +215,16 @@ def _own_value(checkpoint: Checkpoint, leaf: int, job: Restorer) -> Filling:
     wants = []
     for process in chosen:
         first, size = places[process]
-        wants.append(Want(leaf, (first,), np.empty(size, np.uint8)))
+        wants.append(Want(wish.leaf, (first,), np.empty(size, np.uint8)))
 
     def finish() -> Any:
         file = f"{checkpoint.folder.path}: {record.name}"
-        found = [decode_tree(want.out.data, file=file) for want in wants]
+        try:
+            found = [
+                decode_tree(want.out.data, job.nodes, like=wish.like, file=file) for want in wants
+            ]
+        except UsageError as error:
+            raise UsageError(f"restore: {record.name} has {error}") from None
         if is_same or job.merge is None:
             return PerProcess(found[0])
         return PerProcess(job.merge(found))

@@ -62,8 +62,8 @@ def problem_lines(
         where = f" (as {one.stored})" if one.stored != one.name else ""
         near = f": {one.hint}" if one.hint else near
         lines.append(f"{one.name}: is not in the checkpoint{where}{near}")
-    detail = "is in the checkpoint, not in the target; only= leaves out"
-    return lines + [f"{name}: {detail}" for name in unexpected]
+    detail = "is in the checkpoint, not in the target"
+    return lines + [f"{name}: {detail}; only={'!' + name!r} leaves it out" for name in unexpected]
 
 
 def _pairs(missing: Sequence[Missing], spare: Spare, found: Sequence[str]) -> dict[str, str]:

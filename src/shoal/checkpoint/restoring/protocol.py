@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from shoal.checkpoint.blocks.memory import uncollected
 from shoal.checkpoint.disk.opening import Checkpoint, deleted_meanwhile, open_folder
 from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format.records import Manifest
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Restorer, fill, on_host
 from shoal.checkpoint.restoring.target import TargetLeaf, TargetOptions, Wish, Wishes
@@ -50,8 +51,8 @@ class RestoreRequest(NamedTuple):
     options: TargetOptions
     mode: str
     wanted: Sequence[TargetLeaf] = ()
-    structure: tree_nodes.Structure | None = None  # of the target; None: no target
     given: Sequence[Any] = ()  # the leaves of the target
+    rebuild: Callable[[list[Any]], Any] | None = None  # the target with other leaves; None: none
     merge: Callable[[list[Any]], Any] | None = None
     form: str = "tree"  # of the result, without a target
 
@@ -62,7 +63,7 @@ class RestoreRequest(NamedTuple):
         renames = options.rename if isinstance(options.rename, Mapping) else bool(options.rename)
         return (
             f"only={options.only!r}, dtype={options.dtype!r}, mode={self.mode!r}",
-            f"form={self.form!r}",
+            f"form={self.form!r}, missing_ok={options.missing_ok}",
             f"rename={renames!r}, merge={self.merge is not None}",
             *(one.line for one in self.wanted),
         )
@@ -87,8 +88,7 @@ def parse_request(folder: Folder, target: Any, options: TargetOptions, mode: str
         return RestoreRequest(folder, options, mode)
     from shoal.checkpoint.restoring.wanted import target_of
 
-    wanted, structure, given = target_of(target)
-    return RestoreRequest(folder, options, mode, wanted, structure, given)
+    return RestoreRequest(folder, options, mode, *target_of(target))
 
 
 def open_for(request: RestoreRequest) -> Opened:
@@ -99,7 +99,7 @@ def open_for(request: RestoreRequest) -> Opened:
     """
     checkpoint = open_folder(request.folder)
     geometry = None
-    if request.structure is None:
+    if request.rebuild is None:
         wishes = targets.all_of(checkpoint.manifest, request.options)
     else:
         from shoal.checkpoint.restoring.wanted import fit
@@ -146,7 +146,7 @@ class Restore:
         if isinstance(values, Exception):
             raise values  # not reached
         self._exchange(opened, values)
-        return _built(self._request, opened, values)
+        return built(self._request, opened.checkpoint.manifest, opened.wishes, values)
 
     def _meet(self, call: Call, brought: bytes | Exception) -> Mapping[int, bytes]:
         """Exchange payloads with all processes; if one of them failed, raise its error on all."""
@@ -227,7 +227,7 @@ class Restore:
 
     def _read(self, opened: Opened, most_bytes: int) -> list[Any]:
         checkpoint = opened.checkpoint
-        job = Restorer(self._group.place, self._group.count, self._request.merge)
+        job = Restorer(self._group.place, self._group.count, self._request.merge, _nodes())
         fillings = [
             _filling(checkpoint, wish, opened.ways.transport.get(number), job)
             for number, wish in enumerate(opened.wishes.wishes)
@@ -274,17 +274,17 @@ def _allowed(opened: Opened) -> AbstractContextManager[Any]:
     return allowed()
 
 
-def _built(request: RestoreRequest, opened: Opened, values: Sequence[Any]) -> Any:
+def built(
+    request: RestoreRequest, manifest: Manifest, wishes: Wishes, values: Sequence[Any]
+) -> Any:
     """Return the tree: the target's, or the stored one."""
-    structure, wishes = opened.checkpoint.manifest.tree, opened.wishes
-    nodes = _nodes()
+    structure, nodes = manifest.tree, _nodes()
     if request.form == "names":
-        leaves_of = opened.checkpoint.manifest.leaves
-        names = [leaves_of[wish.leaf].name for wish in wishes.wishes]
+        names = [manifest.leaves[wish.leaf].name for wish in wishes.wishes]
         return dict(zip(names, values, strict=True))
     if request.form == "dicts":
         structure = tree_nodes.as_dicts(structure)
-    if request.structure is None:
+    if request.rebuild is None:
         return _tree(structure, wishes.wishes, values, nodes)
     leaves = list(request.given)
     for number, taken in wishes.by_target.items():
@@ -294,7 +294,7 @@ def _built(request: RestoreRequest, opened: Opened, values: Sequence[Any]) -> An
         branch = _branch(structure, wishes.below[number])
         chosen = [wishes.wishes[n] for n in taken]
         leaves[number] = _tree(branch, chosen, [values[n] for n in taken], nodes)
-    return flatten.unflatten_tree(request.structure, leaves, nodes)
+    return request.rebuild(leaves)
 
 
 def _tree(

@@ -34,6 +34,7 @@ def restore(
     *,
     only: str | Iterable[str] | None = None,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    missing_ok: bool = False,
     dtype: str = "exact",
     form: str = "tree",
     mode: str = "auto",
@@ -68,11 +69,15 @@ def restore(
         returns a Layout, a sharding, a mesh, or None for a NumPy array. Meshes and functions may
         also stand for subtrees. "stored": the saved layouts, where they fit, and memory kinds, such
         as "pinned_host"; an error where the devices lack that kind.
-      only: patterns of names, such as "params/**" or "opt/*/mu": other leaves come back as the
-        target has them; without a target they are left out.
+      only: names of leaves, or patterns such as "params/**" or "opt/*/mu"; with "!" before it, a
+        pattern leaves out what it matches: `only="!last_batch/**"` is all but these. Other leaves
+        come back as the target has them; without a target they are left out. A text that is the
+        name of a leaf takes that leaf alone, whatever characters it has.
       rename: prefixes of names of the target → those in the checkpoint, such as `{"enc":
         "encoder"}` ("" is the root), or a function of a name. If subtrees were renamed, the error
         prints the mapping that finds them.
+      missing_ok: True: patterns of `only` and prefixes of `rename` may take no leaf; False: each
+        must take one.
       dtype: "exact"; "safe": arrays are cast to the target's dtype if the cast is lossless;
         "any": they are cast. On the host, before they are placed. Where a number was saved and
         a 0-d array is wanted, such as the step of a train state, both convert it.
@@ -91,13 +96,14 @@ def restore(
       timeout_s: deadline in seconds of each wait for other processes; None: SHOAL_TIMEOUT_S (600).
 
     Returns:
-      The tree of the target; without one, the saved tree. Nodes whose classes are not
-      loaded come back as `UnknownNode`s.
+      The tree of the target, of the target's own classes. Without a target, and below a layout
+      that stands for a subtree, the saved tree: classes are looked up by their names, and nodes
+      whose classes are not loaded are `UnknownNode`s, which say what to import.
 
     Raises:
       NotCommitted: on all: nothing is saved there.
-      RestoreMismatch: on all: leaves are missing, unexpected, or of another shape or dtype; all
-        are named, nothing was read.
+      RestoreMismatch: on all: leaves are missing, unexpected, or of another shape or dtype, or a
+        name, pattern or prefix takes no leaf; all are named, nothing was read.
       CorruptCheckpoint: on all: data have changed since the save; names file and leaf.
       UnsupportedCheckpoint: on all: it needs a newer shoal.
       StorageError: on all: the file system failed; `NotShared`: processes see no checkpoint
@@ -152,6 +158,7 @@ def restore(
         target,
         only=only,
         rename=rename,
+        missing_ok=missing_ok,
         dtype=dtype,
         form=form,
         mode=mode,
@@ -172,6 +179,7 @@ def restore_with(
     *,
     only: str | Iterable[str] | None = None,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    missing_ok: bool = False,
     dtype: str = "exact",
     form: str = "tree",
     mode: str = "auto",
@@ -183,12 +191,15 @@ def restore_with(
 ) -> Any:
     """Like `restore`, with an explicit coordinator."""
     deadline = deadline_of("restore", name, timeout_s, "main")
-    request = _request("restore", path, target, only, rename, dtype, mode)
+    request = request_of(
+        "restore", path, target, only=only, rename=rename, missing_ok=missing_ok, dtype=dtype,
+        mode=mode, form=form,
+    )  # fmt: skip
     group = group_in(coordinator, "restore", processes)
     if merge is not None and not callable(merge):
         raise UsageTypeError(f"restore: merge={merge!r} must be a function of a list of values")
     most = _most("restore", most_bytes)
-    request = request._replace(merge=merge, form=_form("restore", form, request))
+    request = request._replace(merge=merge)
     if request.mode == "auto" and not group.is_all:
         # if others are dead, devices might wait for them
         request = request._replace(mode="direct")
@@ -203,6 +214,7 @@ def plan_restore(
     *,
     only: str | Iterable[str] | None = None,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    missing_ok: bool = False,
     dtype: str = "exact",
     mode: str = "auto",
 ) -> RestorePlan:
@@ -217,6 +229,7 @@ def plan_restore(
       target: as for `restore`.
       only: as for `restore`.
       rename: as for `restore`.
+      missing_ok: as for `restore`.
       dtype: as for `restore`.
       mode: as for `restore`.
 
@@ -234,21 +247,27 @@ def plan_restore(
     """
     from shoal.runtime.process import process_count
 
-    request = _request("plan_restore", path, target, only, rename, dtype, mode)
+    request = request_of(
+        "plan_restore", path, target, only=only, rename=rename, missing_ok=missing_ok, dtype=dtype,
+        mode=mode,
+    )  # fmt: skip
     opened = open_for(request)
     wishes = opened.wishes.wishes
     processes = range(process_count())
     return plan_all(opened.checkpoint, wishes, opened.ways, opened.geometry, processes)
 
 
-def _request(
+def request_of(
     operation: str,
     path: object,
     target: Any,
-    only: object,
-    rename: object,
-    dtype: object,
-    mode: object,
+    *,
+    only: object = None,
+    rename: object = None,
+    missing_ok: bool = False,
+    dtype: object = "exact",
+    mode: object = "auto",
+    form: object = "tree",
 ) -> RestoreRequest:
     """Check the arguments.
 
@@ -261,13 +280,18 @@ def _request(
         folder = path  # type: ignore[assignment]
     else:
         raise UsageTypeError(f"{operation}: path={path!r} must be text or a pathlib.Path")
-    options = options_of(operation, only, rename, dtype, has_target=target is not None)
-    return parse_request(folder, target, options, option_value(operation, "mode", mode, MODES))
+    has_target = target is not None
+    options = options_of(
+        operation, only, rename, dtype, has_target=has_target, missing_ok=missing_ok
+    )
+    mode = option_value(operation, "mode", mode, MODES)
+    request = parse_request(folder, target, options, mode)
+    return request._replace(form=_form(operation, form, request))
 
 
 def _form(operation: str, form: object, request: RestoreRequest) -> str:
     chosen = option_value(operation, "form", form, FORMS)
-    is_for_all = request.structure is None or (
+    is_for_all = request.rebuild is None or (
         [one.name for one in request.wanted] == [ROOT] and request.wanted[0].is_layout
     )
     if chosen != "tree" and not is_for_all:

@@ -11,20 +11,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shoal.arguments import check_flags
 from shoal.checkpoint.format.records import LeafRecord, Manifest
 from shoal.checkpoint.planning.casting import is_lossless
+from shoal.checkpoint.planning.renaming import governing
 from shoal.checkpoint.restoring.missing import Missing, Spare, problem_lines
 from shoal.checkpoint.restoring.numbers import wrong_number
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.names import ROOT
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest
-from shoal.plan import patterns
+from shoal.plan.patterns import Selection, escaped
 
-OPTIONS = ("only", "rename", "dtype", "form", "mode", "most_bytes", "merge")
+OPTIONS = ("only", "rename", "missing_ok", "dtype", "form", "mode", "most_bytes", "merge")
 DTYPES = ("exact", "safe", "any")
 FORMS = ("tree", "dicts", "names")
 HELD = ("array", "key")  # kinds of leaves that can be placed on devices
-_MOST_LISTED = 50
+_MOST_LISTED, _MOST_KEPT = 50, 8
+_KINDS = {"none": "None", "per_process": "a PerProcess"}  # of leaves that stand for no other
 
 Rename = Mapping[str, str] | Callable[[str], str]
 
@@ -34,25 +38,55 @@ class TargetOptions(NamedTuple):
 
     only: tuple[str, ...] | None = None  # patterns; None: all
     rename: Rename | None = None
+    missing_ok: bool = False  # patterns and prefixes may take nothing
     dtype: str = "exact"
-
-    def takes(self, name: str) -> bool:
-        """Is this leaf to be restored?"""
-        return self.only is None or any(patterns.matches(one, name) for one in self.only)
 
     def stored_name(self, name: str) -> str:
         """Return the name in the checkpoint of a leaf of the target."""
         if self.rename is None:
             return name
         if callable(self.rename):
-            return self.rename(name)
-        for prefix in sorted(self.rename, key=len, reverse=True):
-            if name == (prefix or ROOT):
-                return self.rename[prefix] or ROOT
-            if name.startswith(f"{prefix}/") or prefix == "":
-                rest = name[len(prefix) :].lstrip("/")
-                return f"{self.rename[prefix]}/{rest}".lstrip("/")
-        return name
+            found = self.rename(name)
+            if not isinstance(found, str):
+                raise UsageTypeError(f"restore: rename({name!r}) returned {found!r}, not a name")
+            return found
+        prefix = governing(self.rename, name)
+        if prefix is None:
+            return name
+        rest = "" if name == (prefix or ROOT) else name[len(prefix) :].lstrip("/")
+        return f"{self.rename[prefix]}/{rest}".strip("/") or ROOT
+
+    def selection(self, names: Sequence[str]) -> Selection:
+        """Return which of the names `only` takes."""
+        return Selection(("**",) if self.only is None else self.only, names)
+
+    def idle(self, selection: Selection, names: Sequence[str]) -> list[str]:
+        """Return a line for each pattern of `only` and prefix of `rename` that takes nothing.
+
+        Args:
+          names: the leaves of the target.
+        """
+        lines = []
+        if not self.missing_ok and self.only is not None:
+            lines = [f"only={line}" for line in selection.idle()]
+        if self.missing_ok or not isinstance(self.rename, Mapping):
+            return lines
+        above = {one for name in names for one in _prefixes(name)}
+        for prefix in self.rename.keys() - above - {""}:
+            detail = f"no leaf of the target is {prefix!r}, or below it"
+            near = nearest(prefix, sorted(above))
+            lines.append(f"rename={{{prefix!r}: {self.rename[prefix]!r}}}: {detail}{near}")
+        return sorted(lines)
+
+
+def _prefixes(name: str) -> list[str]:
+    """Return a name and the names of all nodes above it.
+
+    >>> _prefixes("a/b/c")
+    ['a', 'a/b', 'a/b/c']
+    """
+    parts = name.split("/")
+    return ["/".join(parts[: end + 1]) for end in range(len(parts))]
 
 
 class TargetLeaf(NamedTuple):
@@ -67,6 +101,8 @@ class TargetLeaf(NamedTuple):
     has_dims: bool = False  # has a rank, unlike a mesh or function
     is_array: bool = False  # must be an array or a key
     is_function: bool = False  # a function: it may be a placement, or a leaf by chance
+    is_none: bool = False
+    own: PerProcess | None = None  # a per-process value, whose classes are used
     text: str = ""  # must be equal on all processes
     hint: str = ""  # what to write instead, if nothing like it was saved
 
@@ -83,6 +119,7 @@ class Wish(NamedTuple):
     leaf: int  # its number in the manifest
     place: Any  # None: on the host
     dtype: np.dtype[Any] | None  # dtype to cast to; None: as stored
+    like: PerProcess | None = None  # has the classes of a per-process value; None: unknown
 
 
 @dataclass(frozen=True)
@@ -97,7 +134,13 @@ class Wishes:
 
 
 def options_of(
-    operation: str, only: object, rename: object, dtype: object, *, has_target: bool
+    operation: str,
+    only: object,
+    rename: object,
+    dtype: object,
+    *,
+    has_target: bool,
+    missing_ok: bool = False,
 ) -> TargetOptions:
     """Check the options of a restore.
 
@@ -113,10 +156,6 @@ def options_of(
         if not all(isinstance(one, str) and one for one in only):
             raise UsageTypeError(f"{operation}: only={only!r} must be patterns such as 'params/**'")
         only = tuple(sorted(only))  # the order of a set differs between processes
-        if wrong := [one for one in only if not patterns.is_pattern(one)]:
-            raise UsageError(
-                f"{operation}: only={wrong!r}: the characters in [ ] are not a valid range"
-            )
     if rename is not None and not has_target:
         raise UsageError(f"{operation}: rename= maps names of a target, but no target was given")
     if isinstance(rename, Mapping):
@@ -125,7 +164,9 @@ def options_of(
             raise UsageTypeError(f"{operation}: rename= must map prefixes of names to others")
     elif rename is not None and not callable(rename):
         raise UsageTypeError(f"{operation}: rename={rename!r} must be a mapping or a function")
-    return TargetOptions(only, rename, option_value(operation, "dtype", dtype, DTYPES))
+    check_flags(operation, missing_ok=missing_ok)
+    policy = option_value(operation, "dtype", dtype, DTYPES)
+    return TargetOptions(only, rename, missing_ok, policy)
 
 
 def option_value(operation: str, name: str, value: object, known: Sequence[str]) -> str:
@@ -156,11 +197,13 @@ def all_of(manifest: Manifest, options: TargetOptions) -> Wishes:
     """Return wishes for all leaves that `only` takes, as stored, on the host.
 
     Raises:
-      RestoreMismatch: it takes none.
+      RestoreMismatch: one of its patterns takes none.
     """
-    taken = [n for n, leaf in enumerate(manifest.leaves) if options.takes(leaf.name)]
-    if not taken and options.only and manifest.leaves:
-        raise _no_such(options, [leaf.name for leaf in manifest.leaves])
+    names = [leaf.name for leaf in manifest.leaves]
+    selection = options.selection(names)
+    if problems := options.idle(selection, ()):
+        raise mismatch(problems)
+    taken = [number for number, name in enumerate(names) if name in selection.names]
     return Wishes(tuple(Wish(number, None, None) for number in taken))
 
 
@@ -178,11 +221,9 @@ def match(
     Raises:
       RestoreMismatch: leaves are missing, unexpected, or do not fit; names all.
     """
-    matching = _Matching(manifest, options, fit)
+    matching = _Matching(manifest, options, fit, target)
     for number, one in enumerate(target):
-        if one.is_layout or options.takes(one.name):
-            matching.find(number, one)
-    matching.rest(target)
+        matching.find(number, one)
     matching.finish()
     return Wishes(tuple(matching.wishes), matching.by_target, matching.below)
 
@@ -190,48 +231,76 @@ def match(
 class _Matching:
     """The matches found so far, and the problems."""
 
-    def __init__(self, manifest: Manifest, options: TargetOptions, fit: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        options: TargetOptions,
+        fit: Callable[..., Any],
+        target: Sequence[TargetLeaf],
+    ) -> None:
         self.leaves, self.options, self.fit = manifest.leaves, options, fit
         self.number = {leaf.name: number for number, leaf in enumerate(manifest.leaves)}
         self.wishes: list[Wish] = []
         self.by_target: dict[int, tuple[int, ...]] = {}
         self.below: dict[int, str] = {}
-        self.used: set[int] = set()
         self.problems: list[str] = []
         self.missing: list[Missing] = []
-        self.names: list[str] = []  # of the target
+        self.others_own: list[str] = []  # the target has None or a PerProcess, or should have
         self.kinds: dict[str, list[str]] = {"unexpected": [], "wrong_shape": [], "wrong_dtype": []}
 
-    def find(self, number: int, target: TargetLeaf) -> None:
-        """Find one leaf of the target, or the leaves of a subtree."""
-        stored = self.options.stored_name(target.name)
+        self.names = [one.name for one in target]
+        self.stored = [options.stored_name(name) for name in self.names]
+        self.found = [*map(self._found, target, self.stored)]
+        self.used = {leaf for found in self.found for leaf in found.values()}
+        others = self._others()
+        pairs = zip(self.names, self.found, strict=True)
+        own = [one for name, found in pairs for one in (found or (name,))]
+        self.selection = options.selection([*own, *others])
+        self.kinds["unexpected"] = [name for name in others if name in self.selection.names]
+
+    def _found(self, target: TargetLeaf, stored: str) -> dict[str, int]:
+        """Return the leaves in the checkpoint of one leaf of the target, by their names in it."""
         if stored in self.number and (target.name != ROOT or not target.is_layout):
-            if self.options.takes(target.name):
-                self._take(number, target, [self.number[stored]])
+            return {target.name: self.number[stored]}
+        if not target.is_layout:
+            return {}
+        start = "" if stored == ROOT else f"{stored}/"
+        before = "" if target.name == ROOT else f"{target.name}/"
+        return {
+            before + name[len(start) :]: number
+            for name, number in self.number.items()
+            if name.startswith(start)
+        }
+
+    def _others(self) -> list[str]:
+        """Return the leaves in the checkpoint that the target lacks."""
+        back = {*self.stored}
+        if self.options.only is not None:  # names that `only` leaves out belong to the target
+            back.update(self.names)
+        spare = (leaf.name for n, leaf in enumerate(self.leaves) if n not in self.used)
+        return [name for name in spare if name not in back]
+
+    def find(self, number: int, target: TargetLeaf) -> None:
+        """Take the leaves of one leaf of the target that `only` takes."""
+        stored, found = self.stored[number], self.found[number]
+        is_whole = target.name in self.selection.names
+        if stored in self.number and target.name in found:
+            if is_whole:
+                self._take(number, target, [*found.values()])
             return
-        below = []
-        if target.is_layout:
-            start = "" if stored == ROOT else f"{stored}/"
-            below = [n for name, n in self.number.items() if name.startswith(start)]
         is_all = target.is_layout and stored == ROOT  # even if the tree has no leaves
-        if not below and not is_all:
-            if target.is_function and not self.options.takes(target.name):
-                return  # part of the program, never saved
+        if found or is_all:
+            taken = [leaf for name, leaf in found.items() if name in self.selection.names]
+            if taken or not found:
+                self.below[number] = stored
+                self._take(number, target, taken)
+        elif is_whole:
             detail = Missing(target.name, stored, target.shape, target.is_layout, target.hint)
             self.missing.append(detail)
-            return
-        before = "" if target.name == ROOT else f"{target.name}/"
-        skip = 0 if stored == ROOT else len(stored) + 1
-        taken = [n for n in below if self.options.takes(before + self.leaves[n].name[skip:])]
-        self.used |= set(below)
-        if taken or not below:
-            self.below[number] = stored
-            self._take(number, target, taken)
 
     def _take(self, number: int, target: TargetLeaf, leaves: Sequence[int]) -> None:
         first = len(self.wishes)
         for leaf in leaves:
-            self.used.add(leaf)
             self.wishes.append(self._wish(target, leaf))
         self.by_target[number] = tuple(range(first, len(self.wishes)))
 
@@ -243,7 +312,11 @@ class _Matching:
                 detail = f"was saved as {record.kind}, which is not an array"
                 detail += f"; give any {record.kind} in place of the layout"
                 self._wrong("wrong_dtype", target, detail)
-            return self._number(target, leaf) if target.is_array else Wish(leaf, None, None)
+            if target.is_array:
+                return self._number(target, leaf)
+            self._same_kind(target, record)
+            return Wish(leaf, None, None, target.own)
+        self._same_kind(target, record)
         if target.shape is not None and target.shape != record.shape:
             detail = f"has shape {record.shape} as saved, not {target.shape}"
             self._wrong("wrong_shape", target, detail)
@@ -253,6 +326,18 @@ class _Matching:
         stored = dtype_of(record.dtype)
         is_kept = dtype is None or dtype == stored  # `in (None,)` would be true of float64
         return Wish(leaf, place, None if is_kept else dtype)
+
+    def _same_kind(self, target: TargetLeaf, record: LeafRecord) -> None:
+        """Report a leaf that would have another structure, or another class, than the target's."""
+        if target.is_layout or target.is_array:
+            return
+        wanted = "none" if target.is_none else "per_process" if target.own is not None else ""
+        if wanted == record.kind or (not wanted and record.kind not in _KINDS):
+            return
+        saved = _KINDS.get(record.kind, f"{'an' if record.kind[0] in 'aio' else 'a'} {record.kind}")
+        detail = f"was saved as {saved}; give {saved} in place of {_KINDS.get(wanted, 'it')}"
+        self._wrong("wrong_dtype", target, detail)
+        self.others_own.append(target.name)
 
     def _number(self, target: TargetLeaf, leaf: int) -> Wish:
         """Return the wish for an array where a number was saved, such as a step."""
@@ -303,17 +388,6 @@ class _Matching:
         self.kinds[kind].append(target.name)
         self.problems.append(f"{target.name}: {detail}")
 
-    def rest(self, target: Sequence[TargetLeaf]) -> None:
-        """Find the leaves in the checkpoint that the target lacks."""
-        self.names = [one.name for one in target]
-        names = set(self.names)
-        back = {self.options.stored_name(name) for name in names}
-        if self.options.only is not None:  # names that `only` leaves out belong to the target
-            back |= names
-        for number, leaf in enumerate(self.leaves):
-            if number not in self.used and leaf.name not in back and self.options.takes(leaf.name):
-                self.kinds["unexpected"].append(leaf.name)
-
     def _unmatched(self) -> list[str]:
         """Describe leaves that only the target or only the checkpoint has."""
         options, missing = self.options, {one.name for one in self.missing}
@@ -330,25 +404,35 @@ class _Matching:
         """Raise if there are any problems."""
         if self.missing or self.kinds["unexpected"]:
             self.problems += self._unmatched()
+        self.problems += self.options.idle(self.selection, self.names)
         if self.problems:
-            raise mismatch(self.problems, missing=[one.name for one in self.missing], **self.kinds)
-        if self.options.only and self.leaves and not self.wishes:
-            raise _no_such(self.options, list(self.number))
+            missing = [one.name for one in self.missing]
+            remedy = self._keeping([*missing, *self.others_own])
+            raise mismatch(self.problems, remedy, missing=missing, **self.kinds)
+
+    def _keeping(self, names: Sequence[str]) -> str:
+        """Return the `only=` under which such leaves stay as the target has them."""
+        if not names or ROOT in names:
+            return ""
+        above = {one for name in {*self.names}.difference(names) for one in _prefixes(name)}
+        tops = dict.fromkeys(
+            next(one for one in _prefixes(name) if one not in above) for name in names
+        )
+        out = [f"!{top}" if top in self.names else f"!{escaped(top)}/**" for top in tops]
+        if len(out) > _MOST_KEPT:
+            return "only='!NAME/**' keeps what the target has at NAME"
+        only = [*(self.options.only or ()), *out]
+        text = repr(only[0] if len(only) == 1 else only)
+        return f"only={text} keeps what the target has there"
 
 
-def mismatch(problems: Sequence[str], **kinds: Iterable[str]) -> RestoreMismatch:
+def mismatch(problems: Sequence[str], remedy: str = "", **kinds: Iterable[str]) -> RestoreMismatch:
     """Return the error that lists all problems."""
     count = len(problems)
     listed = [*problems[:_MOST_LISTED]]
     if count > len(listed):
         listed.append(f"and {count - len(listed)} more")
     text = problems[0] if count == 1 else f"{count} problems\n  - " + "\n  - ".join(listed)
-    detail = f"restore: the target does not match the checkpoint: {text}\nnothing was restored"
+    lines = [f"restore: the target does not match the checkpoint: {text}", remedy]
+    detail = "\n".join([*filter(None, lines), "nothing was restored"])
     return RestoreMismatch(detail, problems=problems, **kinds)
-
-
-def _no_such(options: TargetOptions, names: Sequence[str]) -> RestoreMismatch:
-    only = options.only or ()
-    near = nearest(only[0], names)
-    detail = f"only={list(only)!r} takes none of the {len(names)} leaves{near}"
-    return mismatch([detail], missing=only)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -21,10 +21,11 @@ from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
 from shoal.checkpoint.restoring.functions import short_text, wrong_arguments
 from shoal.checkpoint.restoring.target import TargetLeaf
-from shoal.checkpoint.tree import flatten, nodes
+from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.checkpoint.tree.names import ROOT, name_of
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.remedies import remedy
 from shoal.collectives.leaves import leaf_of
 from shoal.errors import UsageError, UsageTypeError, raise_all
@@ -39,8 +40,8 @@ class Target(NamedTuple):
     """The parsed target, leaf by leaf."""
 
     leaves: list[TargetLeaf]
-    structure: nodes.Structure
     given: list[Any]  # the leaves as given in the target
+    rebuild: Callable[[Iterable[Any]], Any]  # the tree with other leaves, of its own classes
 
 
 class _Chosen(NamedTuple):
@@ -57,15 +58,15 @@ def target_of(target: Any) -> Target:
     """
     if isinstance(target, str) and target == STORED:
         one = TargetLeaf(ROOT, _Chosen(_stored_layout), is_layout=True, text="as stored")
-        return Target([one], 0, [target])
+        return Target([one], [target], _first)
     if _is_layout(target):
-        return Target([_target_leaf(ROOT, target)], 0, [target])
+        return Target([_target_leaf(ROOT, target)], [target], _first)
     if _is_function(target):
         if why := wrong_arguments(target):
             raise UsageTypeError(f"restore: target: {why}")
-        return Target([_target_leaf(ROOT, target)], 0, [target])
-    found, structure = flatten.flatten_tree(
-        target, JaxNodes(), is_leaf=_is_one, operation="restore: target"
+        return Target([_target_leaf(ROOT, target)], [target], _first)
+    found, _ = flatten.flatten_tree(
+        target, JaxNodes(), is_leaf=is_placement, operation="restore: target"
     )
     problems: list[str] = []
     leaves = []
@@ -76,7 +77,12 @@ def target_of(target: Any) -> Target:
         except UsageError as error:
             problems += [f"{name}: {one}" for one in error.problems]
     raise_all("restore: target", problems)
-    return Target(leaves, structure, [value for _, value in found])
+    rebuild = partial(flatten.refilled, target, nodes=JaxNodes(), is_leaf=is_placement)
+    return Target(leaves, [value for _, value in found], rebuild)
+
+
+def _first(leaves: Iterable[Any]) -> Any:
+    return next(iter(leaves))
 
 
 def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[Any, str]:
@@ -115,8 +121,11 @@ def _target_leaf(name: str, value: Any) -> TargetLeaf:
         return TargetLeaf(name, None, value.shape, dtype, is_array=True, text="on the host")
     if _is_function(value):
         return _by_function(name, value)
+    if isinstance(value, PerProcess):
+        return TargetLeaf(name, own=value, text="per process")
     is_odd = isinstance(value, Enum) or is_dataclass(value)
-    return TargetLeaf(name, text="as stored", hint=remedy(value) if is_odd else "")
+    hint = remedy(value) if is_odd else ""
+    return TargetLeaf(name, text="as stored", hint=hint, is_none=value is None)
 
 
 def _by_function(name: str, function: Callable[[str, Any], Any]) -> TargetLeaf:
@@ -152,7 +161,8 @@ def _is_layout(value: Any) -> bool:
     return isinstance(value, Layout | Sharding | PartitionSpec | Mesh | jax.sharding.Mesh)
 
 
-def _is_one(value: Any) -> bool:
+def is_placement(value: Any) -> bool:
+    """Does a leaf of a target only say where an array shall be, or of what shape?"""
     return _is_layout(value) or isinstance(value, jax.ShapeDtypeStruct)
 
 

@@ -196,7 +196,7 @@ class _StateReading:
             record = LeafRecord(name, "array", dtypes.dtype_name(value.dtype), value.shape)
             return StateLeaf(record, value, None, ())
         if isinstance(value, PerProcess):
-            self.blobs[number] = np.frombuffer(encode_tree(value.value), np.uint8)
+            self.blobs[number] = np.frombuffer(encode_tree(value.value, JaxNodes()), np.uint8)
             return StateLeaf(LeafRecord(name, "per_process", "uint8"), None, None, ())
         kind = plain_values.kind_of(value)
         if kind is None:

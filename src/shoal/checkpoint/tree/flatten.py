@@ -3,13 +3,17 @@
 Built in: dict (keys sorted by their text), list, tuple, namedtuple, OrderedDict, defaultdict; None
 is a leaf. Other node types are handled by a `Nodes`. A structure contains the numbers of its
 leaves, counted from 0 in its own order.
+
+A structure names its classes by module and qualified name, which finds no class that a function
+defined, and another one where a name was bound anew. A tree that is given therefore keeps its own
+classes (`refilled`, `unflatten_like`); names are looked up only where there is none.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -43,8 +47,11 @@ class Nodes(Protocol):
     def build(self, type_name: str, level: Level) -> Any | None:
         """Rebuild a node of that type; None if unknown. Imports nothing."""
 
+    def rebuild(self, value: Any, children: Sequence[Any]) -> Any:
+        """Return a node like one that `flatten` took apart, with other children."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class UnknownNode:
     """A node whose type is unknown or could not be rebuilt. Flattens like the original."""
 
@@ -52,6 +59,32 @@ class UnknownNode:
     keys: tuple[Key, ...]
     children: tuple[Any, ...]
     static: Any = None  # OPAQUE if not plain values
+
+    def __repr__(self) -> str:
+        pairs = ", ".join(f"{key}={child!r}" for key, child in self.items())
+        return f"UnknownNode({pairs}; {self.remedy})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # protocols of Python, such as copying
+            raise AttributeError(name)
+        raise AttributeError(f"UnknownNode has no attribute {name!r}: {self.remedy}")
+
+    def items(self) -> Iterator[tuple[Key, Any]]:
+        """Return the keys with their children."""
+        return zip(self.keys, self.children, strict=True)
+
+    @property
+    def remedy(self) -> str:
+        """Say how to get the class instead."""
+        module, _, name = self.type.partition(":")
+        if "<locals>" in name:
+            how = f"{name} of {module} was defined in a function"
+        elif (kind := loaded(self.type)) is not None:
+            how = f"{kind.__qualname__} of {module} does not take what was saved"
+        else:
+            how = f"import {name} of {module} before it is restored"
+            return f"{how}, or give a target that has the class"
+        return f"{how}: give a target that has the class"
 
 
 def type_name(kind: type) -> str:
@@ -76,13 +109,88 @@ def flatten_tree(
     Raises:
       UsageError: unsupported or duplicate keys (names all), or too deep a tree.
     """
-    walk = _Walk(nodes, is_leaf)
+    walk = Walk(nodes, is_leaf)
     structure = walk.structure(tree, (), DEEPEST)
     raise_all(operation, walk.problems)
     return walk.leaves, structure
 
 
-class _Walk:
+def refilled(
+    tree: Any,
+    leaves: Iterable[Any],
+    nodes: Nodes | None = None,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """Return a tree of the same classes with other leaves, in the order of `flatten_tree`.
+
+    >>> refilled({"b": [1, None], "a": (2,)}, "xyz")
+    {'a': ('x',), 'b': ['y', 'z']}
+    """
+    walk, rest = Walk(nodes, is_leaf), iter(leaves)
+
+    def fill(value: Any) -> Any:
+        found = None if is_leaf and is_leaf(value) else walk.branch(value)
+        if found is None:
+            return next(rest)
+        kind, _, keys, children, _ = found
+        return _like(value, kind, keys, [fill(child) for child in children], nodes)
+
+    return fill(tree)
+
+
+def unflatten_like(
+    structure: Structure, leaves: Sequence[Any], like: Any, nodes: Nodes | None = None
+) -> Any:
+    """Return the tree of a structure as `unflatten_tree` does, with the classes of another tree.
+
+    A node of the other tree counts if its children have the same keys; lists and tuples may have
+    other lengths. Elsewhere the structure's own classes count.
+
+    Raises:
+      UsageError: such a class is not loaded, or does not take what was saved.
+    """
+    walk = Walk(nodes, None)
+
+    def fill(branch: Structure, value: Any) -> Any:
+        if isinstance(branch, int):
+            return leaves[branch]
+        stored = dict(zip(map(component, branch.child_keys()), branch.children, strict=True))
+        kind, _, keys, below, _ = walk.branch(value) or ("", "", (), (), None)
+        texts = [*stored] if kind in KEYLESS else [component(key) for key in keys]
+        if not kind or (texts != [*stored] and {*texts} != stored.keys()):
+            return own(branch, [fill(child, None) for child in branch.children])
+        values = [*below, *[None] * len(texts)]  # the stored list may be the longer one
+        pairs = zip(texts, values, strict=False)
+        return _like(value, kind, keys, [fill(stored[text], one) for text, one in pairs], nodes)
+
+    def own(branch: Branch, children: list[Any]) -> Any:
+        built = _of_branch(branch, tuple(children), nodes)
+        if type(built) is UnknownNode:
+            raise UsageError(f"a value of a class that is not known: {built.remedy}")
+        return built
+
+    return fill(structure, like)
+
+
+def _like(
+    value: Any, kind: str, keys: Sequence[Key], children: Sequence[Any], nodes: Nodes | None
+) -> Any:
+    """Return a node of the class of `value` with other children."""
+    if isinstance(value, UnknownNode):
+        return UnknownNode(value.type, value.keys, tuple(children), value.static)
+    if isinstance(value, defaultdict):
+        return defaultdict(value.default_factory, zip(keys, children, strict=True))
+    if kind == "node" and nodes is not None:
+        return nodes.rebuild(value, children)
+    if kind == "namedtuple":
+        return tuple.__new__(type(value), children)  # does not run code of the class
+    return _of_branch(Branch(kind, tuple(keys), ()), tuple(children), nodes)
+
+
+class Walk:
+    """Takes trees apart."""
+
     def __init__(self, nodes: Nodes | None, is_leaf: Callable[[Any], bool] | None) -> None:
         self.nodes = nodes
         self.is_leaf = is_leaf
@@ -91,7 +199,7 @@ class _Walk:
         self.above: set[int] = set()  # enclosing nodes, by id
 
     def structure(self, value: Any, path: Path, depth: int) -> Structure:
-        found = None if self.is_leaf and self.is_leaf(value) else self._branch(value)
+        found = None if self.is_leaf and self.is_leaf(value) else self.branch(value)
         if found is None:
             self.leaves.append((path, value))
             return len(self.leaves) - 1
@@ -123,8 +231,8 @@ class _Walk:
                 texts.add(text)
         return len(self.problems) > before
 
-    def _branch(self, value: Any) -> tuple[str, str, Sequence[Key], Sequence[Any], Any] | None:
-        """Flatten a node; None if it is a leaf."""
+    def branch(self, value: Any) -> tuple[str, str, Sequence[Key], Sequence[Any], Any] | None:
+        """Flatten a node by one level: kind, type, keys, children, static data; None for a leaf."""
         kind = type(value)
         if kind is dict:
             keys = _sorted(value)
@@ -137,12 +245,12 @@ class _Walk:
             return self._defaultdict(value)
         if kind is UnknownNode:
             return "node", value.type, value.keys, value.children, value.static
+        level = self.nodes.flatten(value) if self.nodes else None
+        if level is not None and level.static is not kind:  # JAX's own way with namedtuples
+            return "node", type_name(kind), level.keys, level.children, level.static
         if isinstance(value, tuple) and _fields(kind) is not None:
             return "namedtuple", type_name(kind), kind._fields, value, None
-        level = self.nodes.flatten(value) if self.nodes else None
-        if level is None:
-            return None
-        return "node", type_name(kind), level.keys, level.children, level.static
+        return None
 
     def _defaultdict(self, value: Any) -> tuple[str, str, Sequence[Key], Sequence[Any], Any]:
         keys = _sorted(value)
@@ -177,20 +285,22 @@ def unflatten_tree(structure: Structure, leaves: Sequence[Any], nodes: Nodes | N
     """
     if isinstance(structure, int):
         return leaves[structure]
-    children = [unflatten_tree(child, leaves, nodes) for child in structure.children]
-    kind = structure.kind
-    if kind == "list":
+    children = tuple([unflatten_tree(child, leaves, nodes) for child in structure.children])
+    return _of_branch(structure, children, nodes)
+
+
+def _of_branch(branch: Branch, children: tuple[Any, ...], nodes: Nodes | None) -> Any:
+    if branch.kind == "list":
+        return [*children]
+    if branch.kind == "tuple":
         return children
-    if kind == "tuple":
-        return tuple(children)
-    if kind == "dict":
-        return dict(zip(structure.keys, children, strict=True))
-    if kind == "OrderedDict":
-        return OrderedDict(zip(structure.keys, children, strict=True))
-    if kind == "defaultdict":
-        pairs = zip(structure.keys, children, strict=True)
-        return defaultdict(FACTORIES[structure.static], pairs)
-    return _built(structure, tuple(children), nodes)
+    if branch.kind == "dict":
+        return dict(zip(branch.keys, children, strict=True))
+    if branch.kind == "OrderedDict":
+        return OrderedDict(zip(branch.keys, children, strict=True))
+    if branch.kind == "defaultdict":
+        return defaultdict(FACTORIES[branch.static], zip(branch.keys, children, strict=True))
+    return _built(branch, children, nodes)
 
 
 def _built(branch: Branch, children: tuple[Any, ...], nodes: Nodes | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -35,20 +36,32 @@ class JaxNodes:
         registry = tree_util.default_registry
         if kind is None or level.static is OPAQUE or not registry.is_node(kind):
             return None
-        if issubclass(kind, _NATIVE) or (is_dataclass(kind) and not _fits(kind, level)):
+        if _is_native(kind) or (is_dataclass(kind) and not _fits(kind, level)):
             return None
-        parts = [tree_util.tree_structure(0)] * len(level.children)
-        node = tree_util.PyTreeDef.from_node_data_and_children(
-            registry, (kind, level.static), parts
-        )
         try:
+            parts = [tree_util.tree_structure(0)] * len(level.children)
+            data = (kind, level.static)
+            node = tree_util.PyTreeDef.from_node_data_and_children(registry, data, parts)
             return node.unflatten(level.children)
         except Exception:  # noqa: BLE001 - whatever the class says: it takes others than it gave
             return None
 
+    def rebuild(self, value: Any, children: Sequence[Any]) -> Any:
+        """See `tree.Nodes`."""
+        # `from_node_data_and_children` would rebuild a namedtuple that has functions of its own as
+        # any other.
+        one_level = tree_util.tree_structure(value, is_leaf=lambda part: part is not value)
+        return one_level.unflatten(children)
 
-# JAX rebuilds these without validation: a malicious file could crash the process.
-_NATIVE = (dict, list, tuple, type(None))
+
+def _is_native(kind: type) -> bool:
+    """Does JAX rebuild such nodes without validation? Then a malicious file could crash it.
+
+    Namedtuples count, also those that were registered with functions of their own.
+    """
+    return kind in (dict, list, tuple, type(None)) or (
+        issubclass(kind, tuple) and hasattr(kind, "_fields")
+    )
 
 
 def _fits(kind: type, level: Level) -> bool:
