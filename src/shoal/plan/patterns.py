@@ -34,6 +34,11 @@ class Selection:
     def _leaves_out(self, text: str) -> bool:
         return text.startswith("!") and text not in self._known
 
+    def without(self, names: Collection[str]) -> list[str] | None:
+        """Return the patterns that take others than these names; None if nothing is left."""
+        left = [text for text, found in self._in.items() if found.difference(names)]
+        return None if self._in and not left else [*left, *self._out]
+
     def idle(self) -> list[str]:
         """Return a line for each pattern that takes nothing: why, and what may have been meant."""
         lines = [

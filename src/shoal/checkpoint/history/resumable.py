@@ -86,7 +86,7 @@ class _Differences:
         from shoal.checkpoint.tree.jax_nodes import JaxNodes
 
         self.lines: list[str] = []
-        self._walk = flatten.Walk(JaxNodes(), None)
+        self._walk = flatten.NodeTaker(JaxNodes(), None)
         leaves = [leaf for _, leaf in flatten.flatten_tree(state, JaxNodes())[0]]
         # Leaves are told apart by what they are: two that are one object are the same leaf.
         self._names = {id(x): one.name for x, one in zip(leaves, manifest.leaves, strict=True)}
@@ -101,7 +101,9 @@ class _Differences:
             return
         name = name_of(path)
         if mine is None or theirs is None or type(one) is not type(other):
-            remedy = f": {other.remedy}" if isinstance(other, flatten.UnknownNode) else ""
+            remedy = "; give a target that has the class"
+            if isinstance(other, flatten.UnknownNode):
+                remedy = f": {other.remedy}"
             what = f"is {_kind(one)}, and would come back as {_kind(other)}"
             self.lines.append(f"{name}: {what}{remedy}")
             return

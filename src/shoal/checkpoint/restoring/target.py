@@ -412,7 +412,8 @@ class _Matching:
 
     def _keeping(self, names: Sequence[str]) -> str:
         """Return the `only=` under which such leaves stay as the target has them."""
-        if not names or ROOT in names:
+        kept = [] if self.options.only is None else self.selection.without(names)
+        if not names or ROOT in names or kept is None:
             return ""
         above = {one for name in {*self.names}.difference(names) for one in _prefixes(name)}
         tops = dict.fromkeys(
@@ -421,7 +422,7 @@ class _Matching:
         out = [f"!{top}" if top in self.names else f"!{escaped(top)}/**" for top in tops]
         if len(out) > _MOST_KEPT:
             return "only='!NAME/**' keeps what the target has at NAME"
-        only = [*(self.options.only or ()), *out]
+        only = [*kept, *out]
         text = repr(only[0] if len(only) == 1 else only)
         return f"only={text} keeps what the target has there"
 

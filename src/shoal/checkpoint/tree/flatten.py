@@ -109,7 +109,7 @@ def flatten_tree(
     Raises:
       UsageError: unsupported or duplicate keys (names all), or too deep a tree.
     """
-    walk = Walk(nodes, is_leaf)
+    walk = NodeTaker(nodes, is_leaf)
     structure = walk.structure(tree, (), DEEPEST)
     raise_all(operation, walk.problems)
     return walk.leaves, structure
@@ -127,7 +127,7 @@ def refilled(
     >>> refilled({"b": [1, None], "a": (2,)}, "xyz")
     {'a': ('x',), 'b': ['y', 'z']}
     """
-    walk, rest = Walk(nodes, is_leaf), iter(leaves)
+    walk, rest = NodeTaker(nodes, is_leaf), iter(leaves)
 
     def fill(value: Any) -> Any:
         found = None if is_leaf and is_leaf(value) else walk.branch(value)
@@ -150,7 +150,7 @@ def unflatten_like(
     Raises:
       UsageError: such a class is not loaded, or does not take what was saved.
     """
-    walk = Walk(nodes, None)
+    walk = NodeTaker(nodes, None)
 
     def fill(branch: Structure, value: Any) -> Any:
         if isinstance(branch, int):
@@ -177,9 +177,9 @@ def _like(
     value: Any, kind: str, keys: Sequence[Key], children: Sequence[Any], nodes: Nodes | None
 ) -> Any:
     """Return a node of the class of `value` with other children."""
-    if isinstance(value, UnknownNode):
+    if type(value) is UnknownNode:
         return UnknownNode(value.type, value.keys, tuple(children), value.static)
-    if isinstance(value, defaultdict):
+    if type(value) is defaultdict:
         return defaultdict(value.default_factory, zip(keys, children, strict=True))
     if kind == "node" and nodes is not None:
         return nodes.rebuild(value, children)
@@ -188,7 +188,7 @@ def _like(
     return _of_branch(Branch(kind, tuple(keys), ()), tuple(children), nodes)
 
 
-class Walk:
+class NodeTaker:
     """Takes trees apart."""
 
     def __init__(self, nodes: Nodes | None, is_leaf: Callable[[Any], bool] | None) -> None:

@@ -1,0 +1,254 @@
+"""Every pattern, prefix and name takes something, or the call names it: against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from checkpoint import hand_written
+from plan.test_patterns import by_hand
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.restoring.restore import plan_restore, restore
+from shoal.errors import RestoreMismatch, UsageTypeError
+from shoal.runtime.client.in_process import LocalJob
+
+PARTS = ("params", "opt", "mu", "w", "b", "w[0]", "w0", "*", "step", "!b")
+
+
+def host(name, x):
+    """Stand for a subtree, on the host."""
+
+
+def tree_of(flat):
+    if set(flat) == {"~"}:
+        return flat["~"]
+    tree: dict = {}
+    for name, value in flat.items():
+        *above, last = name.split("/")
+        node = tree
+        for part in above:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return tree
+
+
+def flat_of(tree, before=""):
+    if type(tree) is not dict:
+        return {before or "~": tree}
+    found = {}
+    for key, child in tree.items():
+        found |= flat_of(child, f"{before}/{key}" if before else key)
+    return found
+
+
+def random_names(draw, count):
+    """Return names of leaves, none of which is a folder of another."""
+    names: list[str] = []
+    for _ in range(count):
+        name = "/".join(draw.choices(PARTS, k=draw.randint(1, 3)))
+        if not any(f"{a}/".startswith(f"{b}/") for a, b in [*_pairs(name, names)]):
+            names.append(name)
+    return names
+
+
+def _pairs(name, names):
+    return itertools.chain(((name, one) for one in names), ((one, name) for one in names))
+
+
+def random_target(draw, saved):
+    """Return names of a target → its value there, or `host` for all that is below."""
+    rename = {}
+    target = {name: object() for name in saved if draw.random() < 0.9}
+    if draw.random() < 0.5 and target:
+        top = draw.choice([*target]).split("/")[0]
+        new = draw.choice(["enc", "model/enc"])
+        rename = {new: top}
+        target = {
+            new + name[len(top) :] if f"{name}/".startswith(f"{top}/") else name: value
+            for name, value in target.items()
+        }
+    for name in [*target]:
+        above = "/".join(name.split("/")[:-1])
+        if above and draw.random() < 0.2 and name in target:
+            target = {n: v for n, v in target.items() if not n.startswith(f"{above}/")}
+            target[above] = host
+    if draw.random() < 0.2:
+        target["more"] = object()
+    return target, rename
+
+
+def stored_name(rename, name):
+    fitting = [p for p in rename if f"{name}/".startswith(f"{p}/")]
+    if not fitting:
+        return name
+    prefix = max(fitting, key=len)
+    return rename[prefix] + name[len(prefix) :]
+
+
+def expected(saved, target, rename, only):
+    """Return the flat result, the names that must be in the error, or both empty."""
+    units = {}  # of each leaf of the target: its names → those in the checkpoint
+    for name, value in target.items():
+        stored = stored_name(rename, name)
+        if stored in saved:
+            units[name] = {name: stored}
+        elif value is host:
+            below = {name + s[len(stored) :]: s for s in saved if s.startswith(f"{stored}/")}
+            units[name] = below
+        else:
+            units[name] = {}
+    known = {n for name, unit in units.items() for n in (unit or [name])}
+    used = {s for unit in units.values() for s in unit.values()}
+    spare = {s for s in saved if s not in used and not (only is not None and s in target)}
+    spare -= {stored_name(rename, name) for name in target}
+    universe = known | spare
+    patterns = ["**"] if only is None else only
+    out = [p for p in patterns if p.startswith("!") and p not in universe]
+    gone = set().union(*(by_hand(p[1:], universe) for p in out))
+    into = [p for p in patterns if p not in out]
+    taken = set().union(*(by_hand(p, universe) for p in into)) if into else universe
+    taken = taken - gone
+    bad = {s for s in spare if s in taken}
+    bad |= {name for name, unit in units.items() if not unit and name in taken}
+    if only is not None:
+        bad |= {p for p in out if not by_hand(p[1:], universe)}
+        bad |= {p for p in into if not by_hand(p, universe) - gone}
+    bad |= {p for p in rename if not any(f"{n}/".startswith(f"{p}/") for n in target)}
+    result = {}
+    for name, value in target.items():
+        chosen = {n: s for n, s in units[name].items() if n in taken}
+        if not chosen:
+            result[name] = value
+        result |= {n: saved[s] for n, s in chosen.items()}
+    return result, bad
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("names")
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_restored_is_what_brute_force_restores(folder, seed):
+    """25 checkpoints, 8 targets and lists of patterns of each."""
+    draw = random.Random(seed)
+    saved = {name: n for n, name in enumerate(random_names(draw, draw.randint(1, 8)))}
+    path = folder / str(seed)
+    hand_written.write(path, tree_of(saved))
+    for _ in range(8):
+        target, rename = random_target(draw, saved)
+        if draw.random() < 0.2:
+            rename = {**rename, draw.choice(["encc", "params", "opt/mu"]): "params"}
+        only = None
+        if draw.random() < 0.7:
+            names = [*saved, *target, *random_names(draw, 2)]
+            globs = [name.rpartition("/")[0] + "/**" for name in names if "/" in name]
+            choice = draw.choices([*names, *globs, "**", "*", "**/w"], k=draw.randint(1, 3))
+            only = sorted({draw.choice(["", "", "!"]) + pattern for pattern in choice})
+        result, bad = expected(saved, target, rename, only)
+        options = {"only": only, "rename": rename or None}
+        if bad:
+            with pytest.raises(RestoreMismatch) as caught:
+                restore(path, tree_of(target), **options)
+            problems = "\n".join(caught.value.problems)
+            assert all(name in problems for name in bad), (bad, problems)
+            continue
+        back = flat_of(restore(path, tree_of(target), **options))
+        assert back == result
+        plan_restore(path, tree_of(target), **options)
+
+
+STATE = {"params": {"w": np.ones(2), "b": np.zeros(2)}, "opt": {"mu": np.ones(2)}, "step": 7}
+IDLE = {
+    "a folder": ({"only": ["params", "step"]}, "'params/**'? 'params' is a folder of 2 leaves"),
+    "a typo": ({"only": ["params/**", "stp"]}, "only='stp' takes no leaf; did you mean 'step'?"),
+    "left out": ({"only": ["!op/**"]}, "only='!op/**' leaves out no leaf; did you mean 'opt/**'?"),
+    "taken back": ({"only": ["step", "!step"]}, "'step' takes nothing but what '!step' leaves out"),
+    "a prefix": ({"rename": {"parms": "params"}}, "no leaf of the target is 'parms', or below it"),
+}
+
+
+@pytest.mark.parametrize("case", IDLE)
+def test_a_name_beside_others_is_an_error_in_every_way_to_restore(tmp_path, case):
+    options, told = IDLE[case]
+    zeros = {"params": {"w": np.zeros(2), "b": np.zeros(2)}, "opt": {"mu": np.zeros(2)}, "step": 0}
+    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+        with pytest.raises(RestoreMismatch, match="could not be restored") as caught:
+            ckpts.resume(zeros, STATE, **options)  # nothing is saved yet
+        assert told in str(caught.value)
+        ckpts.save(7, STATE)
+        ckpts.wait()
+        path = ckpts.path_of(7)
+        for call in (
+            lambda: restore(path, zeros, **options),
+            lambda: plan_restore(path, zeros, **options),
+            lambda: ckpts.restore(7, zeros, **options),
+            lambda: ckpts.restore(None, zeros, **options),
+            lambda: ckpts.resume(zeros, None, **options),
+        ):
+            with pytest.raises(RestoreMismatch) as caught:
+                call()
+            assert told in str(caught.value)
+            assert "nothing was restored" in str(caught.value)
+        back = restore(path, zeros, **options, missing_ok=True)
+        assert back["step"] == (0 if case in ("taken back", "a typo") else 7)
+
+
+def test_without_a_target_as_well(tmp_path):
+    hand_written.write(tmp_path / "saved", STATE)
+    with pytest.raises(RestoreMismatch, match="'params' is a folder of 2 leaves"):
+        restore(tmp_path / "saved", only=["params", "step"])
+    assert restore(tmp_path / "saved", only=["nothing", "step"], missing_ok=True) == {"step": 7}
+    assert restore(tmp_path / "saved", only="!params/**").keys() == {"opt", "step"}
+
+
+def test_all_names_of_a_checkpoint_take_their_leaves(tmp_path):
+    """Also those that are patterns, ranges that are none among them."""
+    names = ["w[0]", "w0", "w[z-a]", "*", "?", "**", "!w0", "[!a]", "a.b", "a b"]
+    saved = {name: number for number, name in enumerate(names)}
+    hand_written.write(tmp_path / "saved", saved)
+    for name in names:
+        assert restore(tmp_path / "saved", only=name) == {name: saved[name]}
+        rest = restore(tmp_path / "saved", only=f"!{name}" if name != "w0" else "![w]0")
+        assert rest == {other: n for other, n in saved.items() if other != name}
+        target = dict.fromkeys(names, -1)
+        back = restore(tmp_path / "saved", target, only=[name])
+        assert back == {**target, name: saved[name]}
+
+
+def test_a_missing_leaf_names_the_way_to_keep_the_targets_own(tmp_path):
+    hand_written.write(tmp_path / "saved", {"w": 1, "opt": {"mu": 2}})
+    own = {"w": 0, "opt": {"mu": 0, "nu[1]": 5}, "last_batch": {"x": 3, "y": [4, 4]}}
+    with pytest.raises(RestoreMismatch) as caught:
+        restore(tmp_path / "saved", own)
+    only = ["!last_batch/**", "!opt/nu[1]"]
+    assert f"only={only} keeps what the target has there" in str(caught.value)
+    back = restore(tmp_path / "saved", own, only=only)
+    assert back == {"w": 1, "opt": {"mu": 2, "nu[1]": 5}, "last_batch": {"x": 3, "y": [4, 4]}}
+    with pytest.raises(RestoreMismatch, match=r"only=\['w', '!last_batch/x'\] keeps"):
+        restore(tmp_path / "saved", own, only=["w", "last_batch/x"])
+
+
+def test_a_leaf_that_is_too_many_names_the_way_to_leave_it_out(tmp_path):
+    hand_written.write(tmp_path / "saved", {"w": 1, "n": 2})
+    with pytest.raises(
+        RestoreMismatch, match="n: is in the checkpoint, not in the target; only='!n' "
+    ):
+        restore(tmp_path / "saved", {"w": 0})
+    assert restore(tmp_path / "saved", {"w": 0}, only="!n") == {"w": 1}
+
+
+def test_a_function_that_renames_returns_names(tmp_path):
+    hand_written.write(tmp_path / "saved", {"w": 1})
+    with pytest.raises(UsageTypeError, match=r"rename\('w'\) returned None, not a name"):
+        restore(tmp_path / "saved", {"w": 0}, rename=lambda name: None)
+
+
+def test_many_names_are_as_quick_as_few(tmp_path):
+    """10,000 literal names are looked up, not tried as patterns one after the other."""
+    saved = {f"leaf{number}": number for number in range(10_000)}
+    hand_written.write(tmp_path / "saved", saved)
+    assert restore(tmp_path / "saved", dict.fromkeys(saved, -1), only=[*saved]) == saved

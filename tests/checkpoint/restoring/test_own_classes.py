@@ -1,0 +1,213 @@
+"""A restore gives back the target's own types: the same structure, built of the same classes."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from checkpoint.kinds_of_nodes import KINDS, classes_of, local_namedtuple, nested
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.restoring.restore import restore
+from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.tree.flatten import UnknownNode
+from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.compat.torch_xla import CheckpointManager
+from shoal.errors import RestoreMismatch, UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.runtime.client.in_process import LocalJob
+
+MESH = Mesh({"x": 4, "y": 2}, kind="cpu")
+
+
+@pytest.fixture
+def alone():
+    return LocalJob(1).coordinators[0]
+
+
+def is_same(back, target, values):
+    """The structure law, and the values."""
+    assert jax.tree.structure(back) == jax.tree.structure(target)
+    assert classes_of(back) == classes_of(target)
+    for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(values), strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return KINDS[request.param]
+
+
+def test_a_target_gives_the_structure(tmp_path, kind):
+    make = kind()
+    saved, target = make(np.ones(2), 3), make(np.zeros(2), 0)
+    save(tmp_path / "saved", {"state": saved})
+    is_same(restore(tmp_path / "saved", {"state": target}), {"state": target}, saved)
+    placed = make(Layout(MESH, None), Layout(MESH))
+    arrays = make(np.ones(2, np.float32), np.ones((), np.float32))
+    save(tmp_path / "arrays", {"state": arrays})
+    is_same(restore(tmp_path / "arrays", {"state": placed}), {"state": placed}, arrays)
+
+
+def test_a_class_that_was_defined_anew_is_the_targets(tmp_path, kind):
+    """The saved class is gone; the target has the one of before, or the one of now."""
+    first, second = kind(), kind()
+    save(tmp_path / "saved", first(np.ones(2), 3))
+    for make in (first, second):
+        target = make(np.zeros(2), 0)
+        is_same(restore(tmp_path / "saved", target), target, first(np.ones(2), 3))
+
+
+def test_every_start_of_a_run_has_the_same_structure(tmp_path, alone, kind):
+    make = kind()
+    init, target = make(np.ones(2), 3), make(np.zeros(2), 0)
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        state, first = ckpts.resume(target, init)
+        assert state is init
+        ckpts.save(first, state)
+        ckpts.wait()
+        is_same(ckpts.restore(0, target), target, init)
+        for _ in range(2):
+            state, first = ckpts.resume(target, None)
+            is_same(state, target, init)
+            ckpts.save(first, state)
+            ckpts.wait()
+
+
+def test_without_a_target_a_run_begins_only_if_it_can_go_on(tmp_path, alone, kind):
+    init = kind()(np.ones(2), 3)
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        ckpts.save(0, init)
+        ckpts.wait()
+        can_go_on = classes_of(ckpts.restore(0)) == classes_of(init)
+    with Checkpoints(tmp_path / "new", coordinator=alone) as ckpts:
+        if can_go_on:
+            assert ckpts.resume(None, init)[1] == 0
+            return
+        with pytest.raises(RestoreMismatch, match="what `init` made could not be") as caught:
+            ckpts.resume(None, init)
+        assert "give a target that has the class" in str(caught.value)
+
+
+def test_values_of_each_process(tmp_path, alone, kind):
+    make = kind()
+    saved, target = PerProcess(make(np.ones(2), 3)), PerProcess(make(np.zeros(2), 0))
+    save(tmp_path / "saved", {"loader": saved})
+    back = restore(tmp_path / "saved", {"loader": target})
+    assert type(back["loader"]) is PerProcess
+    is_same(back["loader"].value, target.value, saved.value)
+    with Checkpoints(tmp_path / "run", coordinator=alone) as ckpts:
+        ckpts.resume({"loader": target}, {"loader": saved})
+        ckpts.save(0, {"loader": saved})
+        ckpts.wait()
+        state, _ = ckpts.resume({"loader": target}, None)
+        is_same(state["loader"].value, target.value, saved.value)
+
+
+def test_the_facade_of_torch_xla(tmp_path, kind):
+    make = kind()
+    manager = CheckpointManager(tmp_path, save_interval=1)
+    saved, target = make(np.ones(2), 3), make(np.zeros(2), 0)
+    manager.save(0, saved)
+    is_same(manager.restore(0, target), make(np.zeros(2), 0), saved)
+
+
+# ---- without a target, and where the trees differ
+
+
+def test_a_class_that_is_not_found_says_what_to_import(tmp_path):
+    save(tmp_path / "saved", {"state": local_namedtuple()(1, 2), "n": 3})
+    back = restore(tmp_path / "saved")["state"]
+    assert type(back) is UnknownNode
+    assert "give a target that has the class" in repr(back)
+    assert "State of checkpoint.kinds_of_nodes" in repr(back)
+    with pytest.raises(AttributeError, match="no attribute 'x': import State of"):
+        _ = back.x
+    node = UnknownNode("not_loaded:Net", ("w",), (1,))
+    assert repr(node) == (
+        "UnknownNode(w=1; import Net of not_loaded before it is restored, or give a target that "
+        "has the class)"
+    )
+    assert "was defined in a function" in UnknownNode("m:f.<locals>.Net", (), ()).remedy
+    assert "does not take what was saved" in UnknownNode(f"{__name__}:PerProcess", (), ()).remedy
+
+
+def test_a_node_of_an_unknown_class_is_a_target_too(tmp_path):
+    save(tmp_path / "saved", {"state": local_namedtuple()(1, 2)})
+    back = restore(tmp_path / "saved")
+    again = restore(
+        tmp_path / "saved", {"state": UnknownNode(back["state"].type, ("x", "y"), (0, 0))}
+    )
+    assert again == back
+
+
+def test_a_value_of_each_process_may_have_grown(tmp_path):
+    Sample = local_namedtuple()
+    save(
+        tmp_path / "saved", {"own": PerProcess({"buffer": [Sample(1, 2), Sample(3, 4)], "row": 5})}
+    )
+    target = {"own": PerProcess({"buffer": [Sample(0, 0)], "row": 0})}
+    with pytest.raises(
+        UsageError, match="own has a value of a class that is not known: import State"
+    ):
+        restore(tmp_path / "saved", target)
+    longer = {"own": PerProcess({"buffer": [Sample(0, 0)] * 3, "row": 0})}
+    back = restore(tmp_path / "saved", longer)["own"].value
+    assert back == {"buffer": [Sample(1, 2), Sample(3, 4)], "row": 5}
+    assert all(type(one) is Sample for one in back["buffer"])
+
+
+@pytest.mark.parametrize(
+    ("saved", "target", "told"),
+    [
+        (1, None, "v: was saved as an int; give an int in place of None"),
+        (np.ones(2), None, "v: was saved as an array; give an array in place of None"),
+        (None, 1, "v: was saved as None; give None in place of it"),
+        (None, np.ones(2), "v: was saved as none, which is not an array"),
+        (PerProcess(1), 1, "v: was saved as a PerProcess; give a PerProcess in place of it"),
+        (1, PerProcess(1), "v: was saved as an int; give an int in place of a PerProcess"),
+        (PerProcess(1), None, "v: was saved as a PerProcess; give a PerProcess in place of None"),
+    ],
+)
+def test_none_and_values_of_each_process_stand_for_nothing_else(tmp_path, saved, target, told):
+    save(tmp_path / "saved", {"v": saved, "n": 1})
+    with pytest.raises(RestoreMismatch) as caught:
+        restore(tmp_path / "saved", {"v": target, "n": 0})
+    assert told in str(caught.value)
+    assert caught.value.wrong_dtype == ("v",)
+    assert "only='!v' keeps what the target has there" in str(caught.value) or saved is None
+    own = restore(tmp_path / "saved", {"v": target, "n": 0}, only="!v")
+    assert own["v"] is target
+
+
+def test_a_layout_may_stand_for_none_and_for_whatever_is_below(tmp_path):
+    save(tmp_path / "saved", {"v": None, "w": {"a": np.ones(2, np.float32), "n": None}})
+    back = restore(tmp_path / "saved", {"v": MESH, "w": MESH})
+    assert back["v"] is None
+    assert back["w"]["n"] is None
+
+
+def test_static_data_that_would_change_are_seen_when_the_run_begins(tmp_path, alone):
+    from checkpoint.kinds_of_nodes import DataAtTheTop
+
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        init = DataAtTheTop(np.ones(2), 1, "relu")
+        with pytest.raises(
+            RestoreMismatch, match=r"has static data .*'relu'.*, the target .*'gelu'"
+        ):
+            ckpts.resume(DataAtTheTop(np.zeros(2), 0, "gelu"), init)
+        assert ckpts.resume(DataAtTheTop(np.zeros(2), 0, "relu"), init)[1] == 0
+
+
+def test_all_that_would_change_is_named(tmp_path, alone):
+    make = nested(local_namedtuple)()
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        with pytest.raises(RestoreMismatch) as caught:
+            ckpts.resume(None, {"a": make(1, 2), "b": make(3, 4)})
+        assert [line.split(":")[0] for line in caught.value.problems] == [
+            "a/in/0",
+            "a/t",
+            "b/in/0",
+            "b/t",
+        ]

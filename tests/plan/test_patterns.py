@@ -1,0 +1,96 @@
+"""Which names patterns take together, and what is suggested instead of one that takes none."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.plan.patterns import Selection, escaped, matches, near, taken
+
+COMPONENTS = st.sampled_from(["a", "ab", "w", "w0", "w1", "w[01]", "*", "b?", "!a", "[!a]"])
+NAMES = st.lists(COMPONENTS, min_size=1, max_size=3).map("/".join)
+GLOBS = st.lists(st.one_of(COMPONENTS, st.sampled_from(["**", "w*", "?"])), min_size=1, max_size=3)
+PATTERNS = st.one_of(NAMES, GLOBS.map("/".join)).flatmap(lambda p: st.sampled_from([p, f"!{p}"]))
+
+
+def by_components(pattern: list[str], name: list[str]) -> bool:
+    """Match as the documentation says, one component after the other."""
+    if not pattern:
+        return not name
+    if pattern[0] == "**":
+        return any(by_components(pattern[1:], name[n:]) for n in range(len(name) + 1))
+    return bool(name) and fnmatch.fnmatchcase(name[0], pattern[0]) and by_components(
+        pattern[1:], name[1:]
+    )  # fmt: skip
+
+
+def by_hand(pattern: str, names: set[str]) -> set[str]:
+    if pattern in names:
+        return {pattern}
+    return {name for name in names if by_components(pattern.split("/"), name.split("/"))}
+
+
+@given(st.sets(NAMES, max_size=8), st.lists(PATTERNS, min_size=1, max_size=4, unique=True))
+def test_patterns_take_what_they_say(names, patterns):
+    out = [p for p in patterns if p.startswith("!") and p not in names]
+    into = [p for p in patterns if p not in out]
+    left_out = set().union(*(by_hand(p[1:], names) for p in out))
+    wanted = set().union(*(by_hand(p, names) for p in into)) if into else names
+    found = Selection(patterns, names)
+    assert found.names == wanted - left_out
+    idle = {p for p in out if not by_hand(p[1:], names)}
+    idle |= {p for p in into if not by_hand(p, names) - left_out}
+    lines = found.idle()
+    assert len(lines) == len(idle)
+    assert {p for p in patterns if any(line.startswith(repr(p)) for line in lines)} >= idle
+
+
+@given(NAMES, NAMES)
+def test_an_escaped_name_matches_itself_alone(name, other):
+    assert matches(escaped(name), other) == (name == other)
+
+
+def test_no_patterns_take_nothing():
+    assert Selection([], ["a"]).names == frozenset()
+    assert Selection([], ["a"]).idle() == []
+
+
+NET = ["params/w", "params/b", "step", "opt/0/mu/w", "w[0]"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        ("params", "; did you mean 'params/**'? 'params' is a folder of 2 leaves"),
+        ("params/", "; did you mean 'params/**'? 'params' is a folder of 2 leaves"),
+        ("parms", "; did you mean 'params/**'? 'params' is a folder of 2 leaves"),
+        ("opt/0", "; did you mean 'opt/0/**'? 'opt/0' is a folder of 1 leaf"),
+        ("parms/w", "; did you mean 'params/w'?"),
+        ("parms/**", "; did you mean 'params/**'?"),
+        ("opt/*/mv/w", "; did you mean 'opt/*/mu/w'?"),
+        ("opt/*", "; did you mean 'opt/**'?"),
+        ("mu/w", "; did you mean '**/mu/w'?"),
+        ("['params']['w']", "; did you mean 'params/w'?"),
+        (".params.w", "; did you mean 'params/w'?"),
+        ("stp", "; did you mean 'step'?"),
+        ("w[z-a]", "; the characters in [ ] are not a valid range"),
+        ("(params|opt)/.*", "; patterns are not regular expressions: "),
+        ("qqq", "; leaves have names such as 'params/w'"),
+    ],
+)
+def test_what_may_have_been_meant(pattern, told):
+    assert not taken(pattern, NET)
+    assert near(pattern, NET).startswith(told)
+
+
+def test_a_folder_with_the_characters_of_patterns_is_suggested_so_that_it_works():
+    told = near("layers[0]", ["layers[0]/w"])
+    assert "did you mean 'layers[[]0]/**'? 'layers[0]' is a folder" in told
+    assert taken("layers[[]0]/**", ["layers[0]/w"]) == {"layers[0]/w"}
+
+
+def test_nothing_is_suggested_where_there_is_nothing():
+    assert near("a", []) == ""
