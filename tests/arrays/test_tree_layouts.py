@@ -162,8 +162,8 @@ def test_everything_that_is_wrong_is_said_at_once():
         "name: a str has no shape",
         "shape: (3, 4) are numbers, not a shape: give jax.ShapeDtypeStruct((3, 4), dtype)",
         "dense/bias: dim 0 of (5,) has size 5, which 4 shards (data=4) do not divide; 4 or 8",
-        "rule '**/kernal': matches nothing; did you mean 'kernel'?",
-        "rule 'kernel': matches nothing at the top of the tree; did you mean '**/kernel'?",
+        "rule '**/kernal': matches nothing; did you mean '**/kernel'?",
+        "rule 'kernel': matches nothing; did you mean '**/kernel'?",
         "rule '.*bias': matches nothing; patterns are not regular expressions",
         "rule 'dense/*': earlier rules take all that it matches ('**/bias' takes 'dense/bias')",
     ):
@@ -262,5 +262,15 @@ def test_a_function_that_ends_without_a_word_decides_nothing():
 
 def test_a_rule_in_other_names_is_shown_how_leaves_are_called():
     shapes = {"a": [jax.ShapeDtypeStruct((8, 4), np.float32)]}
-    with pytest.raises(UsageError, match=r"matches nothing; leaves have names such as 'a/0'"):
+    with pytest.raises(UsageError, match=r"matches nothing; did you mean 'a/0'\?"):
         layouts({"['a'][0]": (), "**": ()}, shapes, mesh=MESH)
+
+
+def test_the_path_of_a_leaf_is_a_rule_for_it_alone():
+    shapes = {name: jax.ShapeDtypeStruct((8, 4), np.float32) for name in ("w[0]", "w0", "w[z-a]")}
+    found = layouts({"w[0]": "data", "w[z-a]": "model", "**": ()}, shapes, mesh=MESH)
+    assert [found[name].dims[0] for name in shapes] == ["data", None, "model"]
+    with pytest.raises(UsageError, match=r"rule 'v\[z-a\]': .* are not a valid range"):
+        layouts({"v[z-a]": "data", "**": ()}, shapes, mesh=MESH, all_rules=False)
+    with pytest.raises(UsageError, match=r"rule 'dense': .*; did you mean 'dense/\*\*'\?"):
+        layouts({"dense": (), "**": ()}, {"dense": shapes}, mesh=MESH)

@@ -8,7 +8,6 @@ decides, because it matches nothing or because earlier rules take all that it ma
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -30,13 +29,12 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
+from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.plan.patterns import is_pattern, matches
+from shoal.plan.patterns import is_pattern, near, taken
 
 _MOST_NAMED = 8  # leaves named for one problem
-_MOST_COMPARED = 1000  # candidates for a suggestion
 
 
 @local
@@ -64,7 +62,8 @@ def layouts(
     Args:
       rules: pattern → layout, a mapping or pairs. Patterns are those of `restore(only=…)`:
         `*` and `?` match characters of one component of a path, `[ab]` for one of them, a
-        component `**` for any number of components. A layout is a tuple of axis names and None, a
+        component `**` for any number of components; a text that is a leaf's path is that leaf
+        alone. A layout is a tuple of axis names and None, a
         name, or None or `()` (split nothing); a PartitionSpec, Layout or NamedSharding; or a
         function of (path such as "params/w", leaf) that returns one. Tuples, names and
         PartitionSpecs may leave out trailing dims.
@@ -96,9 +95,12 @@ def layouts(
     raise_all("layouts", problems)
     chosen = _mesh(mesh, table)
     pairs, treedef = tree_flatten_with_path(shapes, is_leaf=_is_bare_shape)
-    filling = _Filling(table)
+    filling = _Filling(table, [keystr(path, simple=True, separator="/") for path, _ in pairs])
     with use_mesh(chosen):
-        found = [filling.layout_of(path, value, chosen) for path, value in pairs]
+        found = [
+            filling.layout_of(name, path, value, chosen)
+            for name, (path, value) in zip(filling.names, pairs, strict=True)
+        ]
     filling.finish(all_rules=all_rules)
     return jax.tree.unflatten(treedef, found)
 
@@ -113,18 +115,16 @@ class _Rule(NamedTuple):
 class _Filling:
     """The layouts found so far, and the problems."""
 
-    def __init__(self, table: Sequence[_Rule]) -> None:
-        self._table = table
-        self._names: list[str] = []
+    def __init__(self, table: Sequence[_Rule], names: Sequence[str]) -> None:
+        self._table, self.names = table, names
+        self._taken = [taken(rule.pattern, dict.fromkeys(names)) for rule in table]
         self._decided = [0] * len(table)  # leaves by rule
         self._wrong: dict[str, list[str]] = {}  # problem → names of the leaves that have it
         self._problems: list[str] = []
 
-    def layout_of(self, path: Path, value: Any, mesh: Mesh) -> Layout | None:
+    def layout_of(self, name: str, path: Path, value: Any, mesh: Mesh) -> Layout | None:
         """Return the layout of a leaf; None if there is a problem with it."""
-        name = keystr(path, simple=True, separator="/")
-        self._names.append(name)
-        number = next((n for n, r in enumerate(self._table) if matches(r.pattern, name)), None)
+        number = next((n for n, names in enumerate(self._taken) if name in names), None)
         if number is not None:
             self._decided[number] += 1
         try:
@@ -144,38 +144,19 @@ class _Filling:
         idle = [
             f"rule {rule.pattern!r}: {self._why_idle(number)}"
             for number, rule in enumerate(self._table)
-            if all_rules and not self._decided[number]
+            if not self._decided[number] and (all_rules or not is_pattern(rule.pattern))
         ]
         raise_all("layouts", wrong + self._problems + idle)
 
     def _why_idle(self, number: int) -> str:
         """Return why a rule decides nothing, and what may have been meant."""
-        pattern = self._table[number].pattern
-        taken = [name for name in self._names if matches(pattern, name)]
-        if taken:
-            earlier = [r.pattern for r in self._table[:number] if matches(r.pattern, taken[0])]
+        for name in (one for one in self.names if one in self._taken[number]):
+            earlier = next(n for n in range(number) if name in self._taken[n])
             return (
-                f"earlier rules take all that it matches ({earlier[0]!r} takes {taken[0]!r}); the "
-                "first that matches decides: put it before them"
+                f"earlier rules take all that it matches ({self._table[earlier].pattern!r} takes "
+                f"{name!r}); the first that matches decides: put it before them"
             )
-        if any(matches(f"**/{pattern}", name) for name in self._names):
-            return f"matches nothing at the top of the tree; did you mean {'**/' + pattern!r}?"
-        if re.search(r"\.[*+]|[\\^$|()]", pattern):
-            return (
-                "matches nothing; patterns are not regular expressions: '*' matches part of one "
-                "component, '**' for any number of components, as in '**/kernel'"
-            )
-        return f"matches nothing{self._near(pattern) or self._example()}"
-
-    def _example(self) -> str:
-        return f"; leaves have names such as {self._names[-1]!r}" if self._names else ""
-
-    def _near(self, pattern: str) -> str:
-        known = {part: None for name in self._names[:_MOST_COMPARED] for part in name.split("/")}
-        for part in reversed(pattern.split("/")):
-            if not re.search(r"[*?\[]", part) and part not in known:
-                return nearest(part, known)
-        return ""
+        return f"matches nothing{near(self._table[number].pattern, self.names)}"
 
 
 def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_rule: bool) -> Layout:
@@ -226,8 +207,6 @@ def _rules(rules: Any, problems: list[str]) -> list[_Rule]:
         pattern, given = one
         if not isinstance(pattern, str) or not pattern:
             problems.append(WrongType(f"rule {one!r}: {pattern!r} is not a pattern such as '**/w'"))
-        elif not is_pattern(pattern):
-            problems.append(f"rule {pattern!r}: the characters in [ ] are not a valid range")
         elif not is_one_layout(given):
             text = f"{given!r} is not a layout; give a tuple of axis names and None, or a Layout"
             problems.append(WrongType(f"rule {pattern!r}: {text}"))

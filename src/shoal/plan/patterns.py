@@ -62,10 +62,7 @@ def taken(pattern: str, names: Collection[str]) -> set[str]:
     """
     if pattern in names:
         return {pattern}
-    try:
-        return {name for name in names if matches(pattern, name)}
-    except re.error:  # [z-a]
-        return set()
+    return {name for name in names if matches(pattern, name)} if is_pattern(pattern) else set()
 
 
 def escaped(name: str) -> str:

@@ -9,10 +9,8 @@ import typer
 from shoal.checkpoint.blocks.compare import Pair, compare, shape_of
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.tree.plain_values import decode_value
-from shoal.cli.ckpt.paths import look_at, one_of
+from shoal.cli.ckpt.paths import LEAF_HELP, leaf_names, look_at, one_of
 from shoal.cli.tables import print_json, safe, short
-from shoal.errors import UsageError, nearest
-from shoal.plan.patterns import matches
 
 _SHOWN = 50
 
@@ -20,9 +18,7 @@ _SHOWN = 50
 def diff(
     first: Annotated[str, typer.Argument(help="A checkpoint, or a history: its newest step.")],
     second: Annotated[str, typer.Argument(help="Another.")],
-    leaf: Annotated[
-        str, typer.Option(metavar="GLOB", help="Only these leaves: 'params/**', 'opt/*/mu'.")
-    ] = "",
+    leaf: Annotated[str, typer.Option(metavar="GLOB", help=LEAF_HELP)] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Compare two checkpoints: names of leaves, shapes, dtypes, and every value, bit by bit.
@@ -58,7 +54,9 @@ def _differences(first: Checkpoint, second: Checkpoint, leaf: str) -> list[dict[
     numbers = [
         {one.name: n for n, one in enumerate(checkpoint.manifest.leaves)} for checkpoint in both
     ]
-    wanted = _wanted(both, leaf)
+    known = list(dict.fromkeys([*numbers[0], *numbers[1]]))
+    names = leaf_names(leaf, known)
+    wanted = [name for name in known if name in names]
     found: dict[str, dict[str, Any]] = {}
     pairs: dict[str, Pair] = {}
     for name in wanted:
@@ -74,20 +72,6 @@ def _differences(first: Checkpoint, second: Checkpoint, leaf: str) -> list[dict[
     compared = zip(pairs, compare(both, list(pairs.values())), strict=True)
     found |= {name: facts for name, facts in compared if facts is not None}
     return [{"leaf": name, **found[name]} for name in wanted if name in found]
-
-
-def _wanted(both: tuple[Checkpoint, Checkpoint], leaf: str) -> list[str]:
-    """Return the names of leaves that match a pattern in either checkpoint.
-
-    Raises:
-      UsageError: it matches none.
-    """
-    names = [[one.name for one in checkpoint.manifest.leaves] for checkpoint in both]
-    known = list(dict.fromkeys([*names[0], *names[1]]))
-    wanted = [name for name in known if not leaf or matches(leaf, name)]
-    if leaf and not wanted:
-        raise UsageError(f"--leaf {leaf!r} matches no leaf of either{nearest(leaf, known)}")
-    return wanted
 
 
 def _described(both: tuple[Checkpoint, Checkpoint], where: list[int]) -> dict[str, Any] | None:

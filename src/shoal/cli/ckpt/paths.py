@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from shoal.checkpoint.disk.saved_steps import folders
 from shoal.checkpoint.disk.step_folder import committed
 from shoal.checkpoint.disk.step_names import step_of
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
-from shoal.errors import NotCommitted, UsageError
+from shoal.errors import NotCommitted, UsageError, raise_all
 from shoal.paths import local_path
+from shoal.plan.patterns import Selection
 
+LEAF_HELP = "Only these leaves: a name, 'params/**', 'opt/*/mu', or all but '!opt/**'."
 _OWN = re.compile(r"COMMIT|(PENDING|DELETING|data|manifest|part|index)-[0-9a-f]{12}.*")
 
 
@@ -59,6 +61,18 @@ def look_at(path: str, step: int | None = None) -> FoundPath:
     if not chosen:
         raise UsageError(f"{path} has no step {step}; it has {_listed(steps)}")
     return FoundPath(path, True, chosen)
+
+
+def leaf_names(pattern: str, known: Collection[str]) -> frozenset[str]:
+    """Return the names of leaves that `--leaf` takes; "": all.
+
+    Raises:
+      UsageError: it takes none.
+    """
+    chosen = Selection([pattern or "**"], known)
+    if pattern:
+        raise_all("--leaf", chosen.idle())
+    return chosen.names
 
 
 def one_of(place: FoundPath) -> FoundCheckpoint:

@@ -8,20 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.checkpoint.disk.contents import Contents, SavedLeaf, contents_of
+from shoal.checkpoint.disk.contents import SavedLeaf, contents_of
 from shoal.checkpoint.format.where import in_memory
-from shoal.cli.ckpt.paths import look_at, one_of
+from shoal.cli.ckpt.paths import LEAF_HELP, leaf_names, look_at, one_of
 from shoal.cli.tables import print_json, print_table, safe, short
 from shoal.draw.amounts import in_bytes
-from shoal.errors import UsageError, nearest
-from shoal.plan.patterns import matches
 
 
 def show(
     path: Annotated[str, typer.Argument(help="A checkpoint, or a history: its newest step.")],
-    leaf: Annotated[
-        str, typer.Option(metavar="GLOB", help="Only these leaves: 'params/**', 'opt/*/mu'.")
-    ] = "",
+    leaf: Annotated[str, typer.Option(metavar="GLOB", help=LEAF_HELP)] = "",
     step: Annotated[int | None, typer.Option(help="This step of a history.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
@@ -33,7 +29,8 @@ def show(
       shoal ckpt show run/ --step 40 --leaf 'params/**'
     """
     found = contents_of(one_of(look_at(path, step)).folder)
-    chosen = _chosen(found, leaf)
+    names = leaf_names(leaf, found.leaves)
+    chosen = [one for name, one in found.leaves.items() if name in names]
     facts = found.to_json()
     if as_json:
         print_json({**facts, "leaves": [one.to_json() for one in chosen]})
@@ -48,18 +45,6 @@ def show(
         [_row(one) for one in chosen],
         "size chunks",
     )
-
-
-def _chosen(found: Contents, pattern: str) -> list[SavedLeaf]:
-    """Return the leaves that match a pattern; without one, all.
-
-    Raises:
-      UsageError: it matches none.
-    """
-    chosen = [one for name, one in found.leaves.items() if not pattern or matches(pattern, name)]
-    if not chosen and pattern:
-        raise UsageError(f"--leaf {pattern!r} matches no leaf{nearest(pattern, found.leaves)}")
-    return chosen
 
 
 def _row(leaf: SavedLeaf) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -138,7 +137,7 @@ def name_based_restore(
     check_eager("name_based_restore", "pass in what it returns")
     named = _named("name_based_restore", name_tensor_dict)
     target = {name: value_of(value) for name, value in named}
-    only = [glob.escape(component(name)) for name in target]
+    only = [component(name) for name in target]
     with prefix_errors("name_based_restore"):
         found = restore(
             checkpoint_prefix, target, only=only, dtype="safe", processes=processes_of(mesh),
