@@ -12,8 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shoal.arguments import not_flags
 from shoal.colour import local
 from shoal.errors import UsageTypeError, WrongType, nearest, raise_all
+
+_MOST_NAMED = 8
 
 __all__ = [
     "AnyOf",
@@ -26,6 +29,7 @@ __all__ = [
     "Saved",
     "doomed",
     "policy_of",
+    "unranked",
 ]
 
 
@@ -136,7 +140,10 @@ class Best(Keep):
 
     Local.
 
-    Steps without the metric, or with NaN, do not count. Of equals the newer is better.
+    Steps without the metric, or with NaN, do not count. Of equals the newer is better. A save
+    whose metrics lack this one is refused, for a misspelled name would have the best step deleted;
+    `missing_ok` permits it, where it is evaluated at some steps alone. A save without metrics is
+    not refused.
 
     >>> losses = [0.9, 0.3, 0.5]
     >>> saved = [Saved(step, 0.0, {"loss": loss}) for step, loss in enumerate(losses)]
@@ -147,9 +154,10 @@ class Best(Keep):
     n: int
     metric: str
     mode: str = "min"
+    missing_ok: bool = False
 
     def __post_init__(self) -> None:
-        problems: list[str] = []
+        problems = not_flags(missing_ok=self.missing_ok)
         if not isinstance(self.metric, str) or not self.metric:
             problems.append(WrongType(f"metric={self.metric!r} must be the name of a metric"))
         if not isinstance(self.mode, str) or self.mode not in ("min", "max"):
@@ -208,6 +216,23 @@ def policy_of(keep: object) -> Keep | None:
             f"keep={keep!r} must be a number of steps, or a policy: Last(2) | EverySteps(100)"
         )
     return Last(keep)
+
+
+def unranked(keep: Keep | None, metrics: object) -> list[str]:
+    """Return a line for each policy whose metric a save lacks, so that it cannot rank the step.
+
+    >>> unranked(Last(2) | Best(1, "los"), {"loss": 0.5})
+    ["keep=Best(1, 'los'): the metrics have no 'los', but loss; did you mean 'loss'?"]
+    """
+    given = metrics if isinstance(metrics, Mapping) else {}
+    known = ", ".join(sorted(map(str, given))[:_MOST_NAMED]) or "nothing"
+    policies = keep.policies if isinstance(keep, AnyOf) else (keep,)
+    return [
+        f"keep=Best({one.n}, {one.metric!r}): the metrics have no {one.metric!r}, but {known}"
+        f"{nearest(one.metric, map(str, given))}"
+        for one in policies
+        if isinstance(one, Best) and one.metric not in given and not one.missing_ok
+    ]
 
 
 def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:

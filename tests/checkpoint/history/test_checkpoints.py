@@ -394,3 +394,38 @@ def test_memory_for_copies_is_there_before_the_first_save(tmp_path, alone):
         ckpts.save(2, value)
         assert ckpts._saver._arena.num_bytes == 0, "values are written from where they are"
     assert ckpts.all_steps() == (0, 1, 2)
+
+
+@pytest.mark.parametrize("metrics", [{"loss": 0.5}, {}, {"accuracy": 1, "loss": 2}])
+def test_metrics_that_keep_cannot_rank_are_refused_before_anything_is_written(
+    tmp_path, alone, metrics
+):
+    keep = Last(1) | Best(1, "los")
+    with Checkpoints(tmp_path, keep=keep, coordinator=alone) as ckpts:
+        ckpts.save(0, state(0), metrics={"los": 1.0})
+        for step in (1, 2):
+            with pytest.raises(
+                UsageError, match=rf"save\({step}\): keep=Best\(1, 'los'\): the metrics"
+            ):
+                ckpts.save(step, state(step), metrics=metrics)
+        ckpts.save(3, state(3), metrics={"los": 2.0})
+    assert ckpts.all_steps() == (0, 3)
+    with pytest.raises(UsageTypeError, match="missing_ok=1 must be True or False"):
+        Best(1, "loss", missing_ok=1)
+
+
+def test_a_metric_of_some_steps_alone_and_saves_without_any(tmp_path, alone, caplog):
+    """In an emergency there is no metric at hand, and the state must not be lost."""
+    with Checkpoints(tmp_path, keep=Best(1, "loss", missing_ok=True), coordinator=alone) as ckpts:
+        for step, metrics in enumerate([{"loss": 1.0}, {"rate": 0.1}, None, {"loss": 2.0}]):
+            ckpts.save(step, state(step), metrics=metrics)
+    assert ckpts.all_steps() == (0, 3)
+    assert not caplog.messages
+    with Checkpoints(tmp_path / "other", keep=Best(1, "loss"), coordinator=alone) as ckpts:
+        ckpts.save(0, state(0))
+        ckpts.save(1, state(1))
+        alone.give_notice(ReceivedNotice("drained", "a test", 60.0))
+        ckpts.save(2, state(2), metrics={"los": 1.0})
+    assert ckpts.all_steps() == (2,)
+    (warning,) = caplog.messages
+    assert "save(0): keep=Best(1, 'loss'): the metrics have no 'loss', but nothing" in warning

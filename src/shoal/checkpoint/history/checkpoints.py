@@ -197,7 +197,7 @@ class Checkpoints(ReadOnlyHistory):
           state: any tree of arrays and values, as for `shoal.save`.
           force: save regardless of `every`.
           user: JSON to store with it.
-          metrics: numbers by name, for `Best`.
+          metrics: numbers by name, for `Best`, whose names they must have.
           timeout_s: deadline of the whole save in seconds; None: that of this history.
 
         Returns:

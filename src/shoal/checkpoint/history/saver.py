@@ -14,9 +14,9 @@ from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit
-from shoal.checkpoint.retention import Keep
+from shoal.checkpoint.retention import Keep, unranked
 from shoal.checkpoint.together.lead import run_on_lead
-from shoal.errors import DeadlineError, UsageError
+from shoal.errors import DeadlineError, UsageError, raise_all
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Point
@@ -77,6 +77,7 @@ class Saver:
         self._turn = threading.Lock()  # threads that save share the arena
         self._trouble: Exception | None = None  # raised after the commit
         self._rate: Rate | None = None
+        self._is_unranked = False  # a warning has named a metric that a save lacks
         self.called = root.path  # the same on all processes, even if their paths differ
         self.damaged: set[int] = set()  # steps that this run skipped when it resumed
 
@@ -96,6 +97,7 @@ class Saver:
         """
         with self._turn, self._coordinator.call("save", "main", self._group.named):
             check_limit("save", timeout_s)
+            self._check_metrics(step, metrics)
             self._save(step, state, user, metrics, timeout_s)
 
     def _save(
@@ -135,6 +137,15 @@ class Saver:
             self._rate = Rate(total_bytes(state), time.monotonic() - began)
             self._retain(step, site)
         self.settle(None)
+
+    def _check_metrics(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Refuse metrics that `keep` cannot rank; with an open notice the state comes first."""
+        lines = unranked(self._keep, metrics)
+        if metrics is not None and self._coordinator.stop.notice() is None:
+            raise_all(f"save({step})", lines)
+        elif lines and not self._is_unranked and self._coordinator.process == self._group.lead:
+            self._is_unranked = True
+            _LOG.warning("save(%d): %s; this step is not among the best", step, "; ".join(lines))
 
     @property
     def is_saving(self) -> bool:
