@@ -161,4 +161,4 @@ def test_every_function_of_a_facade_is_short():
     assert [path for path, text in tree.items() if len(text.splitlines()) > 300] == []
     assert house.long_functions(tree, 15) == []
     assert house.long_functions({"compat/a.py": "def f():\n" + "    x = 1\n" * 15}, 15)
-    assert inspect.signature(house.long_functions).parameters["limit"].default == 40
+    assert inspect.signature(house.long_functions).parameters["limit"].default == 60

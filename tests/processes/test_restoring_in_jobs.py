@@ -144,3 +144,41 @@ def test_four_processes_save_and_others_restore(tmp_path):
         cluster.run(fewer, path)
     assert len(jax.devices()) == 8
     fewer(path)
+
+
+def run_in_parts(path):
+    """Begin a run and resume it twice, with classes that only a function knows."""
+    from checkpoint.kinds_of_nodes import classes_of, local_dataclass, local_namedtuple
+
+    train_state, sample = local_dataclass(), local_namedtuple()
+    rows = shoal.Layout(shoal.make_mesh({"data": -1}), "data")
+    own = shoal.PerProcess([sample(shoal.process_index(), "row")])
+    target = train_state(rows, {"own": shoal.PerProcess([sample(0, "")]), "step": 0})
+
+    def init():
+        return train_state(shoal.put(np.arange(8.0, dtype="f4"), rows), {"own": own, "step": 7})
+
+    with shoal.Checkpoints(path) as ckpts:
+        with pytest.raises(shoal.RestoreMismatch, match="is a .*, and would come back as a"):
+            ckpts.resume(None, init)
+        for number in range(3):
+            state, first = ckpts.resume(target, init)
+            assert first == number
+            assert jax.tree.structure(state) == jax.tree.structure(target)
+            assert classes_of(state) == classes_of(target)
+            assert state.y == {"own": own, "step": 7}
+            assert type(state.y["own"].value[0]) is sample
+            ckpts.save(first, state)
+            ckpts.wait()
+        for only, told in (
+            (["y/**", "xx"], "only='xx' takes no leaf"),
+            (["y", "x"], "'y' is a folder of 2 leaves"),
+        ):
+            with pytest.raises(shoal.RestoreMismatch, match=told):
+                ckpts.restore(1, target, only=only)
+        shoal.barrier("in step")
+
+
+def test_types_and_names_in_a_job_of_two(tmp_path):
+    with Cluster(2, start_method="fork", devices=2) as cluster:
+        cluster.run(run_in_parts, tmp_path / "run")

@@ -165,7 +165,6 @@ def test_a_value_of_each_process_may_have_grown(tmp_path):
         (np.ones(2), None, "v: was saved as an array; give an array in place of None"),
         (None, 1, "v: was saved as None; give None in place of it"),
         (None, np.ones(2), "v: was saved as none, which is not an array"),
-        (PerProcess(1), 1, "v: was saved as a PerProcess; give a PerProcess in place of it"),
         (1, PerProcess(1), "v: was saved as an int; give an int in place of a PerProcess"),
         (PerProcess(1), None, "v: was saved as a PerProcess; give a PerProcess in place of None"),
     ],
@@ -179,6 +178,11 @@ def test_none_and_values_of_each_process_stand_for_nothing_else(tmp_path, saved,
     assert "only='!v' keeps what the target has there" in str(caught.value) or saved is None
     own = restore(tmp_path / "saved", {"v": target, "n": 0}, only="!v")
     assert own["v"] is target
+
+
+def test_a_value_of_each_process_comes_back_in_place_of_any_other_value(tmp_path):
+    save(tmp_path / "saved", {"v": PerProcess({"row": 3})})
+    assert restore(tmp_path / "saved", {"v": 0}) == {"v": PerProcess({"row": 3})}
 
 
 def test_a_layout_may_stand_for_none_and_for_whatever_is_below(tmp_path):
@@ -198,6 +202,18 @@ def test_static_data_that_would_change_are_seen_when_the_run_begins(tmp_path, al
         ):
             ckpts.resume(DataAtTheTop(np.zeros(2), 0, "gelu"), init)
         assert ckpts.resume(DataAtTheTop(np.zeros(2), 0, "relu"), init)[1] == 0
+
+
+def test_classes_in_values_of_each_process_are_checked_when_the_run_begins(tmp_path, alone):
+    make = local_namedtuple()
+    init = {"loader": PerProcess({"at": [make(1, 2)]})}
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        for target in (None, {"loader": 0}):
+            with pytest.raises(RestoreMismatch, match=r"loader/at/0: is a .*: import State of"):
+                ckpts.resume(target, init)
+        with pytest.raises(UsageError, match="loader has a value of a class that is not known"):
+            ckpts.resume({"loader": PerProcess({"at": []})}, init)
+        assert ckpts.resume(init, init)[1] == 0
 
 
 def test_all_that_would_change_is_named(tmp_path, alone):

@@ -10,11 +10,13 @@ from shoal.checkpoint.format.records import Manifest
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.names import Path, component, name_of
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.plain_values import plain_json
 from shoal.errors import RestoreMismatch, UsageError
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
+    from shoal.checkpoint.saving.state import State
 
 _MOST_LISTED = 8
 
@@ -69,7 +71,7 @@ def check_resumable(
     except RestoreMismatch as error:
         error.args = (f"{detail}\n{error}",)
         raise
-    found = _Differences(state, manifest, wishes, request).lines
+    found = _Differences(state, read, wishes, request, manifest).lines
     if found:
         more = [f"and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []
         lines = "\n".join(f"  - {line}" for line in [*found[:_MOST_LISTED], *more])
@@ -80,8 +82,14 @@ class _Differences:
     """What differs between a state and what is restored of it."""
 
     def __init__(
-        self, state: Any, manifest: Manifest, wishes: targets.Wishes, request: RestoreRequest
+        self,
+        state: Any,
+        read: State,
+        wishes: targets.Wishes,
+        request: RestoreRequest,
+        manifest: Manifest,
     ) -> None:
+        from shoal.checkpoint.restoring.filling import own_value
         from shoal.checkpoint.restoring.protocol import built
         from shoal.checkpoint.tree.jax_nodes import JaxNodes
 
@@ -91,11 +99,19 @@ class _Differences:
         # Leaves are told apart by what they are: two that are one object are the same leaf.
         self._names = {id(x): one.name for x, one in zip(leaves, manifest.leaves, strict=True)}
         self._given = {id(one): one for one in request.given}
-        again = built(request, manifest, wishes, [leaves[wish.leaf] for wish in wishes.wishes])
+        values = [leaves[wish.leaf] for wish in wishes.wishes]
+        for number, wish in enumerate(wishes.wishes):
+            if wish.leaf in read.blobs:
+                file, blob = manifest.leaves[wish.leaf].name, read.blobs[wish.leaf].data
+                values[number] = own_value(blob, JaxNodes(), wish.like, file)
+        again = built(request, manifest, wishes, values)
         self._compare(state, again, ())
 
     def _compare(self, one: Any, other: Any, path: Path) -> None:
         mine, theirs = self._walk.branch(one), self._walk.branch(other)
+        if isinstance(one, PerProcess) and isinstance(other, PerProcess):
+            self._compare(one.value, other.value, path)
+            return
         if mine is None and theirs is None:
             self._compare_leaves(one, other, path)
             return

@@ -218,15 +218,26 @@ def _own_value(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
         wants.append(Want(wish.leaf, (first,), np.empty(size, np.uint8)))
 
     def finish() -> Any:
-        file = f"{checkpoint.folder.path}: {record.name}"
-        try:
-            found = [
-                decode_tree(want.out.data, job.nodes, like=wish.like, file=file) for want in wants
-            ]
-        except UsageError as error:
-            raise UsageError(f"restore: {record.name} has {error}") from None
+        found = [
+            own_value(want.out.data, job.nodes, wish.like, record.name, checkpoint.folder.path)
+            for want in wants
+        ]
         if is_same or job.merge is None:
-            return PerProcess(found[0])
-        return PerProcess(job.merge(found))
+            return found[0]
+        return PerProcess(job.merge([one.value for one in found]))
 
     return Filling(wants, finish, sum(want.out.nbytes for want in wants))
+
+
+def own_value(
+    blob: memoryview, nodes: Nodes | None, like: PerProcess | None, name: str, path: str = ""
+) -> PerProcess:
+    """Return a per-process value of its bytes.
+
+    Raises:
+      UsageError: with `like`: it has a class that neither that has, nor the program.
+    """
+    try:
+        return PerProcess(decode_tree(blob, nodes, like=like, file=f"{path}: {name}"))
+    except UsageError as error:
+        raise UsageError(f"restore: {name} has {error}") from None

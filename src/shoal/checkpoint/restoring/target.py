@@ -332,7 +332,7 @@ class _Matching:
         if target.is_layout or target.is_array:
             return
         wanted = "none" if target.is_none else "per_process" if target.own is not None else ""
-        if wanted == record.kind or (not wanted and record.kind not in _KINDS):
+        if wanted == record.kind or (not wanted and record.kind != "none"):
             return
         saved = _KINDS.get(record.kind, f"{'an' if record.kind[0] in 'aio' else 'a'} {record.kind}")
         detail = f"was saved as {saved}; give {saved} in place of {_KINDS.get(wanted, 'it')}"
