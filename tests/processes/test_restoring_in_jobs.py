@@ -159,7 +159,7 @@ def run_in_parts(path):
         return train_state(shoal.put(np.arange(8.0, dtype="f4"), rows), {"own": own, "step": 7})
 
     with shoal.Checkpoints(path) as ckpts:
-        with pytest.raises(shoal.RestoreMismatch, match="is a .*, and would come back as a"):
+        with pytest.raises(shoal.RestoreMismatch, match=r"is a .*, and would come back as a"):
             ckpts.resume(None, init)
         for number in range(3):
             state, first = ckpts.resume(target, init)
