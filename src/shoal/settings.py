@@ -49,7 +49,7 @@ _ROWS = (
     ("SHOAL_ABORT_AFTER_S", "30", "seconds", "a process stuck in native code after a peer was "
      "lost is ended; inf: never"),
     ("SHOAL_AFTERMATH_S", "3", "seconds", "from the first failure in a job until the other "
-     "processes get SIGTERM"),
+     "processes get SIGTERM; not set: 0.2 if a new attempt follows, except for a running save"),
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
     ("SHOAL_LEAVE_S", "300", "seconds", "the same for processes that took SIGTERM as a notice, "
      "to save and exit"),

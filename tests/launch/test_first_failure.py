@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.launch.news import Gone, KeeperNews, News
 from shoal.launch.report import (
     Ending,
+    cause_of,
     dead_host_keeper,
     describe_end,
     describe_failure,
     describe_host_keeper,
     exit_code,
     first_failure,
+    is_from_outside,
 )
 
 CODES = st.sampled_from([0, 1, 3, 70, 71, 72, 73, 74, -6, -9, -15])
@@ -162,6 +166,53 @@ def test_words_and_codes():
     assert exit_code(Ending(0, -11, 1.0), ()) == 139
     assert exit_code(Ending(0, 5, 1.0), ()) == 5
     assert exit_code(Ending(0, -15, 1.0, (signal.SIGTERM,)), ()) == 1
+
+
+TRACE = """Traceback (most recent call last):
+  File "/home/me/train.py", line 30, in <module>
+    main()
+  File "/home/me/net.py", line 7, in forward
+    return jnp.dot(x, w)
+  File "{library}", line 12, in dot
+    raise {error}
+{error}: what it says: 0x7f01
+"""
+
+
+@pytest.mark.parametrize(
+    "library", ["/opt/env/lib/python3.11/site-packages/jax/numpy.py", os.__file__, "<frozen runpy>"]
+)
+def test_the_cause_is_the_exception_and_its_place_in_the_program(library):
+    stderr = TRACE.format(library=library, error="jax.errors.TypeError")
+    root = Ending(0, 1, 1.0, stderr=f"noise\n{stderr}")
+    assert cause_of(root) == "jax.errors.TypeError at /home/me/net.py:7"
+    assert cause_of(root._replace(stderr="killed\n")) == ""
+    assert cause_of(root._replace(code=-11)) == ""
+    assert cause_of(root._replace(code=-15, sent=(signal.SIGTERM,))) == cause_of(root)
+    assert [cause_of(root._replace(code=code)) for code in (71, 72, 73, 74)] == [""] * 4
+    assert cause_of(root._replace(code=70))
+    syntax = (
+        '  File "/home/me/train.py", line 3\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n'
+    )
+    assert cause_of(root._replace(stderr=syntax)) == "SyntaxError at /home/me/train.py:3"
+
+
+def test_what_comes_from_outside():
+    def is_outside(code, **more):
+        return is_from_outside(Ending(0, code, 1.0, **more))
+
+    assert all(is_outside(-number) for number in (1, 2, 9, 15))
+    assert not any(is_outside(-number) for number in (4, 6, 7, 8, 11))
+    assert not is_outside(1)
+    assert not is_outside(143)
+    assert is_outside(-9, was_frozen=True)
+    assert is_outside(1, is_lost=True)
+    assert not is_outside(-15, sent=(signal.SIGTERM,))  # it raised, and did not end
+    killed = Ending(0, -9, 1.0).if_out_of_memory()
+    assert not is_from_outside(killed)
+    assert describe_end(killed) == "killed by SIGKILL: out of memory, by the count of its cgroup"
+    others = [Ending(0, 1, 1.0), Ending(0, -9, None, (signal.SIGTERM, signal.SIGKILL))]
+    assert not any(ending.if_out_of_memory().is_oom for ending in others)
 
 
 def describe(stderr: str, code: int = 1) -> tuple[list[str], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from shoal.launch.order import NodesOrder, Restarts
 from shoal.paths import local_path
 from shoal.runtime.system.cpu_devices import overruled
 
+_BETWEEN_S = 0.2  # for the others after a failure that a new attempt follows
 _HELP = """\
 Run a Python program as N processes on this host, or on each of several, joined as one job.
 
@@ -67,9 +69,14 @@ Again after a failure:
   shoal run --max-restarts 3 …    at most 3 new attempts, all nodes together
   shoal run --restart-preempted … after exit code 75, too; these do not count
   Each attempt has new services and a new token; SHOAL_ATTEMPT is its number,
-  from 0. Three in a row without progress are a crash loop, which ends: none
-  went beyond the step (shoal.step, shoal.preempted) or the saved step of those
-  before. Exit code 2, Ctrl-C, and signals to shoal run end the job for good.
+  from 0. The same exception at the same line and step, twice in a row, ends the
+  job. So do three attempts in a row without progress: none went beyond the step
+  (shoal.step, shoal.preempted) or the saved step of those before. An attempt
+  that a signal or the loss of a host ended counts for neither, except
+  for an out-of-memory kill that the cgroup counted. Exit code 2, Ctrl-C, and
+  signals to shoal run end the job for good.
+  If a new attempt follows, the other processes have {between:g} s, not {aftermath} s, unless
+  SHOAL_AFTERMATH_S is set; one that is saving has {aftermath} s.
 
 \b
 Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
@@ -201,6 +208,7 @@ def run(
 run.__doc__ = _HELP.format(
     aftermath=settings.SETTINGS["SHOAL_AFTERMATH_S"].default,
     grace=settings.SETTINGS["SHOAL_GRACE_S"].default,
+    between=_BETWEEN_S,
     leave=settings.SETTINGS["SHOAL_LEAVE_S"].default,
     lost=settings.SETTINGS["SHOAL_LOST_AFTER_S"].default,
 )
@@ -279,6 +287,7 @@ def _launch(request: RunRequest) -> int:
             lost_after_s,
             checked.nodes,
             checked.restarts,
+            math.inf if os.environ.get("SHOAL_AFTERMATH_S") else _BETWEEN_S,
         )
         return run_in_keeper(Attempts(order, crew_of).run)
 

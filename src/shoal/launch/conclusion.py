@@ -10,6 +10,7 @@ from shoal.errors import InitializeError, ProcessLostError, UsageError
 from shoal.launch.news import News
 from shoal.launch.report import (
     Ending,
+    cause_of,
     dead_host_keeper,
     describe_failure,
     describe_host_keeper,
@@ -17,6 +18,7 @@ from shoal.launch.report import (
     exit_code,
     fails_by_itself,
     first_failure,
+    is_from_outside,
 )
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import listed
@@ -55,6 +57,8 @@ class Conclusion(NamedTuple):
     is_final: bool = False  # a new attempt is unwanted, or would end in the same way
     again: bool | None = None  # whether a new attempt begins; None: not judged yet
     next_words: str = ""  # said before it
+    cause: str = ""  # the exception and its place: equal if an attempt fails like another
+    is_from_outside: bool = False  # nothing that the program did
 
 
 def conclude(facts: Facts) -> Conclusion:
@@ -103,7 +107,8 @@ def _lost(facts: Facts) -> Conclusion:
         f"{first.name}{having} was lost {max(0.0, first.last_seen_s - facts.start_s):.1f} s "
         f"after the start: {first.words}"
     )
-    return Conclusion(ProcessLostError.exit_code, tuple(lines), sentence, has_failed=True)
+    code = ProcessLostError.exit_code
+    return Conclusion(code, tuple(lines), sentence, has_failed=True, is_from_outside=True)
 
 
 def _failed(root: Ending, facts: Facts) -> Conclusion:
@@ -117,4 +122,11 @@ def _failed(root: Ending, facts: Facts) -> Conclusion:
         lines, sentence = describe_failure(root, endings, facts.start_s)
     if code == InitializeError.exit_code and news.joined and (absent := news.absent_words()):
         lines.append(absent)
-    return Conclusion(code, tuple(lines), sentence, has_failed=True)
+    return Conclusion(
+        code,
+        tuple(lines),
+        sentence,
+        has_failed=True,
+        cause=cause_of(root),
+        is_from_outside=is_from_outside(root) or keeper is not None,
+    )

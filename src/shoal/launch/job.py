@@ -25,6 +25,7 @@ from shoal.launch.output import Log, paint_prefixes
 from shoal.launch.processes import Processes
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system import progress_file
+from shoal.runtime.system.cgroup import oom_kills
 from shoal.runtime.system.progress_file import Reached
 
 _START_S = 60.0  # time limit for the services to listen
@@ -33,6 +34,7 @@ _DRAIN_S = 1.0  # for the last output, if an unreachable process holds the pipe 
 _TAKE_S = 2.0  # for a reader to take the last output, if a signal has ended the job
 _UNKILLABLE_S = 2.0  # after SIGKILL: a process in an uninterruptible wait is not waited for
 _POLL_S = 0.02
+_SAVE_POLL_S = 0.05
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they do not end the job
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # signals after which a program may end in order
 
@@ -47,10 +49,16 @@ class Job:
     Args:
       attempt: its number, as far as this launcher knows.
       crew: the launchers of the job.
+      aftermath_s: from the first failure to SIGTERM for the others; if one of them is saving,
+        until it has saved, `order.aftermath_s` at most.
     """
 
-    def __init__(self, order: JobOrder, attempt: int, console: Console, crew: Crew) -> None:
-        self._order = order
+    def __init__(
+        self, order: JobOrder, attempt: int, console: Console, crew: Crew, aftermath_s: float
+    ) -> None:
+        self._order, self._aftermath_s = order, aftermath_s
+        self._save_until_s = math.inf  # until then a save after the first failure has time
+        self._oom_kills = oom_kills()
         self._log_dir = order.attempt_dir(attempt)
         self._processes = Processes()
         self._interrupted: signal.Signals | None = None
@@ -185,7 +193,7 @@ class Job:
             self._extend_time()
             if self._loop.broken and not self._interrupted:
                 self._interrupt(signal.SIGPIPE)  # as `python script | head` ends
-            if time.monotonic() >= self._terminate_at_s:
+            if time.monotonic() >= self._terminate_at_s and not self._spares_a_save():
                 self._end(signal.SIGTERM)
             if time.monotonic() >= self._kill_at_s:
                 self._kill()
@@ -250,10 +258,20 @@ class Job:
             self._has_reported = True
             self._crew.report_failure()
         if not self._is_ending:
-            self._terminate_at_s = now_s + order.aftermath_s
+            self._terminate_at_s = now_s + self._aftermath_s
+            self._save_until_s = now_s + order.aftermath_s
         elif self._has_time:  # no longer
             self._kill_at_s = min(self._kill_at_s, now_s + order.aftermath_s + order.grace_s)
         self._passed_on_s = math.inf
+
+    def _spares_a_save(self) -> bool:
+        """Postpone the end of the other processes while one of them saves."""
+        now_s = time.monotonic()
+        files = (self._progress_file(process.index) for process in self._processes.alive)
+        if now_s < self._save_until_s < math.inf and any(map(progress_file.is_saving, files)):
+            self._terminate_at_s = min(now_s + _SAVE_POLL_S, self._save_until_s)
+            return True
+        return False
 
     def _extend_time(self) -> None:
         """Extend the time of processes that took SIGTERM as a notice: they save, then exit.
@@ -343,6 +361,8 @@ class Job:
     def _end_of_host(self) -> JobEnd:
         """Wait for the end of the other nodes; return how the job ended on this one."""
         endings = [process.ending() for process in self._processes.all]
+        if oom_kills() > self._oom_kills:
+            endings = [ending.if_out_of_memory() for ending in endings]
         reached = self._take_reached()
         end = JobEnd(endings, self._start_s, self._trouble, self._interrupted, reached)
         self._crew.finish(end)

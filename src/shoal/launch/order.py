@@ -41,7 +41,7 @@ class JobOrder(NamedTuple):
     shown: frozenset[int] | None  # processes whose output is shown; None: all
     log_dir: str
     keeps_logs: bool  # always; else only if the job fails
-    aftermath_s: float  # from the first failure to SIGTERM for the others
+    aftermath_s: float  # from the first failure to SIGTERM for the others, at the last attempt
     grace_s: float  # from SIGTERM to SIGKILL
     prefix: bool = True  # prefix each line with its process
     leave_s: float = math.inf  # from a SIGTERM taken as a notice to SIGKILL
@@ -49,6 +49,7 @@ class JobOrder(NamedTuple):
     lost_after_s: float = math.inf  # how long a process may live without its connection
     nodes: NodesOrder | None = None  # None: a job on this host alone
     restarts: Restarts | None = None  # None: one attempt
+    between_s: float = math.inf  # like aftermath_s, if a new attempt follows and none saves
 
     def attempt_dir(self, attempt: int) -> str:
         """Return the directory of the logs of an attempt."""

@@ -27,6 +27,18 @@ _CONSEQUENCES = {
     DeadlineError.exit_code: "deadline exceeded",
     InitializeError.exit_code: "could not join the job",
 }
+# Failures that another process, host or service may have caused.
+_ELSEWHERE = (
+    ProcessLostError.exit_code,
+    PeerFailedError.exit_code,
+    DeadlineError.exit_code,
+    InitializeError.exit_code,
+)
+# A program that ends itself by a fault gets others: SIGSEGV, SIGABRT, SIGBUS, …
+_FROM_OUTSIDE = (
+    signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
+    signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
+)  # fmt: skip
 # Ranks of failures, the likeliest root first: of its own; known only from what the process wrote or
 # reported before its end; the consequence of another failure.
 _OWN, _TOLD, _CONSEQUENCE = range(3)
@@ -57,6 +69,12 @@ class Ending(NamedTuple):
     is_lost: bool = False  # lost to the others while alive
     sent_s: float = math.inf  # the time of the first signal
     host: str = ""  # in a job on several hosts
+    is_oom: bool = False  # killed while the cgroup counted a kill for want of memory
+
+    def if_out_of_memory(self) -> Ending:
+        """Return it as of a host that counted an out-of-memory kill."""
+        is_killed = self.code == -signal.SIGKILL and signal.SIGKILL not in self.sent
+        return self._replace(is_oom=is_killed)
 
     def with_report(self, gone: Gone | None) -> Ending:
         """Return it with the meeting place's report.
@@ -127,6 +145,8 @@ def describe_end(ending: Ending) -> str:
         return f"ended by shoal run with {_signal_name(ending.code - 128)}"
     if -ending.code in ending.sent:
         return f"ended by shoal run with {_signal_name(-ending.code)}"
+    if ending.is_oom:
+        return "killed by SIGKILL: out of memory, by the count of its cgroup"
     return _ended(ending.code)
 
 
@@ -164,6 +184,36 @@ def describe_failure(
     )
     reason = _reason(root, words)
     return lines, f"{sentence}{reason}"
+
+
+def is_from_outside(root: Ending) -> bool:
+    """Return whether something outside of the program ended or stopped it: it may do well again.
+
+    An out-of-memory kill is the program's own; so are the signals of its own faults.
+    """
+    by_signal = root.code < 0 and -root.code in _FROM_OUTSIDE and not root.sent
+    return root.was_frozen or root.is_lost or (by_signal and not root.is_oom)
+
+
+def cause_of(root: Ending) -> str:
+    """Return the exception of a failure and its place in the program, "" if unknown.
+
+    Losses, late processes and jobs that could not be joined have their cause elsewhere.
+    """
+    words = _last_words(root.stderr)
+    if (root.code <= 0 and not root.sent) or root.code in _ELSEWHERE or not _has_traceback(words):
+        return ""
+    places = [match for line in words if (match := _PLACE.match(line))]
+    own = [place for place in places if not _is_library(place[1])] or places
+    kind = re.split(r"[:(\s]", words[_reason_at(words)].strip(), maxsplit=1)[0]
+    return f"{kind} at {own[-1][1]}:{own[-1][2]}" if own else ""
+
+
+def _is_library(path: str) -> bool:
+    """Return whether code is of Python, of an installed package, or of shoal."""
+    folders = (os.path.dirname(os.__file__), os.path.dirname(os.path.dirname(__file__)))
+    is_within = any(path.startswith(folder + os.sep) for folder in folders)
+    return is_within or path.startswith("<") or "site-packages" in path or "dist-packages" in path
 
 
 def describe_others(endings: Iterable[Ending]) -> list[str]:

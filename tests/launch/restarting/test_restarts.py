@@ -90,3 +90,52 @@ def test_a_crash_loop_is_named():
     assert stuck[-1].lines == (
         "no new attempt: a crash loop, 3 in a row made no progress; so far step 7",
     )
+
+
+NAN = Conclusion(1, cause="FloatingPointError at /work/train.py:30")
+KILLED = Conclusion(137, is_from_outside=True)
+
+
+def test_the_same_exception_at_the_same_place_and_step_twice_ends_it():
+    rules = RestartRules(Restarts(100, False))
+    assert rules.judge(NAN, Reached(12, 9), 0).again
+    judged = rules.judge(NAN, Reached(12, 10), 1)  # saved once more, and it fails all the same
+    assert (judged.again, judged.lines) == (
+        False,
+        (
+            "no new attempt: two in a row failed alike, "
+            "FloatingPointError at train.py:30 at step 12",
+        ),
+    )
+    rules = RestartRules(Restarts(100, False))
+    again = [rules.judge(Conclusion(1, cause="NameError at t.py:3"), Reached(), n) for n in (0, 1)]
+    assert [judged.again for judged in again] == [True, False]
+    assert again[1].lines[0].endswith("failed alike, NameError at t.py:3 before the first step")
+
+
+def test_another_line_or_step_is_another_failure():
+    rules = RestartRules(Restarts(100, False))
+    other = NAN._replace(cause="FloatingPointError at /work/train.py:31")
+    for n, (conclusion, step) in enumerate([(NAN, 5), (other, 5), (NAN, 6), (NAN, 7)]):
+        assert rules.judge(conclusion, Reached(step, n), n).again
+
+
+def test_what_comes_from_outside_is_no_crash_loop():
+    rules = RestartRules(Restarts(100, False))
+    assert all(rules.judge(KILLED, Reached(), n).again for n in range(50))
+    assert rules.judge(NAN, Reached(), 50).again
+    assert rules.judge(KILLED, Reached(), 51).again
+    assert not rules.judge(NAN, Reached(), 52).again  # the program itself has failed twice
+    rules = RestartRules(Restarts(2, False))
+    assert [rules.judge(KILLED, Reached(), n).again for n in range(3)] == [True, True, False]
+
+
+def test_the_last_attempt_is_known_before():
+    rules = RestartRules(Restarts(1, True))
+    assert not rules.is_last
+    rules.judge(Conclusion(75), Reached(), 0)  # does not count
+    assert not rules.is_last
+    rules.judge(Conclusion(1), Reached(1), 1)
+    assert rules.is_last
+    assert RestartRules(None).is_last
+    assert RestartRules(Restarts(0, True)).is_last

@@ -63,6 +63,84 @@ def test_a_crash_loop_ends_early(launch):
     assert sorted(path.name for path in logs.iterdir()) == ["attempt0", "attempt1", "attempt2"]
 
 
+def test_the_same_exception_twice_ends_it_also_before_the_first_step(launch):
+    finished = launch.run("--max-restarts", "9", script=HEAD + "say('ran')\nundefined\n")
+    assert finished.code == 1
+    assert finished.out.count("ran") == 2
+    words = "no new attempt: two in a row failed alike, NameError at script.py:"
+    (line,) = [one for one in finished.err.splitlines() if words in one]
+    assert line.endswith(" before the first step")
+    assert "NameError: name 'undefined' is not defined" in finished.verdict
+
+
+def test_the_same_exception_at_other_steps_goes_on(launch):
+    script = """
+    import shoal
+    say("ran")
+    with shoal.step(7 if attempt == 3 else attempt + 5):
+        1 / 0
+    """
+    finished = launch.run("--max-restarts", "9", script=HEAD + textwrap.dedent(script))
+    assert finished.code == 1
+    assert finished.out.count("ran") == 4  # steps 5, 6, 7 and 7
+    words = "no new attempt: two in a row failed alike, ZeroDivisionError at script.py:"
+    assert words in finished.err
+    assert " at step 7\n" in finished.err
+
+
+def test_signals_from_outside_are_no_crash_loop(launch):
+    """Five early SIGKILLs and two exceptions between them that differ; then it succeeds."""
+    script = """
+    say("ran")
+    if attempt == 2: 1 / 0
+    if attempt == 4: undefined
+    if attempt < 7: os.kill(os.getpid(), signal.SIGKILL)
+    """
+    finished = launch.run("--max-restarts", "100", script=HEAD + textwrap.dedent(script))
+    assert finished.code == 0, finished.err
+    assert finished.out.count("ran") == 8
+    assert "no new attempt" not in finished.err
+
+
+AFTERMATH = """
+import shoal
+shoal.initialize(virtual_devices=1)
+if attempt == 2: sys.exit(0)
+shoal.barrier("here")
+if shoal.process_index() == 1: raise ValueError(attempt)
+{survives}
+"""
+
+
+def test_survivors_have_little_time_if_another_attempt_follows(launch):
+    """They would write a line after 2 s; only the last attempt waits that long."""
+    del launch.env["SHOAL_AFTERMATH_S"]
+    script = HEAD + AFTERMATH.format(survives="time.sleep(2); say('late', attempt)")
+    script = script.replace("raise ValueError(attempt)", "os._exit(4)")
+    finished = launch.run("-n", "2", "--max-restarts", "1", "--no-prefix", script=script)
+    assert finished.code == 4
+    assert finished.lines == ["late 1"]
+
+
+def test_a_survivor_that_saves_is_spared(launch):
+    del launch.env["SHOAL_AFTERMATH_S"]
+    survives = """
+    import numpy
+    os.environ["SHOAL_FAULTS"] = "save.link:delay=1.5"
+    shoal.save(f"saved{attempt}", {"w": numpy.ones(3)}, processes=[0])
+    say("saved", attempt)
+    time.sleep(600)
+    """
+    script = HEAD + AFTERMATH.format(survives=textwrap.dedent(survives))
+    begun = "while not glob.glob(f'saved{attempt}/data-*'): time.sleep(0.01)"
+    once_it_saves = f"if shoal.process_index():\n    import glob\n    {begun}\n    raise ValueError"
+    script = script.replace("if shoal.process_index() == 1: raise ValueError", once_it_saves)
+    finished = launch.run("-n", "2", "--max-restarts", "2", "--no-prefix", script=script)
+    assert finished.code == 1
+    assert finished.lines == ["saved 0", "saved 1"], finished.err
+    assert all((launch.folder / f"saved{n}" / "COMMIT").exists() for n in (0, 1))
+
+
 def test_with_progress_it_goes_on_up_to_the_limit(launch):
     script = HEAD + "import shoal\nsay('ran')\nshoal.saved(attempt)\nsys.exit(4)\n"
     finished = launch.run("--max-restarts", "4", script=script)

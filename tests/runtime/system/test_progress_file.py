@@ -42,3 +42,35 @@ def test_a_file_that_is_gone_or_cut_has_nothing(tmp_path, child_env):
     command = [sys.executable, "-c", "import shoal; shoal.saved(3)"]
     assert subprocess.run(command, env=env, timeout=60).returncode == 0
     assert not os.path.exists(tmp_path / "none")
+
+
+SAVES = """
+import sys, shoal
+from shoal.runtime.system import progress_file
+with progress_file.saving():
+    with progress_file.saving(): pass
+    with shoal.step(3): print("saving", flush=True)
+    sys.stdin.read(1)
+print("saved", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_save_that_is_running_is_seen_from_outside(tmp_path, child_env):
+    path = str(tmp_path / "progress")
+    assert not progress_file.is_saving(path)
+    progress_file.prepare(path)
+    assert not progress_file.is_saving(path)
+    env = {**child_env, "SHOAL_PROGRESS_FILE": path}
+    with subprocess.Popen(
+        [sys.executable, "-c", SAVES], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    ) as child:  # fmt: skip
+        assert child.stdout.readline() == "saving\n"
+        assert progress_file.is_saving(path)
+        child.stdin.write("x")
+        child.stdin.flush()
+        assert child.stdout.readline() == "saved\n"
+        assert not progress_file.is_saving(path)
+        assert progress_file.read(path) == Reached(3, -1)
+        child.stdin.close()

@@ -44,7 +44,7 @@ from shoal.checkpoint.saving.state import State
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import StorageError
 from shoal.runtime.preemption import saved
-from shoal.runtime.system import fault_points
+from shoal.runtime.system import fault_points, progress_file
 
 Value = TypeVar("Value")
 
@@ -94,7 +94,8 @@ def complete(
     """
     members = replace(agreed.members, lane=lane)
     try:
-        with _beat(members, 0 if isinstance(taken, Exception) else taken.plan.num_bytes) as beat:
+        num_bytes = 0 if isinstance(taken, Exception) else taken.plan.num_bytes
+        with progress_file.saving(), _beat(members, num_bytes) as beat:
             commit = _run(members, taken, arena, beat)
     except Exception:
         raise

@@ -172,6 +172,7 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         is_lost=bool(row["is_lost"]),
         sent_s=math.inf if row["sent_s"] is None else float(row["sent_s"]),
         host=host,
+        is_oom=bool(row["is_oom"]),
     )
 
 

@@ -37,7 +37,10 @@ class Attempts:
         keeps_logs = order.keeps_logs
         while True:
             crew = self._crew_of(order, rules.attempt, console, rules.judge)
-            conclusion = Job(order, rules.attempt, console, crew).run(orders_fd)
+            # The reports of the others are of use after the last failure; before, they cost time.
+            aftermath_s = order.aftermath_s if rules.is_last else order.between_s
+            job = Job(order, rules.attempt, console, crew, min(aftermath_s, order.aftermath_s))
+            conclusion = job.run(orders_fd)
             keeps_logs |= conclusion.has_failed
             if not conclusion.again:
                 break

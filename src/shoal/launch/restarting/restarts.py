@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.order import Restarts
 from shoal.runtime.rules.stopping import REQUEUE
@@ -27,6 +29,13 @@ class RestartRules:
         self._failures = 0
         self._idle = 0
         self._reached = Reached()
+        self._last = ("", -1)  # how the latest attempt failed, and at which step
+        self._is_alike = False  # the one before it failed in the same way
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether no new attempt follows if the running one fails."""
+        return self._restarts is None or self._failures >= self._restarts.most
 
     def judge(self, conclusion: Conclusion, reached: Reached, attempt: int) -> Conclusion:
         """Return how an attempt ended, with whether the next one begins, and why.
@@ -38,7 +47,13 @@ class RestartRules:
         """
         earlier = self._reached
         self._reached = earlier.joined(reached)
-        self._idle = 0 if self._reached != earlier else self._idle + 1
+        if self._reached != earlier:
+            self._idle = 0
+        elif not conclusion.is_from_outside:
+            self._idle += 1
+        if not conclusion.is_from_outside:
+            failed = (conclusion.cause, reached.step)
+            self._is_alike, self._last = bool(conclusion.cause) and failed == self._last, failed
         self._failures += conclusion.code != REQUEUE
         if conclusion.again is None:
             refusal = self._refusal(conclusion)
@@ -71,7 +86,13 @@ class RestartRules:
             return ""
         if conclusion.code != REQUEUE and self._failures > restarts.most:
             return f"no new attempt: --max-restarts {restarts.most}"
-        if self._idle < MOST_IDLE:
+        if self._is_alike:
+            kind, _, place = conclusion.cause.partition(" at ")
+            step = self._last[1]
+            when = f"at step {step}" if step >= 0 else "before the first step"
+            what = f"{kind} at {os.path.basename(place)} {when}"
+            return f"no new attempt: two in a row failed alike, {what}"
+        if self._idle < MOST_IDLE or conclusion.is_from_outside:
             return ""
         words = f"no new attempt: a crash loop, {MOST_IDLE} in a row"
         if self._reached == Reached():

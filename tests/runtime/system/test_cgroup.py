@@ -1,0 +1,37 @@
+"""How many processes of a control group were killed for want of memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.runtime.system.cgroup import oom_kills
+
+V2, V1 = "low 0\noom 3\noom_kill 2\noom_group_kill 0\n", "under_oom 0\noom_kill 5\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "files", "count"),
+    [
+        ("0::/a/b\n", {"a/b/memory.events": V2}, 2),
+        ("0::/a/b\n", {"memory.events": V2}, 2),  # in a container
+        ("0::/../b\n", {"memory.events": V2}, 2),
+        ("9:name=systemd:/\n4:cpu,memory:/job\n0::/\n", {"memory/job/memory.oom_control": V1}, 5),
+        ("4:memory:/job\n", {"memory/memory.oom_control": V1}, 5),
+        ("4:memory:/job\n0::/\n", {"memory.events": V2}, 2),
+        ("0::/a\n", {"a/memory.events": "oom 3\n"}, 0),  # an old kernel
+        ("0::/a\n", {}, 0),
+        ("", {}, 0),
+        ("strange\n", {"memory.events": V2}, 0),
+    ],
+)
+def test_it_is_read_where_the_kernel_writes_it(tmp_path, rows, files, count):
+    (tmp_path / "cgroup").write_text(rows)
+    for name, text in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text)
+    assert oom_kills(str(tmp_path / "cgroup"), str(tmp_path / "fs")) == count
+
+
+def test_where_there_is_no_such_file_it_is_unknown(tmp_path):
+    assert oom_kills(str(tmp_path / "none")) == 0
+    assert oom_kills() >= 0
