@@ -146,6 +146,6 @@ def _what_is_there(folder: Folder) -> str:
     steps = [name for name in names if name.startswith("step_")]
     if steps:
         return f"is not a checkpoint but a history of {len(steps)} steps; give the path of one"
-    if any(name.startswith("PENDING-") for name in names):
-        return "nothing is committed; a save is under way, or ended before it was complete"
+    if words := step_folder.unfinished(folder):
+        return f"nothing is committed; {words}"
     return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"

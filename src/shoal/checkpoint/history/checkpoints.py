@@ -186,7 +186,8 @@ class Checkpoints(ReadOnlyHistory):
         It waits for the previous save, agrees with all processes on what to save, copies the state,
         and returns; from then on the state may be modified or donated. After the commit, the steps
         that `keep` does not keep are deleted. An error after the copy is raised once, by the next
-        call that saves (which then does not save) or waits, or at the end of the `with` block.
+        call that saves (which then does not save) or waits, or at the end of the `with` block; a
+        call that needs the step waits: `restore`, `resume`, `delete`, `pin`, `contents`.
 
         With an open notice (`shoal.notice`) it returns only when the step is committed or has
         failed: the notice's deadline is its deadline. If at the rate of the last save it cannot be
@@ -245,8 +246,11 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
 
+        It first waits, as `wait` does, for a running save of this history, if that is of this step.
+
         Args:
-          step: None: the newest committed step, also if another job deletes older ones meanwhile.
+          step: None: the newest step, after any running save, also if another job deletes older
+            ones meanwhile.
           target: as for `shoal.restore`: layouts, shapes, arrays, or None.
           skip_corrupt: skip damaged steps, with a warning: all processes restore the newest
             intact one. `save` replaces the skipped steps when it reaches them.
@@ -255,15 +259,16 @@ class Checkpoints(ReadOnlyHistory):
 
         Raises:
           NotCommitted: on all: nothing is saved, or not that step.
+          SaveAborted, StorageError, …: on all: the save that it waited for failed; once, as `wait`.
           NotShared: on all: a process does not see what the lead sees.
           CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
         """
         with self._coordinator.call("restore", "main", self._group.named):
-            restore = self._restoring("restore", target, timeout_s, options)
+            restore = self._restoring("restore", target, timeout_s, options, step)
             ask, damaged = partial(self._result_of_lead, "restore"), self._saver.damaged
             found = restored(self._root, ask, restore, step, damaged, skip_corrupt=skip_corrupt)
         if found is None:
-            raise none_left(self._path, self._saver.damaged)
+            raise none_left(self._root, self._saver.damaged)
         return found[1]
 
     @collective("processes")
@@ -280,7 +285,7 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
 
-        It also starts a thread that pre-faults the memory which `save` copies to.
+        It first waits for a running save of this history, as `restore` does. It also starts a thread that pre-faults the memory which `save` copies to.
 
         Args:
           target: layouts of a restored state, as for `restore`.
@@ -312,10 +317,16 @@ class Checkpoints(ReadOnlyHistory):
 
         Local.
 
+        It first waits for a running save of this history, if that is of this step.
+
         Raises:
           NotCommitted: the step is not saved.
+          SaveAborted, StorageError, …: the save that it waited for failed; the next collective
+            call raises that again.
         """
-        saved_steps.pin(self._root, step_number("pin", step))
+        number = step_number("pin", step)
+        self._saver.await_step(number)
+        saved_steps.pin(self._root, number)
 
     @local
     def unpin(self, step: int) -> None:
@@ -331,11 +342,15 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
 
+        It first waits, as `wait` does, for a running save of this history, if that is of this step.
+
         Raises:
           NotCommitted, UsageError: on all: it is not saved; it is pinned.
+          SaveAborted, StorageError, …: on all: the save that it waited for failed; once, as `wait`.
         """
         with self._coordinator.call("delete", "main", self._group.named):
             number = step_number("delete", step)
+            self._saver.settle_step(number, self._timeout_s)
             self._result_of_lead(
                 "delete", (f"step={number}",), lambda: saved_steps.delete_step(self._root, number)
             )
@@ -376,12 +391,20 @@ class Checkpoints(ReadOnlyHistory):
     # ---- inside
 
     def _restoring(
-        self, operation: str, target: Any, timeout_s: float | None, options: Mapping[str, Any]
+        self,
+        operation: str,
+        target: Any,
+        timeout_s: float | None,
+        options: Mapping[str, Any],
+        step: int | None = None,
     ) -> Callable[[int], Any]:
+        """Return what restores a step, once a running save of `step` (None: of any) is over."""
         from shoal.checkpoint.restoring.restore import restore_with
 
         check_restore(operation, options, timeout_s)
+        number = None if step is None else step_number(operation, step)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
+        self._saver.settle_step(number, limit_s)
         own = {**options, "processes": self._group.named, "timeout_s": limit_s}
         return lambda step: restore_with(self._coordinator, self.path_of(step), target, **own)
 

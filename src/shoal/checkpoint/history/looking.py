@@ -8,7 +8,7 @@ from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.retention import Best, Saved
 from shoal.colour import local
-from shoal.errors import NotCommitted, UsageError, nearest
+from shoal.errors import UsageError, nearest
 
 
 class ReadOnlyHistory:
@@ -69,15 +69,20 @@ class ReadOnlyHistory:
 
         Local.
 
+        It first waits for a running save of this history, if that is of this step.
+
         Args:
-          step: None: the newest committed step.
+          step: None: the newest step, after any running save.
 
         Raises:
           NotCommitted: nothing is saved, or not that step.
+          SaveAborted, StorageError, …: the save that it waited for failed; the next collective
+            call raises that again.
           CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
         """
         wanted = None if step is None else saved_steps.step_number("contents", step)
+        self._saver.await_step(wanted)
         chosen = saved_steps.chosen(self._root, wanted, skip_corrupt=False)
         if chosen is None:
-            raise NotCommitted(f"{self._root.path}: no step is saved", path=self._root.path)
+            raise saved_steps.none_saved(self._root)
         return contents_of(self._root.folder(step_names.step_name(chosen)))
