@@ -133,7 +133,7 @@ def test_the_error_of_the_save_is_raised_and_no_local_call_takes_it(
     ckpts.wait()
     with pytest.raises(NotCommitted, match=r"step 7 is not saved; no step is$"):
         ckpts.pin(7)
-    with pytest.raises(NotCommitted, match="no step is saved$"):
+    with pytest.raises(NotCommitted, match=r"no step is saved$"):
         ckpts.contents()
 
 
@@ -171,7 +171,7 @@ def test_the_deadline_of_a_restore_ends_its_wait(tmp_path, alone, held):
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
         ckpts.save(7, state(7))
         for _ in range(2):
-            with pytest.raises(DeadlineError, match="still runs after 0.01 s"):
+            with pytest.raises(DeadlineError, match=r"still runs after 0\.01 s"):
                 ckpts.restore(7, timeout_s=0.01)
         held.go.set()
         assert ckpts.restore(7)["step"] == 7

@@ -25,7 +25,7 @@ from shoal.errors import (
     UnsupportedCheckpoint,
     UsageError,
 )
-from shoal.paths import local_path
+from shoal.paths import dangling_link, local_path
 from shoal.runtime.system import fault_points
 
 MOST_STEPS = 1 << 62
@@ -142,6 +142,8 @@ def require(root: Folder, step: int) -> CommittedStep:
 
 def none_saved(root: Folder) -> NotCommitted:
     """Return the error for a history without any committed step."""
+    if link := dangling_link(root.path):
+        return NotCommitted(f"{root.path}: no step is saved; {link}", path=root.path)
     begun = ((step, step_folder.unfinished(folder)) for step, folder in reversed(folders(root)))
     step, words = next((one for one in begun if one[1]), (None, ""))
     detail = f"; {words.replace('its save', f'the save of step {step}', 1)}" if words else ""

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from shoal import settings
 from shoal.arguments import check_flags
-from shoal.checkpoint.disk import saved_steps, step_names
+from shoal.checkpoint.disk import saved_steps
 from shoal.checkpoint.disk.saved_steps import checked_path, step_number
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.looking import ReadOnlyHistory
@@ -117,43 +117,6 @@ class Checkpoints(ReadOnlyHistory):
                 group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
             )  # fmt: skip
             self._cadence = Cadence(every, self._clock_of_lead, last=-1 if last is None else last)
-
-    # ---- what is there
-
-    @property
-    def path(self) -> str:
-        """The folder of all steps."""
-        return self._path
-
-    @local
-    def path_of(self, step: int) -> str:
-        """Return the path of a step, which need not exist, for `shoal.restore` and other tools.
-
-        Local.
-        """
-        return self._root.folder(step_names.step_name(step_number("path_of", step))).path
-
-    @local
-    def all_steps(self, *, skip_corrupt: bool = False) -> tuple[int, ...]:
-        """Return the committed steps in order, as storage lists them now.
-
-        Local.
-
-        Raises:
-          CorruptCheckpoint: a COMMIT is damaged, unless `skip_corrupt`.
-        """
-        return tuple(one.step for one in saved_steps.commits(self._root, skip_corrupt=skip_corrupt))
-
-    @local
-    def latest(self, *, skip_corrupt: bool = False) -> int | None:
-        """Return the newest committed step, as storage lists it now; None if there is none.
-
-        Local.
-
-        Raises:
-          CorruptCheckpoint: the newest COMMIT is damaged, unless `skip_corrupt`.
-        """
-        return saved_steps.chosen(self._root, skip_corrupt=skip_corrupt)
 
     # ---- saving
 
@@ -285,7 +248,8 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
 
-        It first waits for a running save of this history, as `restore` does. It also starts a thread that pre-faults the memory which `save` copies to.
+        It first waits for a running save of this history, as `restore` does. It also starts a
+        thread that pre-faults the memory which `save` copies to.
 
         Args:
           target: layouts of a restored state, as for `restore`.

@@ -12,7 +12,7 @@ from shoal.checkpoint.disk.step_folder import committed, unfinished
 from shoal.checkpoint.disk.step_names import step_of
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.errors import NotCommitted, UsageError
-from shoal.paths import local_path
+from shoal.paths import dangling_link, local_path
 
 _OWN = re.compile(r"COMMIT|(PENDING|DELETING|data|manifest|part|index)-[0-9a-f]{12}.*")
 
@@ -90,7 +90,7 @@ def _own_step(path: str) -> int | None:
 
 def _nothing(path: str, names: Sequence[str]) -> str:
     if not os.path.exists(path):
-        return f"{path} does not exist"
+        return dangling_link(path) or f"{path} does not exist"
     held = f"{len(names)} unrelated entries" if names else "nothing"
     return f"{path} is neither a checkpoint nor a history of steps: it holds {held}"
 
