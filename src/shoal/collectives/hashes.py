@@ -76,11 +76,14 @@ class FlatItems:
     def show(self, index: int) -> str:
         """Return an item: its printed form, a tab, its bits."""
         bits = self.read(index, index + 1)
-        is_of_no_unit = self.dtype.kind in "mM" and np.datetime_data(self.dtype)[0] == "generic"
-        item = bits.view(np.int64 if is_of_no_unit else self.dtype)[0]  # NumPy prints no such time
+        item = bits.view(self.dtype)[0]
         if isinstance(item, str | bytes):
             return f"{_ends(ascii(item))}\t{quick_digest(bits.data).hex()}"
-        return f"{item!s}\t{_hex(bits.tobytes())}"
+        try:
+            shown = str(item)
+        except (ValueError, OverflowError):  # NumPy prints not every time
+            shown = str(bits.view(np.int64)[0])
+        return f"{shown}\t{_hex(bits.tobytes())}"
 
 
 class TextItems:
