@@ -277,3 +277,32 @@ def test_arrays_of_objects(value, follow, tmp_path):
     for verb in CALLS:
         assert words in refused(CALLS[verb][1], tmp_path / "one", value)
     assert list(shoal.broadcast(follow(value))) == ["a", "bc"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "follow"),
+    [
+        (np.float32(0.5), "its .tolist()", lambda x: x.tolist()),
+        (np.arange(3), "its .tolist()", lambda x: x.tolist()),
+        (jnp.float32(2), "its .tolist()", lambda x: x.tolist()),
+        ((1, 2), "list(…) of it", list),
+        ({2, 1}, "a sorted list of it", sorted),
+        (b"ab", "its .hex()", lambda x: x.hex()),
+        (1j, "its .real and .imag", lambda x: [x.real, x.imag]),
+        (pathlib.Path("a"), "str(…) of it", str),
+        (argparse.Namespace(lr=0.1), "vars(…) of it", vars),
+        (Config(), "dataclasses.asdict(…) of it", dataclasses.asdict),
+        (Level.LOW, "its .name or .value", lambda x: x.name),
+        (datetime.date(2020, 1, 2), "its .isoformat()", lambda x: x.isoformat()),
+        (object(), "None, bool, int, float, str, lists or dicts of these", None),
+        (ArrayLike(), "None, bool, int, float, str, lists or dicts of these", None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_json_of_the_user(value, words, follow, tmp_path):
+    with pytest.raises(UsageError) as caught:
+        shoal.save(tmp_path / "one", {"w": 1}, user={"a": value})
+    assert f"is a {type(value).__name__}; give {words}" in str(caught.value)
+    if follow:
+        shoal.save(tmp_path / "one", {"w": 1}, user={"a": follow(value)})
+        assert shoal.contents(tmp_path / "one").user["a"] == follow(value)
