@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any
 
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
@@ -13,6 +15,32 @@ PLAIN_KINDS: Mapping[type, str] = {
     **{kind: kind.__name__ for kind in (*SCALARS, str, bytes)},
     type(None): "None",
 }
+
+
+@lru_cache(maxsize=256)
+def no_fixed_bits(dtype: Any) -> str:
+    """Return why arrays of a dtype of NumPy can be neither sent nor saved, or "".
+
+    The one rule for both: elements have a fixed size, and the same bits mean the same on every
+    machine. These are NumPy's own numbers, text and times of fixed width, and those of ml_dtypes.
+    """
+    if dtype.names == ("float0",):
+        return "which is the tangent of an integer, always 0; leave it out"
+    if dtype.kind == "T":
+        return "whose elements have any length; give np.array(….tolist()) of it"
+    if dtype.hasobject:
+        return "whose elements are Python objects; give .tolist() of it, or of text .astype('U')"
+    if dtype.names or dtype.subdtype:
+        return "which has fields; give each field as a leaf of its own"
+    library = dtype.type.__module__.partition(".")[0]
+    if library == "ml_dtypes":
+        return ""
+    if dtype.kind == "V":
+        return "which is raw memory and cannot be stored or sent; give its bytes as uint8"
+    if dtype.char in "gG":
+        return "whose size depends on the machine; convert it to float64 or complex128"
+    is_known = library == "numpy" and dtype.kind in "biufcSUmM"
+    return "" if is_known else "which cannot be stored or sent; convert it to a dtype of NumPy"
 
 
 def shown(value: object) -> str:

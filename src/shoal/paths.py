@@ -1,11 +1,12 @@
 """Validate paths: of a file system, with `~` for the home; not an address such as gs://.
 
-Every function and command that takes a path calls this first: otherwise an address would become a
-folder named `gs:`, and `~` a folder named `~`, in the working directory.
+Every function and command that takes a path calls `local_path` first: otherwise an address would
+become a folder named `gs:`, and `~` a folder named `~`, in the working directory.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 
@@ -49,6 +50,54 @@ def local_path(path: object, said: str = "") -> str:
             f"a folder of that very name is {'./' + whole!r}"
         )
     return whole
+
+
+def dangling_link(path: str) -> str:
+    """Return which symbolic link of a path leads nowhere, and where to; "" if none does.
+
+    The system reports such a path as absent, as a file that exists, or as no directory, depending
+    on the call. Loops of links are not meant: they have an error of their own (ELOOP).
+    """
+    there = os.path.abspath(path)
+    links: list[str] = []
+    while os.path.dirname(there) != there:
+        links += [there] if os.path.islink(there) else []
+        there = os.path.dirname(there)
+    for link in reversed(links):  # the outermost first
+        try:
+            os.stat(link)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                target = os.path.realpath(link)
+                return f"{link} is a symbolic link to {target}, which does not exist"
+    return ""
+
+
+def why_refused(error: OSError, path: str) -> str:
+    """Return the system's reason for refusing a path; a link that leads nowhere is named."""
+    return dangling_link(path) or error.strerror or str(error)
+
+
+def free_bytes_at(path: str) -> int | None:
+    """Return the free space at a path, or where it would be created; quotas are not seen.
+
+    None: unknown. File systems that do not count, such as some in user space, report 0 of 0 blocks.
+
+    Raises:
+      OSError: the path cannot be looked at.
+    """
+    while True:
+        try:
+            there = os.statvfs(path)
+            return there.f_bavail * there.f_frsize if there.f_blocks else None
+        except FileNotFoundError:
+            if (parent := os.path.dirname(path)) == path:
+                raise
+            path = parent
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.ENOTSUP):
+                return None
+            raise
 
 
 def _no_address(text: str, scheme: str, rest: str) -> str:

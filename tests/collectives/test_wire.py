@@ -161,18 +161,18 @@ class Colour(enum.IntEnum):
 
 def test_what_does_not_travel_is_refused_by_path_all_at_once():
     tree = {
-        "a": np.array(["x"]),
-        "b": [object(), np.zeros(2, "datetime64[s]"), np.array([None])],
+        "a": np.array([{}]),
+        "b": [object(), np.zeros(2, "V8"), np.array([None])],
         "c": Colour.RED,
         "d": np.longdouble(1),
         "e": np.ma.masked_array([1.0]),
         "f": np.zeros(2, [("x", "f4")]),
-        "g": np.str_("x"),
+        "g": np.void(b"x"),
         "h": {1, 2},
     }
     with pytest.raises(UsageTypeError) as caught:
         wire.spec_of(tree, "broadcast")
-    assert str(caught.value).startswith("broadcast: 10 problems\n  - ['a']: has dtype <U1")
+    assert str(caught.value).startswith("broadcast: 10 problems\n  - ['a']: has dtype object")
     for words in ("['b'][0]: is a object", "['c']: is a Colour", "['e']: is a masked array"):
         assert words in str(caught.value)
 

@@ -40,6 +40,7 @@ FLOORS = {
     "colour": _floor(0, 0),
     "arguments": _floor(0, 0),
     "hashing": _floor(0, 0, "xxhash"),
+    "plain_forms": _floor(0, 0),
     "paths": _floor(0, 0),
     "plan": _floor(1, 0, "numpy"),
     "runtime": _floor(2, 1),
@@ -60,7 +61,7 @@ HELD = (
     "checkpoint/format/", "checkpoint/planning/", "checkpoint/retention.py", "checkpoint/tree/",
 )  # fmt: skip
 NOT_HELD = ("checkpoint/tree/jax_nodes.py",)  # trees that only JAX knows
-HELD_TO = ("errors", "settings", "colour", "arguments", "hashing", "plan")
+HELD_TO = ("errors", "settings", "colour", "arguments", "hashing", "plain_forms", "plan")
 
 
 class Import(NamedTuple):

@@ -123,6 +123,8 @@ def test_what_is_wrong_names_the_process_the_axes_and_where_its_devices_are():
     words = r"of the 3 shards of dim 0 \(x=3\) process 0 holds 2 and process 1 1, but all parts"
     with pytest.raises(UsageError, match=words):
         process_box(Layout(uneven, "x"), 1)
+    with pytest.raises(UsageError, match="own different numbers of them: feed takes the rows"):
+        process_box(Layout(uneven, "x"), 1)
     assert process_box(Layout(uneven, None), 1).holders == (0, 1)
 
 

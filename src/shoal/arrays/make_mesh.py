@@ -39,6 +39,7 @@ from shoal.runtime.system.callsite import callsite
 _LOG = logging.getLogger("shoal")
 _PLATFORMS = ("tpu", "gpu", "cpu")
 _ENOUGH_S = 600.0  # to report an invalid deadline
+_MOST_CPUS = 4096  # that a message suggests
 _MOST_SHAPES = 4096  # shapes compared for an error message
 
 
@@ -206,7 +207,11 @@ def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Orde
     kinds = sorted({device.platform for device in found.devices})
     if len(kinds) > 1:
         raise UsageError(f"make_mesh: devices of {len(kinds)} kinds: {', '.join(kinds)}")
-    filled = _filled(pairs, len(found.devices), not found.is_listed)
+    try:
+        filled = _filled(pairs, len(found.devices), not found.is_listed)
+    except UsageError as error:
+        error.args = (f"{error}{_more_cpus(pairs, found.devices)}",)
+        raise
     kind = kinds[0] if kinds else jax.default_backend()
     named |= {"given": found.is_listed, "present": found.present}
     chosen = ordered(filled, found.devices, wish, kind=kind, **named)
@@ -328,6 +333,25 @@ def _filled(pairs: list[tuple[str, int]], count: int, all_devices: bool) -> list
     truth = f"the sizes multiply to {fixed}, which {verb} the number of devices, {count}"
     raise UsageError(
         f"make_mesh({shown}): {truth}; {f'{{{fits}}} would fit' if near else 'name axes'}{slack}"
+    )
+
+
+def _more_cpus(pairs: list[tuple[str, int]], devices: Sequence[jax.Device]) -> str:
+    """Return how to get the devices for a mesh, where processes have their one CPU device."""
+    wanted = math.prod(abs(size) for _, size in pairs)
+    processes = len({device.process_index for device in devices})
+    if any(device.platform != "cpu" for device in devices) or jax.local_device_count("cpu") > 1:
+        return ""
+    if not len(devices) < wanted <= _MOST_CPUS or wanted % processes:
+        return ""
+    return f"\n{virtual_cpus(wanted // processes)}"
+
+
+def virtual_cpus(count: int) -> str:
+    """Return how a process gets that many CPU devices."""
+    return (
+        f"for {count} CPU devices in a process, call shoal.initialize(virtual_devices={count}) "
+        "at the start"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from shoal.errors import UsageError
+from shoal.paths import why_refused
 
 Svg = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Also write it as SVG.")]
 Html = Annotated[
@@ -46,7 +47,7 @@ def _write(option: str, name: str, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = why_refused(error, name) if isinstance(error, OSError) else error
         folder = path.parent
         missing = "" if folder.is_dir() else f"; there is no folder {str(folder)!r}"
         raise UsageError(f"{option} {name!r} cannot be written: {reason}{missing}") from None

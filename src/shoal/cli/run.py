@@ -16,7 +16,7 @@ from shoal.cli import run_nodes
 from shoal.cli.run_nodes import MOST_DIGITS, NodesRequest, check_nodes
 from shoal.errors import UsageError, nearest, raise_all
 from shoal.launch.order import NodesOrder, Restarts
-from shoal.paths import local_path
+from shoal.paths import dangling_link, local_path
 from shoal.runtime.system.cpu_devices import overruled
 
 _BETWEEN_S = 0.2  # for the others after a failure that a new attempt follows
@@ -338,7 +338,10 @@ def _wrong_script(script: str) -> list[str]:
     try:
         there = os.listdir(directory or ".")
     except OSError:
-        return [f"there is no directory {directory!r} (script {script!r})"]
+        where = dangling_link(script) or f"there is no directory {directory!r}"
+        return [f"{where} (script {script!r})"]
+    if link := dangling_link(script):
+        return [f"{link} (script {script!r})"]
     hint = nearest(name, [entry for entry in there if entry.endswith(".py")])
     if not hint and shutil.which(script):
         return [f"{script!r} is a command; shoal run starts only Python scripts and modules"]

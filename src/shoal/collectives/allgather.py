@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from shoal.collectives.columns import Column, column_of
 from shoal.collectives.leaves import Array, Buffer, is_global
 from shoal.collectives.transport import stream
 from shoal.colour import collective
-from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.errors import DivergenceError, UsageError, UsageTypeError, raise_all
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
@@ -101,7 +102,7 @@ def allgather(
     is_small = sum(map(len, own)) <= wire.inline_bytes(group.count**2)
     call = call._replace(spec=(f"tiled={tiled}", f"to={to}", *_lines(spec, columns)))
     payload = _payload(numbers, own if is_small else None)
-    payloads = meet(coordinator, call, payload, deadline, lane, group)
+    payloads = _meet(coordinator, call, payload, deadline, lane, group)
     parcels = _parcels(columns, [payloads[process] for process in group.members])
     takes = to in (None, coordinator.process)
     places = _places(columns, parcels) if takes else [[] for _ in parcels]
@@ -121,6 +122,32 @@ def allgather(
 def _lines(spec: wire.Spec, columns: list[Column]) -> tuple[str, ...]:
     """Return the lines that must be equal, by column."""
     return spec._replace(leaves=tuple(column.leaf for column in columns)).lines
+
+
+def _meet(
+    coordinator: Coordinator,
+    call: Call,
+    payload: bytes,
+    deadline: Deadline,
+    lane: str,
+    group: Group,
+) -> Mapping[int, bytes]:
+    try:
+        return meet(coordinator, call, payload, deadline, lane, group)
+    except DivergenceError as error:
+        error.args = (f"{error}{_advice(error)}",)
+        raise
+
+
+def _advice(error: DivergenceError) -> str:
+    """Return what to do about lists and texts that have another length on each process."""
+    sides = "\n".join(map(str, error.sides))
+    if wire.NO_MORE in sides:
+        how = "an array with tiled=True, or text by json.dumps(…)"
+        return f"\na list of another length on each process is one leaf: {how}"
+    if len({*re.findall(r": U\d+\[", sides)}) > 1:
+        return "\ntext of another width on each process: give json.dumps(….tolist())"
+    return ""
 
 
 class _Parcel(NamedTuple):

@@ -61,7 +61,7 @@ class Column:
     def places(self, lengths: Sequence[Any]) -> list[list[Array]]:
         """Return the destination buffers of each process's bytes."""
         shape = (len(lengths), *self.leaf.shape, *self.leaf.words)
-        self._words: Array = np.empty(shape, self.leaf.dtype)
+        self._words: Array = np.ndarray(shape, self.leaf.dtype)  # `empty` widens text of width 0
         return [[_bytes_of(self._words[p : p + 1])] for p in range(len(lengths))]
 
     def result(self) -> Any:
@@ -77,7 +77,7 @@ class Tiled(Column):
 
     def places(self, lengths: Sequence[Any]) -> list[list[Array]]:
         row = (*self.leaf.shape[1:], *self.leaf.words)
-        self._words = np.empty((sum(lengths), *row), self.leaf.dtype)
+        self._words = np.ndarray((sum(lengths), *row), self.leaf.dtype)
         parts = np.split(self._words, np.cumsum(lengths[:-1], dtype=np.intp))
         return [[_bytes_of(part)] for part in parts]
 

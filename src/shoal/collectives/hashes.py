@@ -53,7 +53,7 @@ class FlatItems:
         if self._run is not None:
             return self._run[low:high].view(np.uint8)
         high = min(high, len(self))
-        out = np.empty(high - low, self.dtype)
+        out = np.ndarray(high - low, self.dtype)  # `empty` widens text of width 0
         at = 0
         for box in boxes(self.shape, low, high):
             sizes = [end - first for first, end in box]
@@ -76,7 +76,14 @@ class FlatItems:
     def show(self, index: int) -> str:
         """Return an item: its printed form, a tab, its bits."""
         bits = self.read(index, index + 1)
-        return f"{bits.view(self.dtype)[0]!s}\t{_hex(bits.tobytes())}"
+        item = bits.view(self.dtype)[0]
+        if isinstance(item, str | bytes):
+            return f"{_ends(ascii(item))}\t{quick_digest(bits.data).hex()}"
+        try:
+            shown = str(item)
+        except (ValueError, OverflowError):  # NumPy prints not every time
+            shown = str(bits.view(np.int64)[0])
+        return f"{shown}\t{_hex(bits.tobytes())}"
 
 
 class TextItems:
@@ -153,7 +160,7 @@ def digest_of(items: ItemsInOrder, pool: ThreadPoolExecutor | None = None) -> by
     """Return a 16-byte digest of the bits."""
     if not isinstance(items, FlatItems):
         return _joined([items.digest(0, len(items)), b"%d" % len(items)])
-    step = max(1, _BLOCK_BYTES // items.dtype.itemsize)
+    step = max(1, _BLOCK_BYTES // max(1, items.dtype.itemsize))
     starts = range(0, len(items), step)
 
     def block(start: int) -> bytes:
@@ -175,6 +182,11 @@ def hashing_pool() -> ThreadPoolExecutor:
 
 def _joined(digests: Any) -> bytes:
     return content_digest(b"".join(digests))
+
+
+def _ends(text: str) -> str:
+    """Return a text, or if it is long, its two ends."""
+    return text if len(text) <= 4 * _AROUND else f"{text[: 2 * _AROUND]}…{text[-2 * _AROUND :]}"
 
 
 def _hex(bits: bytes) -> str:

@@ -14,12 +14,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import ml_dtypes
 import numpy as np
 
-from shoal.arguments import PLAIN_KINDS
+from shoal.arguments import PLAIN_KINDS, no_fixed_bits
 from shoal.arrays.host.host_values import is_key, native, without_values
 from shoal.errors import UsageError, WrongType
+from shoal.plain_forms import advice
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ANY = -1  # a size that may differ between processes
@@ -27,6 +27,7 @@ Buffer: TypeAlias = bytes | memoryview  # of bytes
 
 _OPEN = ("int", "str", "bytes")
 _PLAIN_BYTES: Mapping[str, int] = {"bool": 1, "float": 8, "complex": 16, "None": 0}
+_KNOWN = "give arrays, numbers, str, bytes, PRNG keys or None"
 _ABSTRACT = "stands for an array, but this process's value is needed; give the array"
 _ELSEWHERE = (
     "is wholly or partly on devices of other processes; allgather it with tiled=True, or "
@@ -65,7 +66,9 @@ class LeafSpec(NamedTuple):
     @property
     def align(self) -> int:
         """Alignment in bytes required to use it in place."""
-        return self.dtype.itemsize if self.dtype is not None else 1
+        if self.dtype is None or self.dtype.kind == "S":
+            return 1
+        return 4 if self.dtype.kind == "U" else self.dtype.itemsize
 
     def num_bytes(self, number: int = 0) -> int:
         """Size in bytes; `number`: its length, if it is open."""
@@ -90,16 +93,17 @@ def leaf_of(path: str, value: Any) -> LeafSpec | str:
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             impl, words, dtype = _key(value.dtype)
             return LeafSpec(path, "key", dtype, value.shape, words, impl)
-        if value.dtype in _dtypes():
-            return LeafSpec(path, "array", value.dtype, value.shape)
-        return WrongType(f"{path}: has dtype {value.dtype}, which cannot be sent")
-    return WrongType(
-        f"{path}: is a {type(value).__name__}; give arrays, numbers, str, bytes, PRNG keys or None"
-    )
+        if why := no_fixed_bits(value.dtype):
+            return WrongType(f"{path}: has dtype {value.dtype}, {why}")
+        return LeafSpec(path, "array", value.dtype, value.shape)
+    instead = advice(value, "give", "sent", can_register=True) or _KNOWN
+    return WrongType(f"{path}: is a {type(value).__name__}; {instead}")
 
 
 def buffer_of(leaf: LeafSpec, value: Any) -> Buffer:
     """Return the bits of a leaf, without a copy if contiguous."""
+    if leaf.dtype is not None and not leaf.dtype.itemsize:
+        return b""  # text of width 0, which NumPy may widen
     if leaf.dtype is not None:
         words = np.ascontiguousarray(native(host_view(value)))
         return words.reshape(-1).view(np.uint8).data
@@ -119,10 +123,11 @@ def buffer_of(leaf: LeafSpec, value: Any) -> Buffer:
 def value_of(leaf: LeafSpec, bits: Array) -> Any:
     """Return the value of these bits; a NumPy array shares their memory."""
     if leaf.dtype is not None:
-        words = bits.view(leaf.dtype).reshape(leaf.shape + leaf.words)
+        # Not `view`: text may have no width, and then no bytes.
+        words = np.ndarray(leaf.shape + leaf.words, leaf.dtype, bits)
         if leaf.kind == "key":
             return wrap_key(words, leaf.impl)
-        return words if leaf.kind == "array" else words[()]
+        return words if leaf.kind == "array" else _scalar(words)
     data = bits.tobytes()
     if leaf.kind == "str":
         return data.decode("utf-8", "surrogatepass")
@@ -135,6 +140,16 @@ def value_of(leaf: LeafSpec, bits: Array) -> Any:
     if leaf.kind == "bool":
         return data != b"\0"
     return data if leaf.kind == "bytes" else None
+
+
+def _scalar(words: Array) -> Any:
+    """Return the scalar of an array without dims; text keeps the zeros at its end."""
+    if words.dtype.kind == "S":
+        return np.bytes_(words.tobytes())
+    if words.dtype.kind == "U":
+        points = np.frombuffer(words.tobytes(), np.uint32).tolist()
+        return np.str_("".join(map(chr, points)))
+    return words[()]
 
 
 def wrap_key(words: Array, impl: Any) -> jax.Array:
@@ -184,26 +199,16 @@ def _of_numpy(path: str, value: Any) -> LeafSpec | str:
     if isinstance(value, np.ma.MaskedArray):
         return WrongType(f"{path}: is a masked array, and the mask would be lost; fill it first")
     dtype = value.dtype if value.dtype.isnative else value.dtype.newbyteorder("=")
-    if dtype not in _dtypes():
-        return WrongType(f"{path}: has dtype {value.dtype}, which cannot be sent")
+    if why := no_fixed_bits(dtype):
+        return WrongType(f"{path}: has dtype {value.dtype}, {why}")
     kind = "array" if isinstance(value, np.ndarray) else "scalar"
     return LeafSpec(path, kind, dtype, value.shape)
 
 
 @lru_cache(maxsize=64)
 def _name(dtype: np.dtype[Any]) -> str:
-    return dtype.name  # slow: NumPy builds the name on every access
-
-
-@lru_cache(maxsize=1)
-def _dtypes() -> frozenset[np.dtype[Any]]:
-    """Return the NumPy dtypes that JAX supports, and all of ml_dtypes."""
-    others = [t for t in vars(ml_dtypes).values() if isinstance(t, type)]
-    small = [np.dtype(t) for t in others if issubclass(t, np.generic)]
-    sizes = ("8", "16", "32", "64")
-    names = [f"{kind}{bits}" for kind in ("int", "uint") for bits in sizes]
-    names += ["bool", "float16", "float32", "float64", "complex64", "complex128"]
-    return frozenset([*map(np.dtype, names), *small])
+    # Slow: NumPy builds the name on every access. That of text counts bits: str96 is U3.
+    return dtype.str[1:] if dtype.kind in "SU" else dtype.name
 
 
 @lru_cache(maxsize=64)

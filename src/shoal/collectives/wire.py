@@ -23,7 +23,8 @@ from shoal.errors import ShoalError, UsageError, raise_all
 _NUMBER = np.dtype("<u8")
 _INLINE_BYTES = 64 << 10  # of one process
 _SENT_BYTES = 64 << 20  # by the meeting place, to all processes together
-_NO_MORE = "no more leaves"  # opposite the first extra leaf of another process
+NO_MORE = "no more leaves"  # opposite the first extra leaf of another process
+_VALUES: type = type({}.values())
 _LINE = 200  # characters per line of a tree's text
 
 
@@ -39,7 +40,7 @@ class Spec(NamedTuple):
         text = nodes_text(self.treedef)
         nodes = [text[at : at + _LINE] for at in range(0, len(text), _LINE)]
         leaves = (leaf.line for leaf in self.leaves)
-        return (*leaves, _NO_MORE, *(f"tree: {part}" for part in nodes))
+        return (*leaves, NO_MORE, *(f"tree: {part}" for part in nodes))
 
 
 def spec_of(tree: Any, operation: str = "the values") -> Spec:
@@ -54,7 +55,7 @@ def spec_of(tree: Any, operation: str = "the values") -> Spec:
 def flatten(tree: Any, operation: str) -> tuple[Spec, list[Any]]:
     """Return a tree's description and leaves. Raises as `spec_of`, for the call `operation`."""
     try:
-        found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
+        found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_leaf)
     except ValueError as error:  # dicts with unsortable keys
         raise UsageError(f"{operation}: not a pytree: {error.__cause__ or error}") from error
     leaves = [leaf_of(jax.tree_util.keystr(path) or "the value", v) for path, v in found]
@@ -135,5 +136,12 @@ def inline_bytes(copies: int) -> int:
     return min(_INLINE_BYTES, _SENT_BYTES // copies)
 
 
-def _is_none(value: object) -> bool:
-    return value is None  # a leaf: otherwise None would change the structure
+def _is_leaf(value: object) -> bool:
+    """True for None, which would change the structure, and for iterators.
+
+    JAX warns of these, and will refuse them before shoal can say what to give instead.
+    """
+    kind = type(value)
+    if value is None or kind is _VALUES:
+        return True
+    return hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools")

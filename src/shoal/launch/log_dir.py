@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shoal.errors import UsageError
-from shoal.paths import local_path
+from shoal.paths import local_path, why_refused
 
 _LOCK = "job.lock"
 _LETTERS = 200  # of a command in a message
@@ -59,7 +59,8 @@ def open_log_dir(
         lock = _LOCK if node is None else f"job.node{node}.lock"
         lock_fd = _lock(folder, lock, command)
     except OSError as error:
-        raise UsageError(f"run: --log-dir {folder!r}: {error.strerror}") from None
+        why = why_refused(error, folder)
+        raise UsageError(f"run: --log-dir {folder!r}: {why}") from None
     path = os.path.abspath(folder)
     try:
         yield path

@@ -93,13 +93,19 @@ def _parts(layout: Layout) -> dict[int, _Part]:
     problems = problems or _several_shapes(layout, parts)
     if problems:
         more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
-        raise UsageError(f"{problems[0]}{more}; {_ADVICE}")
+        counts = {len(rows) for rows in _positions(layout.mesh).values()}
+        raise UsageError(f"{problems[0]}{more}; {_ADVICE if len(counts) == 1 else _UNEVEN}")
     return parts
 
 
 _ADVICE = (
     "order the mesh so that each process's devices form one block of it, all of one shape, as "
     "make_mesh does, or give pack a piece for each device"
+)
+_UNEVEN = (
+    "no order of the mesh makes each process's devices form one block of it, all of one shape, "
+    "since processes own different numbers of them: feed takes the rows of each process, pack a "
+    "piece for each device, and addressable_shards are the pieces of an array"
 )
 
 

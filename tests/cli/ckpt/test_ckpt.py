@@ -389,3 +389,17 @@ def test_a_terminal_gets_a_drawn_table(capsys, monkeypatch):
     told = capsys.readouterr().out
     assert "─" in told
     assert "[red]w" in told
+
+
+@pytest.mark.parametrize("command", ["show", "verify"])
+def test_a_step_that_is_being_written_is_said_to_be(run, command):
+    sample_checkpoints.begun(run, 25)
+    words = r"step 25 is not saved; its save still runs \(by h7, pid 123, touched 0 s ago\)"
+    for arguments in ([run, "--step", 25], [run / step_name(25)]):
+        with pytest.raises(NotCommitted, match=words.partition("; ")[2]):
+            ckpt(command, *arguments)
+    for step in (10, 20):
+        delete_step(LocalFolder(run), step)
+    for arguments in ([command, run], ["diff", run, run]):
+        with pytest.raises(NotCommitted, match=words):
+            ckpt(*arguments)

@@ -228,7 +228,10 @@ def _of_sharding(given: Sharding, rank: int) -> Layout:
     except RuntimeError:  # not present: described devices do not report it
         kinds = {"device"}
     if kind is not None and kind not in kinds:
-        raise UsageError(f"memory kind {kind!r}: shoal's arrays live in device memory")
+        raise UsageError(
+            f"memory kind {kind!r}: shoal's arrays live in device memory; give the layout without "
+            "it, and move the result by jax.device_put(…, this sharding)"
+        )
     return layout
 
 

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.arguments import SCALARS
+from shoal.arguments import SCALARS, no_fixed_bits
+from shoal.plain_forms import array_form
 
 X64 = "turn 64-bit values on: JAX_ENABLE_X64=1 or jax.config.update('jax_enable_x64', True)"
 
+_ON_HOST = "keep it on the host: broadcast, allgather and save take it"
 NO_ARRAYS = (np.longdouble, np.clongdouble)  # JAX has no 80-bit or 128-bit floats
 
 
@@ -29,11 +31,13 @@ def cannot_hold(value: Any) -> str:
     if isinstance(value, np.ma.MaskedArray):
         return "is a masked array, and the mask would be lost; fill it first"
     if not isinstance(value, np.ndarray | np.generic):
-        return f"is a {type(value).__name__}; give a numpy array, a scalar or a jax.Array"
+        form = array_form(value) or "a numpy array, a scalar or a jax.Array"
+        return f"is a {type(value).__name__}; give {form}"
     dtype = value.dtype
     numeric = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
     if not numeric or dtype.kind in "mM" or dtype.newbyteorder("=") in NO_ARRAYS:
-        return f"has dtype {dtype}, which arrays on devices cannot have"
+        stays = "" if no_fixed_bits(dtype) else f"; {_ON_HOST}"
+        return f"has dtype {dtype}, which arrays on devices cannot have{stays}"
     return ""
 
 

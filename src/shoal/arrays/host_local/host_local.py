@@ -266,9 +266,10 @@ def _uneven(leaf: Leaf, box: ProcessBox) -> list[str]:
     for dim, (size, count) in enumerate(zip(shape, box.shards, strict=True)):
         if size % count:
             axes = " x ".join(leaf.layout.axes_of_dims[dim])
+            padded = "" if dim else ", or feed(…, last='pad') fills up rows"
             problems.append(
                 f"{leaf.path}: dim {dim} of the part {shape} of process {jax.process_index()} has "
                 f"size {size}, which its {count} of the {leaf.layout.num_shards(dim)} shards over "
-                f"{axes} do not divide; {fitting(size, count)} would fit"
+                f"{axes} do not divide; {fitting(size, count)} would fit{padded}"
             )
     return problems

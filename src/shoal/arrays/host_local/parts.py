@@ -139,6 +139,9 @@ def lies_elsewhere(array: jax.Array, layout: Layout) -> str:
         lies = layout_of_sharding(array.sharding, array.ndim)
     except UsageError:
         return f"is not in {layout!r}; relayout moves it there"
+    if lies == layout:  # only the memory differs
+        kind = array.sharding.memory_kind
+        return f"is in {kind} memory; jax.device_put(…, shoal.sharding(layout)) moves it"
     return f"is in {lies!r}; relayout moves it to {layout!r}"
 
 

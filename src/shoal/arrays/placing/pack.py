@@ -192,7 +192,9 @@ def _cannot_be_piece(array: jax.Array) -> str:
     kind, usual = array.sharding.memory_kind, device.default_memory().kind
     if kind in (None, usual):
         return ""
-    return f"is in {kind} memory; shoal's arrays live in device memory"
+    # Not `device_put` to the device: JAX fails where the array is on it already.
+    there = f"jax.device_put(…, its .sharding.with_memory_kind({usual!r}))"
+    return f"is in {kind} memory; shoal's arrays live in device memory: give {there}"
 
 
 def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.checkpoint.disk.opening import Checkpoint
+from shoal.checkpoint.disk.refusal import absent
 from shoal.checkpoint.format import header
 from shoal.checkpoint.format.joined_parts import data_metadata
 from shoal.checkpoint.format.records import PAGE_BYTES
@@ -41,7 +42,7 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
     except CorruptCheckpoint as error:
         raise CorruptCheckpoint(f"{path}: {error}", path=path, file=record.name) from None
     except FileNotFoundError:
-        detail = f"{path}: {record.name}: is missing"
+        detail = f"{path}: {record.name}: {absent(path, record.name)}"
         raise CorruptCheckpoint(detail, path=path, file=record.name) from None
     leaf, detail = "", ""
     entries = {

@@ -13,6 +13,7 @@ from shoal.checkpoint.blocks.checked_headers import check_header
 from shoal.checkpoint.blocks.scatter import box_of, scatter
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.opening import Checkpoint
+from shoal.checkpoint.disk.refusal import absent
 from shoal.checkpoint.format.records import BLOCK_BYTES, Manifest
 from shoal.checkpoint.planning.read_plan import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of, unpack_elements
@@ -268,7 +269,7 @@ def _wrong(
         try:
             got = checkpoint.folder.read_at(record.name, at, part.data)
         except FileNotFoundError:
-            yield _damaged(checkpoint, file, None, "is missing")
+            yield _damaged(checkpoint, file, None, absent(checkpoint.folder.path, record.name))
             return
         at += got
         if got < len(part):
@@ -322,7 +323,8 @@ def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
         try:
             size = checkpoint.folder.size(record.name)
         except FileNotFoundError:
-            found.append(_damaged(checkpoint, number, None, "is missing"))
+            words = absent(checkpoint.folder.path, record.name)
+            found.append(_damaged(checkpoint, number, None, words))
             continue
         if size != record.bytes:
             detail = f"has {size:,} bytes, {record.bytes:,} were saved"

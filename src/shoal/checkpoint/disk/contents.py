@@ -17,7 +17,7 @@ from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.where import layout_and_memory
 from shoal.checkpoint.tree.plain_values import decode_value, encode_value
 from shoal.colour import local
-from shoal.errors import NotCommitted, UsageError
+from shoal.errors import UsageError
 from shoal.paths import local_path
 
 
@@ -110,7 +110,7 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
     wanted = None if step is None else saved_steps.step_number("contents", step)
     chosen = saved_steps.chosen(folder, wanted, skip_corrupt=False)
     if chosen is None:
-        raise NotCommitted(f"{folder.path}: no step is saved", path=folder.path)
+        raise saved_steps.none_saved(folder)
     return contents_of(folder.folder(step_names.step_name(chosen)))
 
 

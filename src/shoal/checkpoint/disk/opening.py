@@ -10,7 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from shoal.checkpoint.disk import step_folder
-from shoal.checkpoint.disk.step_folder import in_folder
+from shoal.checkpoint.disk.refusal import absent
+from shoal.checkpoint.disk.step_folder import COMMIT, in_folder
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format import json_files, table_files, tiling
 from shoal.checkpoint.format.records import (
@@ -26,6 +27,7 @@ from shoal.checkpoint.planning.read_plan import Items
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 from shoal.errors import CheckpointError, CorruptCheckpoint, NotCommitted, StorageError
 from shoal.hashing import seal
+from shoal.paths import dangling_link
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +124,6 @@ def _items(leaves: Sequence[LeafRecord]) -> Items:
 
 def _read_blob(folder: Folder, blob: Blob) -> bytes:
     """Read a file that COMMIT vouches for."""
-    what = "is missing"
     try:
         data = folder.read(blob.name, blob.bytes + 1)
         if len(data) == blob.bytes and seal(data).hex() == blob.sha256:
@@ -131,7 +132,7 @@ def _read_blob(folder: Folder, blob: Blob) -> bytes:
         if len(data) != blob.bytes:
             what = f"has changed since it was saved: it had {blob.bytes:,} bytes"
     except FileNotFoundError:
-        pass
+        what = absent(folder.path, blob.name)
     raise CorruptCheckpoint(
         f"{folder.path}: {blob.name} {what}\n"
         "restore another step, or put an undamaged copy in its place",
@@ -143,9 +144,12 @@ def _read_blob(folder: Folder, blob: Blob) -> bytes:
 def _what_is_there(folder: Folder) -> str:
     """Return why there is nothing to read."""
     names = folder.names()
+    at = COMMIT if COMMIT in names else ""
+    if link := dangling_link(os.path.join(folder.path, at)):
+        return link
     steps = [name for name in names if name.startswith("step_")]
     if steps:
         return f"is not a checkpoint but a history of {len(steps)} steps; give the path of one"
-    if any(name.startswith("PENDING-") for name in names):
-        return "nothing is committed; a save is under way, or ended before it was complete"
+    if words := step_folder.unfinished(folder):
+        return f"nothing is committed; {words}"
     return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"

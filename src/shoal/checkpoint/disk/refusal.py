@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 
 from shoal.errors import StorageError, StorageFull
+from shoal.paths import dangling_link, free_bytes_at
 
 _MOST_BYTES = 1 << 30  # per call: Linux writes at most 2 GiB - 4 KiB
 
@@ -30,6 +31,7 @@ _NO_LINKS = (
     "this file system may not support hard links, which a commit needs; save to one that does, "
     "such as ext4, xfs, NFS or Lustre"
 )
+_MAY_BE_A_LINK = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST)  # that leads nowhere
 _FULL: Mapping[int, str] = {
     errno.ENOSPC: "free some space, or keep fewer steps",
     errno.EDQUOT: "your quota is used up: free some space, or have it raised",
@@ -57,6 +59,8 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
             path=path, errno=error.errno, needed_bytes=needed_bytes, free_bytes=free_bytes,
         )  # fmt: skip
     hint = _WHAT_TO_DO.get(number)
+    if number in _MAY_BE_A_LINK and (link := dangling_link(path)):
+        why, hint = os.strerror(errno.ENOENT), f"{link}; create that, or give another path"
     if doing == "link" and number in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
         hint = _NO_LINKS
     return StorageError(
@@ -66,16 +70,10 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
     )
 
 
-def free_bytes_at(path: str) -> int:
-    """Return the free space at a path, or where it would be created; quotas are not seen."""
-    while True:
-        try:
-            there = os.statvfs(path)
-            return there.f_bavail * there.f_frsize
-        except FileNotFoundError:
-            if (parent := os.path.dirname(path)) == path:
-                raise
-            path = parent
+def absent(folder: str, name: str) -> str:
+    """Return how a file is not there: it "is missing", or is a link that leads nowhere."""
+    link = dangling_link(os.path.join(folder, name))
+    return f"is missing: {link}" if link else "is missing"
 
 
 def write_all(fd: int, data: memoryview, offset: int) -> None:

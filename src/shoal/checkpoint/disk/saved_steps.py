@@ -25,7 +25,7 @@ from shoal.errors import (
     UnsupportedCheckpoint,
     UsageError,
 )
-from shoal.paths import local_path
+from shoal.paths import dangling_link, local_path
 from shoal.runtime.system import fault_points
 
 MOST_STEPS = 1 << 62
@@ -131,10 +131,23 @@ def require(root: Folder, step: int) -> CommittedStep:
     folder = root.folder(step_name(step))
     commit = step_folder.committed(folder)
     if commit is None:
-        there = [one.step for one in commits(root, skip_corrupt=True)]
-        detail = f"saved are {_listed(there, step)}" if there else "no step is"
-        raise NotCommitted(f"{root.path}: step {step} is not saved; {detail}", path=folder.path)
+        words = step_folder.unfinished(folder)
+        if (commit := step_folder.committed(folder)) is None:  # not committed meanwhile either
+            there = [one.step for one in commits(root, skip_corrupt=True)]
+            detail = f"saved are {_listed(there, step)}" if there else "no step is"
+            detail = f"{words}\n{detail}" if words else detail
+            raise NotCommitted(f"{root.path}: step {step} is not saved; {detail}", path=folder.path)
     return CommittedStep(step, folder, commit)
+
+
+def none_saved(root: Folder) -> NotCommitted:
+    """Return the error for a history without any committed step."""
+    if link := dangling_link(root.path):
+        return NotCommitted(f"{root.path}: no step is saved; {link}", path=root.path)
+    begun = ((step, step_folder.unfinished(folder)) for step, folder in reversed(folders(root)))
+    step, words = next((one for one in begun if one[1]), (None, ""))
+    detail = f"; {words.replace('its save', f'the save of step {step}', 1)}" if words else ""
+    return NotCommitted(f"{root.path}: no step is saved{detail}", path=root.path)
 
 
 def _listed(there: list[int], step: int) -> str:

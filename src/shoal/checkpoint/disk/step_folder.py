@@ -11,11 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from shoal import settings
+from shoal.checkpoint.disk.refusal import absent
 from shoal.checkpoint.disk.step_names import check_place
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.json_files import decode_commit, decode_manifest
 from shoal.checkpoint.format.records import COMMIT_BYTES, Commit, manifest_name, part_name
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
+from shoal.paths import dangling_link
 
 COMMIT, KEEP = "COMMIT", "KEEP"
 _SLACK_S = 1.0  # tolerated skew between clocks that stamp files
@@ -184,7 +187,7 @@ def _missing_or_cut(folder: Folder, commit: Commit) -> CorruptCheckpoint | None:
         try:
             size = folder.size(blob.name)
         except FileNotFoundError:
-            words = "is missing"
+            words = absent(folder.path, blob.name)
         else:
             if size == blob.bytes:
                 continue
@@ -244,6 +247,29 @@ def folder_state(folder: Folder) -> FolderState:
         if attempt != own
     ]
     return FolderState(commit, tuple(attempts), there.tombstones, there.is_pinned, there.others)
+
+
+def unfinished(folder: Folder) -> str:
+    """Return what is known of a step that is not committed: "its save still runs (…)"; or "".
+
+    Which of several attempts will be committed is open: the one touched last is described.
+    """
+    if link := dangling_link(folder.path):
+        return link
+    found = [
+        _look_at(folder, attempt, names) for attempt, names in listing(folder).attempts.items()
+    ]
+    live = [one for one in found if one.is_live]
+    if not live:
+        return ""
+    last = min(live, key=lambda one: one.idle_s)
+    by = f"by {last.owner.get('host', '?')}, pid {last.owner.get('pid', '?')}"
+    who = f"({by}, touched {last.idle_s:.0f} s ago)"
+    if last.idle_s < settings.seconds("SHOAL_LEASE_S"):
+        return f"its save still runs {who}"
+    if last.is_complete:
+        return f"its save is complete, but not committed {who}: `shoal ckpt recover` commits it"
+    return f"its save ended before it was complete {who}"
 
 
 def _look_at(folder: Folder, attempt: str, names: tuple[str, ...]) -> Attempt:

@@ -16,8 +16,8 @@ from errno import EBUSY, EEXIST, EFBIG, EINVAL, EISDIR, ENOTDIR, ENOTEMPTY, ENOT
 from typing import Protocol
 
 from shoal.checkpoint.disk.direct import DirectFile
-from shoal.checkpoint.disk.refusal import free_bytes_at, refused, write_all
-from shoal.paths import local_path
+from shoal.checkpoint.disk.refusal import refused, write_all
+from shoal.paths import free_bytes_at, local_path
 
 _TRIES = 100  # to make a folder that other processes remove concurrently
 
@@ -103,8 +103,8 @@ class Folder(Protocol):
     def sync(self) -> None:
         """Make the names in it durable (fsync of the folder). A folder that is gone has none."""
 
-    def free_bytes(self) -> int:
-        """Free space here, or where the folder would be created."""
+    def free_bytes(self) -> int | None:
+        """Free space here, or where the folder would be created; None: unknown."""
 
 
 class LocalFolder:
@@ -317,11 +317,11 @@ class LocalFolder:
         with _refusals(self._path, "fsync the folder"), contextlib.suppress(FileNotFoundError):
             _sync_folder(self._path)
 
-    def free_bytes(self) -> int:
+    def free_bytes(self) -> int | None:
         """See `Folder.free_bytes`."""
         with _refusals(self._path, "look at"):
             return free_bytes_at(self._path)
-        return 0
+        return None
 
 
 @contextlib.contextmanager

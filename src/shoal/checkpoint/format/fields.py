@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from shoal.checkpoint.format.records import FEATURES, LARGEST, VERSION
 from shoal.checkpoint.tree.plain_values import json_excerpt
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
+from shoal.plain_forms import plain_form
 
 FORMAT = "shoal-checkpoint"
 _ATTEMPT = re.compile("[0-9a-f]{12}", re.ASCII)
@@ -173,5 +174,20 @@ def _why_no_json(value: Any) -> str:
         if abs(value) >= 1 << 63:
             return "is an int of more than 63 bits; give text"
     elif value is not None and kind is not bool:
-        return f"is a {kind.__name__}; give None, bool, int, float, str, lists or dicts of these"
+        form = _json_form(value) or "None, bool, int, float, str, lists or dicts of these"
+        return f"is a {kind.__name__}; give {form}"
     return ""
+
+
+def _json_form(value: Any) -> str:
+    """Return what to give for a value that JSON does not have; "" if unknown."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "its .hex()"
+    if isinstance(value, complex):
+        return "its .real and .imag"
+    if isinstance(value, tuple):
+        return "list(…) of it"
+    if callable(getattr(value, "tolist", None)):  # arrays and scalars of NumPy and JAX
+        return "its .tolist()"
+    form = plain_form(value)
+    return "" if "np." in form or form.startswith("leave") else form

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from shoal import settings
 from shoal.arguments import check_flags
-from shoal.checkpoint.disk import saved_steps, step_names
+from shoal.checkpoint.disk import saved_steps
 from shoal.checkpoint.disk.saved_steps import checked_path, step_number
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.looking import ReadOnlyHistory
@@ -118,43 +118,6 @@ class Checkpoints(ReadOnlyHistory):
             )  # fmt: skip
             self._cadence = Cadence(every, self._clock_of_lead, last=-1 if last is None else last)
 
-    # ---- what is there
-
-    @property
-    def path(self) -> str:
-        """The folder of all steps."""
-        return self._path
-
-    @local
-    def path_of(self, step: int) -> str:
-        """Return the path of a step, which need not exist, for `shoal.restore` and other tools.
-
-        Local.
-        """
-        return self._root.folder(step_names.step_name(step_number("path_of", step))).path
-
-    @local
-    def all_steps(self, *, skip_corrupt: bool = False) -> tuple[int, ...]:
-        """Return the committed steps in order, as storage lists them now.
-
-        Local.
-
-        Raises:
-          CorruptCheckpoint: a COMMIT is damaged, unless `skip_corrupt`.
-        """
-        return tuple(one.step for one in saved_steps.commits(self._root, skip_corrupt=skip_corrupt))
-
-    @local
-    def latest(self, *, skip_corrupt: bool = False) -> int | None:
-        """Return the newest committed step, as storage lists it now; None if there is none.
-
-        Local.
-
-        Raises:
-          CorruptCheckpoint: the newest COMMIT is damaged, unless `skip_corrupt`.
-        """
-        return saved_steps.chosen(self._root, skip_corrupt=skip_corrupt)
-
     # ---- saving
 
     @collective("processes")
@@ -186,7 +149,8 @@ class Checkpoints(ReadOnlyHistory):
         It waits for the previous save, agrees with all processes on what to save, copies the state,
         and returns; from then on the state may be modified or donated. After the commit, the steps
         that `keep` does not keep are deleted. An error after the copy is raised once, by the next
-        call that saves (which then does not save) or waits, or at the end of the `with` block.
+        call that saves (which then does not save) or waits, or at the end of the `with` block; a
+        call that needs the step waits: `restore`, `resume`, `delete`, `pin`, `contents`.
 
         With an open notice (`shoal.notice`) it returns only when the step is committed or has
         failed: the notice's deadline is its deadline. If at the rate of the last save it cannot be
@@ -245,8 +209,11 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
 
+        It first waits, as `wait` does, for a running save of this history, if that is of this step.
+
         Args:
-          step: None: the newest committed step, also if another job deletes older ones meanwhile.
+          step: None: the newest step, after any running save, also if another job deletes older
+            ones meanwhile.
           target: as for `shoal.restore`: layouts, shapes, arrays, or None.
           skip_corrupt: skip damaged steps, with a warning: all processes restore the newest
             intact one. `save` replaces the skipped steps when it reaches them.
@@ -256,15 +223,16 @@ class Checkpoints(ReadOnlyHistory):
 
         Raises:
           NotCommitted: on all: nothing is saved, or not that step.
+          SaveAborted, StorageError, …: on all: the save that it waited for failed; once, as `wait`.
           NotShared: on all: a process does not see what the lead sees.
           CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
         """
         with self._coordinator.call("restore", "main", self._group.named):
-            restore = self._restoring("restore", target, timeout_s, options)
+            restore = self._restoring("restore", target, timeout_s, options, step)
             ask, damaged = partial(self._result_of_lead, "restore"), self._saver.damaged
             found = restored(self._root, ask, restore, step, damaged, skip_corrupt=skip_corrupt)
         if found is None:
-            raise none_left(self._path, self._saver.damaged)
+            raise none_left(self._root, self._saver.damaged)
         return found[1]
 
     @collective("processes")
@@ -284,7 +252,8 @@ class Checkpoints(ReadOnlyHistory):
         It never returns a state that it could not return again: that the state, once it is saved,
         comes back as the same tree with the same target and options, is checked here.
 
-        It also starts a thread that pre-faults the memory which `save` copies to.
+        It first waits for a running save of this history, as `restore` does. It also starts a
+        thread that pre-faults the memory which `save` copies to.
 
         Args:
           target: layouts of a restored state, as for `restore`.
@@ -319,10 +288,16 @@ class Checkpoints(ReadOnlyHistory):
 
         Local.
 
+        It first waits for a running save of this history, if that is of this step.
+
         Raises:
           NotCommitted: the step is not saved.
+          SaveAborted, StorageError, …: the save that it waited for failed; the next collective
+            call raises that again.
         """
-        saved_steps.pin(self._root, step_number("pin", step))
+        number = step_number("pin", step)
+        self._saver.await_step(number)
+        saved_steps.pin(self._root, number)
 
     @local
     def unpin(self, step: int) -> None:
@@ -338,11 +313,15 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
 
+        It first waits, as `wait` does, for a running save of this history, if that is of this step.
+
         Raises:
           NotCommitted, UsageError: on all: it is not saved; it is pinned.
+          SaveAborted, StorageError, …: on all: the save that it waited for failed; once, as `wait`.
         """
         with self._coordinator.call("delete", "main", self._group.named):
             number = step_number("delete", step)
+            self._saver.settle_step(number, self._timeout_s)
             self._result_of_lead(
                 "delete", (f"step={number}",), lambda: saved_steps.delete_step(self._root, number)
             )
@@ -383,12 +362,20 @@ class Checkpoints(ReadOnlyHistory):
     # ---- inside
 
     def _restoring(
-        self, operation: str, target: Any, timeout_s: float | None, options: Mapping[str, Any]
+        self,
+        operation: str,
+        target: Any,
+        timeout_s: float | None,
+        options: Mapping[str, Any],
+        step: int | None = None,
     ) -> Callable[[int], Any]:
+        """Return what restores a step, once a running save of `step` (None: of any) is over."""
         from shoal.checkpoint.restoring.restore import restore_with
 
         check_restore(operation, options, timeout_s)
+        number = None if step is None else step_number(operation, step)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
+        self._saver.settle_step(number, limit_s)
         own = {**options, "processes": self._group.named, "timeout_s": limit_s}
         return lambda step: restore_with(self._coordinator, self.path_of(step), target, **own)
 

@@ -8,14 +8,50 @@ from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.retention import Best, Saved
 from shoal.colour import local
-from shoal.errors import NotCommitted, UsageError, nearest
+from shoal.errors import UsageError, nearest
 
 
 class ReadOnlyHistory:
-    """Mixin: steps with their metrics, the best step, contents, and whether a save runs."""
+    """Mixin: the steps, their metrics, the best step, contents, and whether a save runs."""
 
     _root: Folder
     _saver: Saver
+
+    @property
+    def path(self) -> str:
+        """The folder of all steps."""
+        return self._root.path
+
+    @local
+    def path_of(self, step: int) -> str:
+        """Return the path of a step, which need not exist, for `shoal.restore` and other tools.
+
+        Local.
+        """
+        number = saved_steps.step_number("path_of", step)
+        return self._root.folder(step_names.step_name(number)).path
+
+    @local
+    def all_steps(self, *, skip_corrupt: bool = False) -> tuple[int, ...]:
+        """Return the committed steps in order, as storage lists them now.
+
+        Local.
+
+        Raises:
+          CorruptCheckpoint: a COMMIT is damaged, unless `skip_corrupt`.
+        """
+        return tuple(one.step for one in saved_steps.commits(self._root, skip_corrupt=skip_corrupt))
+
+    @local
+    def latest(self, *, skip_corrupt: bool = False) -> int | None:
+        """Return the newest committed step, as storage lists it now; None if there is none.
+
+        Local.
+
+        Raises:
+          CorruptCheckpoint: the newest COMMIT is damaged, unless `skip_corrupt`.
+        """
+        return saved_steps.chosen(self._root, skip_corrupt=skip_corrupt)
 
     @property
     def is_saving(self) -> bool:
@@ -69,15 +105,20 @@ class ReadOnlyHistory:
 
         Local.
 
+        It first waits for a running save of this history, if that is of this step.
+
         Args:
-          step: None: the newest committed step.
+          step: None: the newest step, after any running save.
 
         Raises:
           NotCommitted: nothing is saved, or not that step.
+          SaveAborted, StorageError, …: the save that it waited for failed; the next collective
+            call raises that again.
           CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
         """
         wanted = None if step is None else saved_steps.step_number("contents", step)
+        self._saver.await_step(wanted)
         chosen = saved_steps.chosen(self._root, wanted, skip_corrupt=False)
         if chosen is None:
-            raise NotCommitted(f"{self._root.path}: no step is saved", path=self._root.path)
+            raise saved_steps.none_saved(self._root)
         return contents_of(self._root.folder(step_names.step_name(chosen)))

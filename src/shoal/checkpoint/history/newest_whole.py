@@ -82,11 +82,13 @@ def _look(
     return None if one is None else one.step, list(faults.items())
 
 
-def none_left(path: str, damaged: set[int]) -> NotCommitted:
+def none_left(root: Folder, damaged: set[int]) -> NotCommitted:
     """Return the error for a history without a step to restore."""
+    if not damaged:
+        return saved_steps.none_saved(root)
     few = ", ".join(map(str, sorted(damaged)[-_SHOWN:]))
-    detail = f"no intact step is saved: {few} are damaged" if damaged else "no step is saved"
-    return NotCommitted(f"{path}: {detail}", path=path)
+    detail = f"no intact step is saved: {few} are damaged"
+    return NotCommitted(f"{root.path}: {detail}", path=root.path)
 
 
 def _warn(faults: Mapping[int, str]) -> None:

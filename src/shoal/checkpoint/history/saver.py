@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal import settings
@@ -163,22 +164,53 @@ class Saver:
         check_limit("wait", timeout_s)
         running = self._running
         if running is not None:
-            progress = self._coordinator.progress
-            point = Point(f"the end of the save of step {running.step}", site=callsite())
-            progress.begin_wait(point, time.monotonic())
             try:
-                running.saving.wait(timeout_s)
+                with self._shown_to_wait(running):
+                    running.saving.wait(timeout_s)
             except DeadlineError:
                 raise  # it continues, or has ended since, and reports that on the next call
             except Exception:
                 self._forget(running)
                 raise
-            finally:
-                progress.end_wait(point)
             self._forget(running)
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             raise trouble
+
+    def settle_step(self, step: int | None, timeout_s: float | None) -> None:
+        """Like `settle`, if the running save is of this step; None: of any. All processes call it.
+
+        A save that is over is settled, too: whether it is may differ between processes.
+        """
+        running = self._running
+        if running is not None and step in (None, running.step):
+            self.settle(timeout_s)
+
+    @interrupts_delivered
+    def await_step(self, step: int | None) -> None:
+        """Wait as `settle_step`, on one process alone, for as long as the save's deadlines allow.
+
+        Its error is raised, and kept for the next collective call, which raises it on all
+        processes: one that did not raise it would be out of step.
+        """
+        running = self._running
+        if running is None or step not in (None, running.step):
+            return
+        if running.saving.is_of_fork_parent:
+            return  # what the folder says must do
+        is_main = threading.current_thread() is threading.main_thread()
+        with self._shown_to_wait(running) if is_main else contextlib.nullcontext():
+            running.saving.wait(keep_error=True)
+
+    @contextlib.contextmanager
+    def _shown_to_wait(self, running: _Running) -> Iterator[None]:
+        progress = self._coordinator.progress
+        point = Point(f"the end of the save of step {running.step}", site=callsite())
+        progress.begin_wait(point, time.monotonic())
+        try:
+            yield
+        finally:
+            progress.end_wait(point)
 
     def _forget(self, over: _Running) -> None:
         if self._running is over:  # otherwise another thread already saves

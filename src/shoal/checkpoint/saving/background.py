@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
 from typing import Any
 
 from shoal.checkpoint.blocks.arena import Arena
@@ -35,6 +36,7 @@ class Saving:
         self._work = work
         self._pid = os.getpid()
         self._error: BaseException | None = None
+        self._trace: TracebackType | None = None  # of the error, as it was raised in the thread
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=SAVES, daemon=False)
         self._thread.start()
@@ -44,15 +46,23 @@ class Saving:
         """Is it over, successful or not?"""
         return self._is_over.is_set()
 
-    def wait(self, timeout_s: float | None = None) -> None:
+    @property
+    def is_of_fork_parent(self) -> bool:
+        """Is this process a fork of the saving process? Its thread is then not in this one."""
+        return self._pid != os.getpid()
+
+    def wait(self, timeout_s: float | None = None, *, keep_error: bool = False) -> None:
         """Wait until it is over.
+
+        Args:
+          keep_error: raise the save's error again on the next call.
 
         Raises:
           DeadlineError: it still runs after `timeout_s`; it continues.
           UsageError: this process is a fork of the saving process. Otherwise the save's error,
           once, as `save` does.
         """
-        if self._pid != os.getpid():
+        if self.is_of_fork_parent:
             raise UsageError(
                 f"{self._operation} was begun by the process with pid {self._pid}, of which this "
                 "is a fork: wait for it there"
@@ -66,15 +76,17 @@ class Saving:
                 waited_s=timeout_s or 0.0,
             )
         self._thread.join()
-        error, self._error = self._error, None
+        error = self._error
+        if not keep_error:
+            self._error = None
         if error is not None:
-            raise error
+            raise error.with_traceback(self._trace)  # otherwise each raise would lengthen it
 
     def _run(self) -> None:
         try:
             self._work()
         except BaseException as error:  # noqa: BLE001 - raised by `wait`
-            self._error = error
+            self._error, self._trace = error, error.__traceback__
             _LOG.warning("%s failed: %s", self._operation, error)  # `wait` may never be called
         finally:
             del self._work

@@ -25,8 +25,8 @@ def bytes_needed(own: Sequence[Own]) -> int:
     return data_bytes + sum(_ENTRY_BYTES + len(one.held.name) for one in own) + PAGE_BYTES
 
 
-def check_folder(folder: Folder) -> int:
-    """Return how many bytes may be written there.
+def check_folder(folder: Folder) -> int | None:
+    """Return how many bytes may be written there; None: unknown.
 
     Raises:
       StepAlreadyCommitted: something is saved there.
@@ -62,15 +62,15 @@ def check_space(folder: Folder, answers: Mapping[int, bytes]) -> None:
     """Raise on all processes if their files together do not fit.
 
     Args:
-      answers: JSON of each process: its "bytes" to write, and the bytes "free".
+      answers: JSON of each process: its "bytes" to write, and the bytes "free", null if unknown.
 
     Raises:
       StorageFull: says how much is needed, and how much is free.
     """
     said: dict[bytes, Any] = {text: json.loads(text) for text in {*answers.values()}}
     needed = int(_SPARE * sum(said[text]["bytes"] for text in answers.values()))
-    free = min(one["free"] for one in said.values())
-    if needed > free:
+    known = [one["free"] for one in said.values() if one["free"] is not None]
+    if known and needed > (free := min(known)):
         raise StorageFull(
             f"{folder.path}: the save needs {needed} bytes, and {free} are free\n"
             "remove something, or save elsewhere; nothing was written",

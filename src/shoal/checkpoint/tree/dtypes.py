@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.arguments import no_fixed_bits
 from shoal.errors import UsageError, UsageTypeError, WrongType
 
 Array = np.ndarray[Any, Any]
@@ -175,19 +176,9 @@ def _name_of(dtype: np.dtype[Any]) -> str:
         name = f"U{dtype.itemsize // 4}"
     name = name or dtype.name
     if _dtype_of(name) != (dtype if dtype.isnative else dtype.newbyteorder("=")):
-        what = f"has dtype {dtype}, {_why_not(dtype)}"
+        what = f"has dtype {dtype}, {no_fixed_bits(dtype) or 'which cannot be stored'}"
         raise UsageTypeError(what, problems=[WrongType(what)])
     return name
-
-
-def _why_not(dtype: np.dtype[Any]) -> str:
-    if dtype.hasobject or dtype.kind == "T":
-        return "whose elements are Python objects; give plain values or an array of fixed size"
-    if dtype.names or dtype.subdtype:
-        return "which has fields; store each field as a leaf of its own"
-    if dtype.char in "gG":
-        return "whose size depends on the machine; convert it to float64 or complex128"
-    return "which cannot be stored"
 
 
 @lru_cache(maxsize=1024)

@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from shoal.checkpoint.disk.saved_steps import folders
-from shoal.checkpoint.disk.step_folder import committed
+from shoal.checkpoint.disk.step_folder import committed, unfinished
 from shoal.checkpoint.disk.step_names import step_of
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.errors import NotCommitted, UsageError, raise_all
-from shoal.paths import local_path
+from shoal.paths import dangling_link, local_path
 from shoal.plan.patterns import Selection
 
 LEAF_HELP = "Only these leaves: a name, 'params/**', 'opt/*/mu', or all but '!opt/**'."
@@ -84,7 +84,18 @@ def one_of(place: FoundPath) -> FoundCheckpoint:
     for entry in reversed(place.entries):
         if not place.is_history or committed(entry.folder) is not None:
             return entry
-    raise NotCommitted(f"{place.path}: no step is committed; see `shoal ckpt ls`", path=place.path)
+    raise nothing_committed(place)
+
+
+def nothing_committed(place: FoundPath) -> NotCommitted:
+    """Return the error for a path without any committed checkpoint: what is known of its saves."""
+    known = [(one, words) for one in reversed(place.entries) if (words := unfinished(one.folder))]
+    if not known:
+        detail = "no step is committed" if place.is_history else "nothing is committed there"
+        return NotCommitted(f"{place.path}: {detail}; see `shoal ckpt ls`", path=place.path)
+    entry, words = known[0]
+    whose = "" if entry.step is None else f"step {entry.step} is not saved; "
+    return NotCommitted(f"{place.path}: {whose or 'nothing is saved; '}{words}", path=place.path)
 
 
 def _own_step(path: str) -> int | None:
@@ -93,7 +104,7 @@ def _own_step(path: str) -> int | None:
 
 def _nothing(path: str, names: Sequence[str]) -> str:
     if not os.path.exists(path):
-        return f"{path} does not exist"
+        return dangling_link(path) or f"{path} does not exist"
     held = f"{len(names)} unrelated entries" if names else "nothing"
     return f"{path} is neither a checkpoint nor a history of steps: it holds {held}"
 

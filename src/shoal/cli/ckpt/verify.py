@@ -22,7 +22,7 @@ from rich.progress import (
 from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.disk import opening
 from shoal.checkpoint.disk.step_folder import committed
-from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at
+from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at, nothing_committed
 from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes
 from shoal.errors import CorruptCheckpoint, NotCommitted, StorageError, UnsupportedCheckpoint
@@ -75,7 +75,7 @@ def _committed(place: FoundPath) -> list[FoundCheckpoint]:
             is_there = True
         found += [entry] if is_there else []
     if not found:
-        raise NotCommitted(f"{place.path}: nothing is committed there", path=place.path)
+        raise nothing_committed(place)
     return found
 
 

@@ -111,8 +111,13 @@ def _disk(facts: Sequence[Mapping[str, Any]]) -> str:
     found: dict[str, list[int]] = {}
     for one in facts:
         for directory, room in one.items():
-            found.setdefault(directory, []).append(room["free_bytes"])
-    return ", ".join(f"{directory}: {_span(room)} free" for directory, room in found.items())
+            known = [room["free_bytes"]] if room["free_bytes"] is not None else []
+            found.setdefault(directory, []).extend(known)
+    rows = {
+        directory: f"{_span(room)} free" if room else "unknown free space"
+        for directory, room in found.items()
+    }
+    return ", ".join(f"{directory}: {words}" for directory, words in rows.items())
 
 
 def _clock(facts: Sequence[Mapping[str, Any]]) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from shoal.arrays.make_mesh import make_mesh
+from shoal.arrays.make_mesh import make_mesh, virtual_cpus
 from shoal.collectives.drain import drain
 from shoal.colour import collective, local
 from shoal.compat.dtensor import config
@@ -65,8 +65,15 @@ def _ids(operation: str, specs: Sequence[DeviceSpec], owner: int) -> list[int]:
         raise UsageError(
             f"dtensor.{operation}: process {owner} has {len(own)} {kind} devices, not "
             f"{', '.join(missing[:8]) or 'any to make a mesh of: its devices must be non-empty'}"
+            f"{_more(kind, len(own), specs)}"
         )
     return [own[spec.device_index or 0] for spec in specs]
+
+
+def _more(kind: str, count: int, specs: Sequence[DeviceSpec]) -> str:
+    """Return how a process with its one CPU device gets those that are named."""
+    wanted = 1 + max((spec.device_index or 0 for spec in specs), default=0)
+    return f"\n{virtual_cpus(wanted)}" if (kind, count) == ("cpu", 1) and wanted > 1 else ""
 
 
 def _check_type(specs: Sequence[DeviceSpec], use_xla_spmd: bool) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import tempfile
 from pathlib import Path
 
+from shoal.paths import free_bytes_at
 from shoal.runtime.doctor.findings import LITTLE_DISK_BYTES, NOTE, CheckResult, Finding
 from shoal.runtime.doctor.reachability import resolve
 from shoal.runtime.system.cores import num_cores
@@ -63,9 +63,9 @@ def check_disk() -> CheckResult:
             words = f"there is no directory {purpose}: {error.strerror}"
             findings.append(Finding("disk", words, level=NOTE))
     for directory in dict.fromkeys(directories):
-        free = shutil.disk_usage(directory).free
+        free = free_bytes_at(directory)
         facts[directory] = {"free_bytes": free}
-        if free < LITTLE_DISK_BYTES:
+        if free is not None and free < LITTLE_DISK_BYTES:
             findings.append(Finding("disk", f"only {free >> 20} MiB are free in {directory}"))
     return CheckResult(facts, tuple(findings))
 

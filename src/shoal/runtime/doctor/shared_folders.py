@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shoal.paths import free_bytes_at, why_refused
 from shoal.runtime.doctor.findings import CLOCK_OFF_S, LITTLE_DISK_BYTES, CheckResult, Finding
 
 _LOOK_S = 5.0  # a shared file system may show a new file late
@@ -29,9 +29,9 @@ class FolderMarks:
             try:
                 path.touch(mode=0o600, exist_ok=False)
                 ahead_s = path.stat().st_mtime - time.time()
-                free = shutil.disk_usage(folder).free
+                free = free_bytes_at(folder)
             except OSError as error:
-                words = f"no file can be written in {folder}: {error.strerror}"
+                words = f"no file can be written in {folder}: {why_refused(error, folder)}"
                 findings.append(Finding("folders", words))
                 continue
             facts[folder] = {
@@ -41,7 +41,7 @@ class FolderMarks:
             if abs(ahead_s) > CLOCK_OFF_S:
                 words = f"the clock of {folder} is {ahead_s:+.0f} s from that of this host"
                 findings.append(Finding("clock", words, "synchronise both (chrony, ntpd)"))
-            if free < LITTLE_DISK_BYTES:
+            if free is not None and free < LITTLE_DISK_BYTES:
                 findings.append(Finding("folders", f"only {free >> 20} MiB are free in {folder}"))
         return CheckResult(facts, tuple(findings))
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from shoal import settings
 from shoal.errors import InitializeError
+from shoal.paths import dangling_link
 from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.system.failure_words import listed
 
@@ -73,7 +74,8 @@ class Visit:
                     path.unlink(missing_ok=True)
             self._own.touch(mode=0o600)
         except OSError as error:
-            raise self._error(f"{error}; give a directory that exists and can be written") from None
+            why = dangling_link(str(self._directory)) or error
+            raise self._error(f"{why}; give a directory that exists and can be written") from None
 
     def lead(self, place: Mapping[str, str], deadline: float) -> None:
         """Wait for all others, as process 0, and publish `place`.

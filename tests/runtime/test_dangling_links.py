@@ -1,0 +1,155 @@
+"""A symbolic link to a path that does not exist is named as one, with that path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import shoal
+from shoal.checkpoint.disk.step_names import step_name
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.restoring.restore import restore_with
+from shoal.checkpoint.saving.save import save_with
+from shoal.cli.main import build
+from shoal.errors import (
+    CorruptCheckpoint,
+    InitializeError,
+    NotCommitted,
+    StorageError,
+    UsageError,
+)
+from shoal.launch.log_dir import open_log_dir
+from shoal.paths import dangling_link
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.doctor.shared_folders import FolderMarks
+from shoal.runtime.startup.rendezvous import Rendezvous, Visit
+
+
+@pytest.fixture
+def link(tmp_path):
+    path = tmp_path / "link"
+    path.symlink_to("not there/at all")
+    return path
+
+
+@pytest.fixture
+def alone():
+    return LocalJob(1).coordinators[0]
+
+
+def said(link):
+    gone = link.parent / "not there" / "at all"
+    return f"{link} is a symbolic link to {gone}, which does not exist"
+
+
+def test_the_first_link_of_a_path_that_leads_nowhere(link, tmp_path):
+    assert dangling_link(str(link)) == said(link)
+    assert dangling_link(str(link / "in" / "it")) == said(link)
+    assert dangling_link(os.path.relpath(link)) == said(link)
+    (tmp_path / "chain").symlink_to(link)
+    assert dangling_link(str(tmp_path / "chain")) == said(link).replace(
+        str(link), str(tmp_path / "chain"), 1
+    )
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "absent" / "x", "/", ""):
+        assert dangling_link(str(path)) == ""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "fine").symlink_to(tmp_path)
+    assert dangling_link(str(tmp_path / "loop")) == ""
+    assert dangling_link(str(tmp_path / "fine" / "absent")) == ""
+    through = said(tmp_path / "fine" / "link").replace(
+        str(tmp_path / "fine" / "not there"), str(tmp_path / "not there")
+    )
+    assert dangling_link(str(tmp_path / "fine" / "link")) == through
+
+
+@pytest.mark.parametrize("below", ["", "in/it"])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda path, one: save_with(one, path, {"w": np.ones(2)}),
+        lambda path, one: Checkpoints(path, coordinator=one).save(1, {"w": np.ones(2)}),
+        lambda path, one: LocalFolder(path).make(),
+        lambda path, one: restore_with(one, path),
+        lambda path, one: shoal.contents(path),
+        lambda path, one: Checkpoints(path, coordinator=one).restore(),
+        lambda path, one: Checkpoints(path, coordinator=one).contents(),
+        lambda path, one: Checkpoints(path, coordinator=one).pin(3),
+        lambda path, one: ckpt("ls", path),
+    ],
+)
+def test_a_checkpoint_there(link, alone, use, below):
+    with pytest.raises((StorageError, NotCommitted)) as caught:
+        use(link / below, alone)
+    assert said(link) in str(caught.value)
+    assert "is a file" not in str(caught.value)
+    assert "removed concurrently" not in str(caught.value)
+
+
+def ckpt(*arguments):
+    result = CliRunner().invoke(build(["ckpt"]), ["ckpt", *map(str, arguments)])
+    raise result.exception
+
+
+def test_a_step_that_is_such_a_link(link, tmp_path, alone):
+    with Checkpoints(tmp_path / "run", coordinator=alone) as ckpts:
+        ckpts.save(1, {"w": np.ones(2)})
+    step = tmp_path / "run" / step_name(2)
+    step.symlink_to("../archive/2")
+    words = f"{step} is a symbolic link to {tmp_path / 'archive' / '2'}, which does not exist"
+    assert ckpts.all_steps() == (1,)
+    for call in (ckpts.restore, ckpts.pin, ckpts.contents):
+        with pytest.raises(NotCommitted) as caught:
+            call(2)
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["COMMIT", "manifest-", "index-", "data-"])
+def test_a_file_of_a_checkpoint_that_is_such_a_link(tmp_path, alone, file):
+    save_with(alone, tmp_path / "one", {"w": np.ones(2)})
+    (path,) = (tmp_path / "one").glob(f"{file}*")
+    path.unlink()
+    path.symlink_to("../blobs/1")
+    with pytest.raises((CorruptCheckpoint, NotCommitted)) as caught:
+        restore_with(alone, tmp_path / "one")
+    assert f"is a symbolic link to {tmp_path / 'blobs' / '1'}, which does not exist" in str(
+        caught.value
+    )
+
+
+def test_other_paths(link, tmp_path):
+    with pytest.raises(UsageError) as caught, open_log_dir(str(link), ["x"]):
+        pass
+    assert said(link) in str(caught.value)
+    (finding,) = FolderMarks([str(link)], "1").write().findings
+    assert said(link) in finding.words
+    for option in ("--svg", "--html"):
+        result = CliRunner().invoke(
+            build(["mesh"]), ["mesh", "v5p:2x2x1", "x=4", option, str(link / "a.svg")]
+        )
+        assert said(link) in str(result.exception), result.output
+
+
+@pytest.mark.parametrize("arguments", [["{}"], ["--log-dir", "{}", "x.py"]])
+def test_shoal_run(link, tmp_path, child_env, arguments):
+    (tmp_path / "x.py").write_text("")
+    words = [one.format(link) for one in arguments]
+    command = [sys.executable, "-m", "shoal", "run", "-n", "1", *words]
+    done = subprocess.run(
+        command, env=child_env, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert said(link) in " ".join(done.stderr.replace("\n", " ").split())
+
+
+@pytest.mark.parametrize("below", ["", "in/it"])
+def test_a_rendezvous_there(link, below):
+    visit = Visit(Rendezvous(str(link / below), "job", on_one_host=False), 0, 1)
+    with pytest.raises(InitializeError) as caught:
+        visit.announce()
+    assert said(link) in str(caught.value)
