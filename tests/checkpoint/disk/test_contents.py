@@ -97,10 +97,13 @@ def test_leaves_by_name(path):
 
 def test_a_target_made_of_it(path):
     target = {
-        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if leaf.kind == "array" else None
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if leaf.kind == "array" else leaf.value
         for name, leaf in shoal.contents(path).leaves.items()
     }
-    assert shoal.restore(path, target)["w"].shape == (8, 4)
+    target |= {"key": 0, "own": 0}  # any other value comes back as saved; None stays None
+    back = shoal.restore(path, target)
+    assert back["w"].shape == (8, 4)
+    assert type(back["own"]) is shoal.PerProcess
 
 
 def test_it_cannot_be_changed_and_prints_as_a_table(path):

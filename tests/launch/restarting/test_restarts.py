@@ -92,7 +92,7 @@ def test_a_crash_loop_is_named():
     )
 
 
-NAN = Conclusion(1, cause="FloatingPointError at /work/train.py:30")
+NAN = Conclusion(1, cause="FloatingPointError at /home/me/train.py:30")
 KILLED = Conclusion(137, is_from_outside=True)
 
 
@@ -115,7 +115,7 @@ def test_the_same_exception_at_the_same_place_and_step_twice_ends_it():
 
 def test_another_line_or_step_is_another_failure():
     rules = RestartRules(Restarts(100, False))
-    other = NAN._replace(cause="FloatingPointError at /work/train.py:31")
+    other = NAN._replace(cause="FloatingPointError at /home/me/train.py:31")
     for n, (conclusion, step) in enumerate([(NAN, 5), (other, 5), (NAN, 6), (NAN, 7)]):
         assert rules.judge(conclusion, Reached(step, n), n).again
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -59,9 +60,10 @@ def _is_native(kind: type) -> bool:
 
     Namedtuples count, also those that were registered with functions of their own.
     """
-    return kind in (dict, list, tuple, type(None)) or (
-        issubclass(kind, tuple) and hasattr(kind, "_fields")
-    )
+    return kind in _NATIVE or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+
+
+_NATIVE = (dict, list, tuple, type(None), OrderedDict, defaultdict)  # no file has these as `node`
 
 
 def _fits(kind: type, level: Level) -> bool:
