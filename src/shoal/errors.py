@@ -315,15 +315,19 @@ class RestoreMismatch(UsageError):
         self.wrong_dtype = tuple(wrong_dtype)
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'data'?"` if `name` is close to a known one, else ""."""
+def nearest(name: object, known: Iterable[str], *, prefix: str = "") -> str:
+    """Return `"; did you mean 'data'?"` if `name` is close to a known one, else "".
+
+    What all of them begin with, the `prefix`, would make any two of them close: it is not compared.
+    """
     import difflib
 
-    text = str(name)
+    text = str(name).removeprefix(prefix)
     if len(text) > 100:  # no typo, and difflib is quadratic in its length
         return ""
-    close = difflib.get_close_matches(text, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    compared = [one.removeprefix(prefix) for one in known]
+    close = difflib.get_close_matches(text, compared, n=1, cutoff=0.5)
+    return f"; did you mean {prefix + close[0]!r}?" if close else ""
 
 
 class WrongType(str):

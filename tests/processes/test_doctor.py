@@ -331,3 +331,16 @@ def test_under_mpich(see):
         for report in said["processes"]
     ]
     assert used == [["MPICH"], ["MPICH"]]
+
+
+def test_a_variable_that_does_not_exist(see, see_fork, address):
+    words = "shoal has no variable SHOAL_NPROCS; did you mean 'SHOAL_NUM_PROCESSES'?"
+    code, out = see_fork(SHOAL_NPROCS="2").ended()
+    assert (code, f"note launcher: {words}" in out) == (0, True), out
+    both = see("-n", "2", "--devices", "1", SHOAL_NPROCS="2")
+    out, err = both.popen.communicate(timeout=WAIT_S)
+    assert " ".join(out.split()).count(words) == 1, out
+    assert "SHOAL_NPROCS" not in err
+    pair = [see_fork(**member(index, 2, address), SHOAL_NPROCS="2") for index in (0, 1)]
+    said = [patient.ended()[1].count(words) for patient in pair]
+    assert said == [1, 0]

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from shoal import settings
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
 from shoal.runtime.wire.frames import split_address
 
@@ -71,6 +72,8 @@ def variables(
         "PYTHONUNBUFFERED": "1",  # unbuffered lines, also from Python grandchildren
     }
     env = {name: value for name, value in outer.items() if name not in _STALE}
+    if unknown := settings.unknown_variables(outer):  # the launcher has reported them
+        ours["SHOAL_REPORTED"] = ",".join([*unknown, outer.get("SHOAL_REPORTED", "")])
     if progress_file:
         ours["SHOAL_PROGRESS_FILE"] = progress_file
     if devices is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shoal import settings
 from shoal.colour import collective, local
-from shoal.errors import InitializeError, ShoalError, UsageError
+from shoal.errors import InitializeError, ShoalError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
@@ -22,7 +22,7 @@ from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
 from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.notices.sources import Sources
-from shoal.runtime.rules.deadline import ends_at, left_of
+from shoal.runtime.rules.deadline import left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.startup import membership
@@ -74,12 +74,12 @@ def initialize(
 
     Collective over all processes.
 
-    Call it before the first use of JAX's devices. A repeated call with equivalent arguments (a
-    notebook cell that is run again) does nothing. Arguments not given come from `SHOAL_*`, `JAX_*`,
-    `DTENSOR_*`, torchrun, Open MPI, MPICH, a Slurm step, a TPU slice or Kubernetes, in this order
-    (docs/starting.md); without any of these the job has one process. PMIx alone (`prterun`) gives
-    no count: pass the arguments there. It is impossible that it returns on one process and raises
-    on another that is alive, or that it aborts the process.
+    Call it before the first use of JAX's devices. A repeated call does nothing if its arguments are
+    equivalent or not given (a notebook cell that is run again, a library). Arguments not given come
+    from `SHOAL_*`, `JAX_*`, `DTENSOR_*`, torchrun, Open MPI, MPICH, a Slurm step, a TPU slice or
+    Kubernetes, in this order (docs/starting.md); without any of these the job has one process. PMIx
+    alone (`prterun`) gives no count: pass the arguments there. It is impossible that it returns on
+    one process and raises on another that is alive, or that it aborts the process.
 
     Under `shoal run` the services of the job are already running; otherwise process 0 starts them
     as separate processes, which end with the job. If the program has called
@@ -125,7 +125,7 @@ def initialize(
         host_devices,
     )
     settings.check_all()
-    deadline = _deadline("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
+    deadline = membership.deadline_of("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
     hang_timeout = HangTimeout.of_settings()
     if _RECORD.guard is None:
         _RECORD.guard = ExitGuard()
@@ -140,7 +140,7 @@ def initialize(
 def _enter(
     arguments: Arguments, deadline: float, guard: ExitGuard, hang_timeout: HangTimeout
 ) -> None:
-    cluster, is_attached = membership.find_cluster(arguments)
+    cluster, is_attached = membership.find_cluster(arguments, reports=True)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
@@ -192,7 +192,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
     joined, guard, _RECORD.meshes = _RECORD.joined, _RECORD.guard, Meshes()
     if joined is None or guard is None or _RECORD.pid != os.getpid():
         return
-    deadline = _deadline("shutdown", timeout_s, "SHOAL_TIMEOUT_S")
+    deadline = membership.deadline_of("shutdown", timeout_s, "SHOAL_TIMEOUT_S")
     try:
         membership.wait_for_saves(joined, deadline)
         if joined.num_processes > 1:
@@ -212,6 +212,20 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         if _RECORD.sources is not None:
             _RECORD.sources.close()
             _RECORD.sources = None
+
+
+@local
+def is_initialized() -> bool:
+    """Return whether this process is in a job: after `initialize`, before `shutdown`.
+
+    Local.
+
+    True in a process forked from a member, which has its parent's index.
+
+    >>> is_initialized()
+    False
+    """
+    return _RECORD.joined is not None
 
 
 @local
@@ -282,11 +296,6 @@ def device_start() -> DeviceStart:
 def has_joined() -> bool:
     """Return whether this process, or the one it was forked from, has ever joined a job."""
     return (_RECORD.joined or _RECORD.left) is not None
-
-
-def is_joined() -> bool:
-    """Return whether this process is in a job: after `initialize`, before `shutdown`."""
-    return _RECORD.joined is not None
 
 
 def last_coordinator() -> Coordinator:
@@ -384,11 +393,3 @@ def _leave_at_exit(words: str) -> None:
         jax_runtime.leave(process_ends=True)
     with contextlib.suppress(ShoalError, OSError):
         joined.close(words)
-
-
-def _deadline(caller: str, timeout_s: float | None, setting: str) -> float:
-    """Return the deadline on the monotonic clock."""
-    left_s = settings.timeout(caller, timeout_s, setting)
-    if not left_s > 0:
-        raise UsageError(f"{caller}: timeout_s={timeout_s!r} must be a positive number of seconds")
-    return ends_at(left_s)
