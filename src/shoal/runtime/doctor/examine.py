@@ -50,6 +50,7 @@ def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagno
         if place is not None and place.num_processes > 1:
             report, joined = _meet(report, place, request, env)
         report = report.with_check("devices", probe.result())
+        report = report.with_check("host", host_state.check_name(report))
         folders = _folders(request, env)
         if joined is None:
             diagnosis = of_one(_try_folders(report, folders))

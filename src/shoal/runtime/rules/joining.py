@@ -127,6 +127,11 @@ class Joining(Generic[To]):
                 shared.setdefault(hello.host_id, {})[process] = hello.pid
         return shared
 
+    @property
+    def is_on_one_host(self) -> bool:
+        """Return whether all processes are known to be on one host, once complete."""
+        return [self.num_processes] == [len(pids) for pids in self.shared_hosts.values()]
+
     def host_id(self, process: int) -> str:
         """Return the host_id of a process that joined, empty if it is unknown."""
         return self._here[process].host_id

@@ -189,6 +189,8 @@ def _enter(
             near = find_host_keeper(keeper, joined, token, jax_service, deadline)
     finally:
         keeper.dismiss()
+    place_host = split_address(joined.address)[0]
+    jax_runtime.use_loopback(joined.welcome.is_on_one_host or is_loopback(place_host))
     if not is_attached:
         if is_loopback(host := split_address(near)[0]):
             os.environ.update(without_proxy(host, os.environ))
