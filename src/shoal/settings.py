@@ -45,6 +45,8 @@ _ROWS = (
     ("SHOAL_TOKEN", "", "text", "the secret that processes present to the meeting place"),
     ("SHOAL_ATTEMPT", "0", "number", "of this attempt of `shoal run --max-restarts`, from 0"),
     ("SHOAL_PROGRESS_FILE", "", "file", "in which a process notes its step, for the same"),
+    ("SHOAL_MEMBER", "", "text", "set by `initialize` for the children of its process: they are no "
+     "members"),
     ("SHOAL_REPORTED", "", "names", "set by `shoal run`: variables that do not exist, which it has "
      "reported"),
     ("SHOAL_VIRTUAL_DEVICES", "", "devices", "virtual CPU devices per process; forces CPU"),

@@ -17,6 +17,7 @@ _STALE = (
     "JAX_LOCAL_DEVICE_IDS",
     "JAX_PARTITION_INDEX",
     "JAX_SLICE_INDEX",
+    "SHOAL_MEMBER",  # the launcher may run within a member of another job
     "SHOAL_PROGRESS_FILE",
     "TORCHELASTIC_USE_AGENT_STORE",  # torch would wait for a store that only torchrun starts
 )

@@ -25,11 +25,10 @@ from shoal.runtime.notices.sources import Sources
 from shoal.runtime.rules.deadline import left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
-from shoal.runtime.startup import membership
+from shoal.runtime.startup import membership, not_joined
 from shoal.runtime.startup.device_start import DeviceStart
 from shoal.runtime.startup.initialized import Initialized
 from shoal.runtime.startup.launchers import ShownJob, shown_job
-from shoal.runtime.startup.not_joined import BY_JAX, not_joined
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite
@@ -141,6 +140,7 @@ def _enter(
     arguments: Arguments, deadline: float, guard: ExitGuard, hang_timeout: HangTimeout
 ) -> None:
     cluster, is_attached = membership.find_cluster(arguments, reports=True)
+    not_joined.refuse_child(cluster)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
@@ -208,6 +208,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         joined.close()
         guard.release()
     finally:
+        not_joined.unmark_member()
         _RECORD.joined, _RECORD.left = None, joined
         if _RECORD.sources is not None:
             _RECORD.sources.close()
@@ -374,11 +375,12 @@ def _alone() -> Coordinator:
     if found is None:
         shown = shown_job(os.environ)
     elif found.num_processes > 1:
-        shown = ShownJob(BY_JAX, found.num_processes)
+        shown = ShownJob(not_joined.BY_JAX, found.num_processes)
     else:
         shown = None
     if shown is not None:
-        raise not_joined(shown)
+        not_joined.refuse_launched_child()
+        raise not_joined.not_joined(shown)
     if _RECORD.alone is None:
         _RECORD.alone = alone()
     return _RECORD.alone
@@ -389,6 +391,7 @@ def _leave_at_exit(words: str) -> None:
     joined = _RECORD.joined
     if joined is None:
         return
+    not_joined.unmark_member()
     if not _is_attached():
         jax_runtime.leave(process_ends=True)
     with contextlib.suppress(ShoalError, OSError):

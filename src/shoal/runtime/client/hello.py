@@ -17,6 +17,7 @@ from shoal.errors import InitializeError, UsageError
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.joining import PROTOCOL, hosts_of
 from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.process_status import pid_namespace
 from shoal.runtime.wire.connection import Channel, connect, what_failed
 from shoal.runtime.wire.frames import (
     MAX_PAYLOAD_BYTES,
@@ -264,10 +265,9 @@ def _hello_frame(card: Identity, incarnation: str, limit: float) -> bytes:
 
 def host_id() -> str:
     """Return an id shared by processes that share pids and loopback; empty: unknown."""
+    pids = pid_namespace()
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))])
+        return f"{pids} {os.readlink('/proc/self/ns/net')}" if pids else ""
     except OSError:
         return ""
 

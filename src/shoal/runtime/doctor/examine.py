@@ -22,6 +22,7 @@ from shoal.runtime.doctor.proxies import check_proxies
 from shoal.runtime.doctor.shared_folders import FolderMarks
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.launchers import JobPlace, decide
+from shoal.runtime.startup.not_joined import refuse_child
 from shoal.runtime.startup.options import Arguments
 from shoal.settings import unknown_variables
 
@@ -72,6 +73,7 @@ def _begin(env: Mapping[str, str]) -> tuple[Report, JobPlace | None]:
     report = Report(None, None, socket.gethostname(), os.getpid(), {}, unknown)
     try:
         place = decide(Arguments(), env)
+        refuse_child(place)
     except ShoalError as error:
         finding = problem_of("launcher", error)
         return report.with_check("launcher", CheckResult({"rules": rows}, (finding,))), None

@@ -231,7 +231,13 @@ class Joining(Generic[To]):
 
     def _why_complete(self, hello: Hello) -> str:
         there = self._here.get(hello.process)
-        return "the job is complete" + (f": {there} is process {hello.process}" if there else "")
+        words = "the job is complete" + (f": {there} is process {hello.process}" if there else "")
+        if there and there.host_id and there.host_id == hello.host_id:
+            words += (
+                "; if this is a child of it, put initialize() below `if __name__ == '__main__':`, "
+                "or pass num_processes=1"
+            )
+        return words
 
     def _problems(self, hello: Hello) -> list[str]:
         """Return everything that is wrong with a HELLO, with both sides."""

@@ -137,7 +137,10 @@ class Visit:
                 raise self._error("another process 0 is here: does another job use the directory?")
             twice = [index for index, drawn in came.items() if len(drawn) > 1]
             if twice:
-                raise self._error(f"{_words(twice)} arrived more than once: {self._advice()}")
+                advice = self._advice()
+                if self._where.on_one_host:
+                    advice = "does a child of theirs call initialize(), too?"
+                raise self._error(f"{_words(twice)} arrived more than once: {advice}")
             missing = [index for index in range(self._num_processes) if index not in came]
             if not missing:
                 return
