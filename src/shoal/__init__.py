@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from shoal.runtime.preemption import saved as saved
     from shoal.runtime.preemption import watch_notices as watch_notices
     from shoal.runtime.process import initialize as initialize
+    from shoal.runtime.process import is_initialized as is_initialized
     from shoal.runtime.process import process_count as process_count
     from shoal.runtime.process import process_index as process_index
     from shoal.runtime.process import shutdown as shutdown
@@ -117,6 +118,7 @@ _LAZY = {
     "feed": "shoal.arrays.feeding.feed",
     "from_host_local": "shoal.arrays.host_local.host_local",
     "initialize": "shoal.runtime.process",
+    "is_initialized": "shoal.runtime.process",
     "layout_of": "shoal.arrays.bridge.sharding",
     "leave_manual": "shoal.arrays.traced.enter_manual",
     "linear": "shoal.arrays.traced.linear",
@@ -191,6 +193,7 @@ __all__ = [
     "fence",
     "from_host_local",
     "initialize",
+    "is_initialized",
     "layout_of",
     "layouts",
     "leave_manual",

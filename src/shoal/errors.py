@@ -316,10 +316,14 @@ class RestoreMismatch(UsageError):
         self.wrong_dtype = tuple(wrong_dtype)
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'data'?"` if `name` is close to a known one, else ""."""
-    close = closest(str(name), known)
-    return "" if close is None else f"; did you mean {close!r}?"
+def nearest(name: object, known: Iterable[str], *, prefix: str = "") -> str:
+    """Return `"; did you mean 'data'?"` if `name` is close to a known one, else "".
+
+    What all of them begin with, the `prefix`, would make any two of them close: it is not compared.
+    """
+    rest = [one.removeprefix(prefix) for one in known]
+    close = closest(str(name).removeprefix(prefix), rest)
+    return "" if close is None else f"; did you mean {prefix + close!r}?"
 
 
 def closest(text: str, known: Iterable[str]) -> str | None:

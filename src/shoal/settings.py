@@ -11,9 +11,18 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 
-__all__ = ["SETTINGS", "Setting", "check_all", "number", "seconds", "text", "timeout"]
+__all__ = [
+    "SETTINGS",
+    "Setting",
+    "check_all",
+    "number",
+    "seconds",
+    "text",
+    "timeout",
+    "unknown_variables",
+]
 
 
 class Setting(NamedTuple):
@@ -36,6 +45,10 @@ _ROWS = (
     ("SHOAL_TOKEN", "", "text", "the secret that processes present to the meeting place"),
     ("SHOAL_ATTEMPT", "0", "number", "of this attempt of `shoal run --max-restarts`, from 0"),
     ("SHOAL_PROGRESS_FILE", "", "file", "in which a process notes its step, for the same"),
+    ("SHOAL_MEMBER", "", "text", "set by `initialize` for the children of its process: they are no "
+     "members"),
+    ("SHOAL_REPORTED", "", "names", "set by `shoal run`: variables that do not exist, which it has "
+     "reported"),
     ("SHOAL_VIRTUAL_DEVICES", "", "devices", "virtual CPU devices per process; forces CPU"),
     # time limits
     ("SHOAL_INITIALIZE_TIMEOUT_S", "300", "seconds", "time limit for all processes to join"),
@@ -64,9 +77,20 @@ _ROWS = (
     # for tests
     ("SHOAL_FAULTS", "", "text", "faults injected at named points (barrier.before_arrive@1:kill), "
      "see shoal.runtime.system.fault_points"),
+    ("SHOAL_BENCH_MARK", "", "text", "set by shoal.testing for the processes that it starts, by "
+     "which it finds those that are left"),
 )  # fmt: skip
 
 SETTINGS: Mapping[str, Setting] = {row[0]: Setting(*row) for row in _ROWS}
+
+_PREFIX = "SHOAL_"
+# The words of other launchers, which are not close to ours.
+_OTHER_WORDS = {
+    "SHOAL_MASTER_ADDR": "SHOAL_COORDINATOR",
+    "SHOAL_PROCESS_COUNT": "SHOAL_NUM_PROCESSES",
+    "SHOAL_RANK": "SHOAL_PROCESS_ID",
+    "SHOAL_WORLD_SIZE": "SHOAL_NUM_PROCESSES",
+}
 
 
 def text(name: str) -> str:
@@ -120,6 +144,33 @@ def check_all() -> None:
         except UsageError as error:
             problems.append(str(error))
     raise_all("initialize", problems)
+
+
+def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return a line for each variable that begins with SHOAL_ and does not exist, by its name.
+
+    Their values are not shown: one of them may be a token. Those that a launcher has reported are
+    left out.
+
+    >>> unknown_variables({"SHOAL_NPROCS": "4"})["SHOAL_NPROCS"]
+    "shoal has no variable SHOAL_NPROCS; did you mean 'SHOAL_NUM_PROCESSES'?"
+    """
+    lines, reported = {}, env.get("SHOAL_REPORTED", "").split(",")
+    for name in sorted(env):
+        is_set = name.startswith(_PREFIX) and env[name].strip()
+        if not is_set or name in SETTINGS or name in reported or _is_of_a_service(name, env):
+            continue
+        meant = _OTHER_WORDS.get(name.upper(), name.upper())
+        hint = nearest(meant, SETTINGS, prefix=_PREFIX)
+        lines[name] = f"shoal has no variable {name}{hint}"
+    return lines
+
+
+def _is_of_a_service(name: str, env: Mapping[str, str]) -> bool:
+    """Return whether Kubernetes sets it, for a service called `shoal…`, in the namespace's pods."""
+    services = [one.removesuffix("_SERVICE_HOST") for one in env if one.endswith("_SERVICE_HOST")]
+    starts = [f"{service}_{kind}_" for service in services for kind in ("SERVICE", "PORT")]
+    return f"{name}_".startswith(tuple(starts))
 
 
 def timeout(caller: str, timeout_s: object, name: str, argument: str = "timeout_s") -> float:

@@ -105,6 +105,16 @@ def missing_targets(texts: Mapping[str, str], makefile: str) -> list[str]:
     ]
 
 
+def unlisted_variables(texts: Mapping[str, str], listed: Iterable[str]) -> list[str]:
+    """Find variables that are used and not listed: `initialize` would warn about them."""
+    known = {*listed}
+    return [
+        f"{path}: {name} is not in the table of settings.py"
+        for path, text in texts.items()
+        for name in sorted({*re.findall(r"\bSHOAL_[A-Z0-9_]*[A-Z0-9]\b", text)} - known)
+    ]
+
+
 def fragment_problems(fragments: Mapping[str, str]) -> list[str]:
     """Find changelog fragments that cannot be put into the changelog as they are."""
     problems = []

@@ -8,7 +8,8 @@ import pytest
 
 from meta import repository
 from meta.documents import pages
-from meta.source import ROOT, package_tree
+from meta.source import ROOT, package_tree, read_tree
+from shoal.settings import SETTINGS
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PINS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("requirements/*.txt")}
@@ -43,6 +44,13 @@ def test_pythons_are_those_that_are_tested():
 
 def test_pages_speak_of_targets_that_exist():
     assert repository.missing_targets(pages(), MAKEFILE) == []
+
+
+def test_every_variable_that_is_used_is_listed():
+    examples = {**read_tree(ROOT / "examples"), **read_tree(ROOT / "benchmarks")}
+    texts = {**package_tree(), **examples, **pages()}
+    del texts["settings.py"]  # also names some that do not exist
+    assert repository.unlisted_variables(texts, SETTINGS) == []
 
 
 def test_changelog_fragments_are_well_formed():
@@ -109,6 +117,13 @@ def test_pythons_that_disagree_are_found():
 def test_a_target_that_does_not_exist_is_found():
     texts = {"a.md": "Run `make test` or\nmake no-such\n. Please make haste."}
     assert repository.missing_targets(texts, "test: x\n") == ["a.md: make no-such does not exist"]
+
+
+def test_a_variable_that_is_not_listed_is_found():
+    texts = {"a.py": 'env["SHOAL_OWN"], "SHOAL_*", env["SHOAL_OTHER"], NO_SHOAL_OTHER'}
+    assert repository.unlisted_variables(texts, ["SHOAL_OWN"]) == [
+        "a.py: SHOAL_OTHER is not in the table of settings.py"
+    ]
 
 
 @pytest.mark.parametrize(

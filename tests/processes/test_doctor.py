@@ -331,3 +331,31 @@ def test_under_mpich(see):
         for report in said["processes"]
     ]
     assert used == [["MPICH"], ["MPICH"]]
+
+
+def test_a_variable_that_does_not_exist(see, see_fork, address):
+    words = "shoal has no variable SHOAL_NPROCS; did you mean 'SHOAL_NUM_PROCESSES'?"
+    code, out = see_fork(SHOAL_NPROCS="2").ended()
+    assert (code, f"note launcher: {words}" in out) == (0, True), out
+    both = see("-n", "2", "--devices", "1", SHOAL_NPROCS="2")
+    out, err = both.popen.communicate(timeout=WAIT_S)
+    assert " ".join(out.split()).count(words) == 1, out
+    assert "SHOAL_NPROCS" not in err
+    pair = [see_fork(**member(index, 2, address), SHOAL_NPROCS="2") for index in (0, 1)]
+    said = [patient.ended()[1].count(words) for patient in pair]
+    assert said == [1, 0]
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
+    reason="only root may make namespaces, with util-linux's unshare",
+)
+@pytest.mark.parametrize(("options", "level"), [((), "note"), (("-n", "2"), "problem")])
+def test_a_host_whose_own_name_does_not_resolve(see, options, level):
+    """CPU devices of several processes connect by it; others need it not."""
+    nameless = ["unshare", "--uts", "sh", "-c", 'hostname no-such-host-xyz; exec "$@"', "sh"]
+    code, out = see("--json", *options, command=nameless).ended()
+    (found,) = json.loads(out)["findings"]
+    assert (code, found["level"], found["check"]) == (int(level == "problem"), level, "host")
+    assert "this host's own name 'no-such-host-xyz' does not resolve: " in found["words"]
+    assert "add it to /etc/hosts" in found["advice"]

@@ -90,3 +90,18 @@ def test_the_first_process_of_a_container_stays_as_long_as_others_need_its_servi
         for program in programs:
             program.kill()
             program.communicate()
+
+
+def test_a_variable_that_does_not_exist_is_named_once_in_a_job(job):
+    nearest = "shoal has no variable SHOAL_{}; did you mean 'SHOAL_{}'?\n"
+    ended = job.run(2, "initialize()\n", SHOAL_COORDINATOR_ADDRESS="a:1")
+    assert [one.code for one in ended] == [0, 0], ended
+    named = nearest.format("COORDINATOR_ADDRESS", "COORDINATOR")
+    assert [one.err for one in ended] == [named, ""]
+
+
+def test_a_variable_that_does_not_exist_is_named_where_it_is_why_there_is_no_job(job):
+    job.start(0, 2, "process.initialize()\n", SHOAL_PROCESS_ID="1", SHOAL_NPROCS="2")
+    (one,) = job.wait()
+    assert "(SHOAL_PROCESS_ID=1) without SHOAL_NUM_PROCESSES" in one.err, one
+    assert one.err.count("did you mean 'SHOAL_NUM_PROCESSES'?") == 1

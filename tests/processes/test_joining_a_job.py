@@ -56,6 +56,43 @@ def test_two_processes_compute_and_leave_quietly(job, said):
     assert job.leaves_no_orphan()
 
 
+def test_again_with_some_of_the_arguments(job, said):
+    """What is not given contradicts nothing."""
+    script = """
+    initialize()
+    for part in ({}, {"process_id": index}, {"num_processes": 2}, {"coordinator_address": address}):
+        process.initialize(**part)
+    try:
+        process.initialize(num_processes=3, coordinator_address="h:1")
+    except InitializeError as error:
+        say(*str(error).splitlines()[3:5])
+    """
+    for one in job.run(2, script):
+        assert (one.code, one.err) == (0, ""), one
+        address = f"coordinator_address: {job.address} before, h:1 now"
+        assert said(one) == f"num_processes: 2 before, 3 now {address}"
+
+
+def test_again_with_the_numbers_of_a_launcher_and_where_they_meet(job, said):
+    """Without an address: this launcher's processes meet in a directory of this host."""
+    script = """
+    process.initialize(virtual_devices=1)
+    process.initialize(num_processes=2, process_id=index)
+    process.initialize()
+    try:
+        process.initialize(coordinator_address=address)
+    except InitializeError as error:
+        say(str(error).splitlines()[3])
+    barrier("here")
+    """
+    mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    for index in (0, 1):
+        job.start(index, 2, script, **mpi, OMPI_COMM_WORLD_RANK=str(index))
+    for one in job.wait():
+        assert (one.code, one.err) == (0, ""), one
+        assert said(one) == f"coordinator_address: not given before, {job.address} now"
+
+
 def test_a_program_that_just_ends_needs_no_shutdown(job, said):
     script = """
     initialize()

@@ -125,8 +125,13 @@ AGAIN = """
     first = coordinator()
     initialize(virtual_devices=2, timeout_s=5)
     initialize(virtual_devices=2, num_processes=1)
+    initialize()  # as libraries do
+    initialize(process_id=0)
     os.environ["SHOAL_VIRTUAL_DEVICES"] = "2"
     initialize()
+    os.environ["SHOAL_VIRTUAL_DEVICES"] = "3"  # the argument overrides it
+    initialize()
+    del os.environ["SHOAL_VIRTUAL_DEVICES"]
     print(coordinator() is first)
     import jax
     print(jax.device_count())
@@ -169,6 +174,22 @@ UsageError initialize: virtual_devices=0 must be a whole number, at least 1
 InitializeError this process is a fork of process 0 of 1, and not a member of the job
 False
 """
+
+
+def test_is_initialized_between_joining_and_leaving(run):
+    script = """
+    import os, shoal
+    print(shoal.is_initialized(), shoal.process_count())
+    shoal.initialize(virtual_devices=2)
+    print(shoal.is_initialized(), flush=True)
+    if os.fork() == 0:  # as it has its parent's index
+        os._exit(shoal.is_initialized())
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+    shoal.shutdown()
+    print(shoal.is_initialized())
+    """
+    done = run(script)
+    assert done.stdout.split() == ["False", "1", "True", "1", "False"], done.stderr
 
 
 def test_initialize_again(run):

@@ -21,7 +21,9 @@ import typer
 from shoal import settings
 from shoal.errors import InitializeError, ProcessLostError, UsageError, raise_all
 from shoal.launch.ignored_signals import ignored_sigint_line, not_ignored
+from shoal.runtime.startup.rendezvous import own_host
 from shoal.runtime.system.child_process import Spawned
+from shoal.runtime.system.own_name import why_unresolved
 from shoal.runtime.system.service_commands import (
     JAX_SERVICE,
     MEETING_PLACE,
@@ -250,7 +252,9 @@ def _lost(name: str, code: int, spawned: Spawned) -> ProcessLostError:
 def _reachable(address: str) -> str:
     """Return the address by which other hosts reach it."""
     host, port = split_address(address)
-    return address_text(socket.gethostname() if host in _ANYWHERE else host, port)
+    if host in _ANYWHERE:
+        host = own_host() if why_unresolved() else socket.gethostname()
+    return address_text(host, port)
 
 
 def _announce(request: _Request, place: str, jax_service: str, services: _Services) -> None:

@@ -20,7 +20,7 @@ from shoal.draw.roll import Roll, ServiceRow
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError, UsageError
 from shoal.paths import local_path
 from shoal.runtime.rules.point import Member
-from shoal.runtime.wire.connection import Channel, connect
+from shoal.runtime.wire.connection import Channel, UnknownNameError, connect
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_address
 
 ANSWER_S = 10.0  # a meeting place that does not answer within this is frozen or cut off
@@ -292,6 +292,8 @@ def _connected(command: str, place: ServerAddress, limit: float) -> Channel:
     try:
         address = split_address(place.address)
         return connect(address, limit, max_body_bytes=_MAX_ANSWER_BYTES)
+    except UnknownNameError as error:
+        raise InitializeError(f"{command}: {error}") from None
     except OSError as error:
         reason = f"no answer from {place.address} ({error}); is the job over?"
         raise InitializeError(f"{command}: {reason}") from None

@@ -268,9 +268,11 @@ def _launch(request: RunRequest) -> int:
         print(f"shoal run: {said}\n" if said else "", end="", file=sys.stderr)
     if words := ignored_sigint_line():
         print(f"shoal run: {words}", file=sys.stderr)
+    node = checked.nodes.node if checked.nodes else None
+    for words in [] if node else settings.unknown_variables(os.environ).values():
+        print(f"shoal run: {words}", file=sys.stderr)  # of several launchers, that of node 0 does
     warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
     lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
-    node = checked.nodes.node if checked.nodes else None
     with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]], node) as log_dir:
         order = JobOrder(
             (("-m",) if request.module else ()) + request.program,

@@ -101,7 +101,7 @@ DTENSOR: Mapping[str, str] = {
     "initialize_multi_client_cluster": "initialize",
     "initialize_tpu_system": "initialize",
     "is_dtensor": "layout_of",
-    "is_initialized": "process_count",
+    "is_initialized": "is_initialized",
     "job_name": "process_index",
     "jobs": "roll_call",
     "local_devices": "make_mesh",

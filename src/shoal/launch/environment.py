@@ -6,6 +6,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from shoal import settings
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
 from shoal.runtime.wire.frames import split_address
 
@@ -16,6 +17,7 @@ _STALE = (
     "JAX_LOCAL_DEVICE_IDS",
     "JAX_PARTITION_INDEX",
     "JAX_SLICE_INDEX",
+    "SHOAL_MEMBER",  # the launcher may run within a member of another job
     "SHOAL_PROGRESS_FILE",
     "TORCHELASTIC_USE_AGENT_STORE",  # torch would wait for a store that only torchrun starts
 )
@@ -71,6 +73,8 @@ def variables(
         "PYTHONUNBUFFERED": "1",  # unbuffered lines, also from Python grandchildren
     }
     env = {name: value for name, value in outer.items() if name not in _STALE}
+    if unknown := settings.unknown_variables(outer):  # the launcher has reported them
+        ours["SHOAL_REPORTED"] = ",".join([*unknown, outer.get("SHOAL_REPORTED", "")])
     if progress_file:
         ours["SHOAL_PROGRESS_FILE"] = progress_file
     if devices is not None:

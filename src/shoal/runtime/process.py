@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shoal import settings
 from shoal.colour import collective, local
-from shoal.errors import InitializeError, ShoalError, UsageError
+from shoal.errors import InitializeError, ShoalError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
@@ -22,14 +22,13 @@ from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
 from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.notices.sources import Sources
-from shoal.runtime.rules.deadline import ends_at, left_of
+from shoal.runtime.rules.deadline import left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
-from shoal.runtime.startup import membership
+from shoal.runtime.startup import membership, not_joined
 from shoal.runtime.startup.device_start import DeviceStart
 from shoal.runtime.startup.initialized import Initialized
 from shoal.runtime.startup.launchers import ShownJob, shown_job
-from shoal.runtime.startup.not_joined import BY_JAX, not_joined
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite
@@ -74,12 +73,12 @@ def initialize(
 
     Collective over all processes.
 
-    Call it before the first use of JAX's devices. A repeated call with equivalent arguments (a
-    notebook cell that is run again) does nothing. Arguments not given come from `SHOAL_*`, `JAX_*`,
-    `DTENSOR_*`, torchrun, Open MPI, MPICH, a Slurm step, a TPU slice or Kubernetes, in this order
-    (docs/starting.md); without any of these the job has one process. PMIx alone (`prterun`) gives
-    no count: pass the arguments there. It is impossible that it returns on one process and raises
-    on another that is alive, or that it aborts the process.
+    Call it before the first use of JAX's devices. A repeated call does nothing if its arguments are
+    equivalent or not given (a notebook cell that is run again, a library). Arguments not given come
+    from `SHOAL_*`, `JAX_*`, `DTENSOR_*`, torchrun, Open MPI, MPICH, a Slurm step, a TPU slice or
+    Kubernetes, in this order (docs/starting.md); without any of these the job has one process. PMIx
+    alone (`prterun`) gives no count: pass the arguments there. It is impossible that it returns on
+    one process and raises on another that is alive, or that it aborts the process.
 
     Under `shoal run` the services of the job are already running; otherwise process 0 starts them
     as separate processes, which end with the job. If the program has called
@@ -106,7 +105,7 @@ def initialize(
       InitializeError: on every living process, within the deadline: a process did not arrive, an
         index is taken twice, counts or versions differ, or the meeting place cannot be reached.
         On this process: it was initialized before with other arguments (both are shown), or is a
-        fork of such a process; or JAX has already created its devices; or its launcher gives the
+        fork or a child of a process of the job; or JAX has already created its devices; or its launcher gives the
         index of the process, but not their number.
       UsageError: on this process: an argument or a variable is malformed.
 
@@ -125,7 +124,7 @@ def initialize(
         host_devices,
     )
     settings.check_all()
-    deadline = _deadline("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
+    deadline = membership.deadline_of("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
     hang_timeout = HangTimeout.of_settings()
     if _RECORD.guard is None:
         _RECORD.guard = ExitGuard()
@@ -140,7 +139,8 @@ def initialize(
 def _enter(
     arguments: Arguments, deadline: float, guard: ExitGuard, hang_timeout: HangTimeout
 ) -> None:
-    cluster, is_attached = membership.find_cluster(arguments)
+    cluster, is_attached = membership.find_cluster(arguments, reports=True)
+    not_joined.refuse_child(cluster)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
@@ -192,7 +192,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
     joined, guard, _RECORD.meshes = _RECORD.joined, _RECORD.guard, Meshes()
     if joined is None or guard is None or _RECORD.pid != os.getpid():
         return
-    deadline = _deadline("shutdown", timeout_s, "SHOAL_TIMEOUT_S")
+    deadline = membership.deadline_of("shutdown", timeout_s, "SHOAL_TIMEOUT_S")
     try:
         membership.wait_for_saves(joined, deadline)
         if joined.num_processes > 1:
@@ -208,10 +208,25 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         joined.close()
         guard.release()
     finally:
+        not_joined.unmark_member()
         _RECORD.joined, _RECORD.left = None, joined
         if _RECORD.sources is not None:
             _RECORD.sources.close()
             _RECORD.sources = None
+
+
+@local
+def is_initialized() -> bool:
+    """Return whether this process is in a job: after `initialize`, before `shutdown`.
+
+    Local.
+
+    True in a process forked from a member, which has its parent's index.
+
+    >>> is_initialized()
+    False
+    """
+    return _RECORD.joined is not None
 
 
 @local
@@ -282,11 +297,6 @@ def device_start() -> DeviceStart:
 def has_joined() -> bool:
     """Return whether this process, or the one it was forked from, has ever joined a job."""
     return (_RECORD.joined or _RECORD.left) is not None
-
-
-def is_joined() -> bool:
-    """Return whether this process is in a job: after `initialize`, before `shutdown`."""
-    return _RECORD.joined is not None
 
 
 def last_coordinator() -> Coordinator:
@@ -365,11 +375,12 @@ def _alone() -> Coordinator:
     if found is None:
         shown = shown_job(os.environ)
     elif found.num_processes > 1:
-        shown = ShownJob(BY_JAX, found.num_processes)
+        shown = ShownJob(not_joined.BY_JAX, found.num_processes)
     else:
         shown = None
     if shown is not None:
-        raise not_joined(shown)
+        not_joined.refuse_launched_child()
+        raise not_joined.not_joined(shown)
     if _RECORD.alone is None:
         _RECORD.alone = alone()
     return _RECORD.alone
@@ -380,15 +391,8 @@ def _leave_at_exit(words: str) -> None:
     joined = _RECORD.joined
     if joined is None:
         return
+    not_joined.unmark_member()
     if not _is_attached():
         jax_runtime.leave(process_ends=True)
     with contextlib.suppress(ShoalError, OSError):
         joined.close(words)
-
-
-def _deadline(caller: str, timeout_s: float | None, setting: str) -> float:
-    """Return the deadline on the monotonic clock."""
-    left_s = settings.timeout(caller, timeout_s, setting)
-    if not left_s > 0:
-        raise UsageError(f"{caller}: timeout_s={timeout_s!r} must be a positive number of seconds")
-    return ends_at(left_s)

@@ -46,3 +46,24 @@ def test_a_proc_of_another_pid_namespace_is_not_believed(launch):
     assert finished.lines == ["p0| together: 0 1", "p1| together: 0 1"], finished
     assert finished.code == 0
     assert launch.leaves_nobody()
+
+
+UNKNOWN = "shoal has no variable SHOAL_NPROCS; did you mean 'SHOAL_NUM_PROCESSES'?"
+
+
+def test_a_variable_that_does_not_exist_is_named_once_in_a_job(launch):
+    """By the launcher, for programs that do not use shoal; what the script sets, by process 0."""
+    launch.env["SHOAL_NPROCS"] = "2"
+    finished = launch.run(
+        *("-n", "2"),
+        script="""
+            import os, shoal
+            os.environ["SHOAL_TIMEOUTS"] = "5"
+            shoal.initialize(virtual_devices=1)
+        """,
+    )
+    assert finished.code == 0, finished
+    lines = finished.err.splitlines()
+    assert [line for line in lines if "SHOAL_NPROCS" in line] == [f"shoal run: {UNKNOWN}"]
+    own = "p0| shoal has no variable SHOAL_TIMEOUTS; did you mean 'SHOAL_TIMEOUT_S'?"
+    assert [line for line in lines if "SHOAL_TIMEOUTS" in line] == [own]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InitializeError, UsageError
-from shoal.runtime.process import initialize, is_joined
+from shoal.runtime.process import initialize, is_initialized
 from shoal.runtime.startup.launchers import decide, shown_job
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.slurm_step import first_host
@@ -153,7 +153,7 @@ def test_wrong_settings_are_refused_at_one_process_too(monkeypatch):
     assert len(caught.value.problems) == 3
     for name in ("SHOAL_LOST_AFTER_S='-1'", "SHOAL_GRACE_S='soon'", "SHOAL_HOST_MEMORY='2'"):
         assert name in str(caught.value)
-    assert not is_joined()
+    assert not is_initialized()
 
 
 @pytest.mark.parametrize("around", [{}, SALLOC, SLURM, MPICH], ids=str)

@@ -10,9 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from shoal import settings
 from shoal.runtime.doctor.diagnosis import Diagnosis, of_processes
 from shoal.runtime.doctor.examine import DoctorRequest
-from shoal.runtime.doctor.findings import Finding, Report, unpacked
+from shoal.runtime.doctor.findings import Finding, Report, unknown_variable, unpacked
 from shoal.runtime.system.environment import own_environment
 
 
@@ -21,6 +22,8 @@ def diagnose_here(request: DoctorRequest, processes: str, devices: str | None) -
     options = [] if devices is None else ["--devices", devices]
     shared = [part for folder in request.shared for part in ("--shared", folder)]
     program = [] if request.program is None else [request.program]
+    env = own_environment()
+    unknown = settings.unknown_variables(env)  # found here; otherwise the launcher reports them
     with tempfile.TemporaryDirectory(prefix="shoal-doctor-") as to:
         run = subprocess.run(
             [
@@ -28,13 +31,15 @@ def diagnose_here(request: DoctorRequest, processes: str, devices: str | None) -
                 *("--no-prefix", "-m", "shoal", "doctor", "--to", to),
                 *("--timeout", str(request.timeout_s), *shared, *program),
             ],
-            env=own_environment(),
+            env={name: value for name, value in env.items() if name not in unknown},
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr,  # what libraries print
         )
         files = sorted(Path(to).iterdir(), key=lambda file: int(file.stem.rpartition("-")[2]))
         reports = tuple(unpacked(file.read_bytes()) for file in files)
-    return _whole(reports, int(processes), run.returncode)
+    diagnosis = _whole(reports, int(processes), run.returncode)
+    notes = map(unknown_variable, unknown.values())
+    return diagnosis._replace(differences=(*diagnosis.differences, *notes))
 
 
 def _whole(reports: tuple[Report, ...], processes: int, code: int) -> Diagnosis:

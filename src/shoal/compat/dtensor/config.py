@@ -12,7 +12,7 @@ from shoal.compat.dtensor.placing import devices_of
 from shoal.compat.dtensor.refused import StartError
 from shoal.compat.dtensor.text.device_spec import DeviceSpec
 from shoal.errors import UsageError, nearest
-from shoal.runtime.process import coordinator, is_joined
+from shoal.runtime.process import coordinator, is_initialized
 from shoal.runtime.startup.dtensor_jobs import jobs_of
 from shoal.runtime.startup.launchers import numbers_of
 
@@ -38,7 +38,7 @@ _TYPES = ("CPU", "GPU", "TPU")
 
 def _numbers() -> tuple[int, int]:
     """Return the process number and count of the job, or of the one about to be joined."""
-    if is_joined():
+    if is_initialized():
         here = coordinator()
         return here.process, here.num_processes
     return numbers_of(os.environ)
@@ -82,7 +82,7 @@ def jobs() -> list[str]:
                 f"dtensor.jobs: Unexpected DTENSOR_JOBS content {','.join(listed)!r}: /bns/ "
                 "entries must be sorted by their task"
             )
-    if listed or not is_joined() or num_clients() == 1:
+    if listed or not is_initialized() or num_clients() == 1:
         return listed
     return list(coordinator().hosts)
 
@@ -129,7 +129,7 @@ def type_of(operation: str, device_type: object) -> str:
 
 def _present(operation: str, kind: str) -> dict[int, list[int]]:
     """Return the devices of each process; with several processes, only after joining the job."""
-    if not is_joined() and num_clients() > 1:
+    if not is_initialized() and num_clients() > 1:
         raise StartError(
             f"dtensor.{operation}: Accelerators are uninitialized in this process of a job of "
             f"{num_clients()}; call dtensor.initialize_accelerator_system() first"

@@ -18,7 +18,7 @@ from shoal.compat.dtensor.refused import NotPossible, StartError, check_eager, p
 from shoal.compat.dtensor.text.device_spec import DeviceSpec, spec_of
 from shoal.errors import UsageError
 from shoal.plan.placement import Rings
-from shoal.runtime.process import is_joined
+from shoal.runtime.process import is_initialized
 
 __all__ = [
     "barrier",
@@ -153,7 +153,7 @@ def _made(operation: str, dims: Dims, name: str, ids: Sequence[int], use_xla_spm
 
 def _type_of_job(operation: str, device_type: str | None) -> str:
     """Return the type of devices that a mesh of all processes has by default."""
-    if not is_joined():
+    if not is_initialized():
         raise StartError(
             f"dtensor.{operation}: Accelerators are uninitialized, please run "
             "dtensor.initialize_accelerator_system() first"

@@ -37,7 +37,7 @@ def is_initialized() -> bool:
 
     Local.
     """
-    return process.is_joined()
+    return process.is_initialized()
 
 
 @local
@@ -104,7 +104,7 @@ def refuse_megacore(operation: str, value: bool | None) -> None:
 
 
 def _check_first(operation: str) -> None:
-    if process.is_joined():
+    if process.is_initialized():
         raise StartError(
             f"dtensor.{operation}: Accelerator system has already been initialized (this is "
             f"process {process.process_index()} of {process.process_count()}); call "
@@ -200,7 +200,7 @@ def shutdown_accelerator_system() -> None:
     """
     operation = "shutdown_accelerator_system"
     check_eager(operation, "call it last in the program")
-    if not process.is_joined():
+    if not process.is_initialized():
         raise StartError(
             f"dtensor.{operation}: Accelerator system is not initialized; call "
             "initialize_accelerator_system() first"

@@ -8,6 +8,8 @@ import socket
 import threading
 import time
 
+from shoal.runtime.wire.connection import open_socket
+
 _FIRST_PAUSE_S = 0.05
 _LAST_PAUSE_S = 0.5
 _TRY_S = 2.0  # a host that is off does not answer
@@ -38,11 +40,8 @@ class Connecting:
         while not self._ended.wait(pause_s):
             began_s = time.monotonic()
             try:
-                sock = socket.create_connection((self._host, self._port), timeout=_TRY_S)
-                if sock.getsockname() != sock.getpeername():  # Linux: to itself, by accident
-                    self.socket = sock
-                    break
-                sock.close()
+                self.socket = open_socket((self._host, self._port), began_s + _TRY_S)
+                break
             except OSError as error:
                 self.problem = error.strerror or str(error)
             used_s = time.monotonic() - began_s

@@ -17,7 +17,8 @@ from shoal.errors import InitializeError, UsageError
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.joining import PROTOCOL, hosts_of
 from shoal.runtime.system.failure_words import listed
-from shoal.runtime.wire.connection import Channel, connect
+from shoal.runtime.system.process_status import pid_namespace
+from shoal.runtime.wire.connection import Channel, connect, what_failed
 from shoal.runtime.wire.frames import (
     MAX_PAYLOAD_BYTES,
     Frame,
@@ -33,7 +34,6 @@ _LOG = logging.getLogger("shoal")
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
 _FIRST_PAUSE_S = 0.02  # between attempts while the meeting place does not listen yet
 _LAST_PAUSE_S = 0.5
-_NOTHING = "nothing listens there"
 _ENDING_S = 1.0  # a connection closed sooner, unanswered, belongs to an earlier job
 
 
@@ -48,6 +48,7 @@ class Welcome(NamedTuple):
     lost_after_s: float
     leader: int  # the lowest process of this host
     keeps: Mapping[int, int]  # for the leader: the pid of each process of its host
+    is_on_one_host: bool  # whether all processes of the job are on this host
     near: str  # name of the Unix socket for calls, of the server or the gatherer; empty: none
     is_gathered: bool = False  # whether this process is connected through a gatherer
 
@@ -101,7 +102,8 @@ def handshake(
     except TimeoutError:
         reason = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
     except _NoMeetingPlace as error:
-        reason = f"{error.args[0]}; tried for {given_s(timeout_s):g} s{error.args[1]}"
+        reason = f"{error.args[0]}; tried for {given_s(timeout_s):g} s"
+        reason += f" ({error.args[1]})" if error.args[1] else ""
     except (OSError, FrameError) as error:
         reason = f"the server there closed the connection, or is not a meeting place ({error})"
     else:
@@ -161,9 +163,9 @@ def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tu
         try:
             channel = waiting.connect(max_body_bytes)
         except OSError as error:
-            gatherer = "the gatherer of this host cannot be reached"
-            what = gatherer if waiting.is_gathered else _NOTHING
-            reason = (what, f" ({error})")
+            reason = what_failed(error)
+            if waiting.is_gathered:
+                reason = ("the gatherer of this host cannot be reached", str(error))
         else:
             frame = _send_hello(channel, waiting, incarnation)
             kind = "later" if frame is None else frame.header.get("is")
@@ -175,7 +177,7 @@ def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tu
                 continue
             reason = ("an earlier job is still ending there, or it is not a meeting place", "")
             if frame is not None and kind == "unreachable":  # for the gatherer of this host
-                reason = (_NOTHING, f" ({frame.body.decode(errors='replace')})")
+                reason = (text_field(frame.header, "what"), frame.body.decode(errors="replace"))
         now = time.monotonic()
         if now >= limit:
             raise _NoMeetingPlace(*reason)
@@ -239,6 +241,7 @@ def _welcome_of(
             lost_after_s=number_field(frame.header, "lost_after_s"),
             leader=leader,
             keeps={int(p): pid for p, pid in keeps.items()},
+            is_on_one_host=frame.header.get("one_host") is True,
             near=text_field(frame.header, "near"),
         )
     except BaseException:
@@ -262,10 +265,9 @@ def _hello_frame(card: Identity, incarnation: str, limit: float) -> bytes:
 
 def host_id() -> str:
     """Return an id shared by processes that share pids and loopback; empty: unknown."""
+    pids = pid_namespace()
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))])
+        return f"{pids} {os.readlink('/proc/self/ns/net')}" if pids else ""
     except OSError:
         return ""
 

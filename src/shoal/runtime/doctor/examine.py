@@ -16,13 +16,15 @@ from shoal.runtime.doctor import host_state, installed, meeting_check
 from shoal.runtime.doctor.device_probe import DeviceProbe
 from shoal.runtime.doctor.diagnosis import Diagnosis, of_one
 from shoal.runtime.doctor.exchange import exchange
-from shoal.runtime.doctor.findings import CheckResult, Report, problem_of
+from shoal.runtime.doctor.findings import CheckResult, Report, problem_of, unknown_variable
 from shoal.runtime.doctor.launcher_rules import rule_states
 from shoal.runtime.doctor.proxies import check_proxies
 from shoal.runtime.doctor.shared_folders import FolderMarks
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.launchers import JobPlace, decide
+from shoal.runtime.startup.not_joined import refuse_child
 from shoal.runtime.startup.options import Arguments
+from shoal.settings import unknown_variables
 
 
 class DoctorRequest(NamedTuple):
@@ -49,6 +51,7 @@ def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagno
         if place is not None and place.num_processes > 1:
             report, joined = _meet(report, place, request, env)
         report = report.with_check("devices", probe.result())
+        report = report.with_check("host", host_state.check_name(report))
         folders = _folders(request, env)
         if joined is None:
             diagnosis = of_one(_try_folders(report, folders))
@@ -66,9 +69,11 @@ def diagnosed(request: DoctorRequest, env: Mapping[str, str]) -> Iterator[Diagno
 def _begin(env: Mapping[str, str]) -> tuple[Report, JobPlace | None]:
     """Return a report of the launcher's rule, and this process's place in the job by it."""
     rows = [state._asdict() for state in rule_states(env)]
-    report = Report(None, None, socket.gethostname(), os.getpid(), {}, ())
+    unknown = tuple(unknown_variable(words) for words in unknown_variables(env).values())
+    report = Report(None, None, socket.gethostname(), os.getpid(), {}, unknown)
     try:
         place = decide(Arguments(), env)
+        refuse_child(place)
     except ShoalError as error:
         finding = problem_of("launcher", error)
         return report.with_check("launcher", CheckResult({"rules": rows}, (finding,))), None

@@ -61,6 +61,11 @@ def problem_of(check: str, error: Exception) -> Finding:
     return Finding(check, "; ".join(str(error).splitlines()))
 
 
+def unknown_variable(words: str) -> Finding:
+    """Return a note about a variable that begins with SHOAL_ and does not exist."""
+    return Finding("launcher", words, level=NOTE)
+
+
 def packed(report: Report) -> bytes:
     """Return a report as JSON."""
     findings = [finding._asdict() for finding in report.findings]

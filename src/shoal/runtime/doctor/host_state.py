@@ -9,24 +9,40 @@ import tempfile
 from pathlib import Path
 
 from shoal.paths import free_bytes_at
-from shoal.runtime.doctor.findings import LITTLE_DISK_BYTES, NOTE, CheckResult, Finding
+from shoal.runtime.doctor.findings import (
+    LITTLE_DISK_BYTES,
+    NOTE,
+    PROBLEM,
+    CheckResult,
+    Finding,
+    Report,
+)
 from shoal.runtime.doctor.reachability import resolve
 from shoal.runtime.system.cores import num_cores
+from shoal.runtime.system.own_name import ADVICE, unresolved
 
 _LITTLE_MEMORY_BYTES = 512 << 20
 _RESOLVE_S = 5.0
 
 
 def check_host() -> CheckResult:
-    """Check that this host's name resolves: CPU devices of several processes connect by it."""
+    """Return the name of this host, and its addresses by that name."""
     name = socket.gethostname()
     found = resolve(name, _RESOLVE_S)
     facts = {"name": name, "addresses": list(found.addresses), "cores": num_cores()}
-    if found.addresses:
-        return CheckResult(facts)
-    words = f"this host's own name {name!r} does not resolve: {found.error}"
-    advice = "CPU devices of several processes need it: add it to /etc/hosts"
-    return CheckResult(facts, (Finding("host", words, advice, NOTE),))
+    return CheckResult(facts if found.addresses else {**facts, "error": found.error})
+
+
+def check_name(report: Report) -> CheckResult:
+    """Check that the host's name resolves: CPU devices of several processes connect by it."""
+    host, devices = report.facts["host"], report.facts.get("devices", {})
+    if host["addresses"]:
+        return CheckResult({})
+    connects_by_it = devices.get("platform") == "cpu" and (report.num_processes or 1) > 1
+    level = PROBLEM if connects_by_it else NOTE
+    words = unresolved(host["name"], host["error"])
+    advice = f"{ADVICE} (on one host shoal.initialize does without; other programs may not)"
+    return CheckResult({}, (Finding("host", words, advice, level),))
 
 
 def check_memory(root: str = "/") -> CheckResult:

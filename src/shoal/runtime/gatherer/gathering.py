@@ -37,7 +37,7 @@ from shoal.runtime.gatherer.packing import HeldArrivals, HeldBeats
 from shoal.runtime.rules.joining import WRONG_TOKEN, is_same_secret
 from shoal.runtime.rules.messages import ArrivalHeaders, beat_of, trails_of
 from shoal.runtime.system.job_signals import ignore_job_signals
-from shoal.runtime.wire.connection import open_socket
+from shoal.runtime.wire.connection import open_socket, what_failed
 from shoal.runtime.wire.frames import (
     MAX_PAYLOAD_BYTES,
     Frame,
@@ -99,7 +99,7 @@ class Gatherer:
         self._next_branch = 0
         self._trunk: Connection | None = None
         self._is_welcome = False
-        self._refused = (-math.inf, "")  # when the meeting place could not be reached, and why
+        self._refused = (-math.inf, "", "")  # when the meeting place could not be reached, and why
         self._headers = ArrivalHeaders()
         self._arrivals = HeldArrivals(self._send)
         self._beats = HeldBeats(math.inf)
@@ -221,8 +221,8 @@ class Gatherer:
         count = whole_field(frame.header, "processes") if is_life else 0
         self._quiet_since = self._clock()
         if not self._reach(process):
-            words = self._refused[1].encode(errors="replace")
-            refusal = pack_frame({"is": "unreachable"}, words)
+            _, what, why = self._refused
+            refusal = pack_frame({"is": "unreachable", "what": what}, why.encode(errors="replace"))
             self._near.send(connection, refusal, then_close=True)
             return
         member = _Member(self._next_branch, process, is_life, count)
@@ -259,14 +259,14 @@ class Gatherer:
     def _reach(self, process: int) -> bool:
         """Return whether there is a trunk; open it, for this process."""
         if self._trunk is not None:
-            self._refused = self._clock(), "the gatherer of this host is ending"
+            self._refused = self._clock(), "the gatherer of this host is ending", ""
             return self._leaves_at == math.inf
         if self._clock() < self._refused[0] + _RETRY_S:
             return False
         try:
             sock = open_socket(split_address(self._address), time.monotonic() + _CONNECT_S)
         except OSError as error:
-            self._refused = self._clock(), str(error)
+            self._refused = self._clock(), *what_failed(error)
             return False
         self._trunk = self._far.adopt(sock, self)
         self._trunk.most_unsent_bytes = math.inf  # or both ends could wait for the other to read

@@ -12,6 +12,7 @@ address.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -25,6 +26,7 @@ from shoal.runtime.system.accelerators import count_accelerators
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
 from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.wire.frames import address_text
+from shoal.runtime.wire.listening import is_loopback
 
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
 _SHUTDOWN_S = 5
@@ -230,6 +232,17 @@ def disconnect(client: Any) -> None:
     client.shutdown()
 
 
+def use_loopback(is_on_one_host: bool) -> None:
+    """Let CPU devices connect by the loopback, or as JAX does: by this host's name, which a
+    container's or a laptop's resolver may not know."""
+    from jaxlib import _jax
+
+    make = _jax.make_gloo_tcp_collectives
+    make = getattr(make, "func", make)  # a partial of an earlier job
+    by_loopback = functools.partial(make, hostname="127.0.0.1")
+    _jax.make_gloo_tcp_collectives = by_loopback if is_on_one_host else make
+
+
 def install(client: Any, address: str, process: int, num_processes: int) -> None:
     """Make `client` the one that backends use, as `jax.distributed.initialize` does.
 
@@ -258,6 +271,7 @@ def leave(*, process_ends: bool) -> None:
         state.client = client and _Leaving(client)
         api.clean_up()
         return
+    use_loopback(False)
     if client is not None:
         disconnect(client)
     state.shutdown()
@@ -351,6 +365,7 @@ def serve_unmodified_scripts(on_initialize: Callable[[], None] = lambda: None) -
         found = detect(*arguments, **options)
         if found[0] == os.environ.get("SHOAL_JAX_SERVICE"):
             os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", _DECOY)
+        use_loopback(is_loopback(str(found[0]).rpartition(":")[0].strip("[]")))
         return found
 
     clusters.ClusterEnv.auto_detect_unset_distributed_params = detect_with_decoy

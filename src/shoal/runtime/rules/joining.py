@@ -127,6 +127,11 @@ class Joining(Generic[To]):
                 shared.setdefault(hello.host_id, {})[process] = hello.pid
         return shared
 
+    @property
+    def is_on_one_host(self) -> bool:
+        """Return whether all processes are known to be on one host, once complete."""
+        return [self.num_processes] == [len(pids) for pids in self.shared_hosts.values()]
+
     def host_id(self, process: int) -> str:
         """Return the host_id of a process that joined, empty if it is unknown."""
         return self._here[process].host_id
@@ -226,7 +231,13 @@ class Joining(Generic[To]):
 
     def _why_complete(self, hello: Hello) -> str:
         there = self._here.get(hello.process)
-        return "the job is complete" + (f": {there} is process {hello.process}" if there else "")
+        words = "the job is complete" + (f": {there} is process {hello.process}" if there else "")
+        if there and there.host_id and there.host_id == hello.host_id:
+            words += (
+                "; if this is a child of it, put initialize() below `if __name__ == '__main__':`, "
+                "or pass num_processes=1"
+            )
+        return words
 
     def _problems(self, hello: Hello) -> list[str]:
         """Return everything that is wrong with a HELLO, with both sides."""

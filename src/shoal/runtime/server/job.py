@@ -264,6 +264,8 @@ def _welcomes(
     """Yield the welcomes, each with its processes. Only the leader of a host needs the pids of its
     processes, but behind a gatherer all get one frame."""
     header: dict[str, Any] = {"is": "welcome", "jax_service": joining.jax_service, **more}
+    if joining.is_on_one_host:
+        header["one_host"] = True
     hosts = json.dumps(host_runs(joining.hosts)).encode()
     if len(hosts) > _LARGE_BYTES:
         header, hosts = {**header, "packed": True}, zlib.compress(hosts)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shoal.hashing import short_digest
 from shoal.runtime.startup.launched_by import launcher_of
-from shoal.runtime.startup.launcher_table import Launcher, jax_address
+from shoal.runtime.startup.launcher_table import Launcher, jax_address, shown, variables_of
 from shoal.runtime.startup.local_devices import LocalPlace
 from shoal.runtime.startup.rendezvous import Rendezvous, local_base
 from shoal.runtime.wire.frames import split_address
@@ -37,6 +37,14 @@ class Launched(NamedTuple):
     env: Environment  # completed
     num_processes: int
     local: LocalPlace
+
+    @property
+    def words(self) -> str:
+        """The launcher's variables for this process, if any of them identifies the job; else ""."""
+        launcher = self.launcher
+        if not variables_of(self.env, launcher.job):
+            return ""
+        return f"{launcher.name}: {shown(variables_of(self.env, launcher.own))}"
 
 
 def meets_at(
@@ -88,8 +96,9 @@ def _in_directory(directory: str, launched: Launched | None, problems: list[str]
 
 def _here(launched: Launched) -> Rendezvous:
     launcher, env = launched.launcher, launched.env
-    shown = [f"{name}={env[name]}" for name in launcher.indices if name in env]
-    return Rendezvous(local_base(), _name(launched, launcher_of(shown)), True)
+    # Those with a blank in their name are not the process's: `completed` has added them.
+    own = [f"{name}={env[name]}" for name in launcher.own if name in env and " " not in name]
+    return Rendezvous(local_base(), _name(launched, launcher_of(own, launcher.daemon)), True)
 
 
 def _name(launched: Launched | None, *more: str) -> str:

@@ -37,6 +37,7 @@ from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
 from shoal.runtime.system.accelerators import are_attached
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
+from shoal.runtime.system.own_name import ADVICE, why_unresolved
 
 _LOG = logging.getLogger("shoal")
 _NAME = "the start of the devices"
@@ -232,10 +233,14 @@ def _failure(coordinator: Coordinator, requested: str | None, error: Exception) 
             process=coordinator.process,
             host=host,
         )
-    return DeviceStartError(
-        f"{me}: the {kind} devices failed to start: {said}\n"
+    advice = (
         f"a likely hardware fault of {host}, if no other program holds the devices: look at its "
-        "system log, and start the job without this host",
+        "system log, and start the job without this host"
+    )
+    if platform == "cpu" and coordinator.num_processes > 1 and (words := why_unresolved()):
+        said, advice = words, ADVICE
+    return DeviceStartError(
+        f"{me}: the {kind} devices failed to start: {said}\n{advice}",
         platform=platform,
         process=coordinator.process,
         host=host,

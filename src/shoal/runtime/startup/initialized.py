@@ -1,5 +1,5 @@
-"""The arguments of `initialize`, kept for a repeated call: a notebook cell that is run again, or a
-program whose test bench has already joined the job.
+"""The arguments of `initialize`, kept for a repeated call: a notebook cell that is run again, a
+library that makes sure of the job, or a program whose test bench has already joined it.
 """
 
 from __future__ import annotations
@@ -7,10 +7,19 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from shoal.errors import InitializeError
+from shoal.arguments import not_texts
+from shoal.errors import InitializeError, raise_all
+from shoal.runtime.startup.addresses import meets_at
 from shoal.runtime.startup.launchers import JobPlace, decide
 from shoal.runtime.startup.membership import find_cluster
-from shoal.runtime.startup.options import Arguments
+from shoal.runtime.startup.options import (
+    Arguments,
+    bind_host,
+    device_ids,
+    host_devices,
+    virtual_devices,
+    whole,
+)
 
 # The job and this process's place in it; not their source, nor the secret.
 _COMPARED = {
@@ -22,6 +31,7 @@ _COMPARED = {
     "local_device_ids": "local_device_ids",
     "host_devices": "host_devices",
 }
+_NUMBERS = ("process", "num_processes", "address")  # whose source is one: arguments or a launcher
 
 
 class Initialized(NamedTuple):
@@ -33,12 +43,25 @@ class Initialized(NamedTuple):
     site: str
 
     def check_same(self, arguments: Arguments) -> None:
-        """Raise InitializeError if these arguments differ from those of the call that joined."""
-        now = find_cluster(arguments)[0] if self.is_attached else decide(arguments, os.environ)
+        """Raise InitializeError if these arguments contradict those of the call that joined.
+
+        What is not given contradicts nothing, unless the environment describes another job by now.
+
+        Raises:
+          UsageError: an argument is malformed.
+        """
+        now = self._given(arguments)
+        fixed = {*now, *(_NUMBERS if now.keys() & {*_NUMBERS[:2]} else ())}
+        again = (
+            find_cluster(self.arguments)[0]
+            if self.is_attached
+            else decide(self.arguments, os.environ)
+        )
+        now = {field: getattr(again, field) for field in _COMPARED if field not in fixed} | now
         differing = [
-            f"{name}: {_shown(before)} before, {_shown(after)} now"
+            f"{name}: {_shown(before)} before, {_shown(now[field])} now"
             for field, name in _COMPARED.items()
-            if (before := getattr(self.cluster, field)) != (after := getattr(now, field))
+            if field in now and (before := getattr(self.cluster, field)) != now[field]
         ]
         if not differing:
             return
@@ -49,6 +72,29 @@ class Initialized(NamedTuple):
             f"this is process {cluster.process} of {cluster.num_processes}; call shutdown() first "
             "to join another job"
         )
+
+    def _given(self, arguments: Arguments) -> dict[str, object]:
+        """Return what these arguments say, without the environment, by the field of `JobPlace`."""
+        address, count, process = arguments[:3]
+        texts = {"coordinator_address": address}
+        texts["coordinator_bind_address"] = arguments.coordinator_bind_address
+        problems = not_texts(**texts)
+        found = {
+            "process": None if process is None else whole("process_id", process, 0, problems),
+            "num_processes": None if count is None else whole("num_processes", count, 1, problems),
+            "address": None if address is None else meets_at(address, {}, None, problems).address,
+            "bind_host": bind_host(arguments, {}, problems),
+            "virtual_devices": virtual_devices(arguments, {}, problems),
+            "local_device_ids": device_ids(arguments, {}, problems),
+            "host_devices": host_devices(arguments, problems),
+        }
+        raise_all("initialize", problems)
+        given: dict[str, object] = {
+            field: value for field, value in found.items() if value is not None
+        }
+        if self.is_attached or given.get("num_processes", self.cluster.num_processes) == 1:
+            given.pop("address", None)  # of no effect
+        return given
 
 
 def _shown(value: object) -> str:

@@ -9,12 +9,13 @@ from collections.abc import Collection
 from shoal.runtime.system.process_status import status_of
 
 
-def launcher_of(variables: Collection[str]) -> str:
+def launcher_of(variables: Collection[str], daemon: str = "") -> str:
     """Return an identifier of the launcher, equal for all processes of this host that it started.
 
-    The launcher is the nearest ancestor that was started without `variables` ("PMI_RANK=3"), which
-    it sets for its children: wrapper scripts in between inherit them. Without /proc it is the
-    parent.
+    The launcher is the nearest ancestor that was started without all of `variables` ("PMI_RANK=3"),
+    which it sets for its children: wrapper scripts in between inherit them. So does a launcher that
+    is started within a process of another job; it has other ones, or is known as a program called
+    `daemon`. Without /proc it is the parent.
     """
     wanted = {variable.encode() for variable in variables}
     status = status_of(os.getpid())
@@ -24,15 +25,22 @@ def launcher_of(variables: Collection[str]) -> str:
             if pid == 0:  # outside of this container
                 return "outside"
             status = status_of(pid)
-            if status is not None and (pid == 1 or not wanted & _environment(pid)):
+            is_launcher = pid == 1 or _name(pid) == daemon or not wanted <= environment_of(pid)
+            if status is not None and is_launcher:
                 return f"{pid} started {status.started_ticks}"
     return str(os.getppid())
 
 
-def _environment(pid: int) -> set[bytes]:
+def environment_of(pid: int) -> set[bytes]:
     """Return the variables that a process was started with; empty for another user's process."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return set(file.read().split(b"\0"))
     except PermissionError:
         return set()
+
+
+def _name(pid: int) -> str:
+    """Return the name of a process's program: at most 15 characters of it."""
+    with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().strip()

@@ -38,6 +38,13 @@ class Launcher(NamedTuple):
     completed: Callable[[Environment, list[str]], Environment] = lambda env, problems: env
     advice: str = ""  # if the pair has no count
     shows_job: bool = True  # also before `initialize` is called
+    daemon: str = ""  # the program that starts the processes of a host, and has their environment
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The variables that a process gets anew where its job is started within another one."""
+        numbers = (*self.indices, *self.counts, *self.local_indices, *self.local_counts)
+        return (*numbers, *self.same_index, *self.job)
 
 
 def variables_of(env: Environment, names: Iterable[str]) -> dict[str, str]:
@@ -144,6 +151,7 @@ LAUNCHERS = (
         ("MPI_LOCALRANKID",),
         ("MPI_LOCALNRANKS",),
         job=("PMI_JOBID",),
+        daemon="hydra_pmi_proxy",
     ),
     Launcher(
         "Slurm step",

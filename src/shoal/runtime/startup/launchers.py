@@ -50,6 +50,7 @@ class JobPlace(NamedTuple):
     passed_over: tuple[str, ...]  # one line for each launcher that was seen and not used
     host_devices: int | None = None  # CPU devices beside the accelerators
     rendezvous: Rendezvous | None = None  # where process 0 says the address
+    launched: str = ""  # the launcher's variables, if they identify the job
 
 
 class ShownJob(NamedTuple):
@@ -107,6 +108,7 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
         passed_over=tuple(passed_over),
         host_devices=host_devices(arguments, problems),
         rendezvous=where.rendezvous,
+        launched=place.launched.words if place.launched else "",
     )
     raise_all("initialize", problems)
     return cluster

@@ -7,6 +7,7 @@ Only then does any process touch JAX's service, which would answer the same mist
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -14,7 +15,14 @@ import time
 from concurrent.futures import Future, wait
 from typing import Any
 
-from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
+from shoal import settings
+from shoal.errors import (
+    DeadlineError,
+    InitializeError,
+    ProcessLostError,
+    ShoalError,
+    UsageError,
+)
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.exit.unfinished import pause_s
@@ -25,10 +33,11 @@ from shoal.runtime.jax_service.keeper_link import (
     is_likely_leader,
     without_proxy,
 )
-from shoal.runtime.rules.deadline import given_s, left_of
+from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.launchers import JobPlace, decide
 from shoal.runtime.startup.meeting_address import join_place
+from shoal.runtime.startup.not_joined import mark_member
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
 from shoal.runtime.startup.single_process import alone
@@ -40,15 +49,38 @@ from shoal.runtime.wire.listening import is_loopback
 
 SAVES = "shoal-save"  # the name of saving threads, which meet other processes by themselves
 
+_LOG = logging.getLogger("shoal")
 _CONNECTING = "shoal connects the devices"
 
 
-def find_cluster(arguments: Arguments) -> tuple[JobPlace, bool]:
-    """Return this process's place, and whether JAX joined the job already."""
-    found = jax_runtime.attached()
-    if found is None:
-        return decide(arguments, os.environ), False
-    return _attach(found, arguments), True
+def deadline_of(caller: str, timeout_s: float | None, setting: str) -> float:
+    """Return the deadline of a call on the monotonic clock, by its `timeout_s` or the setting.
+
+    Raises:
+      UsageError: it is not a positive number.
+    """
+    left_s = settings.timeout(caller, timeout_s, setting)
+    if not left_s > 0:
+        raise UsageError(f"{caller}: timeout_s={timeout_s!r} must be a positive number of seconds")
+    return ends_at(left_s)
+
+
+def find_cluster(arguments: Arguments, *, reports: bool = False) -> tuple[JobPlace, bool]:
+    """Return this process's place, and whether JAX joined the job already.
+
+    Args:
+      reports: whether to log the variables that do not exist, which may be why it fails.
+    """
+    found, process = jax_runtime.attached(), 0
+    try:
+        cluster = _attach(found, arguments) if found else decide(arguments, os.environ)
+        process = cluster.process
+    finally:
+        unknown = settings.unknown_variables(os.environ) if reports else {}
+        if unknown:  # on one process: the others most likely have the same ones
+            level = logging.INFO if process else logging.WARNING
+            _LOG.log(level, "%s", "\n".join(unknown.values()))
+    return cluster, found is not None
 
 
 def _attach(found: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
@@ -139,6 +171,7 @@ def become_member(
             missing = error.lost if isinstance(error, ProcessLostError) else ()
             raise InitializeError(f"initialize: {error}", missing=missing) from None
         raise
+    mark_member(cluster)
     return joined
 
 
@@ -158,6 +191,8 @@ def _enter(
             near = find_host_keeper(keeper, joined, token, jax_service, deadline)
     finally:
         keeper.dismiss()
+    place_host = split_address(joined.address)[0]
+    jax_runtime.use_loopback(joined.welcome.is_on_one_host or is_loopback(place_host))
     if not is_attached:
         if is_loopback(host := split_address(near)[0]):
             os.environ.update(without_proxy(host, os.environ))

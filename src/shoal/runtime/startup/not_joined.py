@@ -1,11 +1,80 @@
-"""The error of a process that belongs to a job of several and has not joined it."""
+"""The errors of a process that belongs to a job of several and has not joined it.
+
+Or that seems to: the children of a member inherit its launcher's variables. So a member leaves a
+mark in its environment, which they inherit too: its index, its pid, when it began, its pid
+namespace, and what identifies the job. It does not count once that process has ended, in another
+namespace, or in the process itself, after an exec; and it is of no consequence to a child that
+joins another job, as one that a launcher started within the member has other variables.
+"""
 
 from __future__ import annotations
 
-from shoal.errors import InitializeError
-from shoal.runtime.startup.launchers import ShownJob
+import contextlib
+import os
+import sys
+from typing import NamedTuple
+
+from shoal.errors import InitializeError, ShoalError
+from shoal.hashing import short_digest
+from shoal.runtime.startup.launched_by import environment_of
+from shoal.runtime.startup.launcher_table import LAUNCHERS
+from shoal.runtime.startup.launchers import JobPlace, ShownJob, decide
+from shoal.runtime.startup.options import Arguments
+from shoal.runtime.system.process_status import pid_namespace, shows_own_pids, status_of
 
 BY_JAX = "jax.distributed.initialize"
+_MARK = "SHOAL_MEMBER"
+
+
+class _MarkedMember(NamedTuple):
+    """The mark of a member."""
+
+    process: int
+    pid: int
+    started_ticks: int  # 0: unknown
+    namespace: str
+    jobs: frozenset[str]  # each identifies the job: by where it meets, by a launcher's variables
+
+    @property
+    def is_another(self) -> bool:
+        """Return whether it is a living process other than this one."""
+        if self.pid == os.getpid() or self.namespace != _digest(pid_namespace()):
+            return False
+        status = status_of(self.pid)
+        if status is not None:
+            return status.started_ticks == self.started_ticks and not status.has_ended
+        return not shows_own_pids() and _exists(self.pid)
+
+
+def mark_member(cluster: JobPlace) -> None:
+    """Leave a mark for the children of this process, which has joined its job."""
+    status = status_of(os.getpid())
+    jobs = {*_jobs(cluster), *_jobs(_launched())}
+    numbers = (cluster.process, os.getpid(), status.started_ticks if status else 0)
+    words = [*map(str, numbers), _digest(pid_namespace()), *sorted(jobs)]
+    os.environ[_MARK] = " ".join(words)
+
+
+def unmark_member() -> None:
+    """Remove the mark: this process has left its job."""
+    os.environ.pop(_MARK, None)
+
+
+def refuse_child(cluster: JobPlace) -> None:
+    """Raise InitializeError if this process is a child of a member, about to join the same job."""
+    if cluster.num_processes == 1:
+        return
+    member = _marked()
+    if member is not None and member.is_another and member.jobs & _jobs(cluster):
+        raise _child_of(member.process, member.pid)
+    if _is_main_imported() and _is_launched(parent := _parent()):
+        raise _child_of(cluster.process, parent)  # that was started before there was a mark
+
+
+def refuse_launched_child() -> None:
+    """Raise InitializeError if this process is a child of a member, with the same launcher."""
+    if (cluster := _launched()) is not None:
+        refuse_child(cluster)
 
 
 def not_joined(shown: ShownJob) -> InitializeError:
@@ -25,3 +94,81 @@ def not_joined(shown: ShownJob) -> InitializeError:
         f"this process is one of {shown.num_processes} ({shown.words}) and has not joined them: "
         "call shoal.initialize() first, or initialize(num_processes=1) for a job of one"
     )
+
+
+def _child_of(process: int, pid: int) -> InitializeError:
+    return InitializeError(
+        f"this is a child of process {process} (pid {pid}) of a job: put initialize() below "
+        "`if __name__ == '__main__':`, or pass num_processes=1 for a job of its own"
+    )
+
+
+def _marked() -> _MarkedMember | None:
+    """Return the mark that this process has inherited."""
+    try:
+        process, pid, started_ticks, namespace, *jobs = os.environ.get(_MARK, "").split(" ")
+        return _MarkedMember(int(process), int(pid), int(started_ticks), namespace, frozenset(jobs))
+    except ValueError:
+        return None
+
+
+def _launched() -> JobPlace | None:
+    """Return the place that the environment gives, without asking a TPU's metadata server."""
+    with contextlib.suppress(ShoalError):
+        return decide(Arguments(), {**os.environ, "JAX_PLATFORMS": "cpu"})
+    return None
+
+
+def _jobs(cluster: JobPlace | None) -> set[str]:
+    """Return what identifies a job of several."""
+    if cluster is None or cluster.num_processes == 1:
+        return set()
+    meets = cluster.rendezvous
+    where = cluster.address or (os.path.join(meets.base, meets.name) if meets else "")
+    keys = [where]
+    if meets is not None and meets.on_one_host and cluster.launched:
+        keys.append(cluster.launched)  # its directory is found by its ancestors, which may be gone
+    return {_digest(key) for key in keys}
+
+
+def _digest(words: str) -> str:
+    return short_digest(words.encode(errors="surrogateescape")).hex()
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _is_main_imported() -> bool:
+    """Return whether `multiprocessing` imports the main module of the parent, which calls this."""
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_globals.get("__name__")
+        if name == "__mp_main__" and frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _is_launched(pid: int) -> bool:
+    """Return whether a process was started with this process's numbers, instead of setting them."""
+    names = [name for launcher in LAUNCHERS for name in (*launcher.indices, *launcher.counts)]
+    own = {f"{name}={os.environ[name]}".encode() for name in names if name in os.environ}
+    with contextlib.suppress(OSError):
+        return bool(own) and own <= environment_of(pid)
+    return False
+
+
+def _parent() -> int:
+    """Return the pid of the process that has started this worker, perhaps by a fork server."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        status = status_of(pid) if b"multiprocessing.forkserver" in file.read() else None
+        return status.parent if status else pid
+    return pid

@@ -139,7 +139,10 @@ class Visit:
                 raise self._error("another process 0 is here: does another job use the directory?")
             twice = [index for index, drawn in came.items() if len(drawn) > 1]
             if twice:
-                raise self._error(f"{_words(twice)} arrived more than once: {self._advice()}")
+                advice = self._advice()
+                if self._where.on_one_host:
+                    advice = "does a child of theirs call initialize(), too?"
+                raise self._error(f"{_words(twice)} arrived more than once: {advice}")
             missing = [index for index in range(self._num_processes) if index not in came]
             if not missing:
                 return
@@ -234,13 +237,16 @@ def _words(processes: list[int]) -> str:
 def own_host() -> str:
     """Return the address by which other hosts are most likely to reach this one.
 
-    The address of its name; if that is the loopback (as on Debian), that of the default route.
+    The address of its name; if that is the loopback (as on Debian), that of the default route. A
+    host with neither reaches only itself.
     """
-    with contextlib.suppress(OSError):
+    name = "127.0.0.1"
+    with contextlib.suppress(OSError, UnicodeError):
         host = socket.gethostbyname(socket.gethostname())
         if not host.startswith("127."):
             return host
+        name = socket.gethostname()
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing
         return str(probe.getsockname()[0])
-    return socket.gethostname()
+    return name

@@ -42,6 +42,15 @@ def shows_own_pids() -> bool:
         return False
 
 
+def pid_namespace() -> str:
+    """Return an id shared by processes that see each other's pids; empty: unknown."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
 def status_of(pid: int) -> ProcessStatus | None:
     """Return the status of a process; None: there is no such process, or it cannot be seen."""
     return _read(pid) if shows_own_pids() else None

@@ -15,6 +15,14 @@ _DAY_S = 86_400.0
 _LOOK_S = 100e-6  # how long to spin before sleeping; other threads may run meanwhile
 
 
+class UnknownNameError(OSError):
+    """The name of a host does not resolve."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"the name {name!r} does not resolve: {why}")
+        self.name, self.why = name, why
+
+
 class Channel:
     """A connected socket that carries frames. One thread at a time.
 
@@ -101,17 +109,34 @@ def connect(address: tuple[str, int], limit: float, *, max_body_bytes: int) -> C
     """Connect once.
 
     Raises:
-      OSError: nothing listens there, or the name is unknown.
+      UnknownNameError: the name of the host does not resolve.
+      OSError: nothing listens there.
     """
     return Channel(open_socket(address, limit), max_body_bytes=max_body_bytes)
+
+
+def what_failed(error: OSError) -> tuple[str, str]:
+    """Return what is wrong where a connection failed, and the details.
+
+    >>> what_failed(ConnectionRefusedError(111, "Connection refused"))
+    ('nothing listens there', '[Errno 111] Connection refused')
+    """
+    if isinstance(error, UnknownNameError):
+        return f"the name {error.name!r} does not resolve", error.why
+    return "nothing listens there", str(error)
 
 
 def open_socket(address: tuple[str, int], limit: float) -> socket.socket:
     """Return a socket connected to another one. Raises as `connect` does."""
     left_s = _left_s(limit)
-    sock = socket.create_connection(
-        address, timeout=None if left_s is None else max(left_s, _MOMENT_S)
-    )
+    try:
+        sock = socket.create_connection(
+            address, timeout=None if left_s is None else max(left_s, _MOMENT_S)
+        )
+    except socket.gaierror as error:
+        raise UnknownNameError(address[0], error.strerror or str(error)) from None
+    except UnicodeError:  # an empty label, or one that is too long
+        raise UnknownNameError(address[0], "it is not a valid name") from None
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sock.getsockname() == sock.getpeername():
         # Linux lets a socket connect to itself if it tries a free port of the ephemeral range often

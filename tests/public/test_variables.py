@@ -1,0 +1,68 @@
+"""Variables that begin with SHOAL_ and do not exist are named, with the nearest that does."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.settings import SETTINGS, unknown_variables
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("COORDINATOR_ADDRESS", "COORDINATOR"),
+        ("COORDINATOR_ADDR", "COORDINATOR"),
+        ("NPROCS", "NUM_PROCESSES"),
+        ("NUM_PROCS", "NUM_PROCESSES"),
+        ("PROCESS_COUNT", "NUM_PROCESSES"),
+        ("WORLD_SIZE", "NUM_PROCESSES"),
+        ("RANK", "PROCESS_ID"),
+        ("PROCESS_INDEX", "PROCESS_ID"),
+        ("MASTER_ADDR", "COORDINATOR"),
+        ("TIMEOUT", "TIMEOUT_S"),
+        ("INIT_TIMEOUT_S", "INITIALIZE_TIMEOUT_S"),
+        ("NUM_DEVICES", "VIRTUAL_DEVICES"),
+        ("process_id", "PROCESS_ID"),
+    ],
+)
+def test_the_nearest_is_named(typed, meant):
+    name = f"SHOAL_{typed}"
+    found = unknown_variables({name: "a secret", "SHOAL_TOKEN": "x", "PATH": "/bin"})
+    assert found[name] == f"shoal has no variable {name}; did you mean 'SHOAL_{meant}'?"
+
+
+def test_without_a_near_one_none_is_named():
+    found = unknown_variables({"SHOAL_VERBOSE": "1"})
+    assert found == {"SHOAL_VERBOSE": "shoal has no variable SHOAL_VERBOSE"}
+
+
+def test_what_exists_is_empty_or_is_not_ours_is_not_named():
+    env = dict.fromkeys(SETTINGS, "1") | {
+        "SHOAL_REPORTED": "",
+        "SHOAL_NPROCS": " ",
+        "SHOALS": "1",
+        "RANK": "1",
+    }
+    assert unknown_variables(env) == {}
+
+
+def test_those_that_kubernetes_sets_for_a_service_are_not_named():
+    """For a service `shoal-run` it sets these in every pod of the namespace."""
+    links = {
+        "SHOAL_RUN_SERVICE_HOST": "10.0.0.1",
+        "SHOAL_RUN_SERVICE_PORT": "8476",
+        "SHOAL_RUN_SERVICE_PORT_MEET": "8476",
+        "SHOAL_RUN_PORT": "tcp://10.0.0.1:8476",
+        "SHOAL_RUN_PORT_8476_TCP": "tcp://10.0.0.1:8476",
+        "SHOAL_RUN_PORT_8476_TCP_ADDR": "10.0.0.1",
+    }
+    own = {"SHOAL_SERVICE_HOST": "10.0.0.2", "SHOAL_PORT": "tcp://10.0.0.2:1"}
+    assert unknown_variables({**links, **own}) == {}
+    assert len(unknown_variables({**links, "SHOAL_PORTS": "1"})) == 1
+    del links["SHOAL_RUN_SERVICE_HOST"]
+    assert len(unknown_variables(links)) == len(links)
+
+
+def test_those_that_a_launcher_has_reported_are_not_named():
+    env = {"SHOAL_A": "1", "SHOAL_B": "1", "SHOAL_REPORTED": "SHOAL_A,"}
+    assert list(unknown_variables(env)) == ["SHOAL_B"]
