@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shoal.errors import UsageError, UsageTypeError, raise_all
 
-__all__ = ["SETTINGS", "Setting", "check_all", "number", "seconds", "text", "timeout"]
+__all__ = ["SETTINGS", "Setting", "check_all", "is_set", "number", "seconds", "text", "timeout"]
 
 
 class Setting(NamedTuple):
@@ -72,6 +72,11 @@ SETTINGS: Mapping[str, Setting] = {row[0]: Setting(*row) for row in _ROWS}
 def text(name: str) -> str:
     """Return the variable's text, or its default. Unknown names are a bug: KeyError."""
     return os.environ.get(name, "").strip() or SETTINGS[name].default
+
+
+def is_set(name: str) -> bool:
+    """Return whether the variable is set. Unknown names are a bug: KeyError."""
+    return bool(os.environ.get(SETTINGS[name].name, "").strip())
 
 
 def number(name: str) -> int | None:

@@ -198,7 +198,9 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         if joined.num_processes > 1:
             membership.wait_until_idle(joined, deadline)
             point = Point("shutdown", fingerprint="shutdown", site=callsite())
-            joined.arrive(point, timeout_s=left_of(deadline))
+            verdict = b"%d" % joined.stop.verdict  # all then end with the same code
+            verdicts = joined.arrive(point, verdict, timeout_s=left_of(deadline))
+            joined.stop.join_verdicts(map(int, verdicts.values()))
     except ShoalError as error:
         joined.report("failed", f"shutdown: {error}")
         raise
