@@ -17,6 +17,7 @@ __all__ = [
     "SETTINGS",
     "Setting",
     "check_all",
+    "is_set",
     "number",
     "seconds",
     "text",
@@ -96,6 +97,11 @@ _OTHER_WORDS = {
 def text(name: str) -> str:
     """Return the variable's text, or its default. Unknown names are a bug: KeyError."""
     return os.environ.get(name, "").strip() or SETTINGS[name].default
+
+
+def is_set(name: str) -> bool:
+    """Return whether the variable is set. Unknown names are a bug: KeyError."""
+    return bool(os.environ.get(SETTINGS[name].name, "").strip())
 
 
 def number(name: str) -> int | None:

@@ -11,6 +11,10 @@ import shoal
 import shoal.compat.torch_xla as xs
 from compat.torch_xla_cases import of_kind
 from shoal.errors import CorruptCheckpoint, StepAlreadyCommitted, StorageError
+from shoal.runtime import process
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.preemption import exit_code_with
+from shoal.runtime.rules.stopping import ReceivedNotice
 
 STATE = {"w": np.arange(6.0, dtype=np.float32)}
 
@@ -153,3 +157,17 @@ def test_one_flipped_byte_is_found(tmp_path):
     data.write_bytes(torn)
     with pytest.raises(CorruptCheckpoint):
         manager.restore(1, {"w": jax.ShapeDtypeStruct((6,), np.float32)})
+
+
+def test_a_notice_is_a_reason_to_save_and_stops_only_who_asks(tmp_path, monkeypatch):
+    """A manager that saves because of a notice has not ended the loop."""
+    alone = LocalJob(1).coordinators[0]
+    monkeypatch.setattr(process, "coordinator", lambda: alone)
+    monkeypatch.setattr(process, "is_watching", lambda: True)
+    manager = xs.CheckpointManager(tmp_path, 10)
+    assert not manager.save(13, STATE)
+    alone.give_notice(ReceivedNotice("drained", "a test"))
+    assert manager.save(14, STATE)
+    assert exit_code_with(alone) == 0
+    assert manager.reached_preemption(14)
+    assert exit_code_with(alone) == 75

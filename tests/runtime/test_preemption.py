@@ -21,7 +21,14 @@ from shoal.errors import (
 from shoal.runtime import preemption
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
-from shoal.runtime.preemption import exit_code_with, preempted_with, rearm, saved
+from shoal.runtime.preemption import (
+    exit_code_with,
+    note_failed,
+    preempted_with,
+    rearm,
+    saved,
+    stops_at_save,
+)
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.startup.single_process import alone
@@ -158,6 +165,84 @@ def test_the_exit_code_asks_to_start_again_after_a_save(make_job):
     assert job.until_reported(0, "saved step 4")
     saved.on(second)
     assert exit_code_with(second) == 75
+    job.on_all(partial(rearm.on, timeout_s=PATIENCE_S))
+    assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
+
+
+NUMBERS = {
+    "the same": lambda step: step,
+    "steps that are done": lambda step: step + 1,
+    "tokens": lambda step: 4096 * step,
+    "epochs": lambda step: step // 100,
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
+@pytest.mark.parametrize("stride", [1, 7])
+def test_a_loop_that_saves_before_it_asks_saves_where_it_stops(make_job, number, stride):
+    """However its saves are numbered: `save` is True at the step at which all stop, not before."""
+    job = make_job(3)
+
+    def run(coordinator):
+        found, step, stop = [], 1000, False
+        while not stop:
+            coordinator.arrive(Point(f"step {step}"), timeout_s=PATIENCE_S)
+            if len(found) == 5 and coordinator.process == 2:
+                coordinator.give_notice(TERM)
+            found.append(stops_at_save(coordinator, "save", number(step)))
+            stop = preempted_with(coordinator, step, timeout_s=PATIENCE_S)
+            step += stride
+        return found
+
+    first, *others = job.on_all(run)
+    assert others == [first] * 2
+    assert first == [False] * (len(first) - 1) + [True]
+
+
+def test_saves_without_preempted_have_an_agreed_step_of_their_own(make_job):
+    """It does not put off that of `preempted`, whose numbers are others."""
+    job = make_job(2)
+
+    def run(coordinator):
+        step = 10**6
+        while not stops_at_save(coordinator, "save", step):
+            coordinator.arrive(Point(f"step {step}"), timeout_s=PATIENCE_S)
+            if step == 1_005_000 and coordinator.process == 1:
+                coordinator.give_notice(TERM)
+            step += 1000
+        return step, [preempted_with(coordinator, number) for number in (0, 1)]
+
+    first, second = job.on_all(run)
+    assert first == second
+    assert first[0] >= 1_005_000
+    assert first[1] == [True, True]
+
+
+def test_a_program_that_has_finished_before_the_agreed_step_is_not_preempted(make_job):
+    job = make_job(2)
+    job.on_all(lambda c: preempted_with(c, 9))
+    job.coordinators[1].give_notice(TERM)
+    for coordinator in job.coordinators:
+        until_known(coordinator, 1)
+    assert job.on_all(lambda c: preempted_with(c, 9)) == [False] * 2
+    job.on_all(lambda c: saved.on(c, 9))
+    assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
+
+
+def test_who_has_stopped_is_to_start_again_unless_a_save_has_failed_since(make_job):
+    job = make_job(2)
+    first, second = job.coordinators
+    job.on_all(lambda c: preempted_with(c, 9))
+    note_failed(first, "run", first.stop.number_of(9))  # the program knows, and goes on
+    second.give_notice(TERM)
+    for coordinator in job.coordinators:
+        until_known(coordinator, 1)
+    assert job.on_all(lambda c: preempted_with(c, 10)) == [True] * 2
+    assert [exit_code_with(c) for c in job.coordinators] == [75, 75]
+    note_failed(first, "run", first.stop.number_of(10))
+    assert [exit_code_with(c) for c in job.coordinators] == [0, 75]
+    saved.on(first, 10)
+    assert [exit_code_with(c) for c in job.coordinators] == [75, 75]
     job.on_all(partial(rearm.on, timeout_s=PATIENCE_S))
     assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
 
@@ -301,6 +386,9 @@ def test_who_answers_late_is_heard(mute):
         ("stop", b"", {"round": 0, "knows": True}),
         ("stop", b"1", {"round": "0", "knows": True}),
         ("stop", b"1", {"knows": True}),
+        ("stop", b"1", {"round": 0, "knows": True, "stopped": [3, "", False]}),
+        ("stop", b"1", {"round": 0, "knows": True, "stopped": [2, None, False]}),
+        ("stop", b"1", {"round": 0, "knows": True, "highest_save": "1"}),
         ("notice", b"", {"source": "aws", "deadline_s": None}),
         ("notice", b"", {"reason": "spot", "source": 3, "deadline_s": None}),
         ("notice", b"", {"reason": "spot", "source": "aws", "deadline_s": "soon"}),
@@ -361,4 +449,32 @@ def test_the_meeting_place_prints_who_leaves_only_if_it_is_asked(meeting_places)
         {"notice": True, "saved": False},
         {"notice": True, "saved": True},
         {"notice": False, "saved": False},
+    ]
+
+
+def test_it_prints_what_a_job_leaves_behind(meeting_places):
+    server, address = meeting_places.start(1, "--until-stdin-closes", "--print-leaving")
+    coordinator = join(
+        address, process=0, num_processes=1, token=meeting_places.token, timeout_s=PATIENCE_S
+    )
+    coordinator.give_notice(TERM)
+    until_known(coordinator, 1)
+    assert preempted_with(coordinator, 3, timeout_s=PATIENCE_S)
+    note_failed(coordinator, "run", coordinator.stop.number_of(3))
+    saved.on(coordinator, 3)
+    coordinator.members(timeout_s=PATIENCE_S)
+    coordinator.close()
+    server.stdin.close()
+    printed = [json.loads(line) for line in server.stdout]
+    server.stdout.close()
+    assert server.wait(PATIENCE_S) == 0
+    words = (
+        "preempted at step 3: nothing of this attempt is saved, so it starts over where it began"
+    )
+    nothing = {"notice": True, "saved": False, "words": words}
+    assert printed == [
+        {"notice": True, "saved": False},
+        {**nothing, "has_failed": False},
+        {**nothing, "has_failed": True},
+        {"notice": True, "saved": True},
     ]

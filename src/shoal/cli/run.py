@@ -92,8 +92,9 @@ Exit code:
   2      wrong usage
   70-74  shoal: processes disagree, lost process, failed peer, deadline,
          the job did not start
-  75     all processes ended with 0 (or 75), and have saved after a preemption
-         notice: requeue the job
+  75     all processes ended with 0 (or 75) because shoal.preempted was True:
+         requeue the job. The last line says which steps will be repeated. Not
+         after a save that failed since the notice
 """
 
 

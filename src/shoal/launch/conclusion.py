@@ -20,7 +20,7 @@ from shoal.launch.report import (
     first_failure,
     is_from_outside,
 )
-from shoal.runtime.rules.stopping import REQUEUE
+from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED
 from shoal.runtime.system.failure_words import listed
 
 
@@ -42,7 +42,6 @@ class Facts(NamedTuple):
     start_s: float
     trouble: str = ""  # why it failed, if no process was the cause
     interrupted: signal.Signals | None = None
-    has_saved: bool = False  # after a preemption notice
     losses: Sequence[Loss] = ()
 
 
@@ -86,9 +85,13 @@ def _conclude(facts: Facts) -> Conclusion:
     if facts.interrupted and not (codes and codes <= {0, REQUEUE}):
         words = f"the job was ended by {facts.interrupted.name}"
         return Conclusion(128 + facts.interrupted, (words,))
-    if REQUEUE in codes or facts.has_saved:
-        words = f"preempted, and saved: start it again (exit code {REQUEUE})"
+    # Where a save has failed, only some may return 75: those that took no part in it. A program
+    # that returns it on all has its own reason.
+    if codes == {REQUEUE} or ((REQUEUE in codes or news.preempted) and not news.has_failed_save):
+        words = f"{news.preempted or 'preempted, and saved'}: start it again (exit code {REQUEUE})"
         return Conclusion(REQUEUE, (words,))
+    if news.preempted:
+        return Conclusion(0, (SAVE_FAILED,))
     return Conclusion(0, (absent,) if (absent := news.absent_words()) else ())
 
 

@@ -51,7 +51,6 @@ def facts_of(
         end.start_s,
         end.trouble,
         end.interrupted,
-        news.has_saved,
         losses if total >= 0 else (),
     )
 

@@ -42,7 +42,8 @@ class News:
         self.host_keepers: dict[str, KeeperNews] = {}
         self.lost_service = ""  # the lost service, and why
         self.has_notice = False  # a preemption notice is open
-        self.has_saved = False  # and the program has saved its state since
+        self.preempted = ""  # and the program has stopped for it: what is saved, and what is lost
+        self.has_failed_save = False  # and a save failed at its end
         self._dismissed: set[int] = set()
         self._all = range(num_processes)
 
@@ -53,7 +54,10 @@ class News:
           ValueError, KeyError, TypeError: it is not a line of `meeting_place.MeetingPlace`.
         """
         if "notice" in message:
-            self.has_notice, self.has_saved = bool(message["notice"]), bool(message["saved"])
+            self.has_notice = bool(message["notice"])
+            words = str(message.get("words", ""))
+            self.preempted = "preempted, and saved" if message["saved"] else words
+            self.has_failed_save = bool(message.get("has_failed"))
         elif "joined" in message:
             self._join(int(message["joined"]))
         elif "dismissed" in message:

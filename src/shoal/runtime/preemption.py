@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import operator
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 
 from shoal import settings
 from shoal.colour import collective, local
-from shoal.errors import DeadlineError, UsageError, UsageTypeError
+from shoal.errors import DeadlineError, StepAlreadyCommitted, UsageError, UsageTypeError
 from shoal.runtime import process
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.client.trail_search import raise_found
+from shoal.runtime.rules.deadline import ends_at
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.stopping import REQUEUE, Notice
+from shoal.runtime.rules.stopping import (
+    LAST,
+    REQUEUE,
+    SAVE_FAILED,
+    Notice,
+    StopReport,
+    shown_step,
+)
+from shoal.runtime.startup.membership import wait_for_saves
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import note_saved, note_step
@@ -66,23 +76,60 @@ def preempted(step: int) -> bool:
     >>> step
     2
     """
-    coordinator = process.coordinator()
-    if not process.is_watching():
-        process.sources().watch_by_default()
-    return preempted_with(coordinator, step)
+    return preempted_with(_watching_coordinator(), step)
 
 
-def preempted_with(coordinator: Coordinator, step: int, *, timeout_s: float | None = None) -> bool:
-    """Like `preempted`, with an explicit coordinator; watches no signal."""
+def preempted_with(
+    coordinator: Coordinator, step: int, *, timeout_s: float | None = None, stops: bool = True
+) -> bool:
+    """Like `preempted`, with an explicit coordinator; watches no signal.
+
+    Args:
+      stops: True ends the program's loop, and its exit code says so; False: a library asks.
+    """
     if type(step) is not int or step < 0:
         step = checked_step("preempted", step)
     if coordinator.troubles.any():
-        coordinator.check(f"preempted({_shown(step)}) ({callsite()})")
+        coordinator.check(f"preempted({shown_step(step)}) ({callsite()})")
     if coordinator.trails.found is not None:
-        raise_found(coordinator, f"preempted({_shown(step)})", callsite())
+        raise_found(coordinator, f"preempted({shown_step(step)})", callsite())
     note_step(step)
-    answer = coordinator.stop.should_stop(step)
-    return _wait(coordinator, step, timeout_s) if answer is None else answer
+    stop = coordinator.stop
+    answer = stop.should_stop(step)
+    if answer is False:  # nearly always
+        return False
+    if answer is None:
+        caller = f"preempted({shown_step(step)})"
+        answer = _wait(coordinator, caller, lambda: stop.should_stop(step), timeout_s)
+    if answer and stops:
+        _send(coordinator, stop.stop_at(step))
+    return answer
+
+
+def reached(step: int) -> bool:
+    """Return what `preempted` returns, for a library: it does not stop the program by that."""
+    return preempted_with(_watching_coordinator(), step, stops=False)
+
+
+def _watching_coordinator() -> Coordinator:
+    coordinator = process.coordinator()
+    if not process.is_watching():
+        process.sources().watch_by_default()
+    return coordinator
+
+
+def stops_at_save(coordinator: Coordinator, caller: str, step: int) -> bool:
+    """Return whether the program stops at this save, or has stopped: equal on all processes.
+
+    It is a question like `preempted`, which sends nothing and waits for nothing without a notice.
+
+    Args:
+      caller: the call that saves, for messages.
+    """
+    answer = coordinator.stop.should_save(step)
+    if answer is not None:
+        return answer
+    return _wait(coordinator, caller, lambda: coordinator.stop.should_save(step), None)
 
 
 @local
@@ -102,7 +149,7 @@ def notice() -> Notice | None:
     >>> notice() is None
     True
     """
-    return process.coordinator().stop.notice()
+    return process.coordinator().stop.inform()
 
 
 @collective("processes")
@@ -141,8 +188,10 @@ def saved(coordinator: Coordinator, step: int | None = None) -> None:
 
     Local.
 
-    If a notice is open, `exit_code` then returns 75, and so does `shoal run`. A call on one process
-    is enough. Call it after the save is complete on all processes.
+    A program that stops for a notice has then lost nothing: no line says what will be repeated, and
+    a save that failed before does not count. A program that does not use `preempted` stops by this
+    call after a notice (see `exit_code`). A call on one process is enough. Call it after the save
+    is complete on all processes; `save` and `Checkpoints` do.
 
     Args:
       step: the saved step; shown by `roll_call` and `shoal watch`.
@@ -152,36 +201,97 @@ def saved(coordinator: Coordinator, step: int | None = None) -> None:
 
     >>> saved(12)
     """
+    number = None if step is None else checked_step("saved", step)
+    coordinator.stop.keep(None, coordinator.stop.number_of(number))
+    note_commit(coordinator, number)
+
+
+def note_commit(coordinator: Coordinator, step: int | None) -> None:
+    """Record that something is saved."""
     if step is not None:
-        number = checked_step("saved", step)
-        note_saved(number)
-        coordinator.report("doing", f"saved step {_shown(number)}")
-    report = coordinator.stop.save()
+        note_saved(step)
+        coordinator.report("doing", f"saved step {shown_step(step)}")
+    _send(coordinator, coordinator.stop.save(step))
+
+
+def note_kept(coordinator: Coordinator, path: str, number: float) -> None:
+    """Record that a save of the program is committed: `number` is that of its call."""
+    _send(coordinator, coordinator.stop.keep(path, number))
+
+
+def note_failed(coordinator: Coordinator, path: str, number: float) -> None:
+    """Record that a save of the program failed: `number` is that of the call which raises it."""
+    _send(coordinator, coordinator.stop.fail(path, number))
+
+
+@contextlib.contextmanager
+def failure_noted(coordinator: Coordinator, path: str, step: int | None) -> Iterator[float]:
+    """Record a failure of the save in this block; the value is the number of its call."""
+    number = coordinator.stop.number_of(step)
+    try:
+        yield number
+    except StepAlreadyCommitted:  # what should be saved is
+        raise
+    except BaseException:
+        note_failed(coordinator, path, coordinator.stop.number_of(step))
+        raise
+
+
+def _send(coordinator: Coordinator, report: StopReport | None) -> None:
     if report is not None:
         coordinator.report_stop(report)
 
 
 @local
 def exit_code() -> int:
-    """Return this program's exit code: 75 if it was preempted and has saved, else 0.
+    """Return this program's exit code: 75 if it has stopped for a preemption notice, else 0.
 
     Local.
 
     75 (EX_TEMPFAIL) asks the scheduler to start the job again. `shoal run` returns it by itself; a
-    program without it ends with `sys.exit(shoal.exit_code())`, also after `shutdown`.
+    program without it ends with `sys.exit(shoal.exit_code())`, also after `shutdown`. Saves in the
+    background are waited for first, so the code never depends on how long they take.
+
+    A program has stopped once `preempted` returned True; without `preempted`, once it saved after
+    the notice. If the last step that it did is not saved, the code is 75 too: a line says which
+    steps will be repeated, or that the attempt starts over. It is 0 if the program finished its
+    work before the agreed step, after `rearm`, and if a save failed at the agreed step or later,
+    unless it was made good. It is equal on all processes that made the same calls, and after
+    `shutdown` on all.
 
     Returns:
-      75 if a notice is open and this process has called `saved` since it arrived, else 0.
+      75 or 0.
+
+    Raises:
+      DeadlineError: a save in the background still runs after SHOAL_TIMEOUT_S.
 
     >>> exit_code()
     0
     """
-    return exit_code_with(process.last_coordinator())
+    coordinator = process.last_coordinator()
+    if coordinator.stop.notice() is not None:
+        limit = ends_at(settings.seconds("SHOAL_TIMEOUT_S"))
+        wait_for_saves(coordinator, limit, "exit_code")
+        if coordinator.process == 0 and not settings.is_set("SHOAL_ATTEMPT"):
+            _explain(coordinator)  # else `shoal run` does, at the end of the job
+    return exit_code_with(coordinator)
 
 
 def exit_code_with(coordinator: Coordinator) -> int:
-    """Like `exit_code`, with an explicit coordinator."""
-    return REQUEUE if coordinator.stop.has_saved else 0
+    """Like `exit_code`, with an explicit coordinator; waits for no save, and says nothing."""
+    return REQUEUE if coordinator.stop.verdict == 1 else 0
+
+
+def _explain(coordinator: Coordinator) -> None:
+    """Log what is lost, or why nothing is to be started again: once."""
+    stop, line = coordinator.stop, ""
+    if stop.verdict > 1:
+        line = SAVE_FAILED
+    elif (stopped := stop.stopped) is not None and stopped.kept != LAST:
+        line = f"{stopped.words}: start it again (exit code {REQUEUE})"
+    if line and line != stop.explained:
+        stop.explained = line
+        _LOG.warning("%s", line)
 
 
 @local
@@ -236,19 +346,18 @@ def checked_step(name: str, step: object) -> int:
     if index is None or isinstance(step, bool):
         raise UsageTypeError(f"{name}({step!r}): the step must be a whole number")
     if index < 0:
-        raise UsageError(f"{name}({_shown(index)}): the step must not be negative")
+        raise UsageError(f"{name}({shown_step(index)}): the step must not be negative")
     return index
 
 
-def _shown(step: int) -> str:
-    """Return a step for messages. Python refuses to print numbers of thousands of digits."""
-    return str(step) if step.bit_length() <= 512 else f"a number of {step.bit_length()} bits"
-
-
-def _wait(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
-    """Wait until all processes have reported their step; return the result of `preempted`."""
+def _wait(
+    coordinator: Coordinator,
+    caller: str,
+    ask: Callable[[], bool | None],
+    timeout_s: float | None,
+) -> bool:
+    """Wait until all processes have reported their step; return the answer then."""
     site, stop, progress = callsite(), coordinator.stop, coordinator.progress
-    caller = f"preempted({_shown(step)})"
     timeout_s = settings.timeout(caller, timeout_s, "SHOAL_TIMEOUT_S")
     began = time.monotonic()
     limit, warn_at = began + timeout_s, began + settings.seconds("SHOAL_WARN_AFTER_S")
@@ -258,7 +367,7 @@ def _wait(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
         while True:
             changes = stop.changes
             coordinator.check(f"{caller} ({site})")
-            if (answer := stop.should_stop(step)) is not None:
+            if (answer := ask()) is not None:
                 return answer
             now = time.monotonic()
             if now >= limit:

@@ -105,8 +105,8 @@ def initialize(
       InitializeError: on every living process, within the deadline: a process did not arrive, an
         index is taken twice, counts or versions differ, or the meeting place cannot be reached.
         On this process: it was initialized before with other arguments (both are shown), or is a
-        fork or a child of a process of the job; or JAX has already created its devices; or its launcher gives the
-        index of the process, but not their number.
+        fork or a child of a process of the job; or JAX has already created its devices; or its
+        launcher gives the index of the process, but not their number.
       UsageError: on this process: an argument or a variable is malformed.
 
     >>> initialize(virtual_devices=2)
@@ -198,7 +198,9 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         if joined.num_processes > 1:
             membership.wait_until_idle(joined, deadline)
             point = Point("shutdown", fingerprint="shutdown", site=callsite())
-            joined.arrive(point, timeout_s=left_of(deadline))
+            verdict = b"%d" % joined.stop.verdict  # all then end with the same code
+            verdicts = joined.arrive(point, verdict, timeout_s=left_of(deadline))
+            joined.stop.join_verdicts(map(int, verdicts.values()))
     except ShoalError as error:
         joined.report("failed", f"shutdown: {error}")
         raise

@@ -24,7 +24,8 @@ from shoal.errors import (
 )
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.rules.stopping import ReceivedNotice
+from shoal.runtime.preemption import exit_code_with, preempted_with
+from shoal.runtime.rules.stopping import EARLIER, LAST, ReceivedNotice
 from shoal.runtime.system.fault_points import InjectedError
 
 PATIENCE_S = 60.0
@@ -429,3 +430,64 @@ def test_a_metric_of_some_steps_alone_and_saves_without_any(tmp_path, alone, cap
     assert ckpts.all_steps() == (2,)
     (warning,) = caplog.messages
     assert "save(0): keep=Best(1, 'loss'): the metrics have no 'loss', but nothing" in warning
+
+
+NOTICE = ReceivedNotice("drained", "a test")
+
+
+@pytest.mark.parametrize("rule", [10, EverySteps(10), lambda step: step == 9])
+def test_a_notice_wants_a_step_that_every_does_not(tmp_path, alone, rule):
+    with Checkpoints(tmp_path, every=rule, coordinator=alone) as ckpts:
+        for step in range(13):
+            assert preempted_with(alone, step) is False
+            assert ckpts.save(step, state(step)) is (step == 9)
+        alone.give_notice(NOTICE)
+        assert preempted_with(alone, 12) is False
+        assert not ckpts.should_save(12)
+        assert preempted_with(alone, 13) is True
+        assert ckpts.should_save(12), "a loop that asks first saves what it has done"
+        assert ckpts.should_save(13)
+        assert ckpts.save(13, state(13)) is True
+        assert not ckpts.is_saving, "it is committed"
+        assert not ckpts.should_save(13), "it is saved"
+        assert ckpts.save(13, state(13)) is False
+        assert ckpts.save(13, state(13), force=True) is True
+        with pytest.raises(StepAlreadyCommitted):
+            ckpts.save(9, state(9), force=True)
+        assert ckpts.all_steps() == (9, 13)
+    assert (exit_code_with(alone), alone.stop.stopped.kept) == (75, LAST)
+
+
+def test_the_step_that_was_saved_last_is_enough(tmp_path, alone):
+    """It was due, just before the notice: also in the attempt that resumes there."""
+    for _ in range(2):
+        with Checkpoints(tmp_path, every=10, coordinator=alone) as ckpts:
+            assert ckpts.should_save(9) is (ckpts.latest() is None)
+            if ckpts.latest() is None:
+                ckpts.save(9, state(9))
+            assert preempted_with(alone, 8) is False
+            alone.give_notice(NOTICE)
+            assert preempted_with(alone, 9) is True
+            assert ckpts.save(9, state(9)) is False
+            assert exit_code_with(alone) == 75
+
+
+def test_what_failed_before_the_notice_is_repeated(tmp_path, alone, monkeypatch):
+    """The program knew, and went on; the newest step is that before."""
+    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    preempted_with(alone, 0)
+    ckpts.save(0, state(0))
+    ckpts.wait()
+    monkeypatch.setenv("SHOAL_FAULTS", "save.open:raise")
+    ckpts.save(1, state(1))
+    with pytest.raises(InjectedError):
+        ckpts.wait()
+    assert preempted_with(alone, 5) is False
+    alone.give_notice(NOTICE)
+    assert preempted_with(alone, 6) is True
+    assert (exit_code_with(alone), alone.stop.stopped.kept) == (75, EARLIER)
+    assert "step 0 is the newest saved" in alone.stop.stopped.words
+    monkeypatch.setenv("SHOAL_FAULTS", "save.open:raise")
+    with pytest.raises(InjectedError):
+        ckpts.save(6, state(6))
+    assert exit_code_with(alone) == 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -78,7 +81,7 @@ def test_a_save_of_one_process_counts_unless_the_program_went_on(launch):
     finished = launch.run("-n", "2", script=HEAD + again + "print(shoal.exit_code())")
     assert (finished.code, finished.lines) == (
         75,
-        ["p0| 75", "p0| trains", "p1| 0", "p1| trains"],
+        ["p0| 75", "p0| trains", "p1| 75", "p1| trains"],
     )
     goes_on = again + "shoal.rearm(); print(shoal.exit_code())"
     finished = launch.run("-n", "2", script=HEAD + goes_on)
@@ -115,3 +118,274 @@ def test_after_a_failure_sigterm_ends_who_watches_for_it(launch):
     assert finished.code == 1
     assert "ValueError: no data" in finished.verdict
     assert "p0: ended by shoal run with SIGTERM" in finished.err
+
+
+LOOP = """
+import contextlib, itertools, os, signal, sys
+import numpy as np
+import shoal
+import shoal.checkpoint.history.checkpoints
+import shoal.checkpoint.saving.background
+
+def be_taken_away():
+    "Get a real notice, and know of it before going on: the watcher passes it on in its own time."
+    os.kill(os.getpid(), signal.SIGTERM)
+    stop = shoal.runtime.process.coordinator().stop
+    while not stop.known:
+        stop.wait(0, 60.0)
+
+def loop(folder, order, noticed, asynchronous, end=1000, swallows=False):
+    "Train with every=10; return the last step, and the newest that is saved."
+    here, count = shoal.process_index(), shoal.process_count()
+
+    def at(step, place):
+        if (step, place) == noticed and here == count - 1:
+            be_taken_away()
+
+    trouble = contextlib.suppress(Exception) if swallows else contextlib.nullcontext()
+    with shoal.Checkpoints(folder, every=10, asynchronous=asynchronous) as ckpts:
+        state, first = ckpts.resume(None, {"w": np.zeros(3)})
+        for step in range(first, end):
+            state = {"w": state["w"] + 1.0}
+            if count > 1:
+                shoal.barrier("the step is done")
+            at(step, "before the save")
+            stop = shoal.preempted(step) if order == "asks, saves" else None
+            with trouble:
+                ckpts.save(step, state)
+            at(step, "after the save")
+            if shoal.preempted(step) if stop is None else stop:
+                break
+        with trouble:
+            ckpts.wait()
+    return step, ckpts.latest()
+"""
+ORDERS = ("asks, saves", "saves, asks")
+NOTICED = [(8, "after the save"), (9, "before the save"), (9, "after the save")]
+NOTICED += [(13, "before the save")]
+SLOW = "save.write#*:delay=0.3"
+ROWS = """
+codes = []
+
+def await_rows():
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
+
+for number, (order, noticed, asynchronous, faults) in enumerate(itertools.product(
+    {orders!r}, {noticed!r}, (True, False), ("", {slow!r})
+)):
+    if number % 4 == 0:
+        await_rows()
+    if os.fork() == 0:
+        os.environ["SHOAL_FAULTS"] = faults
+        step, newest = loop(str(number), order, noticed, asynchronous)
+        code = shoal.exit_code()
+        print(order, noticed, asynchronous, faults, *(step, newest, code), flush=True)
+        sys.exit(code)
+await_rows()
+print("ends:", *codes)
+"""
+
+
+def test_the_exit_code_depends_on_no_timing(child_env, tmp_path):
+    """One process, without a launcher: the table of real signals, each row in a process."""
+    script = LOOP + ROWS.format(orders=ORDERS, noticed=NOTICED, slow=SLOW)
+    done = run_plainly(script, child_env, tmp_path)
+    assert done.returncode == 0, done.stderr
+    *rows, ends = done.stdout.splitlines()
+    assert len(rows) == len(ORDERS) * len(NOTICED) * 4
+    for row in rows:
+        *_, last, newest, code = row.split()
+        assert (code, newest) == ("75", last), row
+    assert ends.split()[1:] == ["75"] * len(rows)
+    assert "start it again" not in done.stderr, "nothing is repeated"
+
+
+def run_plainly(script, env, folder):
+    (folder / "script.py").write_text(script)
+    command = [sys.executable, "script.py"]
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    "noticed", [(8, "after the save"), (9, "after the save"), (13, "before the save")]
+)
+@pytest.mark.parametrize("speed", ["", SLOW])
+def test_two_processes_end_with_the_same_code(launch, order, noticed, speed):
+    launch.env["SHOAL_FAULTS"] = speed
+    script = LOOP + (
+        "shoal.initialize()\n"
+        f"last, newest = loop('run', {order!r}, {noticed!r}, True)\n"
+        "print(last == newest, shoal.exit_code())\n"
+    )
+    finished = launch.run("-n", "2", "--no-prefix", script=script)
+    assert (finished.code, finished.lines) == (75, ["True 75"] * 2), finished.err
+    assert finished.verdict == "shoal run: preempted, and saved: start it again (exit code 75)"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_preempted_job_is_started_again_until_it_has_finished(launch, count):
+    """In the middle of two saves, then in its warm-up, then when nothing is left to do."""
+    script = LOOP + (
+        "shoal.initialize()\n"
+        "attempt = int(os.environ['SHOAL_ATTEMPT'])\n"
+        "if attempt == 1:\n"
+        "    step = 0\n"
+        "    while not shoal.preempted(step):\n"
+        "        if step == 3 and shoal.process_index() == 0:\n"
+        "            be_taken_away()\n"
+        "        shoal.barrier('warm-up') if shoal.process_count() > 1 else None\n"
+        "        step += 1\n"
+        "    sys.exit()\n"
+        "noticed = [(13, 'before the save'), None, (39, 'after the save')][attempt]\n"
+        "order = 'asks, saves'\n"
+        "end = 40 if attempt else 1000\n"
+        "print(attempt, *loop('run', order, noticed, True, end), shoal.exit_code())\n"
+    )
+    options = ("-n", str(count), "--restart-preempted", "--no-prefix")
+    finished = launch.run(*options, script=script)
+    assert finished.code == 0, finished.err
+    first, *_, final = sorted({tuple(map(int, line.split())) for line in finished.lines})
+    assert first[0] == 0
+    assert first[1] == first[2] >= 13
+    assert first[3] == 75
+    assert final == (2, 39, 39, 0), "it had finished before the step at which it was to stop"
+    assert finished.err.count("start it again (exit code 75)") == 2
+    assert finished.err.count("shoal run: preempted, and saved: ") == 1
+    assert finished.err.count("nothing of this attempt is saved, so it starts over") == 1
+    assert finished.err.count("begins (--restart-preempted)") == 2
+
+
+WARM_UP = f"""{LOOP}
+step = 0
+while not shoal.preempted(step):
+    if step == 3: be_taken_away()
+    step += 1
+assert shoal.exit_code() == 75
+sys.exit(shoal.exit_code())
+"""
+
+
+def test_a_notice_in_warm_up_starts_over_and_one_line_says_so(launch, child_env, tmp_path):
+    plain = run_plainly(WARM_UP, child_env, tmp_path)
+    words = (
+        "preempted at step 4: nothing of this attempt is saved, so it starts over where it began: "
+        "start it again (exit code 75)"
+    )
+    assert (plain.returncode, plain.stderr.splitlines()[1:]) == (75, [words])
+    finished = launch.run(script=WARM_UP)
+    assert (finished.code, finished.err.splitlines()[1:]) == (75, [f"shoal run: {words}"])
+
+
+def test_a_line_says_which_steps_are_repeated(launch, child_env, tmp_path):
+    """The loop saves what is due alone, and not what it stops at."""
+    script = LOOP + (
+        "for step in range(100):\n"
+        "    if step % 10 == 9: shoal.save(f'step{step}', {'w': step}, step=step)\n"
+        "    if step == 13: be_taken_away()\n"
+        "    if shoal.preempted(step): break\n"
+        "sys.exit(shoal.exit_code())\n"
+    )
+    words = (
+        "preempted at step 13: step 9 is the newest saved, and what came after it is repeated: "
+        "start it again (exit code 75)"
+    )
+    plain = run_plainly(script, child_env, tmp_path)
+    assert (plain.returncode, plain.stderr.splitlines()[1:]) == (75, [words])
+    shutil.rmtree(tmp_path / "step9")
+    finished = launch.run(script=script)
+    assert (finished.code, finished.verdict) == (75, f"shoal run: {words}")
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("noticed", "faults"),
+    [
+        ((13, "before the save"), "save.parted#2:raise"),
+        # In the background, after a while: when the loop has ended, or nearly so.
+        ((9, "after the save"), "save.written:delay=0.3;save.parted:raise;save.open#2:raise"),
+    ],
+    ids=["the last one", "one in the background"],
+)
+def test_a_save_that_failed_after_a_notice_is_never_75(
+    launch, child_env, tmp_path, order, asynchronous, noticed, faults
+):
+    child_env["SHOAL_FAULTS"] = launch.env["SHOAL_FAULTS"] = faults
+    call = f"loop('run', {order!r}, {noticed!r}, {asynchronous}, 40, swallows={{}})\n"
+    for swallows in (True, False):
+        script = LOOP + call.format(swallows) + "sys.exit(shoal.exit_code())\n"
+        finished = launch.run(script=script)
+        assert finished.code == (0 if swallows else 1), finished.err
+        assert ("a save failed after the preemption notice" in finished.err) is swallows
+        shutil.rmtree(launch.folder / "run")
+        assert run_plainly(script, child_env, tmp_path).returncode == finished.code
+        shutil.rmtree(tmp_path / "run")
+
+
+def test_a_success_does_not_hide_what_fails_when_the_block_ends(launch):
+    """`sys.exit(75)` in the block, while the save of the due step still runs, and then fails."""
+    launch.env["SHOAL_FAULTS"] = "save.written:delay=0.3;save.parted:raise"
+    for code in ("75", "shoal.exit_code()"):
+        script = LOOP + (
+            "with shoal.Checkpoints('run') as ckpts:\n"
+            "    ckpts.save(9, {'w': 9})\n"
+            "    be_taken_away() if shoal.preempted(8) is False else None\n"
+            f"    if shoal.preempted(9): sys.exit({code})\n"
+        )
+        finished = launch.run(script=script)
+        assert finished.code == 1, finished.err
+        assert "InjectedError" in finished.err
+        shutil.rmtree(launch.folder / "run")
+
+
+def test_a_failure_of_some_is_one_of_all(launch):
+    """Process 0 alone has checkpoints; its save fails, and the program goes on."""
+    launch.env["SHOAL_FAULTS"] = "save.parted@0:raise"
+    script = LOOP + (
+        "shoal.initialize()\n"
+        "step = 0\n"
+        "while not shoal.preempted(step):\n"
+        "    shoal.barrier('the step is done')\n"
+        "    if step == 3 and shoal.process_index() == 1: be_taken_away()\n"
+        "    step += 1\n"
+        "if shoal.process_index() == 0:\n"
+        "    with contextlib.suppress(Exception):\n"
+        "        with shoal.Checkpoints('run', processes=[0]) as ckpts:\n"
+        "            ckpts.save(step, {'w': 1})\n"
+        "shoal.shutdown()\n"
+        "sys.exit(shoal.exit_code())\n"
+    )
+    finished = launch.run("-n", "2", script=script)
+    assert finished.code == 0, finished.err
+    assert "a save failed after the preemption notice" in finished.verdict
+    launch.env["SHOAL_FAULTS"] = ""
+    shutil.rmtree(launch.folder / "run")
+    finished = launch.run("-n", "2", script=script)
+    assert finished.code == 75, finished.err
+    assert "preempted, and saved" in finished.verdict
+
+
+def test_a_save_that_is_made_good_is_75(launch):
+    launch.env["SHOAL_FAULTS"] = "save.parted:raise"
+    for words in ("ckpts.save(step, {'w': 1})", "shoal.saved(step)"):
+        script = LOOP + (
+            "step = 0\n"
+            "while not shoal.preempted(step):\n"
+            "    if step == 3: be_taken_away()\n"
+            "    step += 1\n"
+            "with shoal.Checkpoints('run', every=10) as ckpts:\n"
+            "    with contextlib.suppress(Exception): ckpts.save(step, {'w': 1})\n"
+            "    assert shoal.exit_code() == 0\n"
+            f"    {words}\n"
+        )
+        finished = launch.run(script=script)
+        assert (finished.code, finished.verdict) == (
+            75,
+            "shoal run: preempted, and saved: start it again (exit code 75)",
+        ), finished.err
+        shutil.rmtree(launch.folder / "run")

@@ -28,6 +28,8 @@ from shoal.errors import UsageError
 from shoal.runtime import process
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.preemption import stops_at_save
+from shoal.runtime.rules.stopping import REQUEUE
 
 _LOG = logging.getLogger("shoal")
 
@@ -117,19 +119,23 @@ class Checkpoints(ReadOnlyHistory):
                 group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
             )  # fmt: skip
             self._cadence = Cadence(every, self._clock_of_lead, last=-1 if last is None else last)
+            self._saved_for_notice: int | None = None  # though `every` did not want it
 
     # ---- saving
 
     @collective("processes")
     def should_save(self, step: int) -> bool:
-        """Return whether `every` wants this step saved; the same on all processes.
+        """Return whether `every` wants this step saved, or a notice: the same on all processes.
 
         Collective over processes.
 
         A number of steps needs no communication. Seconds are measured by the lead's clock, which
-        the processes consult together at a few of the steps.
+        the processes consult together at a few of the steps. From the agreed step of an open
+        preemption notice on (`shoal.preempted`) it is True, except for the step that was saved
+        last: also if the loop calls `preempted` after this, in the same step.
         """
-        return self._cadence.wants(step_number("should_save", step))
+        number = step_number("should_save", step)
+        return self._cadence.wants(number) or self._stops_at(number, "should_save")
 
     @collective("processes")
     def save(
@@ -142,7 +148,7 @@ class Checkpoints(ReadOnlyHistory):
         metrics: Mapping[str, float] | None = None,
         timeout_s: float | None = None,
     ) -> bool:
-        """Save the state after a step, if `should_save` says so.
+        """Save the state after a step, if `should_save` is True for it.
 
         Collective over processes.
 
@@ -159,13 +165,14 @@ class Checkpoints(ReadOnlyHistory):
         Args:
           step: its number, 0 or greater; no step is ever overwritten.
           state: any tree of arrays and values, as for `shoal.save`.
-          force: save regardless of `every`.
+          force: save regardless of `every`. A step that was saved because of a notice counts as
+            saved by force.
           user: JSON to store with it.
           metrics: numbers by name, for `Best`, whose names they must have.
           timeout_s: deadline of the whole save in seconds; None: that of this history.
 
         Returns:
-          False if `every` does not want this step, else True.
+          False if neither `every` nor a notice wants this step, else True.
 
         Raises:
           StepAlreadyCommitted: on all: the step is saved already.
@@ -174,11 +181,15 @@ class Checkpoints(ReadOnlyHistory):
         step = step_number("save", step)
         check_flags("save", force=force)
         self._refuse_if_closed("save")
-        if not (force or self._cadence.wants(step)):
+        is_due = force or self._cadence.wants(step)
+        if not is_due and not self._stops_at(step, "save"):
             return False
+        if force and step == self._saved_for_notice:  # a loop that saves, asks, and saves by force
+            return True
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         self._saver.save(step, state, user=user, metrics=metrics, timeout_s=limit_s)
         self._cadence.begin(step)
+        self._saved_for_notice = None if is_due else step
         return True
 
     @collective("processes")
@@ -351,7 +362,7 @@ class Checkpoints(ReadOnlyHistory):
             self.close()
         except Exception as late:
             # Who reports success must not have lost a save; a fork (UsageError) has none to lose.
-            is_success = isinstance(error, SystemExit) and error.code in (None, 0)
+            is_success = isinstance(error, SystemExit) and error.code in (None, 0, REQUEUE)
             if error is None or (is_success and not isinstance(late, UsageError)):
                 raise
             _LOG.warning("beside %s, which ended the block: %s", type(error).__name__, late)
@@ -378,6 +389,11 @@ class Checkpoints(ReadOnlyHistory):
         self._saver.settle_step(number, limit_s)
         own = {**options, "processes": self._group.named, "timeout_s": limit_s}
         return lambda step: restore_with(self._coordinator, self.path_of(step), target, **own)
+
+    def _stops_at(self, step: int, operation: str) -> bool:
+        """Return whether a notice wants this step saved, though `every` does not."""
+        caller = f"{operation}({step})"
+        return step != self._cadence.last and stops_at_save(self._coordinator, caller, step)
 
     def _clock_of_lead(self, look: Callable[[], str]) -> str:
         return str(self._result_of_lead("should_save", (), look))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal import settings
@@ -20,6 +22,7 @@ from shoal.checkpoint.together.lead import run_on_lead
 from shoal.errors import DeadlineError, UsageError, raise_all
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.preemption import failure_noted, note_failed, note_kept
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import Notice
 from shoal.runtime.system.callsite import callsite
@@ -96,10 +99,14 @@ class Saver:
 
         Raises: the previous save's error, once; any error up to the copy of the state.
         """
-        with self._turn, self._coordinator.call("save", "main", self._group.named):
+        with (
+            self._turn,
+            self._coordinator.call("save", "main", self._group.named),
+            failure_noted(self._coordinator, self._root.path, step) as number,
+        ):
             check_limit("save", timeout_s)
             self._check_metrics(step, metrics)
-            self._save(step, state, user, metrics, timeout_s)
+            self._save(step, state, user, metrics, timeout_s, number)
 
     def _save(
         self,
@@ -108,6 +115,7 @@ class Saver:
         user: Mapping[str, Any] | None,
         metrics: Mapping[str, float] | None,
         timeout_s: float | None,
+        number: float,
     ) -> None:
         self._wait_for_the_last(step, timeout_s)
         self._make_room(step)
@@ -115,6 +123,7 @@ class Saver:
         began, site = time.monotonic(), callsite()
 
         def committed(commit: Commit) -> None:
+            note_kept(self._coordinator, self._root.path, number)
             self._rate = Rate(commit.data_bytes, time.monotonic() - began)
             self._retain(step, site)
 
@@ -125,9 +134,12 @@ class Saver:
             from shoal.checkpoint.saving.background import start_save_with
 
             self._await_memory()
+            # It counts as a failure of now, whenever that is, until it is raised.
+            failed = partial(note_failed, self._coordinator, self._root.path, math.inf)
             saving = start_save_with(
-                self._coordinator, path, state, arena=self._arena, on_done=committed, **options
-            )
+                self._coordinator, path, state, arena=self._arena, on_done=committed,
+                on_failed=failed, **options,
+            )  # fmt: skip
             self._running = _Running(step, saving)
             if self._coordinator.stop.notice() is None:
                 return
@@ -135,6 +147,7 @@ class Saver:
             from shoal.checkpoint.saving.save import save_with
 
             save_with(self._coordinator, path, state, **options)
+            note_kept(self._coordinator, self._root.path, number)
             self._rate = Rate(total_bytes(state), time.monotonic() - began)
             self._retain(step, site)
         self.settle(None)
@@ -171,6 +184,8 @@ class Saver:
                 raise  # it continues, or has ended since, and reports that on the next call
             except Exception:
                 self._forget(running)
+                now = self._coordinator.stop.number_of(None)
+                note_failed(self._coordinator, self._root.path, now)
                 raise
             self._forget(running)
         trouble, self._trouble = self._trouble, None

@@ -106,6 +106,7 @@ def start_save_with(
     metrics: Mapping[str, float] | None = None,
     processes: Iterable[int] | None = None,
     on_done: Callable[[Commit], None] = lambda _: None,
+    on_failed: Callable[[], None] = lambda: None,
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> Saving:
@@ -117,6 +118,7 @@ def start_save_with(
     Args:
       arena: memory for the copies; this save owns it until it is over.
       on_done: called in the thread after the commit.
+      on_failed: called in the thread if there is none, before `Saving.wait` raises why.
 
     Raises:
       What `save` raises before anything is written.
@@ -130,8 +132,12 @@ def start_save_with(
         taken = snapshot(agreed, state, arena)
 
     def work() -> None:
-        with coordinator.call("save", lane, group.named, ends_lane=True):
-            commit = complete(agreed, taken, arena, lane=lane)
+        try:
+            with coordinator.call("save", lane, group.named, ends_lane=True):
+                commit = complete(agreed, taken, arena, lane=lane)
+        except BaseException:
+            on_failed()
+            raise
         on_done(commit)
 
     return Saving(request.operation, work)

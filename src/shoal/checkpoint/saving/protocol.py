@@ -43,7 +43,7 @@ from shoal.checkpoint.saving.save_members import MeetingFailed, SaveMembers
 from shoal.checkpoint.saving.state import State
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import StorageError
-from shoal.runtime.preemption import saved
+from shoal.runtime.preemption import note_commit
 from shoal.runtime.system import fault_points, progress_file
 
 Value = TypeVar("Value")
@@ -104,7 +104,7 @@ def complete(
             settling.try_abandon(members.scene)
         raise
     fault_points.reach("save.announced", members.process)
-    saved.on(members.coordinator, members.request.step)
+    note_commit(members.coordinator, members.request.step)
     return commit
 
 

@@ -85,19 +85,23 @@ def save(
     >>> import tempfile, numpy as np, shoal
     >>> shoal.save(tempfile.mkdtemp() + "/model", {"w": np.ones(3), "epoch": 2})
     """
+    from shoal.runtime.preemption import failure_noted, note_kept
     from shoal.runtime.process import coordinator
 
-    save_with(
-        coordinator(),
-        path,
-        tree,
-        step=step,
-        user=user,
-        metrics=metrics,
-        processes=processes,
-        name=name,
-        timeout_s=timeout_s,
-    )
+    joined = coordinator()
+    with failure_noted(joined, str(path), step) as number:
+        save_with(
+            joined,
+            path,
+            tree,
+            step=step,
+            user=user,
+            metrics=metrics,
+            processes=processes,
+            name=name,
+            timeout_s=timeout_s,
+        )
+    note_kept(joined, str(path), number)
 
 
 @interrupts_delivered

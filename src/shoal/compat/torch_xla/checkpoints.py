@@ -17,7 +17,7 @@ from shoal.compat.torch_xla.errors import (
 )
 from shoal.compat.torch_xla.sharded import XLAShardedTensor, unwrap_sharded_tensor
 from shoal.errors import NotCommitted, raise_all
-from shoal.runtime.preemption import preempted
+from shoal.runtime.preemption import preempted, reached
 
 __all__ = ["CheckpointManager"]
 
@@ -77,7 +77,7 @@ class CheckpointManager:
 
         Collective over all processes.
         """
-        is_ending = self.chkpt_on_preemption and self.reached_preemption(step)
+        is_ending = self.chkpt_on_preemption and reached(step)
         return step % self.save_interval == 0 or is_ending
 
     @collective("all processes")

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 from shoal.runtime.rules.deadline import Allowance, JointLimits, given_s
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.stopping import ReceivedNotice, StopAgreement, StopReport
+from shoal.runtime.rules.stopping import (
+    EARLIER,
+    LAST,
+    NOTHING,
+    ReceivedNotice,
+    StopAgreement,
+    Stopped,
+    StopReport,
+)
 from shoal.runtime.rules.trail_marks import TrailMarks
 from shoal.runtime.wire.frames import Frame, FrameError, number_field, text_field, whole_field
 
@@ -227,18 +235,32 @@ def notice_of(header: Mapping[str, Any]) -> ReceivedNotice:
 def stop_report_header(report: StopReport) -> dict[str, Any]:
     """Return the header of an answer about stopping; the body is `step_text` of its step."""
     knows = report.highest is not None
-    return {"do": "stop", "round": report.round, "knows": knows, "saved": report.has_saved}
+    header = {"do": "stop", "round": report.round, "knows": knows, "saved": report.has_saved}
+    more = {} if report.stopped is None else {"stopped": report.stopped}
+    return {**header, **more, "highest_save": report.highest_save}
 
 
 def stop_report_of(frame: Frame) -> StopReport:
     """Parse an answer about stopping."""
-    highest = _step_in(frame.body) if frame.header.get("knows") else None
-    return StopReport(whole_field(frame.header, "round"), highest, bool(frame.header.get("saved")))
+    header = frame.header
+    highest = _step_in(frame.body) if header.get("knows") else None
+    row, stopped = header.get("stopped"), None
+    if row is not None:
+        if not isinstance(row, list) or list(map(type, row)) != [int, str, bool]:
+            raise FrameError("field 'stopped' is not what a program leaves behind")
+        stopped = Stopped(row[0], row[1][:_MOST_TEXT], row[2])
+        if stopped.kept not in (NOTHING, EARLIER, LAST):
+            raise FrameError("field 'stopped' is not what a program leaves behind")
+    highest_save = whole_field(header, "highest_save") if "highest_save" in header else -1
+    number, has_saved = whole_field(header, "round"), bool(header.get("saved"))
+    return StopReport(number, highest, has_saved, stopped, highest_save)
 
 
 def stop_agreement_of(frame: Frame) -> StopAgreement:
     """Parse an agreement on the step."""
-    return StopAgreement(whole_field(frame.header, "round"), _step_in(frame.body))
+    header = frame.header
+    save_step = whole_field(header, "save_step") if "save_step" in header else 0
+    return StopAgreement(whole_field(header, "round"), _step_in(frame.body), save_step)
 
 
 def step_text(step: int | None) -> bytes:

@@ -13,17 +13,25 @@ that computes: its watcher answers. A *round* goes from one `rearm` to the next;
 rounds do not count. Notices are numbered over all rounds, and reach every process in order; a rearm
 closes those that all processes knew of, and a remaining one opens the next round at once.
 
+A program has *stopped* for a notice once `preempted` was True. What it has saved by then is judged
+by the order of its calls, never by the clock: each save and each failure of one has the number at
+which `preempted` would have been called in its place. So all processes judge alike, no matter how
+long a save takes, and when a process learns of a notice.
+
 `Rounds` is the meeting place's side, `Stop` that of a process. Neither sends anything.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-REQUEUE = 75  # EX_TEMPFAIL: the exit code of a process that was preempted and has saved
+REQUEUE = 75  # EX_TEMPFAIL: the exit code of a process that was preempted, and asks to start again
+NOTHING, EARLIER, LAST = range(3)  # what is saved: nothing of the attempt; not its last step; that
+SAVE_FAILED = "a save failed after the preemption notice: the job does not ask to start again"
 
 
 class ReceivedNotice(NamedTuple):
@@ -45,12 +53,22 @@ class Notice(NamedTuple):
     others: tuple[Notice, ...] = ()  # later notices, each with its own deadline
 
 
+class Stopped(NamedTuple):
+    """What a program that has stopped for a notice leaves behind."""
+
+    kept: int  # NOTHING, EARLIER or LAST
+    words: str  # the same, as a sentence without its end
+    has_failed: bool = False  # a save failed at the agreed step or after it
+
+
 class StopReport(NamedTuple):
     """The answer of a process to notices."""
 
     round: int
     highest: int | None  # the highest step it went on at, -1: none; None: no notice known
     has_saved: bool = False  # since a notice of this round
+    stopped: Stopped | None = None  # None: its program has not stopped for it
+    highest_save: int = -1  # the same as `highest`, of saves before its first call of `preempted`
 
 
 class StopAgreement(NamedTuple):
@@ -58,6 +76,7 @@ class StopAgreement(NamedTuple):
 
     round: int
     step: int
+    save_step: int = 0  # for saves before the first call of `preempted`
 
 
 class Rounds:
@@ -68,7 +87,7 @@ class Rounds:
     1
     >>> rounds.receive(0, StopReport(0, 12))
     >>> rounds.receive(1, StopReport(0, 10))
-    StopAgreement(round=0, step=13)
+    StopAgreement(round=0, step=13, save_step=0)
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -76,15 +95,25 @@ class Rounds:
         self._awaited = set(self._living)
         self._count = 0
         self._round = 0
-        self._highest = -1
+        self._highest = self._highest_save = -1
         self._step: int | None = None
         self.is_open = False  # whether there is a notice that no rearm has closed
         self.has_saved = False  # whether any process has saved after it
+        self._stopped: Stopped | None = None  # of the process that has kept most
+        self._failed: set[int] = set()  # processes in which a save has failed
 
     @property
     def awaited(self) -> tuple[int, ...]:
         """The processes that have not answered, in order; none unless a notice is open."""
         return tuple(sorted(self._awaited)) if self.is_open and self._step is None else ()
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """What the job leaves behind; None: no program of it has stopped for a notice.
+
+        One save is enough, as when only some processes share the checkpoints. So is one failure.
+        """
+        return self._stopped and self._stopped._replace(has_failed=bool(self._failed))
 
     def give(self) -> int:
         """Take a notice; return its number, from 1."""
@@ -99,10 +128,15 @@ class Rounds:
         if report.round > self._round:
             self._begin(report.round)
         self.has_saved |= report.has_saved
+        if (stopped := report.stopped) is not None:
+            (self._failed.add if stopped.has_failed else self._failed.discard)(process)
+            if self._stopped is None or stopped.kept > self._stopped.kept:
+                self._stopped = stopped
         if report.highest is None:
             return None
         self.is_open = True
         self._highest = max(self._highest, report.highest)
+        self._highest_save = max(self._highest_save, report.highest_save)
         self._awaited.discard(process)
         return self._settle()
 
@@ -115,15 +149,17 @@ class Rounds:
     def _begin(self, number: int) -> None:
         self._round = number
         self._awaited = set(self._living)
-        self._highest = -1
+        self._highest = self._highest_save = -1
         self._step = None
         self.is_open = self.has_saved = False
+        self._stopped = None
+        self._failed = set()
 
     def _settle(self) -> StopAgreement | None:
         if self._awaited or not self.is_open or self._step is not None:
             return None
         self._step = self._highest + 1
-        return StopAgreement(self._round, self._step)
+        return StopAgreement(self._round, self._step, self._highest_save + 1)
 
 
 class _OpenNotice(NamedTuple):
@@ -146,12 +182,26 @@ class Stop:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # entering either acquires the lock
         self._round = 0
-        self._highest = -1
+        self._highest = self._highest_save = -1
         self._step: int | None = None
+        self._save_step = 0
         self._open: list[_OpenNotice] = []
         self._has_saved = False
+        self._last: int | None = None  # the step that `preempted` was last called with
+        self._before: int | None = None  # and before that
+        self._earlier: int | None = None  # and before that one
+        self._has_asked = False  # `preempted` was called since the notice
+        self._is_informed = False  # the program has seen the notice
+        self._has_stopped = False
+        self._stopped_at: int | None = None  # where `preempted` was True first
+        self._kept: float = -1  # the highest number of a save
+        self._newest: int | None = None  # the highest step that is saved, in any round
+        self._has_any = False  # something is saved, in any round
+        self._failed: dict[str, float] = {}  # the numbers of saves that failed, by their paths
+        self._verdict_of_job = 0
         self._own: dict[tuple[str, str], int] = {}  # its own notices: the number, 0: none yet
         self.known = 0  # number of the last notice received
+        self.explained = ""  # the line that `exit_code` has logged
         self.changes = 0  # count of events that a thread may wait for
 
     # ---- the main line
@@ -159,11 +209,62 @@ class Stop:
     def should_stop(self, step: int) -> bool | None:
         """Return whether to stop at `step`; None: not agreed yet."""
         with self._lock:
-            if not self._open:
+            if step != self._last:
+                self._earlier, self._before, self._last = self._before, self._last, step
+            if not self._open:  # nearly always
                 if step > self._highest:
                     self._highest = step
                 return False
+            self._has_asked = True
             return None if self._step is None else step >= self._step
+
+    def should_save(self, step: int) -> bool | None:
+        """Return whether the program stops at this save, or has stopped; None: not agreed yet.
+
+        A save that comes before `preempted` in its step is a question like it: if it is answered
+        with False, so is `preempted` after it, and the next step's save will be True. Before the
+        first call of `preempted` saves have an agreed step of their own, by their own numbers.
+        """
+        with self._lock:
+            if self._stopped_at is not None:
+                return True
+            number = None if self._last is None else self._number(step)
+            if not self._open:
+                if number is None:
+                    self._highest_save = max(self._highest_save, step)
+                else:
+                    self._highest = max(self._highest, number)
+                return False
+            if self._step is None:
+                return None
+            return step >= self._save_step if number is None else number >= self._step
+
+    def number_of(self, step: int | None) -> float:
+        """Return with which step `preempted` would be called in place of a save now.
+
+        Args:
+          step: of the save; None: it has none.
+        """
+        with self._lock:
+            if self._stopped_at is not None or (self._last is None and self._open):
+                return math.inf
+            if self._last is None:
+                return -1 if step is None else step
+            return self._number(step)
+
+    def _number(self, step: int | None) -> int:
+        """Return the number of a save: that of the last step of `preempted`, or the next one's.
+
+        Saves may be numbered otherwise, by epochs or by tokens. So a save's own number counts only
+        where it can be one of `preempted`: a greater one would put off the agreed step as far. The
+        next step is as far as the smaller of the last two strides, since one of them may lead from
+        warm-up to where the run resumed.
+        """
+        last, before, earlier, stride = self._last or 0, self._before, self._earlier, 1
+        if before is not None and earlier is not None:
+            stride = max(1, min(last - before, before - earlier))
+        following = last + stride
+        return step if step is not None and last <= step <= following else following
 
     def wait(self, changes: int, timeout_s: float) -> None:
         """Wait for an event after `changes` was read, at most `timeout_s`."""
@@ -175,26 +276,108 @@ class Stop:
         """Begin the next round, which closes the notices up to number `closed`."""
         with self._changed:
             self._round += 1
-            self._highest = -1
-            self._step = None
-            self._has_saved = False
+            self._highest = self._highest_save = self._kept = -1
+            self._step = self._last = self._stopped_at = None
+            self._before = self._earlier = None
+            self._has_saved = self._has_asked = self._is_informed = self._has_stopped = False
+            self._failed = {}
+            self._verdict_of_job = 0
             self._open = [heard for heard in self._open if heard.number > closed]
             self._own = {key: n for key, n in self._own.items() if not 0 < n <= closed}
             self._notify()
             return StopReport(self._round, -1 if self._open else None)
 
-    def save(self) -> StopReport | None:
-        """Record a save; return the answer to send, None if no notice is open."""
+    def save(self, step: int | None = None) -> StopReport | None:
+        """Record a save; return the answer to send, None if no notice is open.
+
+        A program that looks at its notices itself, without `preempted`, stops by a save after one.
+        """
         with self._lock:
+            self._has_any = True
+            if step is not None:
+                self._newest = max(step, self._newest or 0)
             if not self._open:
                 return None
             self._has_saved = True
-            return StopReport(self._round, self._highest, has_saved=True)
+            uses_preempted = self._last is not None and not self._is_informed
+            self._has_stopped |= not (self._has_asked or uses_preempted)
+            return self._report()
+
+    def keep(self, path: str | None, number: float) -> StopReport | None:
+        """Record that a save is whole, with its number; return the answer to send, if any.
+
+        Args:
+          path: where its failures would be known by; None: the program vouches for all.
+        """
+        with self._lock:
+            self._kept = max(self._kept, number)
+            if path is None:
+                self._failed = {}
+            elif self._failed.get(path, -1) <= number:
+                self._failed.pop(path, None)
+            return self._report() if self._has_stopped else None
+
+    def fail(self, path: str, number: float) -> StopReport | None:
+        """Record that a save failed; return the answer to send, if any."""
+        with self._lock:
+            self._failed[path] = number
+            return self._report() if self._has_stopped else None
+
+    def stop_at(self, step: int) -> StopReport | None:
+        """Record that `preempted` is True; return the answer to send, the first time."""
+        with self._lock:
+            if self._stopped_at is not None:
+                return None
+            self._has_stopped, self._stopped_at = True, step
+            return self._report()
 
     @property
     def has_saved(self) -> bool:
         """Return whether state was saved after a notice that is still open."""
         return self._has_saved
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """What the program leaves behind; None: it has not stopped for a notice."""
+        with self._lock:
+            if not self._has_stopped:
+                return None
+            agreed, at = self._step or 0, self._stopped_at
+            has_failed = any(number >= agreed for number in self._failed.values())
+            if at is None or self._kept >= at:
+                return Stopped(LAST, "preempted, and saved", has_failed)
+            words = f"preempted at step {shown_step(at)}: "
+            if not self._has_any:
+                words += "nothing of this attempt is saved, so it starts over where it began"
+                return Stopped(NOTHING, words, has_failed)
+            if self._newest is None:
+                words += "what was done after the last save will be repeated"
+            else:
+                newest = shown_step(self._newest)
+                words += f"step {newest} is the newest saved, and what came after it is repeated"
+            return Stopped(EARLIER, words, has_failed)
+
+    @property
+    def verdict(self) -> int:
+        """Return 1: the program has stopped for a notice; 2: and a save has failed; 0: neither."""
+        stopped = self.stopped
+        return max(self._verdict_of_job, 0 if stopped is None else 1 + stopped.has_failed)
+
+    def join_verdicts(self, verdicts: Iterable[int]) -> None:
+        """Take the verdicts of all processes, which then have the same one."""
+        with self._lock:
+            self._verdict_of_job = max(verdicts, default=0)
+
+    def _report(self) -> StopReport:
+        return StopReport(
+            self._round, self._highest, self._has_saved, self.stopped, self._highest_save
+        )
+
+    def inform(self) -> Notice | None:
+        """Return the first open notice, which the program now knows of."""
+        found = self.notice()
+        self._is_informed |= found is not None
+        return found
 
     def notice(self) -> Notice | None:
         """Return the first open notice, with the others."""
@@ -235,15 +418,17 @@ class Stop:
             if process == self._process:
                 self._own[given.source, given.reason] = number
             is_first = not self._open
+            if is_first and self._last is None:  # no step says what came before the notice
+                self._failed = {}
             self._open.append(_OpenNotice(number, process, given, due))
             self._notify()
-            return StopReport(self._round, self._highest) if is_first else None
+            return self._report() if is_first else None
 
     def settle(self, settled: StopAgreement) -> None:
         """Take the agreement."""
         with self._changed:
             if settled.round == self._round:
-                self._step = settled.step
+                self._step, self._save_step = settled.step, settled.save_step
                 self._notify()
 
     def wake(self) -> None:
@@ -254,3 +439,12 @@ class Stop:
     def _notify(self) -> None:
         self.changes += 1
         self._changed.notify_all()
+
+
+def shown_step(step: int) -> str:
+    """Return a step for messages. Python refuses to print numbers of thousands of digits.
+
+    >>> shown_step(13)
+    '13'
+    """
+    return str(step) if step.bit_length() <= 512 else f"a number of {step.bit_length()} bits"

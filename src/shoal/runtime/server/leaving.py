@@ -44,4 +44,6 @@ class Leaving:
     def _push_stop(self, settled: StopAgreement | None) -> None:
         if settled is not None:
             header = {"is": "stop", "round": settled.round}
+            if settled.save_step:
+                header["save_step"] = settled.save_step
             self._mail.push(self._mail.lives, pack_frame(header, step_text(settled.step)))

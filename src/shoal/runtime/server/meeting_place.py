@@ -31,6 +31,7 @@ from typing import Any
 from shoal.errors import UsageError
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply, parse_hello
 from shoal.runtime.rules.liveness import Limits, RunningClock
+from shoal.runtime.rules.stopping import LAST, Stopped
 from shoal.runtime.server.beating_peers import BeatingPeers
 from shoal.runtime.server.callers import (
     KeeperCaller,
@@ -78,13 +79,13 @@ class MeetingPlace:
         limits: Limits | None = None,
         near: socket.socket | None = None,
         clock: Callable[[], float] = time.monotonic,
-        on_leaving: Callable[[bool, bool], None] = lambda has_notice, has_saved: None,
+        on_leaving: Callable[[bool, Stopped | None], None] = lambda has_notice, stopped: None,
         on_news: Callable[..., None] = lambda **_news: None,
     ) -> None:
         """Prepare; `serve` runs the loop.
 
         Args:
-          on_leaving: called when an open notice, or a save after it, changes.
+          on_leaving: called when an open notice, or what the job leaves behind, changes.
           on_news: called with `joined=PROCESS`; `gone=PROCESS, state=, words=, at_s=`, after
             `dismissed=PROCESS` if it is declared lost while its connection stands;
             `keeper=HOST_ID, pid=, host=, processes=`; `keeper_gone=HOST_ID, at_s=` if that
@@ -104,8 +105,8 @@ class MeetingPlace:
         self._peers = BeatingPeers(
             self._connections, self._limits, clock, self._running, self._lose_service
         )
-        self._on_leaving = on_leaving  # of the newest job: (has_notice, has_saved)
-        self._reported_leaving = (False, False)
+        self._on_leaving = on_leaving  # of the newest job
+        self._reported_leaving: tuple[bool, Stopped | None] = (False, None)
         self._on_news = on_news
         self._earlier: list[ServedJob] = []  # jobs that still have processes
         self.newest_job = self._new_job()  # the job that a HELLO joins
@@ -194,7 +195,7 @@ class MeetingPlace:
 
     def _report_leaving(self) -> None:
         rounds = self.newest_job.leaving.rounds
-        if (state := (rounds.is_open, rounds.has_saved)) != self._reported_leaving:
+        if (state := (rounds.is_open, rounds.stopped)) != self._reported_leaving:
             self._reported_leaving = state
             self._on_leaving(*state)
 
@@ -317,10 +318,14 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _print_leaving(has_notice: bool, has_saved: bool) -> None:
-    """Report to the parent process whether the job is stopping, and whether it has saved."""
+def _print_leaving(has_notice: bool, stopped: Stopped | None) -> None:
+    """Report to the parent process whether the job has a notice, and what it leaves behind."""
+    is_whole = stopped is not None and stopped.kept == LAST and not stopped.has_failed
+    line: dict[str, object] = {"notice": has_notice, "saved": is_whole}
+    if stopped is not None and not is_whole:
+        line |= {"words": stopped.words, "has_failed": stopped.has_failed}
     with contextlib.suppress(OSError):  # the parent no longer reads
-        print(json.dumps({"notice": has_notice, "saved": has_saved}), flush=True)
+        print(json.dumps(line), flush=True)
 
 
 def _print_news(**news: Any) -> None:

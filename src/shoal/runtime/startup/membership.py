@@ -259,13 +259,17 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
         time.sleep(0.002)
 
 
-def wait_for_saves(joined: Coordinator, deadline: float) -> None:
+def wait_for_saves(joined: Coordinator, deadline: float, caller: str = "shutdown") -> None:
     """Wait until no thread of this process is saving, whether its save succeeds or not.
+
+    Args:
+      deadline: on the monotonic clock.
+      caller: the call that waits, for messages.
 
     Raises:
       DeadlineError: a save did not end in time.
     """
-    point = Point("shutdown: the end of a save", site=callsite())
+    point = Point(f"{caller}: the end of a save", site=callsite())
     for thread in threading.enumerate():
         if thread.name != SAVES or thread is threading.current_thread():
             continue
@@ -276,5 +280,5 @@ def wait_for_saves(joined: Coordinator, deadline: float) -> None:
             joined.progress.end_wait(point)
         if thread.is_alive():
             me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
-            reason = f"shutdown waited {given_s(deadline):g} s for a save that still runs"
-            raise DeadlineError(f"{me}: {reason}\n{TIMEOUT_HINT}", name="shutdown")
+            reason = f"{caller} waited {given_s(deadline):g} s for a save that still runs"
+            raise DeadlineError(f"{me}: {reason}\n{TIMEOUT_HINT}", name=caller)
