@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import os
 import shutil
 import subprocess
@@ -10,6 +12,7 @@ import sys
 import pytest
 
 from processes.run.launchers import Launchers, codes, said
+from shoal.runtime.wire.frames import split_address
 from shoal.testing.network import why_no_cuts
 from shoal.testing.warding import Warden
 
@@ -108,3 +111,31 @@ def test_a_coordinator_whose_name_does_not_resolve(job, host, index):
     assert one.code == 74, one
     assert f"the name {host!r} does not resolve; tried for 1 s (" in one.err
     assert "nothing listens" not in one.err
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70 + ".b"])
+def test_a_launcher_and_an_observer_name_it(child_env, tmp_path, host):
+    (tmp_path / "script.py").touch()
+    env = {**child_env, "SHOAL_INITIALIZE_TIMEOUT_S": "1", "TMPDIR": str(tmp_path)}
+    node = ["run", "--nnodes", "2", "--node-rank", "1", "--coordinator", f"{host}:1", "script.py"]
+    for command in (node, ["watch", f"{host}:1"]):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "shoal", *command], env=env, cwd=tmp_path,
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 74, done
+        assert f"the name {host!r} does not resolve: " in done.stderr
+
+
+@NEEDS_ROOT
+def test_shoal_coordinator_prints_an_address_that_resolves(child_env):
+    """For the processes on other hosts it is the name of its host, or else an address."""
+    command = [*NAMELESS, sys.executable, "-m", "shoal", "coordinator", "-n", "2"]
+    with subprocess.Popen(
+        [*command, "--bind", "0.0.0.0"], env=child_env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as coordinator:  # fmt: skip
+        record = json.loads(coordinator.stdout.readline())
+        coordinator.terminate()
+    host, _ = split_address(record["meeting_place"])
+    assert ipaddress.ip_address(host)

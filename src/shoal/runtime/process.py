@@ -105,8 +105,8 @@ def initialize(
       InitializeError: on every living process, within the deadline: a process did not arrive, an
         index is taken twice, counts or versions differ, or the meeting place cannot be reached.
         On this process: it was initialized before with other arguments (both are shown), or is a
-        fork of such a process; or JAX has already created its devices; or its launcher gives the
-        index of the process, but not their number.
+        fork or a child of a process of the job; or JAX has already created its devices; or its
+        launcher gives the index of the process, but not their number.
       UsageError: on this process: an argument or a variable is malformed.
 
     >>> initialize(virtual_devices=2)
