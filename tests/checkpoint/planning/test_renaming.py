@@ -171,6 +171,7 @@ def test_several_of_them_and_what_else_is_wrong(tmp_path):
     assert "all of these: rename={'aa': 'a', 'bb': 'b'}" in str(error)
     assert "new: is not in the checkpoint" in str(error)
     assert "gone: is in the checkpoint, not in the target; only='!gone' leaves it out" in str(error)
+    assert "\nonly='!new' keeps what the target has there" in str(error)
     assert error.missing == ("aa/x", "aa/y", "bb/u", "bb/z", "new")
 
 

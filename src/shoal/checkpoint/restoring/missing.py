@@ -36,8 +36,8 @@ def problem_lines(
     found: Sequence[str],
     rename: Mapping[str, str] | None,
     stored_name: Callable[[Mapping[str, str], str], str],
-) -> list[str]:
-    """Return one line per problem; one for each renamed subtree.
+) -> tuple[list[str], list[str]]:
+    """Return one line per problem, one for each renamed subtree; and what no `rename=` would find.
 
     Args:
       found: the leaves of the target that the checkpoint has.
@@ -63,7 +63,8 @@ def problem_lines(
         near = f": {one.hint}" if one.hint else near
         lines.append(f"{one.name}: is not in the checkpoint{where}{near}")
     detail = "is in the checkpoint, not in the target"
-    return lines + [f"{name}: {detail}; only={'!' + name!r} leaves it out" for name in unexpected]
+    lines += [f"{name}: {detail}; only={'!' + name!r} leaves it out" for name in unexpected]
+    return lines, [one.name for one in left]
 
 
 def _pairs(missing: Sequence[Missing], spare: Spare, found: Sequence[str]) -> dict[str, str]:

@@ -388,7 +388,7 @@ class _Matching:
         self.kinds[kind].append(target.name)
         self.problems.append(f"{target.name}: {detail}")
 
-    def _unmatched(self) -> list[str]:
+    def _unmatched(self) -> tuple[list[str], list[str]]:
         """Describe leaves that only the target or only the checkpoint has."""
         options, missing = self.options, {one.name for one in self.missing}
         spare = {leaf.name: leaf.shape for n, leaf in enumerate(self.leaves) if n not in self.used}
@@ -402,12 +402,14 @@ class _Matching:
 
     def finish(self) -> None:
         """Raise if there are any problems."""
+        left: list[str] = []
         if self.missing or self.kinds["unexpected"]:
-            self.problems += self._unmatched()
+            lines, left = self._unmatched()
+            self.problems += lines
         self.problems += self.options.idle(self.selection, self.names)
         if self.problems:
             missing = [one.name for one in self.missing]
-            remedy = self._keeping([*missing, *self.others_own])
+            remedy = self._keeping([*left, *self.others_own])
             raise mismatch(self.problems, remedy, missing=missing, **self.kinds)
 
     def _keeping(self, names: Sequence[str]) -> str:
