@@ -161,6 +161,9 @@ def run_in_parts(path):
     with shoal.Checkpoints(path) as ckpts:
         with pytest.raises(shoal.RestoreMismatch, match=r"is a .*, and would come back as a"):
             ckpts.resume(None, init)
+        odd = sample(1, 2) if shoal.process_index() == 1 else 1  # on one process alone
+        with pytest.raises(shoal.RestoreMismatch, match="p has a value of a class that is not"):
+            ckpts.resume({"p": shoal.PerProcess(None)}, {"p": shoal.PerProcess(odd)})
         for number in range(3):
             state, first = ckpts.resume(target, init)
             assert first == number

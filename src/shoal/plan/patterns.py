@@ -9,6 +9,7 @@ from functools import lru_cache
 from shoal.errors import closest
 
 _MOST_COMPARED = 1000  # names that are candidates for a suggestion
+_MOST_GUESSED = 10  # patterns for which one is looked for
 
 
 class Selection:
@@ -24,8 +25,14 @@ class Selection:
     ["'params' takes no leaf; did you mean 'params/**'? 'params' is a folder of 2 leaves"]
     """
 
-    def __init__(self, patterns: Sequence[str], names: Iterable[str]) -> None:
+    def __init__(self, patterns: Sequence[str] | None, names: Iterable[str]) -> None:
+        """`patterns`: None: all names."""
         self._known = known = dict.fromkeys(names)
+        if patterns is None:  # "**" may be the name of a leaf
+            self._in: dict[str, set[str]] = {}
+            self._out: dict[str, set[str]] = {}
+            self.names = frozenset(known)
+            return
         self._out = {text: taken(text[1:], known) for text in patterns if self._leaves_out(text)}
         self._in = {text: taken(text, known) for text in patterns if text not in self._out}
         chosen = set().union(*self._in.values()) if self._in else {*known} if self._out else set()
@@ -41,12 +48,13 @@ class Selection:
 
     def idle(self) -> list[str]:
         """Return a line for each pattern that takes nothing: why, and what may have been meant."""
-        lines = [
-            f"{text!r} {'leaves out' if text in self._out else 'takes'} no leaf"
-            f"{near(text.removeprefix('!') if text in self._out else text, self._known)}"
-            for text, found in [*self._in.items(), *self._out.items()]
-            if not found
-        ]
+        lines: list[str] = []
+        for text, found in [*self._in.items(), *self._out.items()]:
+            if not found:
+                sign = "!" if text in self._out else ""
+                is_guessed = len(lines) < _MOST_GUESSED
+                meant = near(text.removeprefix(sign), self._known, sign) if is_guessed else ""
+                lines.append(f"{text!r} {'leaves out' if sign else 'takes'} no leaf{meant}")
         for text, found in self._in.items():
             if found and self.names.isdisjoint(found):
                 others = " and ".join(repr(o) for o, gone in self._out.items() if found & gone)
@@ -74,8 +82,11 @@ def escaped(name: str) -> str:
     return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
-def near(pattern: str, names: Collection[str]) -> str:
+def near(pattern: str, names: Collection[str], sign: str = "") -> str:
     """Return what may have been meant by a pattern that takes none of the names; "" if unknown.
+
+    Args:
+      sign: "!" if the pattern stood behind it.
 
     >>> near("parms/**", ["params/w"]), near("w", ["params/w"])
     ("; did you mean 'params/**'?", "; did you mean '**/w'?")
@@ -84,10 +95,11 @@ def near(pattern: str, names: Collection[str]) -> str:
         return "; the characters in [ ] are not a valid range"
     for text in (pattern.rstrip("/"), *_variants(pattern, names)):
         if text != pattern and taken(text, names):
-            return f"; did you mean {text!r}?"
+            return f"; did you mean {sign + text!r}?"
         if text and (count := sum(name.startswith(f"{text}/") for name in names)):
             leaves = "1 leaf" if count == 1 else f"{count} leaves"
-            return f"; did you mean {escaped(text) + '/**'!r}? {text!r} is a folder of {leaves}"
+            below = f"{sign}{escaped(text)}/**"
+            return f"; did you mean {below!r}? {text!r} is a folder of {leaves}"
     if re.search(r"\.[*+]|[\\^$|()]", pattern):
         return (
             "; patterns are not regular expressions: '*' matches part of one component, '**' any "
@@ -95,7 +107,7 @@ def near(pattern: str, names: Collection[str]) -> str:
         )
     close = closest(pattern, [*names][:_MOST_COMPARED])
     if close is not None:
-        return f"; did you mean {close!r}?"
+        return f"; did you mean {sign + close!r}?"
     return next((f"; leaves have names such as {name!r}" for name in names), "")
 
 
@@ -115,14 +127,12 @@ def _corrected(pattern: str, names: Collection[str]) -> str:
         is_anywhere = is_anywhere or part == "**"
         found = [path for path in paths if is_anywhere or len(path) > number]
         here = {one for path in found for one in (path if is_anywhere else [path[number]])}
-        if part == "**" or any(matches(part, one) for one in here):
-            chosen = part
-        else:
-            chosen = closest(part, sorted(here)) or ""
-        if not chosen:
-            return ""
-        parts[number] = chosen
-        paths = [path for path in found if is_anywhere or matches(chosen, path[number])]
+        fitting = {one for one in here if part == "**" or matches(part, one)}
+        if not fitting:
+            if (chosen := closest(part, sorted(here))) is None:
+                return ""
+            fitting, parts[number] = {chosen}, escaped(chosen)
+        paths = [path for path in found if is_anywhere or path[number] in fitting]
     return "/".join(parts)
 
 

@@ -7,11 +7,13 @@ import random
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from checkpoint import hand_written
 from plan.test_patterns import by_hand
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import plan_restore, restore
+from shoal.cli.main import build
 from shoal.errors import RestoreMismatch, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -165,7 +167,7 @@ STATE = {"params": {"w": np.ones(2), "b": np.zeros(2)}, "opt": {"mu": np.ones(2)
 IDLE = {
     "a folder": ({"only": ["params", "step"]}, "'params/**'? 'params' is a folder of 2 leaves"),
     "a typo": ({"only": ["params/**", "stp"]}, "only='stp' takes no leaf; did you mean 'step'?"),
-    "left out": ({"only": ["!op/**"]}, "only='!op/**' leaves out no leaf; did you mean 'opt/**'?"),
+    "left out": ({"only": ["!op/**"]}, "only='!op/**' leaves out no leaf; did you mean '!opt/**'?"),
     "taken back": ({"only": ["step", "!step"]}, "'step' takes nothing but what '!step' leaves out"),
     "a prefix": ({"rename": {"parms": "params"}}, "no leaf of the target is 'parms', or below it"),
 }
@@ -207,7 +209,7 @@ def test_without_a_target_as_well(tmp_path):
 
 def test_all_names_of_a_checkpoint_take_their_leaves(tmp_path):
     """Also those that are patterns, ranges that are none among them."""
-    names = ["w[0]", "w0", "w[z-a]", "*", "?", "**", "!w0", "[!a]", "a.b", "a b"]
+    names = ["w[0]", "w0", "w[z-a]", "[9-0]", "*", "?", "**", "!w0", "[!a]", "a.b", "a b"]
     saved = {name: number for number, name in enumerate(names)}
     hand_written.write(tmp_path / "saved", saved)
     for name in names:
@@ -217,6 +219,41 @@ def test_all_names_of_a_checkpoint_take_their_leaves(tmp_path):
         target = dict.fromkeys(names, -1)
         back = restore(tmp_path / "saved", target, only=[name])
         assert back == {**target, name: saved[name]}
+
+
+def test_a_leaf_of_the_name_of_all_is_one_of_them(tmp_path):
+    saved = {"w": 1, "**": 2}
+    hand_written.write(tmp_path / "saved", saved)
+    assert restore(tmp_path / "saved") == saved
+    assert restore(tmp_path / "saved", {"w": 0, "**": 0}) == saved
+    with pytest.raises(RestoreMismatch, match="w: is in the checkpoint, not in the target"):
+        restore(tmp_path / "saved", {"**": 0})
+    hand_written.write(tmp_path / "other", {**saved, "w": 9})
+    command = ["ckpt", "diff", *map(str, tmp_path.iterdir())]
+    found = CliRunner().invoke(build(["ckpt"]), command)
+    assert found.exit_code == 1, found.output
+
+
+def test_a_prefix_below_which_others_take_all_is_an_error(tmp_path):
+    hand_written.write(tmp_path / "saved", {"y": {"w": 1}})
+    target, rename = {"a": {"b": {"w": 0}}}, {"a": "zzz", "a/b": "y"}
+    for prefix in ("a", ""):
+        mapping = {prefix: "zzz", "a/b": "y"}
+        with pytest.raises(
+            RestoreMismatch, match=f"longer prefixes take all leaves below '{prefix}'"
+        ):
+            restore(tmp_path / "saved", target, rename=mapping)
+    assert restore(tmp_path / "saved", target, rename=rename, missing_ok=True)["a"]["b"]["w"] == 1
+
+
+def test_suggestions_are_looked_for_a_few_times_alone(tmp_path):
+    saved = {f"leaf{number:05}": number for number in range(2000)}
+    hand_written.write(tmp_path / "saved", saved)
+    wrong = [f"laef{number}" for number in range(2000)]
+    with pytest.raises(RestoreMismatch) as caught:
+        restore(tmp_path / "saved", only=wrong)
+    assert len(caught.value.problems) == 2000
+    assert sum("did you mean" in line for line in caught.value.problems) <= 10
 
 
 def test_a_missing_leaf_names_the_way_to_keep_the_targets_own(tmp_path):

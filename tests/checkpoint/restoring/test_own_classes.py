@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from checkpoint.kinds_of_nodes import KINDS, classes_of, local_namedtuple, nested
+from checkpoint.kinds_of_nodes import KINDS, MyOrdered, classes_of, local_namedtuple, nested
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
@@ -211,7 +211,9 @@ def test_classes_in_values_of_each_process_are_checked_when_the_run_begins(tmp_p
         for target in (None, {"loader": 0}):
             with pytest.raises(RestoreMismatch, match=r"loader/at/0: is a .*: import State of"):
                 ckpts.resume(target, init)
-        with pytest.raises(UsageError, match="loader has a value of a class that is not known"):
+        with pytest.raises(
+            RestoreMismatch, match="loader has a value of a class that is not known"
+        ):
             ckpts.resume({"loader": PerProcess({"at": []})}, init)
         assert ckpts.resume(init, init)[1] == 0
 
@@ -227,3 +229,92 @@ def test_all_that_would_change_is_named(tmp_path, alone):
             "b/in/0",
             "b/t",
         ]
+
+
+# ---- what strangers tried
+
+
+class Strict:
+    """Takes arrays of JAX, and what stands for one, alone."""
+
+    def __init__(self, w):
+        if not isinstance(w, jax.Array | jax.ShapeDtypeStruct | Layout):
+            raise TypeError(f"got {type(w).__name__}")
+        self.w = w
+
+
+jax.tree_util.register_pytree_node(Strict, lambda s: ((s.w,), None), lambda _, c: Strict(*c))
+
+
+def test_a_class_that_would_not_take_what_comes_back_is_seen_when_the_run_begins(tmp_path, alone):
+    init = Strict(jax.numpy.ones((8, 8)))
+    on_host = Strict(jax.ShapeDtypeStruct((8, 8), np.float32))
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        with pytest.raises(RestoreMismatch, match=r"Strict takes no TypeError: got ndarray"):
+            ckpts.resume(on_host, init)
+        assert ckpts.resume(Strict(Layout(MESH, None, None)), init)[1] == 0
+        ckpts.save(0, init)
+        ckpts.wait()
+        with pytest.raises(UsageError, match=r"Strict takes no TypeError: got ndarray"):
+            ckpts.restore(0, on_host)
+
+
+def test_arrays_that_are_one_object_are_no_swap(tmp_path, alone):
+    one = jax.numpy.ones(8)
+    target = {"a": Layout(MESH, None), "b": Layout(MESH, None)}
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        assert ckpts.resume(target, {"a": one, "b": one})[1] == 0
+        with pytest.raises(RestoreMismatch, match="would be in the order y, x"):
+            ckpts.resume(MyOrdered(y=0, x=0), MyOrdered(x=one, y=one), dtype="any")
+
+
+@pytest.mark.parametrize("options", [{"mode": "fast"}, {"most_bytes": 5}, {"merge": "first"}])
+def test_options_are_checked_when_the_run_begins(tmp_path, alone, options):
+    with (
+        Checkpoints(tmp_path, coordinator=alone) as ckpts,
+        pytest.raises(UsageError, match=f"resume: {next(iter(options))}="),
+    ):
+        ckpts.resume({"a": 0}, {"a": 1}, **options)
+
+
+def test_a_layout_may_stand_for_a_subtree_without_leaves(tmp_path, alone):
+    init = {"params": np.ones(2, np.float32), "opt": ({}, [()])}
+    target = {"params": MESH, "opt": MESH}
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        ckpts.resume(target, init)
+        ckpts.save(0, init)
+        ckpts.wait()
+        state, _ = ckpts.resume(target, None)
+        assert state["opt"] == ({}, [()])
+        with pytest.raises(RestoreMismatch, match="optt: is not in the checkpoint"):
+            ckpts.restore(0, {"params": MESH, "optt": MESH})
+
+
+def test_a_function_that_is_a_leaf_is_not_lost(tmp_path):
+    """With two arguments it could say where an array shall be, but there is none."""
+    save(tmp_path / "saved", {"w": np.ones(2, np.float32), "gate": None})
+    with pytest.raises(RestoreMismatch, match="gate: was saved as None; give None in place of it"):
+        restore(tmp_path / "saved", {"w": MESH, "gate": lambda a, b: a * b})
+
+
+class Tables:
+    """Its static data are arrays, which cannot be compared."""
+
+    def __init__(self, w, table):
+        self.w, self.table = w, table
+
+
+jax.tree_util.register_pytree_node(
+    Tables, lambda t: ((t.w,), (t.table,)), lambda static, c: Tables(*c, *static)
+)
+
+
+def test_static_data_that_cannot_be_compared(tmp_path, alone):
+    make = lambda value: {"v": Tables(np.full(2, value), np.arange(3))}  # noqa: E731
+    manager = CheckpointManager(tmp_path / "xla", save_interval=1)
+    manager.save(0, make(1.0))
+    assert manager.restore(0, make(0.0))["v"].w.tolist() == [1, 1]
+    with Checkpoints(tmp_path / "run", coordinator=alone) as ckpts:
+        assert ckpts.resume(make(0.0), make(1.0))[1] == 0
+        with pytest.raises(RestoreMismatch, match=r"static data of Tables .* were not saved"):
+            ckpts.resume(None, make(1.0))

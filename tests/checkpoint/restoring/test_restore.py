@@ -131,7 +131,7 @@ def test_only_leaves_others_as_the_target_has_them(path):
 def test_renaming_by_prefixes_or_a_function(path):
     layout = {"model": {"weight": SPLIT}, "point": None}
     for rename in (
-        {"model": "params", "model/weight": "params/w"},
+        {"": "opt", "model/weight": "params/w"},
         lambda name: name.replace("model/weight", "params/w"),
     ):
         back = restore(path, layout, rename=rename, only="model/*")

@@ -340,7 +340,7 @@ def test_where_nothing_is_is_not_committed(command, tmp_path):
         (["verify", "RUN/step_000000000010", "--step", 10], "is one checkpoint"),
         (["show", "RUN", "--leaf", "params/ww"], "did you mean 'params/w'"),
         (["show", "RUN", "--leaf", "params"], "did you mean 'params/**'? 'params' is a folder of"),
-        (["show", "RUN", "--leaf", "!parms/**"], "leaves out no leaf; did you mean 'params/**'"),
+        (["show", "RUN", "--leaf", "!parms/**"], "leaves out no leaf; did you mean '!params/**'"),
         (
             ["diff", "RUN", "RUN", "--leaf", "params/ww"],
             "'params/ww' takes no leaf; did you mean 'params/w'",

@@ -21,7 +21,7 @@ from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.planning.cadence import Cadence, rule_text, rules_of
 from shoal.checkpoint.restoring.options import check_history_options, check_restore
 from shoal.checkpoint.retention import Keep, policy_of
-from shoal.checkpoint.together.lead import run_on_lead
+from shoal.checkpoint.together.lead import raise_together, run_on_lead
 from shoal.checkpoint.together.one_folder import in_one_folder
 from shoal.colour import collective, local
 from shoal.errors import UsageError
@@ -285,11 +285,18 @@ class Checkpoints(ReadOnlyHistory):
         is_new = found is None
         if found is None:  # `init` may itself be collective
             found = -1, init() if callable(init) else init
-        check_resumable(
-            found[1], self._root, target, options, processes=self._group.count, is_new=is_new
-        )
-        self._saver.reserve_for(found[1])
-        return found[1], found[0] + 1
+        with self._coordinator.call("resume", "main", self._group.named):
+            number, state = found
+            check = partial(
+                check_resumable, state, self._root, target, options,
+                processes=self._group.count, is_new=is_new,
+            )  # fmt: skip
+            raise_together(
+                self._coordinator, "resume", check,
+                group=self._group, timeout_s=self._limit_s("resume"),
+            )  # fmt: skip
+        self._saver.reserve_for(state)
+        return state, number + 1
 
     # ---- tidying
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.records import Manifest
+from shoal.checkpoint.format.records import LeafRecord, Manifest
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.tree import flatten, nodes
-from shoal.checkpoint.tree.names import Path, component, name_of
+from shoal.checkpoint.tree.dtypes import dtype_of
+from shoal.checkpoint.tree.names import ROOT, component
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.plain_values import plain_json
 from shoal.errors import RestoreMismatch, UsageError
@@ -51,11 +54,7 @@ def check_resumable(
     records = tuple(leaf.record for leaf in read.leaves)
     stored, _ = nodes.decode_structure(nodes.encode_structure(read.structure), "the manifest")
     manifest = Manifest("0" * 12, None, 0, processes, stored, records)
-    chosen = {name: options[name] for name in options.keys() & {"only", "rename", "missing_ok"}}
-    request = request_of(
-        "resume", root, target, dtype=options.get("dtype", "exact"),
-        form=options.get("form", "tree"), **chosen,
-    )  # fmt: skip
+    request = request_of("resume", root, target, **options)
     made = "what `init` made could not" if is_new else "what was restored could not again"
     detail = f"resume: {made} be restored by this target once it is saved"
     if options.get("rename") is not None:
@@ -68,10 +67,12 @@ def check_resumable(
             wishes = targets.all_of(manifest, request.options)
         else:
             wishes = targets.match(manifest, request.wanted, request.options, fit)
+        found = _Differences(state, read, wishes, request, manifest).lines
     except RestoreMismatch as error:
         error.args = (f"{detail}\n{error}",)
         raise
-    found = _Differences(state, read, wishes, request, manifest).lines
+    except UsageError as error:  # a class takes no such children
+        found = [str(error)]
     if found:
         more = [f"and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []
         lines = "\n".join(f"  - {line}" for line in [*found[:_MOST_LISTED], *more])
@@ -96,18 +97,23 @@ class _Differences:
         self.lines: list[str] = []
         self._walk = flatten.NodeTaker(JaxNodes(), None)
         leaves = [leaf for _, leaf in flatten.flatten_tree(state, JaxNodes())[0]]
-        # Leaves are told apart by what they are: two that are one object are the same leaf.
-        self._names = {id(x): one.name for x, one in zip(leaves, manifest.leaves, strict=True)}
         self._given = {id(one): one for one in request.given}
-        values = [leaves[wish.leaf] for wish in wishes.wishes]
-        for number, wish in enumerate(wishes.wishes):
+        self._arrays: dict[int, list[str]] = {}  # id → the names of its leaves
+        values = []
+        for wish in wishes.wishes:
+            record, value = manifest.leaves[wish.leaf], leaves[wish.leaf]
             if wish.leaf in read.blobs:
-                file, blob = manifest.leaves[wish.leaf].name, read.blobs[wish.leaf].data
-                values[number] = own_value(blob, JaxNodes(), wish.like, file)
+                blob = read.blobs[wish.leaf].data
+                value = own_value(blob, JaxNodes(), wish.like, record.name)
+            elif record.kind == "array":
+                value = _stand_in(value, record, is_placed=wish.place is not None)
+                self._arrays.setdefault(id(value), []).append(record.name)
+            values.append(value)
+        self._values = values  # alive, or others would get their ids
         again = built(request, manifest, wishes, values)
         self._compare(state, again, ())
 
-    def _compare(self, one: Any, other: Any, path: Path) -> None:
+    def _compare(self, one: Any, other: Any, path: tuple[str, ...]) -> None:
         mine, theirs = self._walk.branch(one), self._walk.branch(other)
         if isinstance(one, PerProcess) and isinstance(other, PerProcess):
             self._compare(one.value, other.value, path)
@@ -115,12 +121,14 @@ class _Differences:
         if mine is None and theirs is None:
             self._compare_leaves(one, other, path)
             return
-        name = name_of(path)
+        name = _name(path)
         if mine is None or theirs is None or type(one) is not type(other):
             remedy = "; give a target that has the class"
             if isinstance(other, flatten.UnknownNode):
                 remedy = f": {other.remedy}"
             what = f"is {_kind(one)}, and would come back as {_kind(other)}"
+            if _kind(one) == _kind(other):
+                what = f"is {_kind(one)}, a name that has another class by now"
             self.lines.append(f"{name}: {what}{remedy}")
             return
         keys, others = (_keys(level[2], level[3]) for level in (mine, theirs))
@@ -128,6 +136,7 @@ class _Differences:
             odd = ", ".join(
                 repr(key) for key in [*keys, *others] if (key in keys) != (key in others)
             )
+            odd = odd or f"they would be in the order {', '.join(others)}"
             self.lines.append(f"{name}: its children would not be the same: {odd}")
             return
         static, its_own = _plain(mine[4]), _plain(theirs[4])
@@ -136,17 +145,27 @@ class _Differences:
         for key, child, its in zip(keys, mine[3], theirs[3], strict=True):
             self._compare(child, its, (*path, key))
 
-    def _compare_leaves(self, one: Any, other: Any, path: Path) -> None:
+    def _compare_leaves(self, one: Any, other: Any, path: tuple[str, ...]) -> None:
         from shoal.checkpoint.restoring.wanted import is_placement
 
-        if one is other:
-            return
-        if id(other) in self._given:
+        names, own = self._arrays.get(id(other), ()), _name(path)
+        if names and own not in names:
+            self.lines.append(f"{own}: would have the value of {names[0]}")
+        elif not names and id(other) in self._given:
             if is_placement(other):
                 what = f"{type(other).__name__}, which is no value"
-                self.lines.append(f"{name_of(path)}: only= leaves it out; the target has a {what}")
-        elif id(other) in self._names:
-            self.lines.append(f"{name_of(path)}: would have the value of {self._names[id(other)]}")
+                self.lines.append(f"{own}: only= leaves it out; the target has a {what}")
+
+
+def _stand_in(value: Any, record: LeafRecord, *, is_placed: bool) -> Any:
+    """Return an array like the one that a restore would return, and equal to no other."""
+    if is_placed and not isinstance(value, np.ndarray | np.generic):
+        return value
+    return np.broadcast_to(np.zeros((), dtype_of(record.dtype)), record.shape)
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return "/".join(path) or ROOT
 
 
 def _keys(keys: Sequence[Any], children: Sequence[Any]) -> list[str]:

@@ -55,6 +55,7 @@ class RestoreRequest(NamedTuple):
     rebuild: Callable[[list[Any]], Any] | None = None  # the target with other leaves; None: none
     merge: Callable[[list[Any]], Any] | None = None
     form: str = "tree"  # of the result, without a target
+    most_bytes: int = 0  # of temporary memory
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -129,7 +130,7 @@ class Restore:
         self._call, self._timeout_s = call, timeout_s  # per wait: reading may take long
         self._me = ThisProcess(coordinator.process, coordinator.hosts)
 
-    def run(self, most_bytes: int) -> Any:
+    def run(self) -> Any:
         """Run all steps."""
         opened = _tried(lambda: open_for(self._request))
         brought = opened if isinstance(opened, Exception) else _identity(opened, self._group)
@@ -140,7 +141,7 @@ class Restore:
         self._same(answers)
         self._refuse_other_devices(opened, answers)
         fault_points.reach("restore.read", self._coordinator.process)
-        values = _tried(lambda: self._read(opened, most_bytes))
+        values = _tried(lambda: self._read(opened, self._request.most_bytes))
         call = self._call._replace(spec=(opened.checkpoint.commit.attempt,))
         self._meet(call, values if isinstance(values, Exception) else b"")
         if isinstance(values, Exception):

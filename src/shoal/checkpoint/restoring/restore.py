@@ -193,18 +193,14 @@ def restore_with(
     deadline = deadline_of("restore", name, timeout_s, "main")
     request = request_of(
         "restore", path, target, only=only, rename=rename, missing_ok=missing_ok, dtype=dtype,
-        mode=mode, form=form,
+        mode=mode, form=form, merge=merge, most_bytes=most_bytes,
     )  # fmt: skip
     group = group_in(coordinator, "restore", processes)
-    if merge is not None and not callable(merge):
-        raise UsageTypeError(f"restore: merge={merge!r} must be a function of a list of values")
-    most = _most("restore", most_bytes)
-    request = request._replace(merge=merge)
     if request.mode == "auto" and not group.is_all:
         # if others are dead, devices might wait for them
         request = request._replace(mode="direct")
     call = Call("restore", name, callsite(), request.lines)
-    return Restore(coordinator, request, call, deadline.timeout_s, group).run(most)
+    return Restore(coordinator, request, call, deadline.timeout_s, group).run()
 
 
 @local
@@ -268,6 +264,8 @@ def request_of(
     dtype: object = "exact",
     mode: object = "auto",
     form: object = "tree",
+    merge: Callable[[list[Any]], Any] | None = None,
+    most_bytes: int | None = None,
 ) -> RestoreRequest:
     """Check the arguments.
 
@@ -286,7 +284,10 @@ def request_of(
     )
     mode = option_value(operation, "mode", mode, MODES)
     request = parse_request(folder, target, options, mode)
-    return request._replace(form=_form(operation, form, request))
+    if merge is not None and not callable(merge):
+        raise UsageTypeError(f"{operation}: merge={merge!r} must be a function of a list of values")
+    most = _most(operation, most_bytes)
+    return request._replace(form=_form(operation, form, request), merge=merge, most_bytes=most)
 
 
 def _form(operation: str, form: object, request: RestoreRequest) -> str:

@@ -19,6 +19,7 @@ from shoal.checkpoint.restoring.missing import Missing, Spare, problem_lines
 from shoal.checkpoint.restoring.numbers import wrong_number
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.names import ROOT
+from shoal.checkpoint.tree.nodes import branch_names
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest
 from shoal.plan.patterns import Selection, escaped
@@ -27,7 +28,7 @@ OPTIONS = ("only", "rename", "missing_ok", "dtype", "form", "mode", "most_bytes"
 DTYPES = ("exact", "safe", "any")
 FORMS = ("tree", "dicts", "names")
 HELD = ("array", "key")  # kinds of leaves that can be placed on devices
-_MOST_LISTED, _MOST_KEPT = 50, 8
+_MOST_LISTED, _MOST_KEPT, _MOST_GUESSED = 50, 8, 10
 _KINDS = {"none": "None", "per_process": "a PerProcess"}  # of leaves that stand for no other
 
 Rename = Mapping[str, str] | Callable[[str], str]
@@ -58,7 +59,7 @@ class TargetOptions(NamedTuple):
 
     def selection(self, names: Sequence[str]) -> Selection:
         """Return which of the names `only` takes."""
-        return Selection(("**",) if self.only is None else self.only, names)
+        return Selection(self.only, names)
 
     def idle(self, selection: Selection, names: Sequence[str]) -> list[str]:
         """Return a line for each pattern of `only` and prefix of `rename` that takes nothing.
@@ -71,12 +72,15 @@ class TargetOptions(NamedTuple):
             lines = [f"only={line}" for line in selection.idle()]
         if self.missing_ok or not isinstance(self.rename, Mapping):
             return lines
-        above = {one for name in names for one in _prefixes(name)}
-        for prefix in self.rename.keys() - above - {""}:
-            detail = f"no leaf of the target is {prefix!r}, or below it"
-            near = nearest(prefix, sorted(above))
-            lines.append(f"rename={{{prefix!r}: {self.rename[prefix]!r}}}: {detail}{near}")
-        return sorted(lines)
+        above = {one for name in names for one in _prefixes(name)} | {""}
+        used = {governing(self.rename, name) for name in names}
+        for number, prefix in enumerate(sorted(self.rename.keys() - used)):
+            detail = f"longer prefixes take all leaves below {prefix!r}"
+            if prefix not in above:
+                detail = f"no leaf of the target is {prefix!r}, or below it"
+                detail += nearest(prefix, sorted(above)) if number < _MOST_GUESSED else ""
+            lines.append(f"rename={{{prefix!r}: {self.rename[prefix]!r}}}: {detail}")
+        return lines
 
 
 def _prefixes(name: str) -> list[str]:
@@ -239,6 +243,7 @@ class _Matching:
         target: Sequence[TargetLeaf],
     ) -> None:
         self.leaves, self.options, self.fit = manifest.leaves, options, fit
+        self.branches = branch_names(manifest.tree)
         self.number = {leaf.name: number for number, leaf in enumerate(manifest.leaves)}
         self.wishes: list[Wish] = []
         self.by_target: dict[int, tuple[int, ...]] = {}
@@ -288,8 +293,8 @@ class _Matching:
             if is_whole:
                 self._take(number, target, [*found.values()])
             return
-        is_all = target.is_layout and stored == ROOT  # even if the tree has no leaves
-        if found or is_all:
+        is_empty = target.is_layout and stored in self.branches  # a node without leaves
+        if found or is_empty:
             taken = [leaf for name, leaf in found.items() if name in self.selection.names]
             if taken or not found:
                 self.below[number] = stored
@@ -329,7 +334,11 @@ class _Matching:
 
     def _same_kind(self, target: TargetLeaf, record: LeafRecord) -> None:
         """Report a leaf that would have another structure, or another class, than the target's."""
-        if target.is_layout or target.is_array:
+        # A layout may stand for None, which is a subtree without leaves; a function in a tree may
+        # be a leaf that was not saved.
+        own_name = self.options.stored_name(target.name) if target.is_function else ROOT
+        may_be_empty = target.is_layout and (target.name == ROOT or record.name != own_name)
+        if may_be_empty or target.is_array:
             return
         wanted = "none" if target.is_none else "per_process" if target.own is not None else ""
         if wanted == record.kind or (not wanted and record.kind != "none"):

@@ -46,6 +46,33 @@ def run_on_lead(
     return meet_lead(coordinator, operation, spec, act, b"", **options)[0]
 
 
+def raise_together(
+    coordinator: Coordinator,
+    operation: str,
+    work: Callable[[], None],
+    *,
+    group: Group,
+    timeout_s: float,
+) -> None:
+    """Call `work` on every process; if it fails on one, raise on all: the own error, or that one's.
+
+    Also raises what `agree` raises.
+    """
+    raised = None
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is
+        raised = error
+    call = Call(operation, None, callsite(), ("checked",))
+    brought = b"" if raised is None else encode_error(raised)
+    answers = agree(coordinator, call, brought, timeout_s=timeout_s, group=group.named)
+    if raised is not None:
+        raise raised
+    if who := failed_processes(answers):
+        me = ThisProcess(coordinator.process, coordinator.hosts)
+        raise decode_error(answers[who[0]], who[0], me)
+
+
 def meet_lead(
     coordinator: Coordinator,
     operation: str,

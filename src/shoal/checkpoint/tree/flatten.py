@@ -79,6 +79,8 @@ class UnknownNode:
         module, _, name = self.type.partition(":")
         if "<locals>" in name:
             how = f"{name} of {module} was defined in a function"
+        elif self.static is OPAQUE:
+            how = f"the static data of {name} of {module} are no plain values and were not saved"
         elif (kind := loaded(self.type)) is not None:
             how = f"{kind.__qualname__} of {module} does not take what was saved"
         else:
@@ -182,7 +184,11 @@ def _like(
     if type(value) is defaultdict:
         return defaultdict(value.default_factory, zip(keys, children, strict=True))
     if kind == "node" and nodes is not None:
-        return nodes.rebuild(value, children)
+        try:
+            return nodes.rebuild(value, children)
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            raise UsageError(f"the class {type_name(type(value))} takes no {words}") from error
     if kind == "namedtuple":
         return tuple.__new__(type(value), children)  # does not run code of the class
     return _of_branch(Branch(kind, tuple(keys), ()), tuple(children), nodes)

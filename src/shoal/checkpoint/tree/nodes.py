@@ -73,6 +73,17 @@ def _named(structure: Structure, prefix: str) -> Iterator[tuple[int, str]]:
         yield from _named(child, f"{prefix}/{text}" if prefix else text)
 
 
+def branch_names(structure: Structure, prefix: str = "") -> set[str]:
+    """Return the names of all nodes, those without leaves among them."""
+    if isinstance(structure, int):
+        return set()
+    found = {prefix or ROOT}
+    for key, child in zip(structure.child_keys(), structure.children, strict=True):
+        text = component(key)
+        found |= branch_names(child, f"{prefix}/{text}" if prefix else text)
+    return found
+
+
 def paths_of(structure: Structure) -> list[Path]:
     """Return the paths of all leaves, by number."""
     return [path for _, path in sorted(_paths(structure, ()), key=lambda pair: pair[0])]

@@ -69,9 +69,8 @@ def leaf_names(pattern: str, known: Collection[str]) -> frozenset[str]:
     Raises:
       UsageError: it takes none.
     """
-    chosen = Selection([pattern or "**"], known)
-    if pattern:
-        raise_all("--leaf", chosen.idle())
+    chosen = Selection([pattern] if pattern else None, known)
+    raise_all("--leaf", chosen.idle())
     return chosen.names
 
 

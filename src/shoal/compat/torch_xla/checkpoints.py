@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.colour import collective, local
 from shoal.compat.torch_xla.errors import (
     NoMeaningHere,
@@ -20,6 +21,8 @@ from shoal.errors import NotCommitted, raise_all
 from shoal.runtime.preemption import preempted, reached
 
 __all__ = ["CheckpointManager"]
+
+_NODES = JaxNodes()
 
 
 @collective("all processes")
@@ -212,10 +215,12 @@ def _filled(target: Any, restored: Any) -> Any:
     elif isinstance(target, dict | list):
         for key in target if isinstance(target, dict) else range(len(target)):
             target[key] = _filled(target[key], restored[key])
-    elif jax.tree_util.all_leaves([target]):
-        return restored
-    else:  # a tuple or the like: a new one
-        return jax.tree.map(_filled, target, restored, is_leaf=lambda part: part is not target)
+    else:  # a leaf; or a tuple or the like: a new one
+        mine, theirs = _NODES.flatten(target), _NODES.flatten(restored)
+        if mine is None or theirs is None:
+            return restored
+        pairs = zip(mine.children, theirs.children, strict=True)
+        return _NODES.rebuild(target, [_filled(*pair) for pair in pairs])
     return target
 
 
