@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -41,6 +42,12 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_that_import_the_program(launch, method):
+    with tempfile.TemporaryDirectory() as short:  # the socket of a fork server has its path there
+        launch.env["TMPDIR"] = short
+        workers_are_refused(launch, method)
+
+
+def workers_are_refused(launch, method):
     finished = launch.run("-n", "2", script=SPAWNS.format(before=""), arguments=(method,))
     assert finished.code == 0, finished
     workers = [line.split() for line in finished.lines if "worker" in line]
