@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -278,3 +279,36 @@ def test_a_launcher_of_another_job_does_not_end_one_between_two_attempts(launche
     again = launchers.start(1, "--max-restarts", "1")
     assert codes([again, both[0]]) == [0, 0], [again.said, both[0].said]
     assert launchers.leaves_nobody()
+
+
+@pytest.fixture
+def small_cgroup():
+    """Return a control group of 400 MB; its processes must have ended after the test."""
+    rows = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    v1 = [row[2] for row in rows if "memory" in row[1].split(",")]
+    mounted, limit = ("/sys/fs/cgroup/memory", "memory.limit_in_bytes") if v1 else (
+        "/sys/fs/cgroup", "memory.max"
+    )  # fmt: skip
+    above = v1 or [row[2] for row in rows if not row[1]]
+    group = Path(mounted + (above[0] if above else ""), f"shoal-test-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        (group / limit).write_text("400000000")
+        yield group
+    except OSError as error:
+        pytest.skip(f"a control group takes no limit: {error}")
+    finally:
+        group.rmdir()
+
+
+def test_a_kill_for_want_of_memory_counts_as_the_programs_own(launch, small_cgroup):
+    script = HEAD + "say('ran')\nx = []\nwhile True: x.append(b'1' * (20 << 20))\n"
+    within = ("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(small_cgroup))
+    finished = launch.run("--max-restarts", "9", script=script, before=within)
+    assert finished.code == 137, finished.err
+    assert finished.out.count("ran") == 3
+    assert "no new attempt: a crash loop, 3 in a row" in finished.err
+    assert finished.verdict.endswith("killed by SIGKILL: out of memory, by the count of its cgroup")
