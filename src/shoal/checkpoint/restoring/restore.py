@@ -62,9 +62,10 @@ def restore(
       target: the result's layouts. None: all leaves as whole NumPy arrays, on every process. A tree
         of Layouts or shardings, which may stand for whole subtrees; of `jax.ShapeDtypeStruct`s
         (with a sharding; else they become NumPy arrays); of arrays, whose placement is used; other
-        values, and leaves that were not arrays, come back as saved; a layout for such a leaf alone
-        is an error. One layout for all arrays. A mesh: each array is replicated over its devices,
-        whatever its rank. A function that is called with (name, x) for each array, `name` in the
+        values, and leaves that were not arrays, come back as saved; None stands for a saved None
+        alone, a `PerProcess` for a saved one; a layout for a leaf that was no array is an error.
+        One layout for all arrays. A mesh: each array is replicated over its devices, whatever its
+        rank. A function that is called with (name, x) for each array, `name` in the
         checkpoint such as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and
         returns a Layout, a sharding, a mesh, or None for a NumPy array. Meshes and functions may
         also stand for subtrees. "stored": the saved layouts, where they fit, and memory kinds, such
