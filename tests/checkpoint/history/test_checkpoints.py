@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+import shoal
 from shoal.checkpoint.disk.step_folder import KEEP
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.history.checkpoints import Checkpoints
@@ -22,6 +23,7 @@ from shoal.errors import (
     UsageError,
     UsageTypeError,
 )
+from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.preemption import exit_code_with, preempted_with
@@ -491,3 +493,10 @@ def test_what_failed_before_the_notice_is_repeated(tmp_path, alone, monkeypatch)
     with pytest.raises(InjectedError):
         ckpts.save(6, state(6))
     assert exit_code_with(alone) == 0
+
+
+def test_a_wrong_step_is_refused_as_before_in_a_program_that_asks(tmp_path, alone, monkeypatch):
+    monkeypatch.setattr(process, "coordinator", lambda: alone)
+    preempted_with(alone, 3)
+    with pytest.raises(UsageTypeError, match="must be a whole number"):
+        shoal.save(tmp_path / "one", state(1), step="4")

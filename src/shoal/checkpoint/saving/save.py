@@ -89,7 +89,8 @@ def save(
     from shoal.runtime.process import coordinator
 
     joined = coordinator()
-    with failure_noted(joined, str(path), step) as number:
+    known = step if isinstance(step, int) else None  # it is checked further down
+    with failure_noted(joined, str(path), known) as number:
         save_with(
             joined,
             path,
