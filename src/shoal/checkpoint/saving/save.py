@@ -89,8 +89,7 @@ def save(
     from shoal.runtime.process import coordinator
 
     joined = coordinator()
-    known = step if isinstance(step, int) else None  # it is checked further down
-    with failure_noted(joined, str(path), known) as number:
+    with failure_noted(joined, str(path), step) as number:
         save_with(
             joined,
             path,
