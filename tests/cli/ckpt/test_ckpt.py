@@ -394,7 +394,7 @@ def test_a_terminal_gets_a_drawn_table(capsys, monkeypatch):
 @pytest.mark.parametrize("command", ["show", "verify"])
 def test_a_step_that_is_being_written_is_said_to_be(run, command):
     sample_checkpoints.begun(run, 25)
-    words = r"step 25 is not saved; its save still runs \(by h7, pid 123, touched 0 s ago\)"
+    words = r"step 25 is not saved; its save still runs \(by h7, pid 123, touched \d+ s ago\)"
     for arguments in ([run, "--step", 25], [run / step_name(25)]):
         with pytest.raises(NotCommitted, match=words.partition("; ")[2]):
             ckpt(command, *arguments)
