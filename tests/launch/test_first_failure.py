@@ -191,10 +191,38 @@ def test_the_cause_is_the_exception_and_its_place_in_the_program(library):
     assert cause_of(root._replace(code=-15, sent=(signal.SIGTERM,))) == cause_of(root)
     assert [cause_of(root._replace(code=code)) for code in (71, 72, 73, 74)] == [""] * 4
     assert cause_of(root._replace(code=70))
+    assert cause_of(root._replace(code=3)) == ""  # it goes on after an exception, then exits
     syntax = (
         '  File "/home/me/train.py", line 3\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n'
     )
     assert cause_of(root._replace(stderr=syntax)) == "SyntaxError at /home/me/train.py:3"
+
+
+def test_the_place_in_the_program_is_found_however_deep_the_library():
+    library = '  File "/opt/env/site-packages/jax/a.py", line 5, in f\n    f()\n' * 30
+    own = '  File "/home/me/train.py", line 30, in <module>\n    f()\n'
+    stderr = f"Traceback (most recent call last):\n{own}{library}TypeError: no\n"
+    assert cause_of(Ending(0, 1, 1.0, stderr=stderr)) == "TypeError at /home/me/train.py:30"
+
+
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "/home/me/train.py", line 30, in <module>
+  |     main()
+  | ExceptionGroup: 2 of 8 (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/home/me/net.py", line 7, in forward
+    |     1 / 0
+    | ZeroDivisionError: division by zero
+    +---------------- 2 ----------------
+    | KeyError: 2
+    +------------------------------------
+"""
+
+
+def test_the_cause_of_a_group_is_where_the_group_was_raised():
+    root = Ending(0, 1, 1.0, stderr=GROUP)
+    assert cause_of(root) == "ExceptionGroup at /home/me/train.py:30"
 
 
 def test_what_comes_from_outside():

@@ -43,6 +43,7 @@ class Facts(NamedTuple):
     trouble: str = ""  # why it failed, if no process was the cause
     interrupted: signal.Signals | None = None
     losses: Sequence[Loss] = ()
+    is_service_killed: bool = False  # by a signal from outside, which is the trouble
 
 
 class Conclusion(NamedTuple):
@@ -57,6 +58,7 @@ class Conclusion(NamedTuple):
     again: bool | None = None  # whether a new attempt begins; None: not judged yet
     next_words: str = ""  # said before it
     cause: str = ""  # the exception and its place: equal if an attempt fails like another
+    step: int = -1  # of the process that failed
     is_from_outside: bool = False  # nothing that the program did
 
 
@@ -78,7 +80,8 @@ def _conclude(facts: Facts) -> Conclusion:
         complete = len(endings) == facts.total
         code = (ProcessLostError if complete else InitializeError).exit_code
         lines = tuple(facts.trouble.splitlines())
-        return Conclusion(code, lines, names_logs=True, has_failed=True)
+        killed = facts.is_service_killed
+        return Conclusion(code, lines, names_logs=True, has_failed=True, is_from_outside=killed)
     if root:
         return _failed(root, facts)
     codes = {ending.code for ending in endings}
@@ -131,5 +134,6 @@ def _failed(root: Ending, facts: Facts) -> Conclusion:
         sentence,
         has_failed=True,
         cause=cause_of(root),
+        step=root.step,
         is_from_outside=is_from_outside(root) or keeper is not None,
     )

@@ -25,6 +25,7 @@ class JobEnd(NamedTuple):
     trouble: str  # why it failed, if no process was the cause
     interrupted: signal.Signals | None
     reached: Reached = Reached()  # by the processes of this host
+    is_service_killed: bool = False  # by a signal from outside
 
 
 Judge = Callable[[Conclusion, Reached, int], Conclusion]  # see `restarts.RestartRules.judge`
@@ -52,6 +53,7 @@ def facts_of(
         end.trouble,
         end.interrupted,
         losses if total >= 0 else (),
+        end.is_service_killed,
     )
 
 

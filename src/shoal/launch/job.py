@@ -23,6 +23,7 @@ from shoal.launch.order import JobOrder
 from shoal.launch.outliving import Outliving
 from shoal.launch.output import Log, paint_prefixes
 from shoal.launch.processes import Processes
+from shoal.launch.report import is_signal_from_outside
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system import progress_file
 from shoal.runtime.system.cgroup import oom_kills
@@ -64,6 +65,7 @@ class Job:
         self._interrupted: signal.Signals | None = None
         self._interrupts = 0  # number of SIGINTs
         self._trouble = ""  # why the job failed, if no process of it was the cause
+        self._is_service_killed = False  # by a signal from outside, which is the trouble
         self._outliving: Outliving | None = None
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
         self._passed_on_s = math.inf  # when the request to end was passed on
@@ -169,10 +171,12 @@ class Job:
     def _progress_file(self, process: int) -> str:
         return os.path.join(self._log_dir, f".p{process:04d}.progress")
 
-    def _take_reached(self) -> Reached:
-        """Return how far the processes of this host have come, and remove their files."""
-        paths = (self._progress_file(process.index) for process in self._processes.all)
-        return reduce(Reached.joined, map(progress_file.take, paths), Reached())
+    def _take_reached(self) -> list[Reached]:
+        """Return how far each process of this host has come, and remove the files."""
+        return [
+            progress_file.take(self._progress_file(process.index))
+            for process in self._processes.all
+        ]
 
     # Watch.
 
@@ -238,6 +242,7 @@ class Job:
         words = services.note_end(pid, code) if services else ""
         if words and not self._processes.failed and not self._interrupted:
             self._trouble = self._trouble or words
+            self._is_service_killed |= is_signal_from_outside(code)
         is_process = self._processes.note_end(pid, code)
         if words or (is_process and code not in (0, REQUEUE)):
             self._begin_aftermath()
@@ -360,11 +365,17 @@ class Job:
 
     def _end_of_host(self) -> JobEnd:
         """Wait for the end of the other nodes; return how the job ended on this one."""
-        endings = [process.ending() for process in self._processes.all]
+        each = self._take_reached()
+        endings = [
+            process.ending()._replace(step=reached.step)
+            for process, reached in zip(self._processes.all, each, strict=True)
+        ]
         if oom_kills() > self._oom_kills:
             endings = [ending.if_out_of_memory() for ending in endings]
-        reached = self._take_reached()
-        end = JobEnd(endings, self._start_s, self._trouble, self._interrupted, reached)
+            self._is_service_killed = False  # it may have been killed for want of memory
+        reached = reduce(Reached.joined, each, Reached())
+        killed = self._is_service_killed
+        end = JobEnd(endings, self._start_s, self._trouble, self._interrupted, reached, killed)
         self._crew.finish(end)
         self._without_deadlines()
         self._watch(lambda: self._crew.is_waiting)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shoal.errors import (
+    CorruptCheckpoint,
     DeadlineError,
     DivergenceError,
     InitializeError,
@@ -27,13 +28,10 @@ _CONSEQUENCES = {
     DeadlineError.exit_code: "deadline exceeded",
     InitializeError.exit_code: "could not join the job",
 }
-# Failures that another process, host or service may have caused.
-_ELSEWHERE = (
-    ProcessLostError.exit_code,
-    PeerFailedError.exit_code,
-    DeadlineError.exit_code,
-    InitializeError.exit_code,
-)
+# Exit codes of a program that died of an exception of its own. Not of those that another process,
+# host or service may have caused; others are of programs that chose their code, after an exception
+# that they may have survived.
+_RAISED = (1, DivergenceError.exit_code, CorruptCheckpoint.exit_code)
 # A program that ends itself by a fault gets others: SIGSEGV, SIGABRT, SIGBUS, …
 _FROM_OUTSIDE = (
     signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,
@@ -44,6 +42,7 @@ _FROM_OUTSIDE = (
 _OWN, _TOLD, _CONSEQUENCE = range(3)
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Not one quoted in a message, which has a bar before each line.
+_GROUP_BAR = re.compile(r"  [+|] ")
 _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
 _PLACE = re.compile(r'  File "(.*)", line (\d+)')
 _SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError)\b")
@@ -70,6 +69,7 @@ class Ending(NamedTuple):
     sent_s: float = math.inf  # the time of the first signal
     host: str = ""  # in a job on several hosts
     is_oom: bool = False  # killed while the cgroup counted a kill for want of memory
+    step: int = -1  # the highest that it began
 
     def if_out_of_memory(self) -> Ending:
         """Return it as of a host that counted an out-of-memory kill."""
@@ -191,8 +191,13 @@ def is_from_outside(root: Ending) -> bool:
 
     An out-of-memory kill is the program's own; so are the signals of its own faults.
     """
-    by_signal = root.code < 0 and -root.code in _FROM_OUTSIDE and not root.sent
+    by_signal = is_signal_from_outside(root.code) and not root.sent
     return root.was_frozen or root.is_lost or (by_signal and not root.is_oom)
+
+
+def is_signal_from_outside(code: int) -> bool:
+    """Return whether a process ended by a signal that is not one of its own faults."""
+    return -code in _FROM_OUTSIDE
 
 
 def cause_of(root: Ending) -> str:
@@ -200,12 +205,15 @@ def cause_of(root: Ending) -> str:
 
     Losses, late processes and jobs that could not be joined have their cause elsewhere.
     """
-    words = _last_words(root.stderr)
-    if (root.code <= 0 and not root.sent) or root.code in _ELSEWHERE or not _has_traceback(words):
+    words = _last_traceback(root.stderr)
+    if not words or not (root.sent or root.code in _RAISED):
         return ""
-    places = [match for line in words if (match := _PLACE.match(line))]
+    if _GROUP_BAR.match(words[0]):
+        words = [_GROUP_BAR.sub("", line, count=1) for line in words]
+    reason = _reason_at(words)
+    places = [match for line in words[:reason] if (match := _PLACE.match(line))]
     own = [place for place in places if not _is_library(place[1])] or places
-    kind = re.split(r"[:(\s]", words[_reason_at(words)].strip(), maxsplit=1)[0]
+    kind = re.split(r"[:(\s]", words[reason].strip(), maxsplit=1)[0]
     return f"{kind} at {own[-1][1]}:{own[-1][2]}" if own else ""
 
 
@@ -325,12 +333,10 @@ def _syntax_at(words: Sequence[str]) -> str:
 
 def _last_words(stderr: str) -> list[str]:
     """Return the last traceback, with its outermost frames cut, or else the last lines."""
-    lines = _ESCAPE.sub("", stderr).splitlines()
-    starts = [i for i, line in enumerate(lines) if _opens_traceback(line)]
-    starts += _bare_syntax_error(lines)
-    if not starts:
+    lines = _last_traceback(stderr)
+    if not lines:
+        lines = _ESCAPE.sub("", stderr).splitlines()
         return [line for line in lines if line.strip()][-_PLAIN_LINES:]
-    lines = lines[max(starts) :]
     reason = _reason_at(lines)
     if reason == 0:
         return lines[:_FRAME_LINES]
@@ -338,6 +344,14 @@ def _last_words(stderr: str) -> list[str]:
     if len(frames) > _FRAME_LINES:
         frames = [f"  … {len(frames) - _FRAME_LINES} lines", *frames[-_FRAME_LINES:]]
     return [lines[0], *frames, *lines[reason : reason + _MESSAGE_LINES]]
+
+
+def _last_traceback(stderr: str) -> list[str]:
+    """Return the lines from the beginning of the last traceback; none if there is none."""
+    lines = _ESCAPE.sub("", stderr).splitlines()
+    starts = [i for i, line in enumerate(lines) if _opens_traceback(line)]
+    starts += _bare_syntax_error(lines)
+    return lines[max(starts) :] if starts else []
 
 
 def _opens_traceback(line: str) -> bool:

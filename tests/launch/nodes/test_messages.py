@@ -44,6 +44,8 @@ ENDINGS = st.lists(
         gone=st.none(),
         is_lost=st.booleans(),
         sent_s=st.just(math.inf) | TIMES_S,
+        is_oom=st.booleans(),
+        step=st.integers(-1, 1 << 40),
     )
 )
 

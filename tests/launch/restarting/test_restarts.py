@@ -92,14 +92,14 @@ def test_a_crash_loop_is_named():
     )
 
 
-NAN = Conclusion(1, cause="FloatingPointError at /home/me/train.py:30")
+NAN = Conclusion(1, cause="FloatingPointError at /home/me/train.py:30", step=12)
 KILLED = Conclusion(137, is_from_outside=True)
 
 
 def test_the_same_exception_at_the_same_place_and_step_twice_ends_it():
     rules = RestartRules(Restarts(100, False))
     assert rules.judge(NAN, Reached(12, 9), 0).again
-    judged = rules.judge(NAN, Reached(12, 10), 1)  # saved once more, and it fails all the same
+    judged = rules.judge(NAN, Reached(15, 9), 1)  # another process has come further
     assert (judged.again, judged.lines) == (
         False,
         (
@@ -117,7 +117,7 @@ def test_another_line_or_step_is_another_failure():
     rules = RestartRules(Restarts(100, False))
     other = NAN._replace(cause="FloatingPointError at /home/me/train.py:31")
     for n, (conclusion, step) in enumerate([(NAN, 5), (other, 5), (NAN, 6), (NAN, 7)]):
-        assert rules.judge(conclusion, Reached(step, n), n).again
+        assert rules.judge(conclusion._replace(step=step), Reached(step, n), n).again
 
 
 def test_what_comes_from_outside_is_no_crash_loop():

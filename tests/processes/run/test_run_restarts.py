@@ -103,6 +103,60 @@ def test_signals_from_outside_are_no_crash_loop(launch):
     assert "no new attempt" not in finished.err
 
 
+@pytest.mark.parametrize("steps", [4, 0], ids=["at a step", "before the first step"])
+def test_the_step_of_a_failure_is_that_of_the_process_that_failed(launch, steps):
+    """Its peer goes further in each attempt."""
+    script = f"""
+    import shoal
+    shoal.initialize(virtual_devices=1)
+    say("ran")
+    own = shoal.process_index() == 1
+    for step in range({steps} if own else 10 * (attempt + 1)):
+        with shoal.step(step): pass
+    shoal.barrier("here")
+    if own: undefined
+    shoal.barrier("there")
+    """
+    options = ("-n", "2", "--max-restarts", "4")
+    finished = launch.run(*options, script=HEAD + textwrap.dedent(script))
+    assert finished.code == 1
+    assert finished.out.count("ran") == 2 * 2
+    when = "at step 3" if steps else "before the first step"
+    (line,) = [one for one in finished.err.splitlines() if "two in a row failed alike" in one]
+    assert line.endswith(when)
+
+
+def test_an_exception_that_the_program_survived_is_not_its_cause(launch):
+    script = """
+    import logging
+    say("ran")
+    try: undefined
+    except NameError: logging.exception("an optional part")
+    if attempt < 2: sys.exit(3)
+    """
+    finished = launch.run("--max-restarts", "9", script=HEAD + textwrap.dedent(script))
+    assert (finished.code, finished.out.count("ran")) == (0, 3), finished.err
+
+
+@pytest.mark.parametrize("service", ["meeting place", "JAX service"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_the_kill_of_a_service_is_no_crash_loop_but_its_fault_is(launch, service, number):
+    script = f"""
+    import json
+    import shoal
+    say("ran")
+    shoal.initialize(virtual_devices=1)
+    if attempt == 4: sys.exit(0)
+    services = json.load(open("logs/job.json"))["services"]
+    os.kill(services[{service!r}], {int(number)})
+    time.sleep(600)
+    """
+    options = ("--max-restarts", "9", "--log-dir", "logs")
+    finished = launch.run(*options, script=HEAD + textwrap.dedent(script))
+    code, attempts = (0, 5) if number == signal.SIGKILL else (71, 3)
+    assert (finished.code, finished.out.count("ran")) == (code, attempts), finished.err
+
+
 AFTERMATH = """
 import shoal
 shoal.initialize(virtual_devices=1)

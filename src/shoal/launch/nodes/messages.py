@@ -173,6 +173,7 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         sent_s=math.inf if row["sent_s"] is None else float(row["sent_s"]),
         host=host,
         is_oom=bool(row["is_oom"]),
+        step=int(row["step"]),
     )
 
 

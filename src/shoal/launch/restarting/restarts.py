@@ -52,7 +52,8 @@ class RestartRules:
         elif not conclusion.is_from_outside:
             self._idle += 1
         if not conclusion.is_from_outside:
-            failed = (conclusion.cause, reached.step)
+            # Of the process that failed: others may have gone further until they were ended.
+            failed = (conclusion.cause, conclusion.step)
             self._is_alike, self._last = bool(conclusion.cause) and failed == self._last, failed
         self._failures += conclusion.code != REQUEUE
         if conclusion.again is None:
