@@ -9,7 +9,6 @@ import numpy as np
 
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import LeafRecord, Manifest
-from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.names import ROOT, component
@@ -19,6 +18,7 @@ from shoal.errors import RestoreMismatch, UsageError
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
+    from shoal.checkpoint.restoring.target import Wishes
     from shoal.checkpoint.saving.state import State
 
 _MOST_LISTED = 8
@@ -45,8 +45,8 @@ def check_resumable(
       UsageError: it cannot be saved; names all leaves.
     """
     try:
+        from shoal.checkpoint.restoring.protocol import wishes_of
         from shoal.checkpoint.restoring.restore import request_of
-        from shoal.checkpoint.restoring.wanted import fit
         from shoal.checkpoint.saving.state import read_state
     except ImportError:  # without JAX nothing is saved
         return
@@ -63,10 +63,7 @@ def check_resumable(
             "an older step once with rename=, save it, and resume without"
         )
     try:
-        if request.rebuild is None:
-            wishes = targets.all_of(manifest, request.options)
-        else:
-            wishes = targets.match(manifest, request.wanted, request.options, fit)
+        wishes = wishes_of(request, manifest)
         found = _Differences(state, read, wishes, request, manifest).lines
     except RestoreMismatch as error:
         error.args = (f"{detail}\n{error}",)
@@ -86,7 +83,7 @@ class _Differences:
         self,
         state: Any,
         read: State,
-        wishes: targets.Wishes,
+        wishes: Wishes,
         request: RestoreRequest,
         manifest: Manifest,
     ) -> None:

@@ -100,19 +100,27 @@ def open_for(request: RestoreRequest) -> Opened:
     """
     checkpoint = open_folder(request.folder)
     geometry = None
-    if request.rebuild is None:
-        wishes = targets.all_of(checkpoint.manifest, request.options)
-    else:
-        from shoal.checkpoint.restoring.wanted import fit
+    wishes = wishes_of(request, checkpoint.manifest)
+    if any(wish.place is not None for wish in wishes.wishes):
+        from shoal.checkpoint.restoring.placing import geometry as geometry_of_devices
 
-        wishes = targets.match(checkpoint.manifest, request.wanted, request.options, fit)
-        if any(wish.place is not None for wish in wishes.wishes):
-            from shoal.checkpoint.restoring.placing import geometry as geometry_of_devices
-
-            geometry = geometry_of_devices()
+        geometry = geometry_of_devices()
     return Opened(
         checkpoint, wishes, geometry, choose(checkpoint, wishes.wishes, request.mode, geometry)
     )
+
+
+def wishes_of(request: RestoreRequest, manifest: Manifest) -> Wishes:
+    """Match the target of a request with a checkpoint; without one, take all leaves.
+
+    Raises:
+      RestoreMismatch: they do not match.
+    """
+    if request.rebuild is None:
+        return targets.all_of(manifest, request.options)
+    from shoal.checkpoint.restoring.wanted import fit
+
+    return targets.match(manifest, request.wanted, request.options, fit)
 
 
 class Restore:

@@ -426,11 +426,12 @@ class _Matching:
         kept = [] if self.options.only is None else self.selection.without(names)
         if not names or ROOT in names or kept is None:
             return ""
-        above = {one for name in {*self.names}.difference(names) for one in _prefixes(name)}
+        own = {*self.names}
+        above = {one for name in own.difference(names) for one in _prefixes(name)}
         tops = dict.fromkeys(
             next(one for one in _prefixes(name) if one not in above) for name in names
         )
-        out = [f"!{top}" if top in self.names else f"!{escaped(top)}/**" for top in tops]
+        out = [f"!{top}" if top in own else f"!{escaped(top)}/**" for top in tops]
         if len(out) > _MOST_KEPT:
             return "only='!NAME/**' keeps what the target has at NAME"
         only = [*kept, *out]
