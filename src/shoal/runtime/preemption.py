@@ -225,10 +225,13 @@ def note_failed(coordinator: Coordinator, path: str, number: float) -> None:
 
 
 @contextlib.contextmanager
-def failure_noted(coordinator: Coordinator, path: str, step: int | None) -> Iterator[float]:
-    """Record a failure of the save in this block; the value is the number of its call."""
+def failure_noted(coordinator: Coordinator, path: str, step: object) -> Iterator[float]:
+    """Record a failure of the save in this block; the value is the number of its call.
+
+    The block begins before the arguments are checked: a save that is refused has failed, too.
+    """
     with contextlib.suppress(TypeError):  # a save refuses a step that is no number
-        step = None if step is None else operator.index(step)
+        step = None if step is None else operator.index(step)  # type: ignore[arg-type]
     step = step if isinstance(step, int) else None
     number = coordinator.stop.number_of(step)
     try:

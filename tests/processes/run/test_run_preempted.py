@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import signal
 import subprocess
@@ -149,18 +150,23 @@ def loop(folder, order, noticed, asynchronous, end=1000, swallows=False):
             state = {"w": state["w"] + 1.0}
             if count > 1:
                 shoal.barrier("the step is done")
+            if order == "evaluates, saves, asks":  # with numbers of its own
+                assert not any([shoal.preempted(batch) for batch in range(4)])
             at(step, "before the save")
             stop = shoal.preempted(step) if order == "asks, saves" else None
             with trouble:
                 ckpts.save(step, state)
             at(step, "after the save")
             if shoal.preempted(step) if stop is None else stop:
+                if order == "saves, asks, saves":
+                    with trouble:
+                        ckpts.save(step, state, force=True)
                 break
         with trouble:
             ckpts.wait()
     return step, ckpts.latest()
 """
-ORDERS = ("asks, saves", "saves, asks")
+ORDERS = ("asks, saves", "saves, asks", "evaluates, saves, asks", "saves, asks, saves")
 NOTICED = [(8, "after the save"), (9, "before the save"), (9, "after the save")]
 NOTICED += [(13, "before the save")]
 SLOW = "save.write#*:delay=0.3"
@@ -172,9 +178,7 @@ def await_rows():
         while True:
             codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
 
-for number, (order, noticed, asynchronous, faults) in enumerate(itertools.product(
-    {orders!r}, {noticed!r}, (True, False), ("", {slow!r})
-)):
+for number, (order, noticed, asynchronous, faults) in enumerate({rows!r}):
     if number % 4 == 0:
         await_rows()
     if os.fork() == 0:
@@ -190,12 +194,14 @@ print("ends:", *codes)
 
 def test_the_exit_code_depends_on_no_timing(child_env, tmp_path):
     """One process, without a launcher: the table of real signals, each row in a process."""
-    script = LOOP + ROWS.format(orders=ORDERS, noticed=NOTICED, slow=SLOW)
+    rows = [*itertools.product(ORDERS[:2], NOTICED, (True, False), ("", SLOW))]
+    rows += itertools.product(ORDERS[2:], NOTICED, (True,), ("", SLOW))
+    script = LOOP + ROWS.format(rows=rows)
     done = run_plainly(script, child_env, tmp_path)
     assert done.returncode == 0, done.stderr
-    *rows, ends = done.stdout.splitlines()
-    assert len(rows) == len(ORDERS) * len(NOTICED) * 4
-    for row in rows:
+    *lines, ends = done.stdout.splitlines()
+    assert len(lines) == len(rows)
+    for row in lines:
         *_, last, newest, code = row.split()
         assert (code, newest) == ("75", last), row
     assert ends.split()[1:] == ["75"] * len(rows)
@@ -210,7 +216,7 @@ def run_plainly(script, env, folder):
     )
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ORDERS[:2])
 @pytest.mark.parametrize(
     "noticed", [(8, "after the save"), (9, "after the save"), (13, "before the save")]
 )
@@ -291,7 +297,7 @@ def test_a_line_says_which_steps_are_repeated(launch, child_env, tmp_path):
         "sys.exit(shoal.exit_code())\n"
     )
     words = (
-        "preempted at step 13: step 9 is the newest saved, and what came after it is repeated: "
+        "preempted at step 13: step 9 is the newest saved, and work done after it is repeated: "
         "start it again (exit code 75)"
     )
     plain = run_plainly(script, child_env, tmp_path)
@@ -301,30 +307,118 @@ def test_a_line_says_which_steps_are_repeated(launch, child_env, tmp_path):
     assert (finished.code, finished.verdict) == (75, f"shoal run: {words}")
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    ("noticed", "faults"),
-    [
-        ((13, "before the save"), "save.parted#2:raise"),
-        # In the background, after a while: when the loop has ended, or nearly so.
-        ((9, "after the save"), "save.written:delay=0.3;save.parted:raise;save.open#2:raise"),
-    ],
-    ids=["the last one", "one in the background"],
-)
-def test_a_save_that_failed_after_a_notice_is_never_75(
-    launch, child_env, tmp_path, order, asynchronous, noticed, faults
-):
-    child_env["SHOAL_FAULTS"] = launch.env["SHOAL_FAULTS"] = faults
-    call = f"loop('run', {order!r}, {noticed!r}, {asynchronous}, 40, swallows={{}})\n"
-    for swallows in (True, False):
-        script = LOOP + call.format(swallows) + "sys.exit(shoal.exit_code())\n"
-        finished = launch.run(script=script)
-        assert finished.code == (0 if swallows else 1), finished.err
-        assert ("a save failed after the preemption notice" in finished.err) is swallows
-        shutil.rmtree(launch.folder / "run")
-        assert run_plainly(script, child_env, tmp_path).returncode == finished.code
-        shutil.rmtree(tmp_path / "run")
+FAILED = [
+    ((13, "before the save"), "save.parted#2:raise"),
+    # In the background, after a while: when the loop has ended, or nearly so.
+    ((9, "after the save"), "save.written:delay=0.3;save.parted:raise;save.open#2:raise"),
+]
+FAILED_ROWS = """
+children = []
+for row in itertools.product({orders!r}, {failed!r}, (True, False), (True, False)):
+    order, (noticed, faults), asynchronous, swallows = row
+    if (pid := os.fork()) == 0:
+        os.environ["SHOAL_FAULTS"] = faults
+        with contextlib.redirect_stderr(open(os.devnull, "w")):
+            loop(str(os.getpid()), order, noticed, asynchronous, 40, swallows=swallows)
+        sys.exit(shoal.exit_code())
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(0 if swallows else 1, code, *row, flush=True)
+"""
+
+
+def test_a_save_that_failed_after_a_notice_is_never_75(child_env, tmp_path):
+    """Its error ends the program, or is swallowed by it."""
+    script = LOOP + FAILED_ROWS.format(orders=ORDERS[:3], failed=FAILED)
+    rows = run_plainly(script, child_env, tmp_path).stdout.splitlines()
+    assert len(rows) == 24
+    assert [row for row in rows if row[0] != row[2]] == []
+
+
+@pytest.mark.parametrize(("noticed", "faults"), FAILED)
+def test_a_save_that_failed_after_a_notice_has_a_line(launch, noticed, faults):
+    launch.env["SHOAL_FAULTS"] = faults
+    script = f"{LOOP}loop('run', {ORDERS[1]!r}, {noticed!r}, True, 40, swallows=True)\n"
+    finished = launch.run(script=script + "sys.exit(shoal.exit_code())\n")
+    assert finished.code == 0, finished.err
+    assert "a save failed after the preemption notice" in finished.err
+
+
+# What a loop does after a notice in step 13, with every=10; the code and the steps that are saved.
+ENDINGS = {
+    "ckpts.save(float(step), state)": (0, [9]),
+    "ckpts.save(step, state, force='yes')": (0, [9]),
+    "ckpts.close(); ckpts.save(step, state)": (0, [9]),
+    "ckpts.save(float(step), state)\nckpts.save(step, state)": (75, [9, 13]),
+    "ckpts.save(step, state); ckpts.save(step, state); ckpts.save(step, state, force=True)":
+        (75, [9, 13]),
+}  # fmt: skip
+ENDS = """
+for number, calls in enumerate({calls!r}):
+    if os.fork() == 0:
+        ckpts = shoal.Checkpoints(str(number), every=10)
+        for step in range(1000):
+            state = {{"w": step}}
+            if step == 13:
+                be_taken_away()
+            if shoal.preempted(step):
+                break
+            ckpts.save(step, state)
+        for call in calls.splitlines():
+            with contextlib.suppress(shoal.UsageError):
+                exec(call)
+        ckpts.wait()
+        print(list(ckpts.all_steps()), flush=True)
+        sys.exit(shoal.exit_code())
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+def test_a_refused_save_has_failed_and_a_repeated_one_has_not(child_env, tmp_path):
+    done = run_plainly(LOOP + ENDS.format(calls=list(ENDINGS)), child_env, tmp_path)
+    lines = [f"{line}" for code, saved in ENDINGS.values() for line in (saved, code)]
+    assert done.stdout.splitlines() == lines, done.stderr
+
+
+FAILED_DUE = """
+with shoal.Checkpoints("run", every=10) as ckpts:
+    for step in range(1000):
+        with contextlib.suppress(Exception):
+            ckpts.save(step, {"w": step})
+            if step == 19:
+                be_taken_away()
+        if shoal.preempted(step):
+            with contextlib.suppress(Exception):
+                ckpts.wait()
+            print("again", ckpts.save(step, {"w": step}))
+            break
+sys.exit(shoal.exit_code())
+"""
+
+
+def test_a_due_step_whose_save_failed_is_due_again(child_env, tmp_path):
+    """Without force: it failed in the background, after the notice."""
+    child_env["SHOAL_FAULTS"] = "save.parted#2:raise"
+    done = run_plainly(LOOP + FAILED_DUE, child_env, tmp_path)
+    assert (done.returncode, done.stdout.split("\n")[-2]) == (75, "again True"), done.stderr
+
+
+LOGS = """
+with shoal.Checkpoints("run", every=10) as ckpts:
+    for step in range(40):
+        ckpts.save(step, {"w": step})
+        if shoal.preempted(step):
+            break
+        if step == 39:
+            be_taken_away()
+        shoal.notice()  # as a logger does
+    ckpts.save(40, {"w": step}, force=True)
+print(step, shoal.exit_code())
+"""
+
+
+def test_a_program_that_has_done_its_work_ends_with_0_whatever_it_logs(child_env, tmp_path):
+    done = run_plainly(LOOP + LOGS, child_env, tmp_path)
+    assert done.stdout == "39 0\n", done.stderr
 
 
 def test_a_success_does_not_hide_what_fails_when_the_block_ends(launch):

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, Stop, StopAgreement, StopReport
+from shoal.runtime.rules.stopping import (
+    LAST,
+    ReceivedNotice,
+    Rounds,
+    Stop,
+    StopAgreement,
+    StopReport,
+)
 from shoal.testing.clock import Clock
 
 TERM = ReceivedNotice("Terminated", "SIGTERM")
@@ -266,3 +273,85 @@ def test_steps_are_compared_anew_after_a_rearm():
     assert stop.should_stop(3) is False  # the loop was begun again
     stop.settle(rounds.receive(0, stop.receive(rounds.give(), 0, TERM)))
     assert [stop.should_stop(step) for step in (3, 4)] == [False, True]
+
+
+def program(order, steps, evaluation, numbered):
+    """Yield what a loop asks in each step: (is it a save, its number); sent is the answer."""
+    for step in steps:
+        for batch in range(evaluation):
+            yield False, batch
+        stop = (yield False, step) if order == "asks, saves" else None
+        yield True, numbered(step)
+        if (yield False, step) if stop is None else stop:
+            return
+
+
+FIRST = 500
+NUMBERED = {
+    "by steps": lambda step: step,
+    "by tokens": lambda step: (step + 1) * 512,
+    "from the start of this run": lambda step: step - FIRST,
+}
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    order=st.sampled_from(["asks, saves", "saves, asks"]),
+    evaluation=st.integers(0, 5),
+    stride=st.integers(1, 3),
+    numbered=st.sampled_from(sorted(NUMBERED)),
+    fails=st.booleans(),
+    turns=st.lists(st.integers(0, 8), max_size=60),
+    noticed=st.tuples(st.integers(0, 1), st.integers(0, 40)),
+)
+def test_loops_save_what_they_stop_at(order, evaluation, stride, numbered, fails, turns, noticed):
+    """In either order, also where an evaluation within the step asks with numbers of its own."""
+    world = World(2)
+    steps = range(FIRST, FIRST + 60 * stride, stride)
+    loops = [program(order, steps, evaluation, NUMBERED[numbered]) for _ in world.stops]
+    asked = [next(loop) for loop in loops]
+    answers = [[], []]
+
+    def move(p):
+        """Let a process make its next call; one that has to wait makes it again."""
+        stop, (is_save, number) = world.stops[p], asked[p] or (None, 0)
+        answer = None
+        if asked[p]:
+            answer = stop.should_save(number) if is_save else stop.should_stop(number)
+        if answer is None:
+            return
+        told = None
+        if is_save and answer:
+            called = stop.number_of(number)
+            told = stop.fail("run", called) if fails else stop.keep("run", called)
+        elif answer:
+            told = stop.stop_at(number)
+        world.up[p] += [told] if told else []
+        answers[p].append((is_save, number, answer))
+        try:
+            asked[p] = loops[p].send(answer)
+        except StopIteration:
+            asked[p] = None
+
+    for turn, choice in enumerate(turns):
+        if turn == noticed[1]:
+            world.notice(noticed[0], 1)
+        act = (move, move, move, world.carry_up, world.carry_down)[choice % 5]
+        act(choice % 2)
+    world.notice(noticed[0], 1)
+    while any(asked):
+        for p in (0, 1):
+            move(p)
+            world.carry_up(p)
+            world.carry_down(p)
+    world.settle_down()
+    assert answers[0] == answers[1]
+    assert answers[0][-1][2], "the loop has stopped"
+    if order == "saves, asks":
+        # The first save precedes any number of `preempted`; two strides are known after three.
+        if len(answers[0]) <= (2 + evaluation) * (3 if stride > 1 else 1):
+            return
+        assert answers[0][-2][2], "the step that it stops at was saved"
+    assert [stop.verdict for stop in world.stops] == [2 if fails else 1] * 2
+    if not fails:
+        assert [stop.stopped.kept for stop in world.stops] == [LAST] * 2

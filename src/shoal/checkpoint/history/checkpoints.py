@@ -28,7 +28,7 @@ from shoal.errors import UsageError
 from shoal.runtime import process
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.preemption import stops_at_save
+from shoal.runtime.preemption import failure_noted, stops_at_save
 from shoal.runtime.rules.stopping import REQUEUE
 
 _LOG = logging.getLogger("shoal")
@@ -119,7 +119,7 @@ class Checkpoints(ReadOnlyHistory):
                 group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
             )  # fmt: skip
             self._cadence = Cadence(every, self._clock_of_lead, last=-1 if last is None else last)
-            self._saved_for_notice: int | None = None  # though `every` did not want it
+            self._saver.on_failed = self._cadence.undo
 
     # ---- saving
 
@@ -165,8 +165,7 @@ class Checkpoints(ReadOnlyHistory):
         Args:
           step: its number, 0 or greater; no step is ever overwritten.
           state: any tree of arrays and values, as for `shoal.save`.
-          force: save regardless of `every`. A step that was saved because of a notice counts as
-            saved by force.
+          force: save regardless of `every`.
           user: JSON to store with it.
           metrics: numbers by name, for `Best`, whose names they must have.
           timeout_s: deadline of the whole save in seconds; None: that of this history.
@@ -175,22 +174,27 @@ class Checkpoints(ReadOnlyHistory):
           False if neither `every` nor a notice wants this step, else True.
 
         Raises:
-          StepAlreadyCommitted: on all: the step is saved already.
+          StepAlreadyCommitted: on all: the step is saved already. Not where the program stops for a
+            notice, if it is the step saved last: a loop may save, ask, and save again.
           UsageError, DivergenceError, StorageError, SaveAborted, …: as `shoal.save`, on all.
         """
-        step = step_number("save", step)
-        check_flags("save", force=force)
-        self._refuse_if_closed("save")
-        is_due = force or self._cadence.wants(step)
-        if not is_due and not self._stops_at(step, "save"):
-            return False
-        if force and step == self._saved_for_notice:  # a loop that saves, asks, and saves by force
+        with failure_noted(self._coordinator, self._root.path, step) as number:
+            step = step_number("save", step)
+            check_flags("save", force=force)
+            self._refuse_if_closed("save")
+            if not (force or self._cadence.wants(step) or self._stops_at(step, "save")):
+                return False
+            limit_s = self._timeout_s if timeout_s is None else timeout_s
+            # A loop may save, ask, and save what it stops at again.
+            is_again = step == self._cadence.last
+            if is_again and stops_at_save(self._coordinator, f"save({step})", step):
+                self._saver.settle(limit_s)
+                return True
+            self._saver.save(
+                step, state, user=user, metrics=metrics, timeout_s=limit_s, number=number
+            )
+            self._cadence.begin(step)
             return True
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
-        self._saver.save(step, state, user=user, metrics=metrics, timeout_s=limit_s)
-        self._cadence.begin(step)
-        self._saved_for_notice = None if is_due else step
-        return True
 
     @collective("processes")
     def wait(self, *, timeout_s: float | None = None) -> None:

@@ -8,7 +8,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +22,7 @@ from shoal.checkpoint.together.lead import run_on_lead
 from shoal.errors import DeadlineError, UsageError, raise_all
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.preemption import failure_noted, note_failed, note_kept
+from shoal.runtime.preemption import note_failed, note_kept
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import Notice
 from shoal.runtime.system.callsite import callsite
@@ -82,6 +82,7 @@ class Saver:
         self._trouble: Exception | None = None  # raised after the commit
         self._rate: Rate | None = None
         self._is_unranked = False  # a warning has named a metric that a save lacks
+        self.on_failed: Callable[[int], object] = lambda step: None  # after a save was begun
         self.called = root.path  # the same on all processes, even if their paths differ
         self.damaged: set[int] = set()  # steps that this run skipped when it resumed
 
@@ -94,16 +95,16 @@ class Saver:
         user: Mapping[str, Any] | None,
         metrics: Mapping[str, float] | None,
         timeout_s: float | None,
+        number: float,
     ) -> None:
         """Start saving a step after the previous save; if synchronous, wait for the commit.
 
+        Args:
+          number: of its call among those of `preempted`.
+
         Raises: the previous save's error, once; any error up to the copy of the state.
         """
-        with (
-            self._turn,
-            self._coordinator.call("save", "main", self._group.named),
-            failure_noted(self._coordinator, self._root.path, step) as number,
-        ):
+        with self._turn, self._coordinator.call("save", "main", self._group.named):
             check_limit("save", timeout_s)
             self._check_metrics(step, metrics)
             self._save(step, state, user, metrics, timeout_s, number)
@@ -184,6 +185,7 @@ class Saver:
                 raise  # it continues, or has ended since, and reports that on the next call
             except Exception:
                 self._forget(running)
+                self.on_failed(running.step)
                 now = self._coordinator.stop.number_of(None)
                 note_failed(self._coordinator, self._root.path, now)
                 raise

@@ -65,12 +65,22 @@ class Cadence:
         self._from_lead = from_lead
         self._clock = clock
         self._answer: tuple[int, bool] | None = None
+        self.last, self._began = last, clock()
         self.begin(last)
 
     def begin(self, step: int) -> None:
         """Record that a save of this step has begun; -1: nothing is saved yet."""
-        self.last = step
-        self._began = self._clock()
+        self._earlier = self.last, self._began
+        self.last, self._began = step, self._clock()
+        self._restart()
+
+    def undo(self, step: int) -> None:
+        """Record that the save of this step has failed: it is due as before, if it began last."""
+        if step == self.last:
+            self.last, self._began = self._earlier
+            self._restart()
+
+    def _restart(self) -> None:
         self._first: int | None = None  # the first step queried since then
         self._look_at = -math.inf
         self._answer = None

@@ -187,9 +187,11 @@ class Stop:
         self._save_step = 0
         self._open: list[_OpenNotice] = []
         self._has_saved = False
-        self._last: int | None = None  # the step that `preempted` was last called with
-        self._before: int | None = None  # and before that
-        self._earlier: int | None = None  # and before that one
+        # The three highest steps that `preempted` was called with in turn: a phase with lower ones
+        # (an evaluation within a step, the next epoch) leaves them as they are.
+        self._top: int | None = None
+        self._before: int | None = None
+        self._earlier: int | None = None
         self._has_asked = False  # `preempted` was called since the notice
         self._is_informed = False  # the program has seen the notice
         self._has_stopped = False
@@ -209,8 +211,8 @@ class Stop:
     def should_stop(self, step: int) -> bool | None:
         """Return whether to stop at `step`; None: not agreed yet."""
         with self._lock:
-            if step != self._last:
-                self._earlier, self._before, self._last = self._before, self._last, step
+            if self._top is None or step > self._top:
+                self._earlier, self._before, self._top = self._before, self._top, step
             if not self._open:  # nearly always
                 if step > self._highest:
                     self._highest = step
@@ -228,7 +230,7 @@ class Stop:
         with self._lock:
             if self._stopped_at is not None:
                 return True
-            number = None if self._last is None else self._number(step)
+            number = None if self._top is None else self._number(step)
             if not self._open:
                 if number is None:
                     self._highest_save = max(self._highest_save, step)
@@ -246,25 +248,28 @@ class Stop:
           step: of the save; None: it has none.
         """
         with self._lock:
-            if self._stopped_at is not None or (self._last is None and self._open):
+            if self._stopped_at is not None or (self._top is None and self._open):
                 return math.inf
-            if self._last is None:
+            if self._top is None:
                 return -1 if step is None else step
-            return self._number(step)
+            number = self._number(step)
+            # The program stops at this save, even if its next step is farther than was known.
+            is_last = self._open and self._step is not None and number >= self._step
+            return math.inf if is_last else number
 
     def _number(self, step: int | None) -> int:
-        """Return the number of a save: that of the last step of `preempted`, or the next one's.
+        """Return the number of a save: that of the highest step of `preempted`, or the next one's.
 
         Saves may be numbered otherwise, by epochs or by tokens. So a save's own number counts only
-        where it can be one of `preempted`: a greater one would put off the agreed step as far. The
-        next step is as far as the smaller of the last two strides, since one of them may lead from
-        warm-up to where the run resumed.
+        where it can be one of `preempted`: a greater one would put off the agreed step as far, and
+        a lower one would never reach it. The next step is as far as the smaller of the last two
+        strides, since one of them may lead from warm-up to where the run resumed.
         """
-        last, before, earlier, stride = self._last or 0, self._before, self._earlier, 1
+        top, before, earlier, stride = self._top or 0, self._before, self._earlier, 1
         if before is not None and earlier is not None:
-            stride = max(1, min(last - before, before - earlier))
-        following = last + stride
-        return step if step is not None and last <= step <= following else following
+            stride = min(top - before, before - earlier)
+        following = top + stride
+        return step if step is not None and top <= step <= following else following
 
     def wait(self, changes: int, timeout_s: float) -> None:
         """Wait for an event after `changes` was read, at most `timeout_s`."""
@@ -277,7 +282,7 @@ class Stop:
         with self._changed:
             self._round += 1
             self._highest = self._highest_save = self._kept = -1
-            self._step = self._last = self._stopped_at = None
+            self._step = self._top = self._stopped_at = None
             self._before = self._earlier = None
             self._has_saved = self._has_asked = self._is_informed = self._has_stopped = False
             self._failed = {}
@@ -291,6 +296,7 @@ class Stop:
         """Record a save; return the answer to send, None if no notice is open.
 
         A program that looks at its notices itself, without `preempted`, stops by a save after one.
+        One call of `preempted` may have been there to watch for the signal; two are a loop's.
         """
         with self._lock:
             self._has_any = True
@@ -299,7 +305,8 @@ class Stop:
             if not self._open:
                 return None
             self._has_saved = True
-            uses_preempted = self._last is not None and not self._is_informed
+            is_loop = self._before is not None
+            uses_preempted = is_loop or (self._top is not None and not self._is_informed)
             self._has_stopped |= not (self._has_asked or uses_preempted)
             return self._report()
 
@@ -354,7 +361,7 @@ class Stop:
                 words += "what was done after the last save will be repeated"
             else:
                 newest = shown_step(self._newest)
-                words += f"step {newest} is the newest saved, and what came after it is repeated"
+                words += f"step {newest} is the newest saved, and work done after it is repeated"
             return Stopped(EARLIER, words, has_failed)
 
     @property
@@ -418,7 +425,7 @@ class Stop:
             if process == self._process:
                 self._own[given.source, given.reason] = number
             is_first = not self._open
-            if is_first and self._last is None:  # no step says what came before the notice
+            if is_first and self._top is None:  # no step says what came before the notice
                 self._failed = {}
             self._open.append(_OpenNotice(number, process, given, due))
             self._notify()
