@@ -68,7 +68,9 @@ def test_names_dtypes_and_kinds_of_targets(mesh, tmp_path):
     ]:
         with pytest.raises(shoal.RestoreMismatch, match=words) as told:
             dtensor.name_based_restore(mesh, tmp_path / "a", target)
-        assert str(told.value).startswith("dtensor.name_based_restore: restore")
+        said = str(told.value)
+        assert said.startswith("dtensor.name_based_restore: restore")
+        assert said.count("only= is an option of shoal.restore") == said.count(" only='")
     with pytest.raises(shoal.NotCommitted):
         dtensor.name_based_restore(mesh, tmp_path / "b", {"n": v})
     with pytest.raises(shoal.StepAlreadyCommitted):

@@ -42,6 +42,16 @@ def after(path, scenario):
     return kept
 
 
+def test_a_way_out_that_the_manager_lacks_is_named_as_that_of_shoal(tmp_path):
+    manager = xs.CheckpointManager(tmp_path, save_interval=1)
+    manager.save(1, STATE)
+    with pytest.raises(shoal.RestoreMismatch) as caught:
+        manager.restore(1, {**STATE, "b": STATE["w"]})
+    assert str(caught.value).startswith("torch_xla CheckpointManager.restore: ")
+    assert "only='!b' keeps" in str(caught.value)
+    assert str(caught.value).endswith("which reads the same checkpoints")
+
+
 @of_kind("checkpoint_manager")
 def test_checkpoint_manager(case, tmp_path, monkeypatch):
     expected, scenario = case["expected"], case["scenario"]

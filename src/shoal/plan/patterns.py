@@ -82,6 +82,16 @@ def escaped(name: str) -> str:
     return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
+def leaving_out(name: str, names: Collection[str]) -> str:
+    """Return the pattern that leaves out this leaf alone, of a tree with leaves of these names.
+
+    >>> leaving_out("w", ["v", "w"]), leaving_out("w", ["!w", "w"])
+    ('!w', '![w]')
+    """
+    text = f"!{name}"
+    return text if text not in names else f"!{escaped(name[:-1])}[{name[-1]}]"
+
+
 def near(pattern: str, names: Collection[str], sign: str = "") -> str:
     """Return what may have been meant by a pattern that takes none of the names; "" if unknown.
 

@@ -278,6 +278,17 @@ def test_a_leaf_that_is_too_many_names_the_way_to_leave_it_out(tmp_path):
     assert restore(tmp_path / "saved", {"w": 0}, only="!n") == {"w": 1}
 
 
+def test_the_way_to_leave_a_leaf_out_holds_beside_one_that_is_called_like_it(tmp_path):
+    hand_written.write(tmp_path / "saved", {"!w": 1, "n": 2, "!n": 3})
+    with pytest.raises(RestoreMismatch) as caught:
+        restore(tmp_path / "saved", {"!w": 0, "w": 5, "!n": 0})
+    assert "only='![n]' leaves it out" in str(caught.value)
+    only = "![w]"
+    assert f"only={only!r} keeps what the target has there" in str(caught.value)
+    back = restore(tmp_path / "saved", {"!w": 0, "w": 5, "!n": 0}, only=[only, "![n]"])
+    assert back == {"!w": 1, "w": 5, "!n": 3}
+
+
 def test_a_function_that_renames_returns_names(tmp_path):
     hand_written.write(tmp_path / "saved", {"w": 1})
     with pytest.raises(UsageTypeError, match=r"rename\('w'\) returned None, not a name"):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from shoal.checkpoint.planning.renaming import renames, subtrees
 from shoal.errors import nearest
+from shoal.plan.patterns import leaving_out
 
 _MOST_GUESSED, _MOST_COMPARED = 10, 1000  # names to suggest for, candidates for each
 
@@ -63,7 +64,9 @@ def problem_lines(
         near = f": {one.hint}" if one.hint else near
         lines.append(f"{one.name}: is not in the checkpoint{where}{near}")
     detail = "is in the checkpoint, not in the target"
-    lines += [f"{name}: {detail}; only={'!' + name!r} leaves it out" for name in unexpected]
+    names = {*found, *spare.all_names}
+    for name in unexpected:
+        lines.append(f"{name}: {detail}; only={leaving_out(name, names)!r} leaves it out")
     return lines, [one.name for one in left]
 
 

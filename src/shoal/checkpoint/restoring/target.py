@@ -22,7 +22,7 @@ from shoal.checkpoint.tree.names import ROOT
 from shoal.checkpoint.tree.nodes import branch_names
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest
-from shoal.plan.patterns import Selection, escaped
+from shoal.plan.patterns import Selection, escaped, leaving_out
 
 OPTIONS = ("only", "rename", "missing_ok", "dtype", "form", "mode", "most_bytes", "merge")
 DTYPES = ("exact", "safe", "any")
@@ -431,7 +431,8 @@ class _Matching:
         tops = dict.fromkeys(
             next(one for one in _prefixes(name) if one not in above) for name in names
         )
-        out = [f"!{top}" if top in own else f"!{escaped(top)}/**" for top in tops]
+        known = own.union(self.number)
+        out = [leaving_out(top, known) if top in own else f"!{escaped(top)}/**" for top in tops]
         if len(out) > _MOST_KEPT:
             return "only='!NAME/**' keeps what the target has at NAME"
         only = [*kept, *out]

@@ -17,6 +17,7 @@ from shoal.compat.torch_xla.errors import (
     stands_for,
 )
 from shoal.compat.torch_xla.sharded import XLAShardedTensor, unwrap_sharded_tensor
+from shoal.compat.wording import errors_named
 from shoal.errors import NotCommitted, raise_all
 from shoal.runtime.preemption import preempted, reached
 
@@ -139,7 +140,8 @@ class CheckpointManager:
           CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
         """
         try:
-            restored = self._kept.restore(step, _arrays(state_dict))
+            with errors_named("torch_xla CheckpointManager.restore"):
+                restored = self._kept.restore(step, _arrays(state_dict))
         except NotCommitted as error:
             raise UntrackedStep(
                 f"torch_xla CheckpointManager.restore (shoal.Checkpoints.restore): Cannot restore "
