@@ -149,6 +149,14 @@ class DeadlineError(ShoalError, TimeoutError):
         self.stacks = dict(stacks or {})
 
 
+class StalledError(ShoalError):
+    """No process of the job has made progress for the limit that was asked for, and none does
+    anything. Raised where a process waits in shoal, and at its next step or call; elsewhere the
+    process is ended. The message names the place of each."""
+
+    exit_code = 77
+
+
 class InitializeError(ShoalError):
     """The job could not be joined. Raised on every process that is alive.
 

@@ -174,6 +174,14 @@ _RestartPreempted = Annotated[
         "--restart-preempted", help="Start it again after exit code 75, too, as often as needed."
     ),
 ]
+_StalledAfter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        help="End the job with 77 if no process has made progress for this long (90, 90s, 10m, "
+        "2h) and none does anything; default: SHOAL_STALLED_AFTER_S, or never.",
+    ),
+]
 
 
 def run(
@@ -186,6 +194,7 @@ def run(
     prefix: _Prefix = True,
     max_restarts: _MaxRestarts = None,
     restart_preempted: _RestartPreempted = False,
+    stalled_after: _StalledAfter = None,
     nodes: run_nodes.Nodes = None,
     node_rank: run_nodes.NodeRank = None,
     coordinator: run_nodes.Coordinator = None,
@@ -202,6 +211,7 @@ def run(
         *(tuple(program or ()), module, processes, devices, only, log_dir, prefix, hosts),
         max_restarts=max_restarts,
         restart_preempted=restart_preempted,
+        stalled_after=stalled_after,
     )
     raise typer.Exit(_launch(request))
 

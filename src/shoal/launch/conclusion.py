@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.errors import InitializeError, ProcessLostError, UsageError
+from shoal.errors import InitializeError, ProcessLostError, StalledError, UsageError
 from shoal.launch.news import News
 from shoal.launch.report import (
     Ending,
@@ -76,6 +76,10 @@ def _conclude(facts: Facts) -> Conclusion:
     root = first_failure(e for e in endings if e.code != REQUEUE)
     if facts.losses and not (root and _precedes(root, facts.losses[0])):
         return _lost(facts)
+    if news.stalled and any(ending.code for ending in endings):
+        lines = tuple(describe_others(endings))
+        code = StalledError.exit_code
+        return Conclusion(code, lines, f"the job was stalled: {news.stalled}", has_failed=True)
     if facts.trouble:
         complete = len(endings) == facts.total
         code = (ProcessLostError if complete else InitializeError).exit_code

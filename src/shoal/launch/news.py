@@ -40,6 +40,7 @@ class News:
         self.joined: set[int] = set()  # to shoal's job, or to JAX's
         self.gone: dict[int, Gone] = {}
         self.host_keepers: dict[str, KeeperNews] = {}
+        self.stalled = ""  # the job: where its processes stood when it was ended for that
         self.lost_service = ""  # the lost service, and why
         self.has_notice = False  # a preemption notice is open
         self.preempted = ""  # and the program has stopped for it: what is saved, and what is lost
@@ -62,6 +63,8 @@ class News:
             self._join(int(message["joined"]))
         elif "dismissed" in message:
             self._dismissed.add(int(message["dismissed"]))
+        elif "stalled" in message:
+            self.stalled = str(message["stalled"])
         elif "gone" in message:
             self._on_gone(int(message["gone"]), message)
         elif "keeper" in message:

@@ -16,6 +16,7 @@ from shoal.errors import (
     InitializeError,
     PeerFailedError,
     ProcessLostError,
+    StalledError,
 )
 from shoal.launch.news import Gone, KeeperNews
 from shoal.runtime.system.failure_words import listed
@@ -27,6 +28,7 @@ _CONSEQUENCES = {
     PeerFailedError.exit_code: "another process failed",
     DeadlineError.exit_code: "deadline exceeded",
     InitializeError.exit_code: "could not join the job",
+    StalledError.exit_code: "the job was stalled",
 }
 # Exit codes of a program that died of an exception of its own. Not of those that another process,
 # host or service may have caused; others are of programs that chose their code, after an exception

@@ -94,6 +94,7 @@ def preempted_with(
     if coordinator.trails.found is not None:
         raise_found(coordinator, f"preempted({shown_step(step)})", callsite())
     note_step(step)
+    coordinator.progress.worked += 1
     stop = coordinator.stop
     answer = stop.should_stop(step)
     if answer is False:  # nearly always

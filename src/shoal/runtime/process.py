@@ -20,6 +20,9 @@ from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
+from shoal.runtime.exit.stall import StallWatch, watch_alone
+from shoal.runtime.rules.stalls import idle_header
+from shoal.runtime.system.stacks import register_dump
 from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.notices.sources import Sources
 from shoal.runtime.rules.deadline import left_of
@@ -168,6 +171,10 @@ def _enter(
         )
     if isinstance(joined, TcpCoordinator):
         joined.watch_main_line(HangWatch(joined, hang_timeout).look)
+        joined.watch_idle(StallWatch(joined, lambda idle: joined.send(idle_header(idle))))
+        register_dump()
+    else:
+        watch_alone(joined)
 
 
 @collective()

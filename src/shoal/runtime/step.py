@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+from shoal import settings
 from shoal.arguments import integer
 from shoal.colour import local
 from shoal.errors import UsageError
@@ -20,7 +21,9 @@ _LIMIT = 1 << 63
 
 @local
 @verb
-def step(coordinator: Coordinator, number: int) -> AbstractContextManager[None]:
+def step(
+    coordinator: Coordinator, number: int, *, within_s: float | None = None
+) -> AbstractContextManager[None]:
     """Mark a block as one step of the program, so that its progress and pace are visible.
 
     Local.
@@ -40,6 +43,9 @@ def step(coordinator: Coordinator, number: int) -> AbstractContextManager[None]:
 
     Args:
       number: an integer, 0 ≤ number < 2**63; it need not increase.
+      within_s: seconds after which the job is stalled if no process makes progress in this block;
+        inf: never, for an evaluation on the host or a foreign restore. It replaces the limit of
+        SHOAL_STALLED_AFTER_S; that of a nested step applies within it. None: as outside.
 
     Returns:
       A reusable context manager.
@@ -50,7 +56,8 @@ def step(coordinator: Coordinator, number: int) -> AbstractContextManager[None]:
       PeerFailedError: on this process, at the beginning of the block: another one raised.
       DivergenceError: on each process, at the beginning of the next block: they have made
         different calls.
-      UsageError: on this process: `number` is not such an integer.
+      StalledError: on this process, at the beginning of the block: the job was found stalled.
+      UsageError: on this process: `number` is not such an integer, `within_s` not positive.
 
     >>> for i in range(3):
     ...     with step(i):
@@ -59,18 +66,21 @@ def step(coordinator: Coordinator, number: int) -> AbstractContextManager[None]:
     index = integer("step", "number", number, least=0)
     if index >= _LIMIT:
         raise UsageError(f"step({number!r}): the number must have no more than 64 bits")
-    return _Step(coordinator, index)
+    if within_s is not None:
+        within_s = settings.timeout("step", within_s, "")
+    return _Step(coordinator, index, within_s)
 
 
 class _Step:
     """The context manager of one step; it may be reused and nested."""
 
-    __slots__ = ("_coordinator", "_entered", "_number")
+    __slots__ = ("_coordinator", "_entered", "_number", "_within_s")
 
-    def __init__(self, coordinator: Coordinator, number: int) -> None:
+    def __init__(self, coordinator: Coordinator, number: int, within_s: float | None) -> None:
         self._coordinator = coordinator
         self._number = number
-        self._entered: list[tuple[tuple[float, float], int | None, int, str]] = []
+        self._within_s = within_s
+        self._entered: list[tuple[tuple[float, float], int | None, int, str, float | None]] = []
 
     def __enter__(self) -> None:
         coordinator, number = self._coordinator, self._number
@@ -85,7 +95,10 @@ class _Step:
         if coordinator.trails.found is not None:
             raise_found(coordinator, f"step {number}", site)
         progress.outer = number
-        self._entered.append((began, before, ended, place))
+        self._entered.append((began, before, ended, place, progress.within_s))
+        if self._within_s is not None:
+            progress.within_s = self._within_s
+            progress.worked += 1  # the limit is counted from here
 
     def __exit__(
         self,
@@ -93,12 +106,13 @@ class _Step:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        began, before, ended, place = self._entered.pop()
+        began, before, ended, place, within_s = self._entered.pop()
         if kind is None:
             fault_points.reach("step.end", self._coordinator.process)
         progress = self._coordinator.progress
         timed = kind is None and progress.ended == ended  # no nested step has ended
         progress.end(began if timed else None, place)
+        progress.within_s = within_s
         progress.outer = before
         if before is not None:
             progress.step = before

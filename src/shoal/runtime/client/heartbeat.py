@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from shoal.runtime.client.known_losses import TICK_S, Troubles
@@ -23,7 +23,7 @@ from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.stopping import Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import Found, TrailVersion
-from shoal.runtime.system.stacks import stacks
+from shoal.runtime.system.stacks import dumped_site, stacks
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, text_field, whole_field
 
@@ -67,6 +67,20 @@ class SilenceDetector:
     def suspended(self, late_s: float) -> None:
         """Record that this process woke up this many seconds later than intended."""
         self._since += late_s
+
+
+class StallLook(Protocol):
+    """What looks whether this process is idle: see `exit.stall`."""
+
+    @property
+    def every_s(self) -> float:
+        """How often to look, seconds."""
+
+    def look(self, now: float) -> None:
+        """Look at the main thread."""
+
+    def on_stalled(self, text: str, *, is_final: bool, shows: Sequence[int] | None) -> None:
+        """Take the decision of the meeting place."""
 
 
 class Watched(Protocol):
@@ -115,6 +129,7 @@ class Watcher:
         self._has_left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal watcher", daemon=True)
         self.look: Callable[[float], None] = lambda now: None  # called every TICK_S in trouble
+        self.stall: StallLook | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -150,6 +165,9 @@ class Watcher:
                 beat_at = now + self._rhythm.heartbeat_s
             in_trouble = self._watched.troubles.open()
             due = min(beat_at, self._echo.due, now + TICK_S if in_trouble else math.inf)
+            if self.stall is not None:
+                self.stall.look(now)
+                due = min(due, now + self.stall.every_s)
             frame = self._next_frame(due)
             now = time.monotonic()
             # Exclude time in which this process did not run, or its interpreter lock was held.
@@ -206,6 +224,17 @@ class Watcher:
         base = text_field(frame.header, "base")
         self._watched.trails.receive(Found(members, lane, base, versions))
 
+    def _stalled(self, frame: Frame) -> None:
+        header = frame.header
+        shows = header.get("shows") if header.get("shower") == self._me.process else None
+        if self.stall is not None:
+            self.stall.on_stalled(_words(frame), is_final=bool(header.get("final")), shows=shows)
+
+    def _locate(self, frame: Frame) -> None:
+        """Find out where a process of this host stands that holds its interpreter lock."""
+        process, pid = (whole_field(frame.header, name) for name in ("process", "pid"))
+        self._watched.send({"do": "site", "process": process, "site": dumped_site(pid)})
+
     def _silent(self, frame: Frame) -> None:
         silent = self._me.name(whole_field(frame.header, "process"))
         with contextlib.suppress(Exception):  # handlers and filters may raise
@@ -228,6 +257,8 @@ class Watcher:
         "trail": _trail,  # one that differs between processes
         "silent": _silent,  # a process that runs, and gives no sign of life
         "stacks": _stacks,  # a request for those of this process
+        "stalled": _stalled,  # the job
+        "locate": _locate,  # a request for the place of another process of this host
     }
 
 

@@ -304,6 +304,10 @@ class LocalCoordinator:
         alive = [m.process for m in self._job.members() if m.state == "here"]
         return dict.fromkeys((process for process in targets if process in alive), stacks())
 
+    def end_stalled(self, reason: str) -> None:
+        """See `Coordinator.end_stalled`."""
+        self._troubles.receive(self.process, "", "stalled", reason)
+
     def report(self, kind: str, words: str) -> None:
         """See `Coordinator.report`."""
         if kind == "failed":

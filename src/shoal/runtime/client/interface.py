@@ -123,6 +123,9 @@ class Coordinator(Protocol):
         Works for a main thread that hangs in native code. Processes that do not answer are absent.
         """
 
+    def end_stalled(self, reason: str) -> None:
+        """Make the waits of this process, and its next step, raise StalledError."""
+
     def report(self, kind: str, words: str) -> None:
         """Report a state one way, without waiting: kind "failed" or "doing".
 

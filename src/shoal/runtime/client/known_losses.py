@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
+from shoal.errors import PeerFailedError, ProcessLostError, ShoalError, StalledError
 from shoal.runtime.rules.outcomes import ThisProcess, gone_error, service_error
 
 TICK_S = 0.25  # how often a process in trouble is checked
@@ -23,7 +23,7 @@ class Trouble(NamedTuple):
 
     process: int | None  # None: a service that all processes need
     name: str  # "process 3 (host)", "JAX's service"
-    state: str  # "lost" | "failed"
+    state: str  # "lost" | "failed" | "stalled", as is the whole job
     words: str  # the reason, or a traceback
     since: float  # when this process heard of it, on its monotonic clock
 
@@ -35,8 +35,8 @@ class Trouble(NamedTuple):
     @property
     def exit_code(self) -> int:
         """The exit code of a process that ends because of it."""
-        kind = ProcessLostError if self.state == "lost" else PeerFailedError
-        return kind.exit_code
+        kinds = {"lost": ProcessLostError, "stalled": StalledError}
+        return kinds.get(self.state, PeerFailedError).exit_code
 
 
 class Troubles:
@@ -92,7 +92,7 @@ class Troubles:
         """Raise if there is a loss that is not acknowledged.
 
         Raises:
-          ProcessLostError, PeerFailedError: by the kind of the first loss.
+          ProcessLostError, PeerFailedError, StalledError: by the kind of the first loss.
         """
         if not self._known:  # nearly always
             return
@@ -105,6 +105,8 @@ class Troubles:
     def _error_of(self, caller: str, troubles: list[Trouble]) -> ShoalError:
         first = troubles[0]
         what = f"{self._me}: {caller} cannot continue" if caller else f"{self._me} cannot continue"
+        if first.state == "stalled":
+            return StalledError(f"{what}: {first.words}")
         if first.process is None:
             services = [(t.name, t.words) for t in troubles if t.process is None]
             return service_error(services, what)

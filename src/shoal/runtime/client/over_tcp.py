@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shoal import settings
-from shoal.errors import DeadlineError, ProcessLostError, UsageError
+from shoal.errors import DeadlineError, ProcessLostError, StalledError, UsageError
 from shoal.runtime.client.answers import conclude
 from shoal.runtime.client.arrival_frames import answer_of, arrival_header
 from shoal.runtime.client.call_sockets import Calls, Closed, receive
-from shoal.runtime.client.heartbeat import HeartbeatTiming, Watcher
+from shoal.runtime.client.heartbeat import HeartbeatTiming, StallLook, Watcher
 from shoal.runtime.client.hello import Identity, Nearby, Welcome, handshake
 from shoal.runtime.client.hello import host_id as this_host
 from shoal.runtime.client.known_losses import Troubles
@@ -290,6 +290,17 @@ class TcpCoordinator:
     def watch_main_line(self, look: Callable[[float], None]) -> None:
         """Make the watcher call `look` with the time, periodically, after a loss."""
         self._watcher.look = look
+
+    def watch_idle(self, stall: StallLook) -> None:
+        """Make the watcher look whether this process is idle."""
+        self._watcher.stall = stall
+
+    def end_stalled(self, reason: str) -> None:
+        """See `Coordinator.end_stalled`."""
+        if self._calls.closed is None:
+            self._troubles.receive(self.process, "", "stalled", reason)
+            self._calls.close_all(Closed(StalledError, reason))
+            self._stop.wake()
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one way, on the process's lifetime connection."""

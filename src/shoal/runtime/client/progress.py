@@ -26,11 +26,13 @@ class Progress:
         "_own_s",
         "_timed",
         "_times_s",
+        "_points",
         "_waited_s",
         "ended",
         "is_waiting",
         "outer",
         "step",
+        "within_s",
         "worked",
     )
 
@@ -46,6 +48,8 @@ class Progress:
         self.ended = 0  # steps, timed or not
         self.is_waiting = False  # in a call that waits for others, with a deadline
         self.worked = 0  # grows while a long call makes progress; any thread may increment it
+        self._points = 0  # reached or passed
+        self.within_s: float | None = None  # the limit of the innermost step that has one
 
     @property
     def place(self) -> str:
@@ -57,6 +61,16 @@ class Progress:
     def since(self) -> float:
         """The time at which it reached `place`, or left it."""
         return self._last[1]
+
+    @property
+    def mark(self) -> tuple[int, int, int]:
+        """Differs once progress was made: a step ended, a point reached or passed, work done."""
+        return self.ended, self._points, self.worked
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether any progress was made so far."""
+        return self.mark != (0, 0, 0)
 
     @property
     def step_s(self) -> float | None:
@@ -80,6 +94,7 @@ class Progress:
     def begin_wait(self, point: Point, now: float) -> None:
         """Record that the main thread begins to wait at `point`."""
         self._last = (point, now)
+        self._points += 1
         self.is_waiting = True
 
     def end_wait(self, point: Point) -> None:
@@ -87,6 +102,7 @@ class Progress:
         now = self._clock()
         self._waited_s += now - self._last[1]
         self._last = (point, now)
+        self._points += 1
         self.is_waiting = False
 
     def begin(self, step: int, place: str) -> tuple[float, float]:

@@ -88,7 +88,7 @@ class HangWatch:
             return
         with contextlib.suppress(Exception):
             here.report("failed", f"it hung, and was ended: {cause.name} {cause.fate}")
-        _write_before_exit(self.report(cause, now))
+        write_before_exit(self.report(cause, now))
         os._exit(cause.exit_code)
 
     def report(self, cause: Trouble, now: float) -> str:
@@ -126,8 +126,8 @@ def main_frame() -> Hashable:
     return (id(frame), frame.f_lasti) if frame is not None else ()
 
 
-def _write_before_exit(text: str) -> None:
-    """Write `text` and flush Python's buffers, giving up after _FLUSH_S."""
+def write_before_exit(text: str) -> None:
+    """Write `text` to stderr and flush Python's buffers, giving up after _FLUSH_S."""
 
     def run() -> None:
         with contextlib.suppress(OSError):

@@ -150,6 +150,12 @@ class Liveness(Generic[Key]):
             if key in ended:
                 self._ended.setdefault(key, now)
 
+    def silent_s(self, now: float, key: Key) -> float:
+        """Return how long ago its last sign of life came; 0 if it is stopped or gone."""
+        quiet = self._quiet.get(key)
+        since = self._beats.get(key, now) if quiet is None else quiet.since
+        return 0.0 if key in self._stopped else now - since
+
     def is_quiet(self, key: Key) -> bool:
         """Return whether it has given no sign of life for long."""
         return key in self._quiet

@@ -34,6 +34,7 @@ class Record(Generic[To]):
         "blocked",
         "departure_reason",
         "host",
+        "idle",
         "index",
         "met_after",
         "pid",
@@ -53,6 +54,7 @@ class Record(Generic[To]):
         self.beat: Beat | None = None
         self.beat_came = now  # when it reached the place in its last beat
         self.silent_since: float | None = None
+        self.idle = ""  # for how long it has made no progress, and where; empty: it makes some
         self.stopped_since: float | None = None  # since the keeper reported it as stopped
         self.departure_reason = ""  # why it is gone, and its last place
         self.met_after = 0  # number of losses when it last met survivors
@@ -114,7 +116,7 @@ class Record(Generic[To]):
             return f"stopped (SIGSTOP?) for {now - self.stopped_since:.1f} s; "
         if self.silent_since is not None:
             return f"silent for {now - self.silent_since:.1f} s; "
-        return ""
+        return f"{self.idle}; " if self.idle else ""
 
     def _last_seen(self, now: float) -> str:
         waits = self._waits()

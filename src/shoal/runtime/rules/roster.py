@@ -59,6 +59,20 @@ class Roster(Generic[To]):
         if process not in self._gone:
             self._records[process].take_beat(now, beat)
 
+    @property
+    def gone(self) -> Mapping[int, str]:
+        """The state of each process that is gone: "left", "failed" or "lost"."""
+        return self._gone
+
+    def last_place(self, process: int) -> str:
+        """Return the last call of shoal of a process; empty: unknown."""
+        beat = self._records[process].beat
+        return "" if beat is None else beat.place
+
+    def mark_idle(self, process: int, words: str) -> None:
+        """Record that a process makes no progress: for how long, and where; empty: it does."""
+        self._records[process].idle = words
+
     def mark_silent(self, process: int, silent_since: float | None) -> None:
         """Record that a process is silent since then; None: no longer."""
         if process not in self._gone:

@@ -339,6 +339,11 @@ class Stop:
             return self._report()
 
     @property
+    def is_unasked(self) -> bool:
+        """Return whether a notice is open that the program, as far as is known, has not seen."""
+        return bool(self._open) and not (self._has_asked or self._is_informed or self._has_saved)
+
+    @property
     def has_saved(self) -> bool:
         """Return whether state was saved after a notice that is still open."""
         return self._has_saved

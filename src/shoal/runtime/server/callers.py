@@ -29,6 +29,7 @@ from shoal.runtime.rules.messages import (
     stop_report_of,
     trails_of,
 )
+from shoal.runtime.rules.stalls import idle_of
 from shoal.runtime.server.job import ServedJob
 from shoal.runtime.server.mail import Life
 from shoal.runtime.system.failure_words import one_line
@@ -112,6 +113,14 @@ class ProcessCaller:
     def _stop(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         self._job.leaving.take_stop_report(self._life.process, stop_report_of(frame))
 
+    def _idle(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+        self._job.take_idle(self._life.process, idle_of(frame.header))
+
+    def _site(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+        allowed, header = range(self._job.num_processes), frame.header
+        process = processes_of({"of": [header.get("process")]}, "of", allowed)[0]
+        self._job.take_site(process, text_field(header, "site"))
+
     def _failed(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         self._job.depart(self._life.process, "failed", frame.body.decode(errors="replace"))
 
@@ -132,6 +141,8 @@ class ProcessCaller:
         "doing": _doing,  # text for the processes that wait for it
         "notice": _notice,  # of preemption
         "stop": _stop,  # the step it answered, or that it has saved
+        "idle": _idle,  # it has made no progress for long, or makes it again
+        "site": _site,  # where another process of its host stands
         "failed": _failed,  # with a traceback
         "bye": _bye,
     }

@@ -16,6 +16,7 @@ from shoal.runtime.rules.joint_arrivals import JointMeeting
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.meeting_answers import MembersKnown, StacksHeard
 from shoal.runtime.rules.messages import ArrivalHeaders, Beat
+from shoal.runtime.rules.stalls import Idle, Stalls
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
 from shoal.runtime.server.keeper_connections import KeeperConnections
 from shoal.runtime.server.leaving import Leaving
@@ -49,6 +50,8 @@ class ServedJob:
         self._running = running  # the clock by which silence is counted
         self._keepers = KeeperConnections(connections)
         self._marks = LatestMarks()
+        self._stalls = Stalls()
+        self._located: set[int] = set()  # silent processes whose place was asked for
         self.arrival_headers = ArrivalHeaders()
         self.near = ""  # see `unix_socket`
         self.service_rows: Callable[[], list[list[str]]] = list
@@ -135,6 +138,54 @@ class ServedJob:
                     {**header, "base": found.base}, json.dumps(found.versions).encode()
                 )
                 self.mail.push(found.group or range(self.num_processes), frame)
+
+    def take_idle(self, process: int, idle: Idle | None) -> None:
+        """Take a report that a process makes no progress; None: it makes it again."""
+        if self.meeting is None:
+            return
+        self._stalls.receive(process, idle)
+        words = "" if idle is None else f"no progress for {idle.idle_s:.0f} s, at {idle.site}"
+        self.meeting.mark_idle(process, words)
+        if idle is not None:
+            self._judge_stall(self.meeting)
+
+    def take_site(self, process: int, site: str) -> None:
+        """Take the place of a process that cannot report it."""
+        self._stalls.receive_site(process, site)
+
+    def _judge_stall(self, meeting: JointMeeting[Connection]) -> None:
+        """Report the job as stalled, or end it, if it is."""
+        gone = meeting.gone
+        if any(state != "left" for state in gone.values()):
+            return  # a loss, which ends it anyway
+        living = [process for process in range(self.num_processes) if process not in gone]
+        now = self._running.read(self.now())
+        others = [process for process in living if not self._stalls.are_idle([process])]
+        silent_s = {process: self._liveness.silent_s(now, process) for process in others}
+        least_s = 2 * self._limits.heartbeat_s
+        if any(silent < least_s for silent in silent_s.values()):
+            return
+        for process in silent_s.keys() - self._located:
+            self._locate(process, living)
+        stall = self._stalls.judge(living, {p: meeting.last_place(p) for p in gone}, silent_s)
+        if stall is None:
+            return
+        awake = [process for process in living if process not in silent_s]
+        shows = [group.processes[0] for group in stall.groups if group.processes[0] in awake]
+        header = {"is": "stalled", "final": stall.is_final, "shower": awake[0], "shows": shows[:8]}
+        text = "\n".join([stall.headline, *(f"  {line}" for line in stall.lines)])
+        if stall.is_final:
+            self.on_news(stalled=stall.headline)
+        self.mail.push(living, pack_frame(header, text.encode(errors="replace")))
+
+    def _locate(self, silent: int, living: Collection[int]) -> None:
+        """Ask a process of the same host where a silent one stands."""
+        self._located.add(silent)
+        for pids in self.joining.shared_hosts.values():
+            others = [p for p in living if p in pids and self._stalls.are_idle([p])]
+            if silent in pids and others:
+                header = {"is": "locate", "process": silent, "pid": pids[silent]}
+                self.mail.push(others[:1], pack_frame(header))
 
     def depart(self, process: int, state: str, words: str) -> None:
         """Record that a process is "left", "failed" or "lost". Only the first report counts."""

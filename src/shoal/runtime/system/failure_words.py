@@ -230,8 +230,12 @@ def is_of_program(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     if file.startswith("<"):  # generated or interactive code
         return frame.f_globals.get("__name__") == "__main__"
-    is_installed = file.startswith(_STDLIB) or any(part in file for part in _INSTALLED)
-    return not is_installed and not is_ours(frame)
+    return not is_installed(file) and not is_ours(frame)
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file is of Python or of a package."""
+    return file.startswith(_STDLIB) or any(part in file for part in _INSTALLED)
 
 
 def _is_head(line: str) -> bool:

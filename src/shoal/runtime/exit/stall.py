@@ -1,0 +1,264 @@
+"""See whether this process is idle, report it, and end it with a stalled job.
+
+The watcher thread looks; the meeting place decides (see `rules.stalls`). A main thread in native
+code cannot be interrupted: so a process of a stalled job is ended here, with a report, unless its
+main thread is in a wait of shoal, which raises StalledError.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import NamedTuple
+
+from shoal import settings
+from shoal.errors import StalledError
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.exit.hang import write_before_exit
+from shoal.runtime.rules.outcomes import ThisProcess, indented
+from shoal.runtime.rules.stalls import Idle, Stalls
+from shoal.runtime.system.failure_words import is_of_program, stands
+from shoal.runtime.system.stacks import stacks
+
+_LOG = logging.getLogger("shoal")
+_LOOK_S, _IDLE_LOOK_S = 1.0, 2.0  # with a limit, and without
+_BUSY = 0.02  # of a core: a main thread that uses less does nothing
+_NO_TIME_S = 1e-3  # of the processor: none, but for what the kernel charges a sleeping thread
+_STEPS = 10  # a limit is at least as many median steps
+_NOTICE_S, _NOTICE_STEPS = 5.0, 3  # until a warning that a notice is not asked for
+_ASK_S = 2.0  # for the stacks of others
+_DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "IPython.core.debugger", "debugpy")
+
+
+class _Sample(NamedTuple):
+    """Processor time used until a moment, seconds."""
+
+    at_s: float  # on a clock that runs only while this process does
+    main_s: float
+    all_s: float
+
+
+class StallWatch:
+    """Looks whether this process is idle. Call `look` about every second."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        send: Callable[[Idle | None], None],
+        *,
+        cpu_times: Callable[[], tuple[float, float]] | None = None,
+    ) -> None:
+        """`send` sends a report to the meeting place, None once this process moves again.
+
+        Raises:
+          UsageError: a variable is not a positive number.
+        """
+        self._coordinator, self._send = coordinator, send
+        self._cpu_times = cpu_times or _cpu_times
+        self._warn_s = settings.seconds("SHOAL_STALL_WARN_S")
+        self._limit_s = asked_limit_s()
+        self._at = self._ran_s = self._since_s = 0.0
+        self._mark: object = None
+        self._samples: collections.deque[_Sample] = collections.deque()
+        self._said = False
+        self._notice: tuple[int, float] | None = None  # the open one; when it was first seen
+
+    @property
+    def every_s(self) -> float:
+        """How often to call `look`, seconds."""
+        within_s = self._coordinator.progress.within_s
+        return _LOOK_S if min(self._limit_s, within_s or math.inf) < math.inf else _IDLE_LOOK_S
+
+    def look(self, now: float) -> None:
+        """Look at the main thread; report what it does, once it has left no mark for long."""
+        # The time while this process was suspended does not count.
+        self._ran_s += min(max(0.0, now - self._at), 2 * _IDLE_LOOK_S)
+        self._at = now
+        self._warn_of_notice(now)
+        progress = self._coordinator.progress
+        if progress.mark != self._mark:
+            self._mark, self._since_s = progress.mark, self._ran_s
+            self._samples.clear()
+            if self._said:
+                self._said = False
+                self._send(None)
+        idle_s, limit_s = self._ran_s - self._since_s, self._current_limit_s()
+        warn_s = max(self._warn_s, progress.within_s or 0.0)
+        if idle_s < min(warn_s, limit_s) / 2:
+            return
+        self._sample(limit_s)
+        if idle_s >= min(warn_s, limit_s):
+            idle = self._idle(idle_s, limit_s, is_due=idle_s >= warn_s)
+            if idle is not None:
+                self._said = True
+                self._send(idle)
+
+    def _current_limit_s(self) -> float:
+        progress = self._coordinator.progress
+        if progress.within_s is not None:
+            return progress.within_s
+        return max(self._limit_s, _STEPS * (progress.step_s or 0.0))
+
+    def _sample(self, limit_s: float) -> None:
+        """Sample the processor times, so that the first sample is as old as the limit."""
+        samples, every_s = self._samples, min(limit_s, 3600.0) / 64
+        if not samples or self._ran_s - samples[-1].at_s >= every_s:
+            samples.append(_Sample(self._ran_s, *self._cpu_times()))
+        while len(samples) > 1 and samples[1].at_s <= self._ran_s - limit_s:
+            samples.popleft()
+
+    def _idle(self, idle_s: float, limit_s: float, *, is_due: bool) -> Idle | None:
+        """Return what to report; None: a prompt waits for its user."""
+        frame = main_frame()
+        site, is_prompt = stands(frame), hasattr(sys, "ps1") or "ipykernel" in sys.modules
+        if is_prompt and not site:
+            return None
+        progress, first = self._coordinator.progress, self._samples[0]
+        main_s, all_s = self._cpu_times()
+        main_s, all_s = main_s - first.main_s, all_s - first.all_s
+        passed_s = self._ran_s - first.at_s
+        is_slow = main_s >= _BUSY * passed_s
+        does_nothing = not is_slow
+        if not progress.has_marks:  # it may compile, or be a program that leaves none
+            does_nothing = main_s <= _NO_TIME_S and all_s < _BUSY * passed_s
+        return Idle(
+            idle_s,
+            limit_s,
+            site,
+            _below(frame),
+            is_waiting=progress.is_waiting,
+            is_slow=is_slow,
+            is_due=is_due,
+            is_stuck=does_nothing and idle_s >= limit_s and passed_s >= limit_s / 3,
+            is_held=is_prompt or _is_debugged(frame),
+        )
+
+    def _warn_of_notice(self, now: float) -> None:
+        """Warn once if a notice is open and the program does not ask for it."""
+        here = self._coordinator
+        if not here.stop.is_unasked:
+            self._notice = None
+            return
+        if self._notice is None or self._notice[0] != here.stop.known:
+            self._notice = here.stop.known, now
+            return
+        number, since = self._notice
+        patience_s = max(_NOTICE_S, _NOTICE_STEPS * (here.progress.step_s or 0.0))
+        if since + patience_s <= now:
+            self._notice = number, math.inf
+            place = stands(main_frame())
+            _LOG.warning(
+                "%s: a preemption notice is open, and `preempted` has not been called for %.0f s: "
+                "the main thread is at %s",
+                ThisProcess(here.process, here.hosts), now - since, place or "an unknown place",
+            )  # fmt: skip
+
+    def on_stalled(self, text: str, *, is_final: bool, shows: Sequence[int] | None) -> None:
+        """Take the decision of the meeting place.
+
+        Args:
+          text: the stall, a line for each place.
+          shows: on the process that shows the whole report: the processes whose stacks it shows.
+        """
+        here = self._coordinator
+        me = ThisProcess(here.process, here.hosts)
+        headline, _, rest = text.partition("\n")
+        if not is_final:
+            own = f"{me} is at {stands(main_frame()) or 'an unknown place'}"
+            _LOG.warning("%s", f"{headline}\n  {own}" if shows is None else f"{headline}\n{rest}")
+            if shows:
+                asks = threading.Thread(target=self._show_stacks, args=(shows,), daemon=True)
+                asks.start()
+            return
+        here.end_stalled(headline)
+        progress = here.progress
+        if progress.is_waiting or progress.mark != self._mark or not self._said:
+            return  # it raises StalledError, there or at its next call
+        with contextlib.suppress(Exception):
+            here.report("failed", f"stalled: {headline}")
+        code = StalledError.exit_code
+        said = [f"shoal: {me}: {headline}: ended with exit code {code}", rest, indented(stacks())]
+        write_before_exit("\n".join([part for part in said if part] + [""]))
+        os._exit(code)
+
+    def _show_stacks(self, shows: Sequence[int]) -> None:
+        with contextlib.suppress(Exception):  # they are gone, or the job is
+            found = self._coordinator.stacks(shows, timeout_s=_ASK_S)
+            lines = [f"  process {process}:\n{indented(said)}" for process, said in found.items()]
+            _LOG.warning("%s", "\n".join(["stacks of the stalled processes:", *lines]))
+
+
+def watch_alone(coordinator: Coordinator) -> None:
+    """Watch a job of one process, in a thread: it decides by itself."""
+    stalls, here = Stalls(), [coordinator.process]
+
+    def take(idle: Idle | None) -> None:
+        stalls.receive(coordinator.process, idle)
+        stall = None if idle is None else stalls.judge(here, {}, {})
+        if stall is not None:
+            text = "\n".join([stall.headline, *(f"  {line}" for line in stall.lines)])
+            watch.on_stalled(text, is_final=stall.is_final, shows=here)
+
+    def run() -> None:
+        while not coordinator.troubles.any():
+            time.sleep(watch.every_s)
+            watch.look(time.monotonic())
+
+    watch = StallWatch(coordinator, take)
+    threading.Thread(target=run, name="shoal watcher", daemon=True).start()
+
+
+def asked_limit_s() -> float:
+    """Return the limit of SHOAL_STALLED_AFTER_S, seconds; inf: none."""
+    is_set = settings.is_set("SHOAL_STALLED_AFTER_S")
+    return settings.seconds("SHOAL_STALLED_AFTER_S") if is_set else math.inf
+
+
+def main_frame() -> FrameType | None:
+    """Return the main thread's innermost frame."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def _cpu_times() -> tuple[float, float]:
+    """Return the processor time of the main thread, and of all threads, seconds."""
+    main, all_s = threading.main_thread(), time.process_time()
+    if not (hasattr(time, "pthread_getcpuclockid") and main.ident and main.is_alive()):
+        return all_s, all_s
+    return time.clock_gettime(time.pthread_getcpuclockid(main.ident)), all_s
+
+
+def _frames(frame: FrameType | None) -> Iterator[str]:
+    """Yield the modules of a stack, innermost first."""
+    while frame is not None:
+        yield str(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+
+
+def _below(frame: FrameType | None) -> str:
+    """Return what the innermost frame of the program has called: see `Idle.below`."""
+    below = ""
+    while frame is not None and not is_of_program(frame):
+        name = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if name in ("jax", "jaxlib"):
+            return "jax"
+        below, frame = "library", frame.f_back
+    return below
+
+
+def _is_debugged(frame: FrameType | None) -> bool:
+    """Return whether a debugger has stopped this process, or traces it."""
+    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii") as file:
+        traced = [line.split()[1] for line in file if line.startswith("TracerPid:")]
+        if traced and traced[0] != "0":
+            return True
+    return any(
+        name == one or name.startswith(f"{one}.") for name in _frames(frame) for one in _DEBUGGERS
+    )
