@@ -138,6 +138,41 @@ def test_an_exception_that_the_program_survived_is_not_its_cause(launch):
     assert (finished.code, finished.out.count("ran")) == (0, 3), finished.err
 
 
+@pytest.mark.parametrize("ends", ["sys.exit(1)", "sys.exit('no data')", "raise SystemExit(1)"])
+def test_nor_is_one_that_it_handled_before_it_exits(launch, ends):
+    script = f"""
+    import logging
+    import shoal
+    shoal.initialize(virtual_devices=1)
+    say("ran")
+    shoal.barrier("here")
+    if shoal.process_index() == 1 and attempt < 2:
+        try: undefined
+        except NameError: logging.exception("an optional part")
+        {ends}
+    if attempt < 2: shoal.barrier("there")
+    """
+    options = ("-n", "2", "--max-restarts", "9")
+    finished = launch.run(*options, script=HEAD + textwrap.dedent(script))
+    assert (finished.code, finished.out.count("ran")) == (0, 2 * 3), finished.err
+
+
+def test_the_same_exception_is_known_however_it_is_printed(launch):
+    script = """
+    import shoal
+    shoal.initialize(virtual_devices=1)
+    say("ran")
+    sys.excepthook = lambda kind, error, trace: print("╭─ drawn", kind, file=sys.stderr)
+    shoal.barrier("here")
+    if shoal.process_index() == 1: undefined
+    shoal.barrier("there")
+    """
+    options = ("-n", "2", "--max-restarts", "9")
+    finished = launch.run(*options, script=HEAD + textwrap.dedent(script))
+    assert (finished.code, finished.out.count("ran")) == (1, 2 * 2), finished.err
+    assert "two failed alike, NameError at script.py:" in finished.err
+
+
 @pytest.mark.parametrize("service", ["meeting place", "JAX service"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_kill_of_a_service_is_no_crash_loop_but_its_fault_is(launch, service, number):

@@ -174,6 +174,7 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         host=host,
         is_oom=bool(row["is_oom"]),
         step=int(row["step"]),
+        has_exited=bool(row["has_exited"]),
     )
 
 
