@@ -364,10 +364,16 @@ class Job:
 
     def _end_of_host(self) -> JobEnd:
         """Wait for the end of the other nodes; return how the job ended on this one."""
+        endings = [
+            process.ending()._replace(
+                has_exited=progress_file.has_exited(self._progress_file(process.index))
+            )
+            for process in self._processes.all
+        ]
         each = self._take_reached()
         endings = [
-            process.ending()._replace(step=reached.step)
-            for process, reached in zip(self._processes.all, each, strict=True)
+            ending._replace(step=reached.step)
+            for ending, reached in zip(endings, each, strict=True)
         ]
         if oom_kills() > self._oom_kills:
             endings = [ending.if_out_of_memory() for ending in endings]

@@ -70,7 +70,7 @@ class Ending(NamedTuple):
     host: str = ""  # in a job on several hosts
     is_oom: bool = False  # killed while the cgroup counted a kill for want of memory
     step: int = -1  # the highest that it began
-    has_exited: bool = False  # it reported a SystemExit, after which it left the job in order
+    has_exited: bool = False  # a SystemExit ended its program
 
     def if_out_of_memory(self) -> Ending:
         """Return it as of a host that counted an out-of-memory kill."""
@@ -82,7 +82,8 @@ class Ending(NamedTuple):
 
         A report after the first signal is ignored: the launcher was the cause.
         """
-        has_exited = gone is not None and gone.state == "left" and is_exit(gone.words)
+        left = gone is not None and gone.state == "left" and is_exit(gone.words)
+        has_exited = self.has_exited or left
         if gone is not None and (gone.state == "left" or gone.at_s >= self.sent_s):
             gone = None
         is_lost = gone is not None and gone.is_dismissed and gone.is_missed and self.code != 0

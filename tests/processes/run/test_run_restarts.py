@@ -147,13 +147,14 @@ def test_the_step_of_a_failure_is_that_of_the_process_that_failed(launch, steps)
     assert line.endswith(when)
 
 
-def test_an_exception_that_the_program_survived_is_not_its_cause(launch):
-    script = """
+@pytest.mark.parametrize("ends", ["sys.exit(3)", "sys.exit(1)", "raise SystemExit('no data')"])
+def test_an_exception_that_the_program_survived_is_not_its_cause(launch, ends):
+    script = f"""
     import logging
     say("ran")
     try: undefined
     except NameError: logging.exception("an optional part")
-    if attempt < 2: sys.exit(3)
+    if attempt < 2: {ends}
     """
     finished = launch.run("--max-restarts", "9", script=HEAD + textwrap.dedent(script))
     assert (finished.code, finished.out.count("ran")) == (0, 3), finished.err

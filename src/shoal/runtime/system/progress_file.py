@@ -1,6 +1,6 @@
 """The progress of a process, in a file, for a launcher that restarts the program.
 
-Four numbers in mapped memory, so that recording a step costs no system call, and the numbers
+Numbers in mapped memory, so that recording a step costs no system call, and the numbers
 survive if the process is killed. Each is written by itself: threads record steps and saves at the
 same time.
 """
@@ -22,7 +22,8 @@ VARIABLE = "SHOAL_PROGRESS_FILE"
 _FIELDS = struct.Struct("<qqq")  # of `Reached`
 _NUMBER = struct.Struct("<q")
 _SAVES_AT = _FIELDS.size  # how many saves are running
-_SIZE = _FIELDS.size + _NUMBER.size
+_EXITED_AT = _SAVES_AT + _NUMBER.size  # whether a SystemExit has ended the program
+_SIZE = _EXITED_AT + _NUMBER.size
 _MOST = (1 << 63) - 1
 
 
@@ -55,7 +56,7 @@ def reached_together(each: Iterable[Reached]) -> Reached:
 def prepare(path: str) -> None:
     """Write a file for a process that has not reached any step yet."""
     with open(path, "wb") as file:
-        file.write(_FIELDS.pack(*Reached()) + _NUMBER.pack(0))
+        file.write(_FIELDS.pack(*Reached()) + 2 * _NUMBER.pack(0))
 
 
 def read(path: str) -> Reached:
@@ -69,9 +70,18 @@ def read(path: str) -> Reached:
 
 def is_saving(path: str) -> bool:
     """Return whether a save of a process is running; False if the file is gone."""
+    return _is_set(path, _SAVES_AT)
+
+
+def has_exited(path: str) -> bool:
+    """Return whether a SystemExit has ended the program, no other exception."""
+    return _is_set(path, _EXITED_AT)
+
+
+def _is_set(path: str, at: int) -> bool:
     try:
         with open(path, "rb") as file:
-            (count,) = _NUMBER.unpack_from(file.read(), _SAVES_AT)
+            (count,) = _NUMBER.unpack_from(file.read(), at)
             return bool(count > 0)
     except (OSError, struct.error):
         return False
@@ -98,6 +108,12 @@ def note_saved(number: int) -> None:
 def note_ended(number: int) -> None:
     """Record that this process has ended a step."""
     _raise(2, number)
+
+
+def note_exit() -> None:
+    """Record that a SystemExit has ended the program."""
+    if (file := _own_file()) is not None:
+        _NUMBER.pack_into(file, _EXITED_AT, 1)
 
 
 @contextlib.contextmanager
