@@ -69,12 +69,13 @@ Again after a failure:
   shoal run --max-restarts 3 …    at most 3 new attempts, all nodes together
   shoal run --restart-preempted … after exit code 75, too; these do not count
   Each attempt has new services and a new token; SHOAL_ATTEMPT is its number,
-  from 0. The same exception at the same line and step, twice in a row, ends the
-  job. So do three attempts in a row without progress: none went beyond the step
-  (shoal.step, shoal.preempted) or the saved step of those before. An attempt
-  that a signal or the loss of a host ended counts for neither, except
-  for an out-of-memory kill that the cgroup counted. Exit code 2, Ctrl-C, and
-  signals to shoal run end the job for good.
+  from 0. The same exception at the same line and step, twice with no new saved
+  step in between, ends the job. So do three failures without progress, which is
+  a new saved step or, until one is saved, a step that all processes have ended
+  (shoal.step, shoal.preempted). An attempt that a signal, a preemption or the
+  loss of a host ended counts for neither, except for an out-of-memory kill that
+  the cgroup counted. Exit code 2, Ctrl-C, and signals to shoal run end the job
+  for good.
   If a new attempt follows, the other processes have {between:g} s, not {aftermath} s, unless
   SHOAL_AFTERMATH_S is set; one that is saving has {aftermath} s.
 
