@@ -185,7 +185,7 @@ TRACE = """Traceback (most recent call last):
 def test_the_cause_is_the_exception_and_its_place_in_the_program(library):
     stderr = TRACE.format(library=library, error="jax.errors.TypeError")
     root = Ending(0, 1, 1.0, stderr=f"noise\n{stderr}")
-    assert cause_of(root) == "jax.errors.TypeError at /home/me/net.py:7"
+    assert cause_of(root) == "jax.errors.TypeError at net.py:7"
     assert cause_of(root._replace(stderr="killed\n")) == ""
     assert cause_of(root._replace(code=-11)) == ""
     assert cause_of(root._replace(code=-15, sent=(signal.SIGTERM,))) == cause_of(root)
@@ -195,14 +195,14 @@ def test_the_cause_is_the_exception_and_its_place_in_the_program(library):
     syntax = (
         '  File "/home/me/train.py", line 3\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n'
     )
-    assert cause_of(root._replace(stderr=syntax)) == "SyntaxError at /home/me/train.py:3"
+    assert cause_of(root._replace(stderr=syntax)) == "SyntaxError at train.py:3"
 
 
 def test_the_place_in_the_program_is_found_however_deep_the_library():
     library = '  File "/opt/env/site-packages/jax/a.py", line 5, in f\n    f()\n' * 30
     own = '  File "/home/me/train.py", line 30, in <module>\n    f()\n'
     stderr = f"Traceback (most recent call last):\n{own}{library}TypeError: no\n"
-    assert cause_of(Ending(0, 1, 1.0, stderr=stderr)) == "TypeError at /home/me/train.py:30"
+    assert cause_of(Ending(0, 1, 1.0, stderr=stderr)) == "TypeError at train.py:30"
 
 
 GROUP = """  + Exception Group Traceback (most recent call last):
@@ -222,7 +222,32 @@ GROUP = """  + Exception Group Traceback (most recent call last):
 
 def test_the_cause_of_a_group_is_where_the_group_was_raised():
     root = Ending(0, 1, 1.0, stderr=GROUP)
-    assert cause_of(root) == "ExceptionGroup at /home/me/train.py:30"
+    assert cause_of(root) == "ExceptionGroup at train.py:30"
+    assert describe(GROUP)[1].endswith("exit code 1: ExceptionGroup: 2 of 8 (2 sub-exceptions)")
+
+
+@pytest.mark.parametrize("library", [os.__file__])
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        ("exited with code 1 (train.py:31 (main))", ""),
+        ("exited: no data (train.py:31 (main)) while handling KeyError: 2 (t.py:3 (f))", ""),
+        ("ValueError: of (two) (pkg/net.py:7 (Net.f.<locals>.g))", "ValueError at net.py:7"),
+        ("jax.errors.TypeError (net.py:7 (<module>))", "jax.errors.TypeError at net.py:7"),
+        ("ValueError: without a place", "KeyError at net.py:7"),
+        ("shutdown: a process is late", "KeyError at net.py:7"),
+    ],
+)
+def test_the_process_knows_better_than_its_stderr_what_ended_it(library, words, cause):
+    handled = TRACE.format(library=library, error="KeyError")
+    root = Ending(0, 1, 1.0, stderr=handled, gone=failed(1.0, words))
+    assert cause_of(root) == cause
+    left = Gone("left", "left the job by SystemExit (exit code unknown), at t.py:3 (main)", 1.0)
+    assert cause_of(Ending(0, 1, 1.0, stderr=handled).with_report(left)) == ""
+    in_order = Gone("left", "left the job", 1.0)
+    assert cause_of(Ending(0, 1, 1.0, stderr=handled).with_report(in_order))
+    drawn = "╭─ Traceback (most recent call last) ─╮\n│ raise KeyError │\nKeyError: 2\n"
+    assert cause_of(root._replace(stderr=drawn)) == ("" if cause.startswith("KeyError") else cause)
 
 
 def test_what_comes_from_outside():

@@ -75,6 +75,31 @@ barrier("after")
         assert own == "0 soon 1"
 
 
+@pytest.mark.parametrize("kind", ["SHOAL_*", "Open MPI", "torchrun"])
+def test_a_child_that_was_started_before_there_was_a_mark_is_refused_too(job, said, kind):
+    """Without an address it would wait in the directory in which its parents no longer are."""
+    joins = f"import sys, shoal; sys.stdin.read(); {JOINS}"
+    script = f"""
+import subprocess, sys
+pipes = dict.fromkeys(("stdin", "stderr"), subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-c", {joins!r}], text=True, **pipes)
+process.initialize(virtual_devices=1, timeout_s=30)
+barrier("begun")
+words = child.communicate("", timeout=20)[1].replace(chr(10), " ")
+say(os.getpid(), child.returncode, words)
+barrier("after")
+    """
+    for index in (0, 1):
+        job.start(index, 2, script, **variables(kind, job, index))
+    for index, one in enumerate(job.wait()):
+        assert one.code == 0, one
+        pid, code, words = said(one).split(" ", 2)
+        assert code == "74", one
+        if kind == "Open MPI":
+            assert f"process {index} of this job has joined it already (pid {pid})" in words, one
+            assert ADVICE in words
+
+
 def test_an_orphan_is_still_a_child(job):
     """The directory of Open MPI's processes is found by the ancestors, which an orphan lost."""
     script = f"""

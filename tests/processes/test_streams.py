@@ -14,6 +14,7 @@ import shoal
 from shoal.collectives.transport.chunks import LARGE_BYTES, SMALL_BYTES
 from shoal.collectives.transport.stream import broadcast_bytes, gather_bytes
 from shoal.runtime.process import coordinator
+from shoal.runtime.system import fault_points
 from shoal.testing.cluster import Cluster
 
 SIZES = (0, 1, SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, LARGE_BYTES - 1, LARGE_BYTES,
@@ -154,6 +155,7 @@ def test_who_is_gone_between_two_chunks_is_named(victim, kind, over_devices):
 def broadcast_in_time(timeout_s):
     value = value_of(0, 10 * LARGE_BYTES)
     data = [value] if shoal.process_index() == 0 else None
+    shoal.barrier("ready")
     began = time.monotonic()
     try:
         broadcast_bytes(coordinator(), 0, data, value.size, timeout_s=timeout_s, name="params")
@@ -180,17 +182,20 @@ def test_a_deadline_ends_it_on_all(over_devices):
 def give_up_and_end(timeout_s):
     with pytest.raises(shoal.DeadlineError):
         broadcast_in_time(timeout_s)
-    print("ends", flush=True)
+    fault_points.reach("given.up", shoal.process_index())
 
 
 def test_work_that_was_given_up_and_goes_on_ends_without_an_abort(over_devices):
-    """Process 1 has not sent its chunk when the program of process 0 has ended."""
-    with Cluster(
-        2, start_method="fork", devices=1, faults="stream.before_chunk@1#4:pause", env=over_devices
-    ) as cluster:
+    """Process 1 has not sent its chunk when the program of process 0 has ended.
+
+    If it ended first, as it may on a slow machine, the work of process 0 would end by that.
+    """
+    faults = "stream.before_chunk@1#4:pause; given.up@1:pause"
+    with Cluster(2, start_method="fork", devices=1, faults=faults, env=over_devices) as cluster:
         cluster.start(give_up_and_end, 2.0)
-        for process in (0, 1):
-            cluster.wait_for("ends", process)
+        cluster.wait_for_pause("given.up", 1)
+        cluster.wait(only=[0])
+        cluster.release("given.up")
         ended = cluster.wait()
     assert [one.code for one in ended] == [73, 73]
     assert all("work on its devices that continues" in one.err for one in ended)

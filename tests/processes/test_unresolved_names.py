@@ -66,6 +66,45 @@ def test_nor_do_processes_that_meet_in_a_directory(child_env, tmp_path, around):
     assert out.count("sum 1.0") == 2, out
 
 
+SLURM = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2",
+         "SLURM_STEP_NODELIST": NAME, "SLURM_STEP_TASKS_PER_NODE": "2",
+         "SLURM_NODEID": "0"}  # fmt: skip
+TORCHRUN = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": NAME, "MASTER_PORT": "1"}
+EXPLICIT = {"SHOAL_NUM_PROCESSES": "2", "SHOAL_COORDINATOR": f"{NAME}:1"}
+NUMBERS = {"Slurm": ("SLURM_PROCID", "SLURM_LOCALID"), "torchrun": ("RANK", "LOCAL_RANK"),
+           "explicit": ("SHOAL_PROCESS_ID",)}  # fmt: skip
+
+
+def start_both(kind, around, more):
+    """Return the command that starts two processes, and its variables."""
+    settings = {"Slurm": SLURM, "torchrun": TORCHRUN, "explicit": EXPLICIT}[kind]
+    one, zero = (" ".join(f"{name}={index}" for name in NUMBERS[kind]) for index in (1, 0))
+    both = f'{one} "$@" & {zero} "$@"; code=$?; wait $! && exit $code'
+    return [*around, "sh", "-c", both, "sh", sys.executable], {**more, **settings}
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("kind", ["Slurm", "torchrun"])
+def test_the_own_name_of_the_only_host_is_no_address_but_the_loopback_is(child_env, tmp_path, kind):
+    command, env = start_both(kind, NAMELESS, child_env)
+    out = run(command, env, tmp_path, start="shoal.initialize(virtual_devices=1, timeout_s=30)")
+    assert out.count("sum 1.0") == 2, out
+
+
+@NEEDS_ROOT
+def test_the_own_name_of_one_host_of_several_is_refused_at_once(child_env, tmp_path):
+    command, env = start_both("explicit", NAMELESS, child_env)
+    (tmp_path / "script.py").write_text("import shoal; shoal.initialize()")
+    done = subprocess.run(
+        [*command, "script.py"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 74, done
+    assert done.stderr.count(f"this host's own name '{NAME}' does not resolve: ") == 2, done
+    assert (
+        done.stderr.count("add it to /etc/hosts; if all processes are on this host, give 127.") == 2
+    )
+
+
 def test_the_next_job_of_a_process_may_be_on_several_hosts(job, said):
     """The loopback is for the job whose processes are all here."""
     script = """

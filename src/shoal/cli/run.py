@@ -69,12 +69,13 @@ Again after a failure:
   shoal run --max-restarts 3 …    at most 3 new attempts, all nodes together
   shoal run --restart-preempted … after exit code 75, too; these do not count
   Each attempt has new services and a new token; SHOAL_ATTEMPT is its number,
-  from 0. The same exception at the same line and step, twice in a row, ends the
-  job. So do three attempts in a row without progress: none went beyond the step
-  (shoal.step, shoal.preempted) or the saved step of those before. An attempt
-  that a signal or the loss of a host ended counts for neither, except
-  for an out-of-memory kill that the cgroup counted. Exit code 2, Ctrl-C, and
-  signals to shoal run end the job for good.
+  from 0. The same exception at the same line and step, twice with no new saved
+  step in between, ends the job. So do three failures without progress, which is
+  a new saved step or, until one is saved, a step that all processes have ended
+  (shoal.step, shoal.preempted). An attempt that a signal, a preemption or the
+  loss of a host ended counts for neither, except for an out-of-memory kill that
+  the cgroup counted. Exit code 2, Ctrl-C, and signals to shoal run end the job
+  for good.
   If a new attempt follows, the other processes have {between:g} s, not {aftermath} s, unless
   SHOAL_AFTERMATH_S is set; one that is saving has {aftermath} s.
 
@@ -95,6 +96,7 @@ Exit code:
   75     all processes ended with 0 (or 75) because shoal.preempted was True:
          requeue the job. The last line says which steps will be repeated. Not
          after a save that failed since the notice
+  77     --stalled-after: all processes lived, and none moved
 """
 
 
@@ -111,6 +113,7 @@ class RunRequest(NamedTuple):
     nodes: NodesRequest = NodesRequest()
     max_restarts: str | None = None
     restart_preempted: bool = False
+    stalled_after: str | None = None
 
 
 class _Checked(NamedTuple):
@@ -121,6 +124,7 @@ class _Checked(NamedTuple):
     shown: frozenset[int] | None  # None: all
     nodes: NodesOrder | None = None
     restarts: Restarts | None = None
+    stalled_after_s: float | None = None
 
 
 _Program = Annotated[list[str] | None, typer.Argument(metavar="SCRIPT|MODULE [ARGS]…", hidden=True)]
@@ -239,7 +243,7 @@ def check(request: RunRequest) -> _Checked:
     nodes = check_nodes(request.nodes, problems)
     is_alone = request.nodes.nodes in (None, "1")
     shown = _indices(request.only, processes if is_alone else None, problems)
-    restarts = _restarts(request, problems)
+    restarts, stalled_after_s = _restarts(request, problems), _time(request, problems)
     if not request.program:
         problems.append("no program: give a script, or -m and a module (shoal run --help)")
     elif request.module:
@@ -250,7 +254,21 @@ def check(request: RunRequest) -> _Checked:
         problems += _wrong_log_dir(request.log_dir)
     raise_all("run", problems)
     is_shown = is_alone or request.only
-    return _Checked(processes or 1, devices, shown if is_shown else None, nodes, restarts)
+    return _Checked(
+        processes or 1, devices, shown if is_shown else None, nodes, restarts, stalled_after_s
+    )
+
+
+def _time(request: RunRequest, problems: list[str]) -> float | None:
+    """Return `--stalled-after` in seconds."""
+    given = request.stalled_after
+    if given is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(s|m|min|h|)", given.strip())
+    time_s = float(found[1]) * {"h": 3600, "m": 60, "min": 60}.get(found[2], 1) if found else 0.0
+    if not time_s:
+        problems.append(f"--stalled-after {given} must be a time, such as 90, 90s, 10m or 2h")
+    return time_s
 
 
 def _restarts(request: RunRequest, problems: list[str]) -> Restarts | None:
@@ -271,6 +289,8 @@ def _launch(request: RunRequest) -> int:
     from shoal.launch.restarting.attempts import Attempts
 
     checked = check(request)
+    if checked.stalled_after_s is not None:
+        os.environ["SHOAL_STALLED_AFTER_S"] = repr(checked.stalled_after_s)  # of the processes
     grace_s = settings.seconds("SHOAL_GRACE_S")
     leave_s = settings.seconds("SHOAL_LEAVE_S")
     aftermath_s = settings.seconds("SHOAL_AFTERMATH_S")

@@ -51,6 +51,7 @@ def run(arguments: list[str]) -> None:
     if sys.version_info < (3, 14):
         names["__annotations__"] = {}
     main.__dict__.update(names)
+    pid = _pid()
     try:
         if arguments[0] == "-m":
             _run_module(arguments[1], arguments[1:])
@@ -58,6 +59,8 @@ def run(arguments: list[str]) -> None:
             _run_script(main, arguments)
     except SystemExit as error:
         _show_to_hooks(error)
+        if _pid() == pid:  # no fork that ends here, too
+            _note_exit()
         raise
     except BaseException as error:
         _hide_our_frames(error)
@@ -106,6 +109,25 @@ def _show_to_hooks(error: SystemExit) -> None:
         sys.exit(error.code)
     except SystemExit:
         pass
+
+
+def _pid() -> int:
+    import os
+
+    return os.getpid()
+
+
+def _note_exit() -> None:
+    """Let a launcher that restarts the program know that no exception of it was the end."""
+    import os
+
+    if "SHOAL_PROGRESS_FILE" in os.environ:
+        try:
+            from shoal.runtime.system.progress_file import note_exit
+
+            note_exit()
+        except Exception:  # noqa: BLE001 (the program may have changed what an import needs)
+            pass
 
 
 def _hide_our_frames(error: BaseException) -> None:

@@ -11,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from functools import reduce
 
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.console import Console
@@ -27,7 +26,7 @@ from shoal.launch.report import is_signal_from_outside
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system import progress_file
 from shoal.runtime.system.cgroup import oom_kills
-from shoal.runtime.system.progress_file import Reached
+from shoal.runtime.system.progress_file import Reached, reached_together
 
 _START_S = 60.0  # time limit for the services to listen
 _LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for processes left behind
@@ -365,15 +364,21 @@ class Job:
 
     def _end_of_host(self) -> JobEnd:
         """Wait for the end of the other nodes; return how the job ended on this one."""
+        endings = [
+            process.ending()._replace(
+                has_exited=progress_file.has_exited(self._progress_file(process.index))
+            )
+            for process in self._processes.all
+        ]
         each = self._take_reached()
         endings = [
-            process.ending()._replace(step=reached.step)
-            for process, reached in zip(self._processes.all, each, strict=True)
+            ending._replace(step=reached.step)
+            for ending, reached in zip(endings, each, strict=True)
         ]
         if oom_kills() > self._oom_kills:
             endings = [ending.if_out_of_memory() for ending in endings]
             self._is_service_killed = False  # it may have been killed for want of memory
-        reached = reduce(Reached.joined, each, Reached())
+        reached = reached_together(each)
         killed = self._is_service_killed
         end = JobEnd(endings, self._start_s, self._trouble, self._interrupted, reached, killed)
         self._crew.finish(end)

@@ -19,7 +19,7 @@ from shoal.errors import (
     StalledError,
 )
 from shoal.launch.news import Gone, KeeperNews
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.failure_words import is_exit, listed, raised_at
 
 # Exit codes for failures of other processes: never the root if a process failed by itself.
 _CONSEQUENCES = {
@@ -72,6 +72,7 @@ class Ending(NamedTuple):
     host: str = ""  # in a job on several hosts
     is_oom: bool = False  # killed while the cgroup counted a kill for want of memory
     step: int = -1  # the highest that it began
+    has_exited: bool = False  # a SystemExit ended its program
 
     def if_out_of_memory(self) -> Ending:
         """Return it as of a host that counted an out-of-memory kill."""
@@ -83,10 +84,13 @@ class Ending(NamedTuple):
 
         A report after the first signal is ignored: the launcher was the cause.
         """
+        left = gone is not None and gone.state == "left" and is_exit(gone.words)
+        has_exited = self.has_exited or left
         if gone is not None and (gone.state == "left" or gone.at_s >= self.sent_s):
             gone = None
         is_lost = gone is not None and gone.is_dismissed and gone.is_missed and self.code != 0
-        return self._replace(gone=gone, is_lost=self.is_lost or is_lost)
+        is_lost |= self.is_lost
+        return self._replace(gone=gone, is_lost=is_lost, has_exited=has_exited)
 
     @property
     def name(self) -> str:
@@ -205,18 +209,24 @@ def is_signal_from_outside(code: int) -> bool:
 def cause_of(root: Ending) -> str:
     """Return the exception of a failure and its place in the program, "" if unknown.
 
+    As reported by the process. A traceback on stderr may be of an exception that the program has
+    handled: it is the source only for a process whose report says neither.
     Losses, late processes and jobs that could not be joined have their cause elsewhere.
     """
-    words = _last_traceback(root.stderr)
-    if not words or not (root.sent or root.code in _RAISED):
+    if root.has_exited or not (root.sent or root.code in _RAISED):
         return ""
-    if _GROUP_BAR.match(words[0]):
-        words = [_GROUP_BAR.sub("", line, count=1) for line in words]
+    if root.gone is not None and root.gone.state == "failed":
+        kind, place = raised_at(root.gone.words)
+        if kind or is_exit(root.gone.words):
+            return kind and f"{kind} at {os.path.basename(place)}"
+    words = _without_bars(_last_traceback(root.stderr))
+    if not words:
+        return ""
     reason = _reason_at(words)
     places = [match for line in words[:reason] if (match := _PLACE.match(line))]
     own = [place for place in places if not _is_library(place[1])] or places
     kind = re.split(r"[:(\s]", words[reason].strip(), maxsplit=1)[0]
-    return f"{kind} at {own[-1][1]}:{own[-1][2]}" if own else ""
+    return f"{kind} at {os.path.basename(own[-1][1])}:{own[-1][2]}" if own else ""
 
 
 def _is_library(path: str) -> bool:
@@ -312,8 +322,9 @@ def _reason(root: Ending, words: Sequence[str]) -> str:
     if root.gone is not None and root.gone.state == "failed" and root.code > 0:
         return _reported(root.gone.words, root.code)
     if _has_traceback(words):
-        at = _reason_at(words)
-        return f": {words[at].strip()[:_REASON_LETTERS]}" + _syntax_at(words[: at + 1])
+        whole = _without_bars(_last_traceback(root.stderr))
+        at = _reason_at(whole)
+        return f": {whole[at].strip()[:_REASON_LETTERS]}" + _syntax_at(whole[: at + 1])
     if root.code > 0 and words:
         return f"; its last line on stderr: {words[-1].strip()[:_REASON_LETTERS]}"
     return ""
@@ -354,6 +365,13 @@ def _last_traceback(stderr: str) -> list[str]:
     starts = [i for i, line in enumerate(lines) if _opens_traceback(line)]
     starts += _bare_syntax_error(lines)
     return lines[max(starts) :] if starts else []
+
+
+def _without_bars(lines: list[str]) -> list[str]:
+    """Return the lines of a group's traceback without the bars of its drawing; others as is."""
+    if lines and _GROUP_BAR.match(lines[0]):
+        return [_GROUP_BAR.sub("", line, count=1) for line in lines]
+    return lines
 
 
 def _opens_traceback(line: str) -> bool:

@@ -31,7 +31,7 @@ from shoal.runtime.rules.stopping import (
 from shoal.runtime.startup.membership import wait_for_saves
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import listed
-from shoal.runtime.system.progress_file import note_saved, note_step
+from shoal.runtime.system.progress_file import note_ended, note_saved, note_step
 from shoal.runtime.verb import verb
 
 _LOG = logging.getLogger("shoal")
@@ -95,6 +95,7 @@ def preempted_with(
         raise_found(coordinator, f"preempted({shown_step(step)})", callsite())
     note_step(step)
     coordinator.progress.worked += 1
+    note_ended(step - 1)  # at least: this one may be about to begin
     stop = coordinator.stop
     answer = stop.should_stop(step)
     if answer is False:  # nearly always

@@ -21,12 +21,11 @@ from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
 from shoal.runtime.exit.stall import StallWatch, watch_alone
-from shoal.runtime.rules.stalls import idle_header
-from shoal.runtime.system.stacks import register_dump
 from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.notices.sources import Sources
 from shoal.runtime.rules.deadline import left_of
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.stalls import idle_header
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.startup import membership, not_joined
 from shoal.runtime.startup.device_start import DeviceStart
@@ -35,6 +34,7 @@ from shoal.runtime.startup.launchers import ShownJob, shown_job
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.stacks import register_dump
 
 if TYPE_CHECKING:
     from shoal.plan.mesh import Mesh

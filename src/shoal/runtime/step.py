@@ -13,7 +13,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.progress_file import note_step
+from shoal.runtime.system.progress_file import note_ended, note_step
 from shoal.runtime.verb import verb
 
 _LIMIT = 1 << 63
@@ -109,6 +109,7 @@ class _Step:
         began, before, ended, place, within_s = self._entered.pop()
         if kind is None:
             fault_points.reach("step.end", self._coordinator.process)
+            note_ended(self._number)
         progress = self._coordinator.progress
         timed = kind is None and progress.ended == ended  # no nested step has ended
         progress.end(began if timed else None, place)

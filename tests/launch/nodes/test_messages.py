@@ -58,7 +58,7 @@ def frame_of(data: bytes) -> Frame:
     return frame
 
 
-@given(ENDINGS, TEXT, st.floats(-100, 100), st.tuples(st.integers(-1), st.integers(-1)))
+@given(ENDINGS, TEXT, st.floats(-100, 100), st.tuples(*[st.integers(-1)] * 3))
 def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s, reached):
     end = JobEnd(endings, 0.0, trouble, None, Reached(*reached))
     came = end_of(frame_of(pack_end(end, shift_s)).body, "h")

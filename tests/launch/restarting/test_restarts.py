@@ -13,19 +13,23 @@ from shoal.runtime.system.progress_file import Reached
 
 CODES = st.sampled_from([1, 3, 71, 75, 137])
 NUMBERS = st.integers(-1, 4)
-ATTEMPTS = st.lists(st.tuples(CODES, NUMBERS, NUMBERS), min_size=1, max_size=12)
+ATTEMPTS = st.lists(st.tuples(CODES, st.builds(Reached, NUMBERS, NUMBERS, NUMBERS)), min_size=1,
+                    max_size=12)  # fmt: skip
 
 
 def expected(restarts, attempts) -> int:
     """Return how many of these attempts begin, by counting in a plain way."""
     failures = idle = 0
-    step = saved = -1
-    for number, (code, to, safe) in enumerate(attempts):
-        idle = 0 if to > step or safe > saved else idle + 1
-        step, saved = max(step, to), max(saved, safe)
+    ended = saved = -1
+    for number, (code, reached) in enumerate(attempts):
+        is_further = reached.saved > saved or (
+            saved == reached.saved == -1 and reached.ended > ended
+        )
         failures += code != 75
+        idle = 0 if is_further else idle + (code != 75)
+        ended, saved = max(ended, reached.ended), max(saved, reached.saved)
         allowed = restarts.after_preemption if code == 75 else failures <= restarts.most
-        if not allowed or idle >= 3:
+        if not allowed or (idle >= 3 and code != 75):
             return number + 1
     return len(attempts) + 1
 
@@ -34,8 +38,8 @@ def expected(restarts, attempts) -> int:
 def test_attempts_begin_as_counted(most, after_preemption, attempts):
     restarts = Restarts(most, after_preemption)
     rules, began = RestartRules(restarts), 1
-    for code, step, saved in attempts:
-        judged = rules.judge(Conclusion(code), Reached(step, saved), rules.attempt)
+    for code, reached in attempts:
+        judged = rules.judge(Conclusion(code), reached, rules.attempt)
         if not judged.again:
             break
         began += 1
@@ -82,17 +86,29 @@ def test_a_crash_loop_is_named():
     silent = [rules.judge(Conclusion(1), Reached(), n) for n in range(MOST_IDLE)]
     assert [judged.again for judged in silent] == [True] * (MOST_IDLE - 1) + [False]
     assert silent[-1].lines == (
-        "no new attempt: a crash loop, 3 in a row noted no step (shoal.step, "
+        "no new attempt: a crash loop, 3 failed and noted no step (shoal.step, "
         "shoal.preempted, shoal.saved)",
     )
     rules = RestartRules(Restarts(9, False))
-    stuck = [rules.judge(Conclusion(1), Reached(7), n) for n in range(1 + MOST_IDLE)]
+    stuck = [rules.judge(Conclusion(1), Reached(7, ended=6), n) for n in range(1 + MOST_IDLE)]
     assert stuck[-1].lines == (
-        "no new attempt: a crash loop, 3 in a row made no progress; so far step 7",
+        "no new attempt: a crash loop, 3 failed without progress; so far step 7",
     )
 
 
-NAN = Conclusion(1, cause="FloatingPointError at /home/me/train.py:30", step=12)
+def test_steps_that_end_count_until_one_is_saved():
+    """Work that was started, not finished, differs by chance; and what is not saved is lost."""
+    rules = RestartRules(Restarts(9, False))
+    begun = [rules.judge(Conclusion(1), Reached(step), step) for step in range(MOST_IDLE)]
+    assert [judged.again for judged in begun] == [True] * (MOST_IDLE - 1) + [False]
+    rules = RestartRules(Restarts(9, False))
+    for n, reached in enumerate([Reached(3, ended=2), Reached(4, ended=3), Reached(9, 0, 8)]):
+        assert rules.judge(Conclusion(1), reached, n).again
+    further = [rules.judge(Conclusion(1), Reached(9 + n, 0, 9 + n), n) for n in range(MOST_IDLE)]
+    assert [judged.again for judged in further] == [True] * (MOST_IDLE - 1) + [False]
+
+
+NAN = Conclusion(1, cause="FloatingPointError at train.py:30", step=12)
 KILLED = Conclusion(137, is_from_outside=True)
 
 
@@ -102,10 +118,7 @@ def test_the_same_exception_at_the_same_place_and_step_twice_ends_it():
     judged = rules.judge(NAN, Reached(15, 9), 1)  # another process has come further
     assert (judged.again, judged.lines) == (
         False,
-        (
-            "no new attempt: two in a row failed alike, "
-            "FloatingPointError at train.py:30 at step 12",
-        ),
+        ("no new attempt: two failed alike, FloatingPointError at train.py:30 at step 12",),
     )
     rules = RestartRules(Restarts(100, False))
     again = [rules.judge(Conclusion(1, cause="NameError at t.py:3"), Reached(), n) for n in (0, 1)]
@@ -115,9 +128,31 @@ def test_the_same_exception_at_the_same_place_and_step_twice_ends_it():
 
 def test_another_line_or_step_is_another_failure():
     rules = RestartRules(Restarts(100, False))
-    other = NAN._replace(cause="FloatingPointError at /home/me/train.py:31")
+    other = NAN._replace(cause="FloatingPointError at train.py:31")
     for n, (conclusion, step) in enumerate([(NAN, 5), (other, 5), (NAN, 6), (NAN, 7)]):
         assert rules.judge(conclusion._replace(step=step), Reached(step, n), n).again
+
+
+@pytest.mark.parametrize("step", [-1, 10], ids=["no step is noted", "steps start anew"])
+def test_where_a_step_was_saved_in_between_no_failure_is_alike(step):
+    rules = RestartRules(Restarts(100, False))
+    failed = NAN._replace(step=step)
+    assert all(rules.judge(failed, Reached(step, 10 * n), n).again for n in range(5))
+    assert not rules.judge(failed, Reached(step, 40), 5).again
+    rules = RestartRules(Restarts(100, False))
+    assert rules.judge(failed, Reached(step, 9), 0).again
+    assert rules.judge(KILLED, Reached(step, 19), 1).again
+    assert rules.judge(failed, Reached(step, 19), 2).again
+
+
+def test_a_preemption_is_no_crash_loop():
+    preempted = Conclusion(75)
+    rules = RestartRules(Restarts(100, True))
+    assert all(rules.judge(preempted, Reached(), n).again for n in range(50))
+    assert rules.judge(NAN, Reached(), 50).again
+    assert rules.judge(preempted, Reached(), 51).again
+    judged = rules.judge(NAN, Reached(), 52)  # the program itself has failed twice
+    assert judged.lines[0].startswith("no new attempt: two failed alike, ")
 
 
 def test_what_comes_from_outside_is_no_crash_loop():

@@ -216,11 +216,16 @@ def run_plainly(script, env, folder):
     )
 
 
-@pytest.mark.parametrize("order", ORDERS[:2])
 @pytest.mark.parametrize(
-    "noticed", [(8, "after the save"), (9, "after the save"), (13, "before the save")]
+    ("order", "noticed", "speed"),
+    [
+        (ORDERS[0], (8, "after the save"), ""),
+        (ORDERS[0], (9, "after the save"), SLOW),
+        (ORDERS[1], (9, "after the save"), ""),
+        (ORDERS[1], (13, "before the save"), SLOW),
+        (ORDERS[2], (13, "before the save"), ""),
+    ],
 )
-@pytest.mark.parametrize("speed", ["", SLOW])
 def test_two_processes_end_with_the_same_code(launch, order, noticed, speed):
     launch.env["SHOAL_FAULTS"] = speed
     script = LOOP + (

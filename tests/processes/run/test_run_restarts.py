@@ -56,7 +56,7 @@ def test_a_crash_loop_ends_early(launch):
     finished = launch.run("--max-restarts", "9", script=HEAD + "say('ran'); sys.exit(4)")
     assert finished.code == 4
     assert finished.out.count("ran") == 3
-    words = "no new attempt: a crash loop, 3 in a row noted no step (shoal.step, "
+    words = "no new attempt: a crash loop, 3 failed and noted no step (shoal.step, "
     assert f"shoal run: {words}shoal.preempted, shoal.saved)\n" in finished.err
     assert "process 0 of 1 failed first" in finished.verdict
     assert finished.err.count("shoal run: log of process 0: ") == 3
@@ -68,7 +68,7 @@ def test_the_same_exception_twice_ends_it_also_before_the_first_step(launch):
     finished = launch.run("--max-restarts", "9", script=HEAD + "say('ran')\nundefined\n")
     assert finished.code == 1
     assert finished.out.count("ran") == 2
-    words = "no new attempt: two in a row failed alike, NameError at script.py:"
+    words = "no new attempt: two failed alike, NameError at script.py:"
     (line,) = [one for one in finished.err.splitlines() if words in one]
     assert line.endswith(" before the first step")
     assert "NameError: name 'undefined' is not defined" in finished.verdict
@@ -78,15 +78,36 @@ def test_the_same_exception_at_other_steps_goes_on(launch):
     script = """
     import shoal
     say("ran")
-    with shoal.step(7 if attempt == 3 else attempt + 5):
-        1 / 0
+    last = min(attempt, 2) + 5
+    with shoal.step(last - 1): pass
+    with shoal.step(last): 1 / 0
     """
     finished = launch.run("--max-restarts", "9", script=HEAD + textwrap.dedent(script))
     assert finished.code == 1
     assert finished.out.count("ran") == 4  # steps 5, 6, 7 and 7
-    words = "no new attempt: two in a row failed alike, ZeroDivisionError at script.py:"
+    words = "no new attempt: two failed alike, ZeroDivisionError at script.py:"
     assert words in finished.err
     assert " at step 7\n" in finished.err
+
+
+def test_the_same_exception_after_a_new_saved_step_goes_on(launch):
+    """It notes no other step, and fails at the tenth after it."""
+    script = """
+    import shoal
+    say("ran")
+    if attempt < 3: shoal.saved(10 * attempt)
+    1 / 0
+    """
+    finished = launch.run("--max-restarts", "9", script=HEAD + textwrap.dedent(script))
+    assert finished.code == 1
+    assert finished.out.count("ran") == 4, finished.err
+    assert " before the first step\n" in finished.err
+
+
+def test_preemptions_before_the_first_step_are_no_crash_loop(launch):
+    script = "say('ran')\nif attempt < 4: sys.exit(75)\n"
+    finished = launch.run("--restart-preempted", script=HEAD + script)
+    assert (finished.code, finished.out.count("ran")) == (0, 5), finished.err
 
 
 def test_signals_from_outside_are_no_crash_loop(launch):
@@ -122,20 +143,56 @@ def test_the_step_of_a_failure_is_that_of_the_process_that_failed(launch, steps)
     assert finished.code == 1
     assert finished.out.count("ran") == 2 * 2
     when = "at step 3" if steps else "before the first step"
-    (line,) = [one for one in finished.err.splitlines() if "two in a row failed alike" in one]
+    (line,) = [one for one in finished.err.splitlines() if "two failed alike" in one]
     assert line.endswith(when)
 
 
-def test_an_exception_that_the_program_survived_is_not_its_cause(launch):
-    script = """
+@pytest.mark.parametrize("ends", ["sys.exit(3)", "sys.exit(1)", "raise SystemExit('no data')"])
+def test_an_exception_that_the_program_survived_is_not_its_cause(launch, ends):
+    script = f"""
     import logging
     say("ran")
     try: undefined
     except NameError: logging.exception("an optional part")
-    if attempt < 2: sys.exit(3)
+    if attempt < 2: {ends}
     """
     finished = launch.run("--max-restarts", "9", script=HEAD + textwrap.dedent(script))
     assert (finished.code, finished.out.count("ran")) == (0, 3), finished.err
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(1)", "sys.exit('no data')", "raise SystemExit(1)"])
+def test_nor_is_one_that_it_handled_before_it_exits(launch, ends):
+    script = f"""
+    import logging
+    import shoal
+    shoal.initialize(virtual_devices=1)
+    say("ran")
+    shoal.barrier("here")
+    if shoal.process_index() == 1 and attempt < 2:
+        try: undefined
+        except NameError: logging.exception("an optional part")
+        {ends}
+    if attempt < 2: shoal.barrier("there")
+    """
+    options = ("-n", "2", "--max-restarts", "9")
+    finished = launch.run(*options, script=HEAD + textwrap.dedent(script))
+    assert (finished.code, finished.out.count("ran")) == (0, 2 * 3), finished.err
+
+
+def test_the_same_exception_is_known_however_it_is_printed(launch):
+    script = """
+    import shoal
+    shoal.initialize(virtual_devices=1)
+    say("ran")
+    sys.excepthook = lambda kind, error, trace: print("╭─ drawn", kind, file=sys.stderr)
+    shoal.barrier("here")
+    if shoal.process_index() == 1: undefined
+    shoal.barrier("there")
+    """
+    options = ("-n", "2", "--max-restarts", "9")
+    finished = launch.run(*options, script=HEAD + textwrap.dedent(script))
+    assert (finished.code, finished.out.count("ran")) == (1, 2 * 2), finished.err
+    assert "two failed alike, NameError at script.py:" in finished.err
 
 
 @pytest.mark.parametrize("service", ["meeting place", "JAX service"])
@@ -293,7 +350,7 @@ def test_a_crash_loop_on_several_hosts_ends_on_all(launchers):
     assert codes(both) == [4, 4], said(both)
     for started in both:
         assert started.said.count("| ran") == 3, started.said
-        assert "no new attempt: a crash loop, 3 in a row noted no step" in started.said
+        assert "no new attempt: a crash loop, 3 failed and noted no step" in started.said
         assert verdict(started) == verdict(both[0])
     assert launchers.leaves_nobody()
 
@@ -364,5 +421,5 @@ def test_a_kill_for_want_of_memory_counts_as_the_programs_own(launch, small_cgro
     finished = launch.run("--max-restarts", "9", script=script, before=within)
     assert finished.code == 137, finished.err
     assert finished.out.count("ran") == 3
-    assert "no new attempt: a crash loop, 3 in a row" in finished.err
+    assert "no new attempt: a crash loop, 3 failed" in finished.err
     assert finished.verdict.endswith("killed by SIGKILL: out of memory, by the count of its cgroup")

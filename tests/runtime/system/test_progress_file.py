@@ -17,6 +17,9 @@ import os, signal, shoal
 for number in (3, 12, 7):
     with shoal.step(number): pass
 assert not shoal.preempted(13)
+try:
+    with shoal.step(14): 1 / 0
+except ZeroDivisionError: pass
 shoal.saved(10)
 shoal.saved(2**80 if {huge} else 4)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -31,7 +34,23 @@ def test_the_highest_numbers_stay_when_a_process_is_killed(tmp_path, child_env, 
     env = {**child_env, "SHOAL_PROGRESS_FILE": path}
     command = [sys.executable, "-c", NOTES.format(huge=huge)]
     assert subprocess.run(command, env=env, timeout=60).returncode == -signal.SIGKILL
-    assert progress_file.read(path) == Reached(13, (1 << 63) - 1 if huge else 10)
+    assert progress_file.read(path) == Reached(14, (1 << 63) - 1 if huge else 10, 12)
+
+
+def test_a_save_in_a_thread_does_not_undo_a_step_nor_the_other_way_round(tmp_path, child_env):
+    path = str(tmp_path / "progress")
+    progress_file.prepare(path)
+    both = """
+import sys, threading
+from shoal.runtime.system.progress_file import note_saved, note_step
+sys.setswitchinterval(1e-6)
+def count(note): [note(number) for number in range(30_000)]
+threads = [threading.Thread(target=count, args=[note]) for note in (note_saved, note_step)]
+for one in threads: one.start()
+"""
+    env = {**child_env, "SHOAL_PROGRESS_FILE": path}
+    assert subprocess.run([sys.executable, "-c", both], env=env, timeout=60).returncode == 0
+    assert progress_file.read(path) == Reached(29_999, 29_999)
 
 
 def test_a_file_that_is_gone_or_cut_has_nothing(tmp_path, child_env):
@@ -72,5 +91,5 @@ def test_a_save_that_is_running_is_seen_from_outside(tmp_path, child_env):
         child.stdin.flush()
         assert child.stdout.readline() == "saved\n"
         assert not progress_file.is_saving(path)
-        assert progress_file.read(path) == Reached(3, -1)
+        assert progress_file.read(path) == Reached(3, -1, 3)
         child.stdin.close()

@@ -40,7 +40,7 @@ from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.services import ServiceProcesses
 from shoal.runtime.rules.joining import is_same_secret
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
-from shoal.runtime.system.progress_file import Reached
+from shoal.runtime.system.progress_file import Reached, reached_together
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
@@ -370,10 +370,7 @@ class Leader:
         return conclude(facts_of(end, endings, self.news, total, self._losses))
 
     def _reached(self, end: JobEnd) -> Reached:
-        reached = end.reached
-        for node in self._ends.values():
-            reached = reached.joined(node.reached)
-        return reached
+        return reached_together([end.reached, *(node.reached for node in self._ends.values())])
 
     def close(self) -> None:
         """End the services and the connections, and listen no more."""

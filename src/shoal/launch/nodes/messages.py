@@ -153,9 +153,9 @@ def end_of(body: bytes, host: str) -> NodeEnd:
     """
     try:
         done = json.loads(body)
-        step, saved = map(int, done["reached"])
+        step, saved, ended = map(int, done["reached"])
         endings = [_ending_of(row, host) for row in done["endings"]]
-        return NodeEnd(endings, str(done["trouble"]), Reached(step, saved))
+        return NodeEnd(endings, str(done["trouble"]), Reached(step, saved, ended))
     except (KeyError, TypeError, ValueError):
         raise FrameError("the endings are incomplete") from None
 
@@ -174,6 +174,7 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         host=host,
         is_oom=bool(row["is_oom"]),
         step=int(row["step"]),
+        has_exited=bool(row["has_exited"]),
     )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.order import Restarts
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.progress_file import Reached
 
-MOST_IDLE = 3  # attempts in a row without progress
+MOST_IDLE = 3  # failures without progress between them
 
 
 class RestartRules:
@@ -27,10 +25,11 @@ class RestartRules:
         self._restarts = restarts
         self.attempt = 0  # the number of the running one
         self._failures = 0
-        self._idle = 0
+        self._idle = 0  # failures since the last progress
         self._reached = Reached()
-        self._last = ("", -1)  # how the latest attempt failed, and at which step
-        self._is_alike = False  # the one before it failed in the same way
+        # The cause and step of the program's latest failure, and the step that was saved by then.
+        self._last = ("", -1, -1)
+        self._is_alike = False  # the one before it was the same
 
     @property
     def is_last(self) -> bool:
@@ -45,15 +44,14 @@ class RestartRules:
           reached: by any of its processes.
           attempt: its number, counted by node 0: a launcher that joined later has seen fewer.
         """
-        earlier = self._reached
-        self._reached = earlier.joined(reached)
-        if self._reached != earlier:
+        if self._progresses(reached):
             self._idle = 0
-        elif not conclusion.is_from_outside:
+        elif _is_own(conclusion):
             self._idle += 1
-        if not conclusion.is_from_outside:
+        self._reached = self._reached.joined(reached)
+        if _is_own(conclusion):
             # Of the process that failed: others may have gone further until they were ended.
-            failed = (conclusion.cause, conclusion.step)
+            failed = (conclusion.cause, conclusion.step, self._reached.saved)
             self._is_alike, self._last = bool(conclusion.cause) and failed == self._last, failed
         self._failures += conclusion.code != REQUEUE
         if conclusion.again is None:
@@ -64,6 +62,16 @@ class RestartRules:
             conclusion = conclusion._replace(again=again, lines=lines, next_words=words)
         self.attempt = attempt + bool(conclusion.again)
         return conclusion
+
+    def _progresses(self, reached: Reached) -> bool:
+        """Return whether an attempt has come further than all before it.
+
+        What is saved counts. Until anything is, the steps that have ended do.
+        """
+        earlier = self._reached
+        if max(earlier.saved, reached.saved) >= 0:
+            return reached.saved > earlier.saved
+        return reached.ended > earlier.ended
 
     def _next_words(self, attempt: int) -> str:
         """Return the line between two attempts."""
@@ -87,21 +95,24 @@ class RestartRules:
             return ""
         if conclusion.code != REQUEUE and self._failures > restarts.most:
             return f"no new attempt: --max-restarts {restarts.most}"
-        if self._is_alike:
-            kind, _, place = conclusion.cause.partition(" at ")
+        if self._is_alike and _is_own(conclusion):
             step = self._last[1]
             when = f"at step {step}" if step >= 0 else "before the first step"
-            what = f"{kind} at {os.path.basename(place)} {when}"
-            return f"no new attempt: two in a row failed alike, {what}"
-        if self._idle < MOST_IDLE or conclusion.is_from_outside:
+            return f"no new attempt: two failed alike, {conclusion.cause} {when}"
+        if self._idle < MOST_IDLE or not _is_own(conclusion):
             return ""
-        words = f"no new attempt: a crash loop, {MOST_IDLE} in a row"
+        words = f"no new attempt: a crash loop, {MOST_IDLE} failed"
         if self._reached == Reached():
-            return f"{words} noted no step (shoal.step, shoal.preempted, shoal.saved)"
-        return f"{words} made no progress{self._after()}"
+            return f"{words} and noted no step (shoal.step, shoal.preempted, shoal.saved)"
+        return f"{words} without progress{self._after()}"
 
     def _after(self) -> str:
         """Return the progress of the attempts, as text."""
         rows = [("step", self._reached.step), ("saved step", self._reached.saved)]
         known = [f"{name} {number}" for name, number in rows if number >= 0]
         return f"; so far {' and '.join(known)}" if known else ""
+
+
+def _is_own(conclusion: Conclusion) -> bool:
+    """Return whether an attempt failed by the program, not by something outside."""
+    return conclusion.code != REQUEUE and not conclusion.is_from_outside

@@ -35,8 +35,10 @@ class Trouble(NamedTuple):
     @property
     def exit_code(self) -> int:
         """The exit code of a process that ends because of it."""
-        kinds = {"lost": ProcessLostError, "stalled": StalledError}
-        return kinds.get(self.state, PeerFailedError).exit_code
+        if self.state == "stalled":
+            return StalledError.exit_code
+        kind = ProcessLostError if self.state == "lost" else PeerFailedError
+        return kind.exit_code
 
 
 class Troubles:

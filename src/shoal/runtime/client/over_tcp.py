@@ -117,6 +117,7 @@ class TcpCoordinator:
     ) -> None:
         self.address = address
         self.welcome = welcome
+        self.claim: socket.socket | None = None  # open as long as this process is in the job
         self._me = ThisProcess(process, welcome.hosts)
         self._life = life
         self._warn_after_s = warn_after_s
@@ -286,6 +287,7 @@ class TcpCoordinator:
             self._calls.close_all(Closed(UsageError, "this process has left the job"))
             self._stop.wake()
         self._watcher.stop()
+        self._close_claim()
 
     def watch_main_line(self, look: Callable[[float], None]) -> None:
         """Make the watcher call `look` with the time, periodically, after a loss."""
@@ -387,6 +389,12 @@ class TcpCoordinator:
         reason = f"this is a forked child of process {self.process}, no member of the job"
         self._calls.abandon(Closed(UsageError, reason))
         self._life.close()
+        self._close_claim()
+
+    def _close_claim(self) -> None:
+        if self.claim is not None:
+            self.claim.close()
+            self.claim = None
 
 
 def _abandon_in_forked_children(coordinator: TcpCoordinator) -> None:

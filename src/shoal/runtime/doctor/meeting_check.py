@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.errors import ShoalError
+from shoal.errors import InitializeError, ShoalError
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.doctor import reachability
 from shoal.runtime.doctor.findings import NOTE, CheckResult, Finding, problem_of
@@ -15,7 +16,7 @@ from shoal.runtime.doctor.port_owner import port_owner
 from shoal.runtime.doctor.proxies import check_proxies
 from shoal.runtime.rules.deadline import ends_at
 from shoal.runtime.startup.launchers import JobPlace
-from shoal.runtime.startup.meeting_address import join_place
+from shoal.runtime.startup.meeting_address import by_loopback, join_place
 from shoal.runtime.system.service_commands import MEETING_PLACE
 from shoal.runtime.wire.frames import address_text, split_address
 from shoal.runtime.wire.listening import bind_host, is_loopback
@@ -33,7 +34,9 @@ def check_address(place: JobPlace) -> CheckResult:
         return CheckResult({"directory": os.path.join(meets.base, meets.name)})
     if place.address is None:
         return CheckResult({})
-    host, port = split_address(place.address)
+    with contextlib.suppress(InitializeError):  # its words say the same as those below
+        place = by_loopback(place)
+    host, port = split_address(str(place.address))
     found = reachability.resolve(host, _RESOLVER_S, retry_s=_NAME_S)
     facts: dict[str, Any] = {"address": place.address, "resolves_to": list(found.addresses)}
     if not found.addresses:

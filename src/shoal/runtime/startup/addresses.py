@@ -39,6 +39,11 @@ class Launched(NamedTuple):
     local: LocalPlace
 
     @property
+    def is_on_one_host(self) -> bool:
+        """Whether all processes are on this host."""
+        return self.local.processes == self.num_processes
+
+    @property
     def words(self) -> str:
         """The launcher's variables for this process, if any of them identifies the job; else ""."""
         launcher = self.launcher
@@ -74,7 +79,7 @@ def meets_at(
     said = launched.launcher.address(launched.env)
     if said:
         return _at(said, launched.launcher.name, problems)
-    if launched.local.processes == launched.num_processes:
+    if launched.is_on_one_host:
         return MeetsAt(None, _here(launched), ON_THIS_HOST)
     problems.append(_no_address(launched))
     return MeetsAt()

@@ -51,6 +51,7 @@ class JobPlace(NamedTuple):
     host_devices: int | None = None  # CPU devices beside the accelerators
     rendezvous: Rendezvous | None = None  # where process 0 says the address
     launched: str = ""  # the launcher's variables, if they identify the job
+    is_on_one_host: bool = False  # as the launcher's variables show
 
 
 class ShownJob(NamedTuple):
@@ -109,6 +110,7 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
         host_devices=host_devices(arguments, problems),
         rendezvous=where.rendezvous,
         launched=place.launched.words if place.launched else "",
+        is_on_one_host=place.launched is not None and place.launched.is_on_one_host,
     )
     raise_all("initialize", problems)
     return cluster

@@ -25,11 +25,13 @@ from shoal.runtime.rules.deadline import left_of
 from shoal.runtime.startup import services
 from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.rendezvous import Visit, own_host
+from shoal.runtime.system.own_name import ADVICE, is_own, why_unresolved
 from shoal.runtime.wire.frames import address_text, split_address
 from shoal.runtime.wire.listening import bind_host, is_loopback, moved
 
 _KEY = "shoal/meeting_place"  # in JAX's key-value store
 _ASK_S = 2.0  # for an answer of the process that has the port
+_LOOPBACK = "127.0.0.1"
 _ANY_HOST = ("0.0.0.0", "::")
 
 
@@ -65,6 +67,7 @@ def join_place(
       InitializeError: on every living process, before the deadline.
     """
     visit, place, joined = None, None, None
+    cluster = by_loopback(cluster)
     if cluster.rendezvous is not None:
         visit = Visit(cluster.rendezvous, cluster.process, cluster.num_processes)
     try:
@@ -89,6 +92,27 @@ def join_place(
                 services.release(place.services, ends_with_us=_ends_with_us(joined))
         if visit is not None:
             visit.leave(has_begun=joined is not None)
+
+
+def by_loopback(cluster: JobPlace) -> JobPlace:
+    """Return the place with the loopback's address, if that given is this host's own name, which
+    does not resolve, and all processes are here.
+
+    Other names may resolve later, as those of pods do.
+
+    Raises:
+      InitializeError: others may be elsewhere.
+    """
+    host, port = split_address(cluster.address) if cluster.address else ("", 0)
+    if not is_own(host) or not (why := why_unresolved(host)):
+        return cluster
+    if cluster.is_on_one_host:
+        return cluster._replace(address=address_text(_LOOPBACK, port))
+    raise InitializeError(
+        f"process {cluster.process} of {cluster.num_processes} cannot join the job at "
+        f"{cluster.address}: {why}\n{ADVICE}; if all processes are on this host, give "
+        f"{address_text(_LOOPBACK, port)}"
+    )
 
 
 def _ends_with_us(joined: TcpCoordinator) -> bool:
@@ -170,7 +194,7 @@ def _by_rendezvous(cluster: JobPlace, visit: Visit, deadline: float) -> Place:
         return Place(published["address"], None, published["token"])
     on_one_host = cluster.rendezvous is not None and cluster.rendezvous.on_one_host
     host = cluster.bind_host if cluster.bind_host not in _ANY_HOST else None
-    host = host or ("127.0.0.1" if on_one_host else own_host())
+    host = host or (_LOOPBACK if on_one_host else own_host())
     place = _start(cluster, host, deadline, port=0, token=_token_of(cluster))
     try:
         visit.lead({"address": place.address, "token": place.token}, deadline)

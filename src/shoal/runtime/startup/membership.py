@@ -37,7 +37,7 @@ from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.launchers import JobPlace, decide
 from shoal.runtime.startup.meeting_address import join_place
-from shoal.runtime.startup.not_joined import mark_member
+from shoal.runtime.startup.not_joined import claim_index, mark_member
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
 from shoal.runtime.startup.single_process import alone
@@ -172,6 +172,7 @@ def become_member(
             raise InitializeError(f"initialize: {error}", missing=missing) from None
         raise
     mark_member(cluster)
+    joined.claim = claim_index(cluster)
     return joined
 
 

@@ -5,12 +5,18 @@ mark in its environment, which they inherit too: its index, its pid, when it beg
 namespace, and what identifies the job. It does not count once that process has ended, in another
 namespace, or in the process itself, after an exec; and it is of no consequence to a child that
 joins another job, as one that a launcher started within the member has other variables.
+
+A child that was started before its parent joined has no mark. Where the job has an address, the
+meeting place refuses the second process of one index. A directory is empty once the job has begun,
+and the child would wait there: so a member whose job met in one of this host listens at a socket
+whose name is made of the directory and its index.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 from typing import NamedTuple
 
@@ -21,9 +27,14 @@ from shoal.runtime.startup.launcher_table import LAUNCHERS
 from shoal.runtime.startup.launchers import JobPlace, ShownJob, decide
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.system.process_status import pid_namespace, shows_own_pids, status_of
+from shoal.runtime.wire.unix_socket import connect_unix, listen_unix, peer_pid
 
 BY_JAX = "jax.distributed.initialize"
 _MARK = "SHOAL_MEMBER"
+_ADVICE = (
+    "put initialize() below `if __name__ == '__main__':`, or pass num_processes=1 for a job of "
+    "its own"
+)
 
 
 class _MarkedMember(NamedTuple):
@@ -60,6 +71,13 @@ def unmark_member() -> None:
     os.environ.pop(_MARK, None)
 
 
+def claim_index(cluster: JobPlace) -> socket.socket | None:
+    """Return a socket by which others of this host learn that this process has joined its job."""
+    with contextlib.suppress(OSError):
+        return listen_unix(name) if (name := _claim_of(cluster)) else None
+    return None
+
+
 def refuse_child(cluster: JobPlace) -> None:
     """Raise InitializeError if this process is a child of a member, about to join the same job."""
     if cluster.num_processes == 1:
@@ -69,6 +87,11 @@ def refuse_child(cluster: JobPlace) -> None:
         raise _child_of(member.process, member.pid)
     if _is_main_imported() and _is_launched(parent := _parent()):
         raise _child_of(cluster.process, parent)  # that was started before there was a mark
+    if (pid := _claimed_by(cluster)) not in (0, os.getpid()):
+        raise InitializeError(
+            f"process {cluster.process} of this job has joined it already (pid {pid}), and this "
+            f"one has the same variables, as a child of it has: {_ADVICE}"
+        )
 
 
 def refuse_launched_child() -> None:
@@ -97,10 +120,27 @@ def not_joined(shown: ShownJob) -> InitializeError:
 
 
 def _child_of(process: int, pid: int) -> InitializeError:
-    return InitializeError(
-        f"this is a child of process {process} (pid {pid}) of a job: put initialize() below "
-        "`if __name__ == '__main__':`, or pass num_processes=1 for a job of its own"
-    )
+    return InitializeError(f"this is a child of process {process} (pid {pid}) of a job: {_ADVICE}")
+
+
+def _claim_of(cluster: JobPlace) -> str:
+    """Return the name of a member's socket; "" unless its job met in a directory of this host.
+
+    Later jobs may use any other directory while this one runs.
+    """
+    meets = cluster.rendezvous
+    if meets is None or not meets.on_one_host:
+        return ""
+    return f"shoal-{_digest(f'{meets.base}/{meets.name}/{cluster.process}')}"
+
+
+def _claimed_by(cluster: JobPlace) -> int:
+    """Return the pid of the process of this host that has joined with this one's index, or 0."""
+    with contextlib.suppress(OSError):
+        if name := _claim_of(cluster):
+            with connect_unix(name) as sock:
+                return peer_pid(sock)
+    return 0
 
 
 def _marked() -> _MarkedMember | None:

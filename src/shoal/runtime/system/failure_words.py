@@ -8,6 +8,7 @@ a hostile or older process: it is always one printable line of bounded length.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import NamedTuple
@@ -21,7 +22,9 @@ _MAX_TEXT = 32 << 10  # characters of a traceback
 _MAX_DEPTH = 100  # of groups within groups
 _ANNOUNCES = "Traceback (most recent call last):"
 _HEADS = ("Traceback", "+ Exception Group Traceback")
-_ENDS = ("left the job", "exited: ", "exited with ")  # beginnings of texts that need no verb
+_EXITS = ("left the job by", "exited: ", "exited with ")  # beginnings of `exit_words`, of a guard's
+_ENDS = ("left the job", *_EXITS)  # beginnings of texts that need no verb
+_RAISED = re.compile(r"([^\s:(]+)(?=: | \().* \((.+:\d+) \([^()]*\)\)")  # see `failure_of`
 _LINKS = (  # printed by Python between two exceptions of a chain, with blank lines around
     ["The above exception was the direct cause of the following exception:"],
     ["During handling of the above exception, another exception occurred:"],
@@ -124,6 +127,25 @@ def headline_of(words: str) -> str:
     begin = max(i for i in range(len(lines)) if lines[i - 2 : i - 1] in _LINKS or i == 0)
     found = (line for line in map(_without_bar, lines[begin + 1 :]) if line.strip())
     return one_line(next((line for line in found if line[0] not in " \t+"), lines[-1])).strip()
+
+
+def is_exit(headline: str) -> bool:
+    """Return whether a headline says that a process ended by SystemExit.
+
+    >>> is_exit(exit_words("no such file")), is_exit("ValueError: exited with 3")
+    (True, False)
+    """
+    return headline.startswith(_EXITS)
+
+
+def raised_at(headline: str) -> tuple[str, str]:
+    """Return the type and the `file:line` of an exception's headline; empty if it has none.
+
+    >>> raised_at("ValueError: no (data) (train.py:31 (main))")
+    ('ValueError', 'train.py:31')
+    """
+    found = None if is_exit(headline) else _RAISED.fullmatch(headline)
+    return (found[1], found[2]) if found else ("", "")
 
 
 def fate_of(words: str) -> str:

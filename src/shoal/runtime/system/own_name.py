@@ -12,9 +12,19 @@ def unresolved(name: str, why: str) -> str:
     return f"this host's own name {name!r} does not resolve: {why}"
 
 
-def why_unresolved() -> str:
-    """Return the same words about this host; "" if its name resolves. The resolver may be slow."""
-    name = socket.gethostname()
+def is_own(name: str) -> bool:
+    """Return whether this is the name of this host, in full or without its domain."""
+    own = socket.gethostname().lower()
+    return name.lower() in (own, own.partition(".")[0])
+
+
+def why_unresolved(name: str = "") -> str:
+    """Return the same words about this host; "" if its name resolves. The resolver may be slow.
+
+    Args:
+      name: one for which `is_own` is true; "": its full name.
+    """
+    name = name or socket.gethostname()
     try:
         socket.getaddrinfo(name, None)
     except (OSError, UnicodeError) as error:

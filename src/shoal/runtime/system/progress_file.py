@@ -1,7 +1,8 @@
 """The progress of a process, in a file, for a launcher that restarts the program.
 
-Three numbers in mapped memory, so that recording a step costs no system call, and the numbers
-survive if the process is killed.
+Numbers in mapped memory, so that recording a step costs no system call, and the numbers
+survive if the process is killed. Each is written by itself: threads record steps and saves at the
+same time.
 """
 
 from __future__ import annotations
@@ -12,33 +13,50 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from shoal import settings
 
 VARIABLE = "SHOAL_PROGRESS_FILE"
-_FIELDS = struct.Struct("<qq")
-_SAVES = struct.Struct("<q")  # how many saves are running; follows the other fields
-_SIZE = _FIELDS.size + _SAVES.size
+_FIELDS = struct.Struct("<qqq")  # of `Reached`
+_NUMBER = struct.Struct("<q")
+_SAVES_AT = _FIELDS.size  # how many saves are running
+_EXITED_AT = _SAVES_AT + _NUMBER.size  # whether a SystemExit has ended the program
+_SIZE = _EXITED_AT + _NUMBER.size
 _MOST = (1 << 63) - 1
 
 
 class Reached(NamedTuple):
-    """The highest step that was begun, and the highest that was saved; -1: none."""
+    """The highest step that was begun, that was saved, and that has ended; -1: none."""
 
     step: int = -1
     saved: int = -1
+    ended: int = -1
 
     def joined(self, other: Reached) -> Reached:
-        """Return the higher numbers of both."""
-        return Reached(max(self.step, other.step), max(self.saved, other.saved))
+        """Return the higher numbers of both, which are of one process or of two attempts."""
+        return Reached(*map(max, self, other))
+
+
+def reached_together(each: Iterable[Reached]) -> Reached:
+    """Return how far the processes of one attempt, or of its hosts, have come together.
+
+    The step that has ended is the lowest of those that note steps: the others may have gone further
+    by chance, or have started work on devices that did not finish.
+
+    >>> reached_together([Reached(9, 3, 8), Reached(7, -1, 6), Reached()])
+    Reached(step=9, saved=3, ended=6)
+    """
+    each = list(each)
+    step, saved, _ = functools.reduce(Reached.joined, each, Reached())
+    return Reached(step, saved, min((one.ended for one in each if one.step >= 0), default=-1))
 
 
 def prepare(path: str) -> None:
     """Write a file for a process that has not reached any step yet."""
     with open(path, "wb") as file:
-        file.write(_FIELDS.pack(*Reached()) + _SAVES.pack(0))
+        file.write(_FIELDS.pack(*Reached()) + 2 * _NUMBER.pack(0))
 
 
 def read(path: str) -> Reached:
@@ -52,9 +70,18 @@ def read(path: str) -> Reached:
 
 def is_saving(path: str) -> bool:
     """Return whether a save of a process is running; False if the file is gone."""
+    return _is_set(path, _SAVES_AT)
+
+
+def has_exited(path: str) -> bool:
+    """Return whether a SystemExit has ended the program, no other exception."""
+    return _is_set(path, _EXITED_AT)
+
+
+def _is_set(path: str, at: int) -> bool:
     try:
         with open(path, "rb") as file:
-            (count,) = _SAVES.unpack_from(file.read(), _FIELDS.size)
+            (count,) = _NUMBER.unpack_from(file.read(), at)
             return bool(count > 0)
     except (OSError, struct.error):
         return False
@@ -70,14 +97,23 @@ def take(path: str) -> Reached:
 
 def note_step(number: int) -> None:
     """Record that this process begins a step."""
-    if (file := _own_file()) is not None:
-        _write(file, Reached(step=min(number, _MOST)))
+    _raise(0, number)
 
 
 def note_saved(number: int) -> None:
     """Record that a step is saved."""
+    _raise(1, number)
+
+
+def note_ended(number: int) -> None:
+    """Record that this process has ended a step."""
+    _raise(2, number)
+
+
+def note_exit() -> None:
+    """Record that a SystemExit has ended the program."""
     if (file := _own_file()) is not None:
-        _write(file, Reached(saved=min(number, _MOST)))
+        _NUMBER.pack_into(file, _EXITED_AT, 1)
 
 
 @contextlib.contextmanager
@@ -93,11 +129,15 @@ def saving() -> Iterator[None]:
 def _count_save(change: int) -> None:
     if (file := _own_file()) is not None:
         with _saves_lock():
-            _SAVES.pack_into(file, _FIELDS.size, _SAVES.unpack_from(file, _FIELDS.size)[0] + change)
+            _NUMBER.pack_into(file, _SAVES_AT, _NUMBER.unpack_from(file, _SAVES_AT)[0] + change)
 
 
-def _write(file: mmap.mmap, reached: Reached) -> None:
-    _FIELDS.pack_into(file, 0, *Reached(*_FIELDS.unpack_from(file)).joined(reached))
+def _raise(field: int, number: int) -> None:
+    """Write a number of `Reached`, if it is higher than the one there."""
+    if (file := _own_file()) is not None:
+        at = field * _NUMBER.size
+        if number > _NUMBER.unpack_from(file, at)[0]:
+            _NUMBER.pack_into(file, at, min(number, _MOST))
 
 
 @functools.cache

@@ -65,7 +65,18 @@ def may_call(sock: socket.socket) -> bool:
     return os.geteuid() == 0 or _owner(sock) in (0, os.geteuid())
 
 
+def peer_pid(sock: socket.socket) -> int:
+    """Return the process at the other end, which listened or connected; 0: in another namespace."""
+    return _credentials(sock)[0]
+
+
 def _owner(sock: socket.socket) -> int:
-    """Return the user id of the process at the other end: unix(7), SO_PEERCRED."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
+    """Return the user id of the process at the other end."""
+    return _credentials(sock)[1]
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Return pid, user and group of the process at the other end: unix(7), SO_PEERCRED."""
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, group = _CREDENTIALS.unpack(packed)
+    return pid, user, group
