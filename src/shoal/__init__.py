@@ -33,6 +33,7 @@ from shoal.errors import ProcessLostError as ProcessLostError
 from shoal.errors import RestoreMismatch as RestoreMismatch
 from shoal.errors import SaveAborted as SaveAborted
 from shoal.errors import ShoalError as ShoalError
+from shoal.errors import StalledError as StalledError
 from shoal.errors import StepAlreadyCommitted as StepAlreadyCommitted
 from shoal.errors import StorageError as StorageError
 from shoal.errors import StorageFull as StorageFull
@@ -170,6 +171,7 @@ __all__ = [
     "RestoreMismatch",
     "SaveAborted",
     "ShoalError",
+    "StalledError",
     "StepAlreadyCommitted",
     "StorageError",
     "StorageFull",

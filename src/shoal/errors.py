@@ -156,6 +156,9 @@ class StalledError(ShoalError):
 
     exit_code = 77
 
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+
 
 class InitializeError(ShoalError):
     """The job could not be joined. Raised on every process that is alive.

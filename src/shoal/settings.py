@@ -64,8 +64,8 @@ _ROWS = (
      "lost is ended; inf: never"),
     ("SHOAL_STALL_WARN_S", "300", "seconds", "a job in which no process has made progress for this "
      "long is reported, with the place where each stands; inf: never"),
-    ("SHOAL_STALLED_AFTER_S", "", "seconds", "the same, in which no process does anything, is "
-     "ended with 77; not set: never"),
+    ("SHOAL_STALLED_AFTER_S", "inf", "seconds", "the same, in which no process does anything, is "
+     "ended with 77; inf: never"),
     ("SHOAL_AFTERMATH_S", "3", "seconds", "from the first failure in a job until the other "
      "processes get SIGTERM; not set: 0.2 if a new attempt follows, except for a running save"),
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),

@@ -242,7 +242,7 @@ def check(request: RunRequest) -> _Checked:
         devices = _count("--devices", request.devices, problems)
     nodes = check_nodes(request.nodes, problems)
     is_alone = request.nodes.nodes in (None, "1")
-    shown = _indices(request.only, processes if is_alone else None, problems)
+    indices = _indices(request.only, processes if is_alone else None, problems)
     restarts, stalled_after_s = _restarts(request, problems), _time(request, problems)
     if not request.program:
         problems.append("no program: give a script, or -m and a module (shoal run --help)")
@@ -254,9 +254,8 @@ def check(request: RunRequest) -> _Checked:
         problems += _wrong_log_dir(request.log_dir)
     raise_all("run", problems)
     is_shown = is_alone or request.only
-    return _Checked(
-        processes or 1, devices, shown if is_shown else None, nodes, restarts, stalled_after_s
-    )
+    shown = indices if is_shown else None
+    return _Checked(processes or 1, devices, shown, nodes, restarts, stalled_after_s)
 
 
 def _time(request: RunRequest, problems: list[str]) -> float | None:

@@ -94,7 +94,7 @@ def preempted_with(
     if coordinator.trails.found is not None:
         raise_found(coordinator, f"preempted({shown_step(step)})", callsite())
     note_step(step)
-    coordinator.progress.worked += 1
+    coordinator.progress.turns += 1
     note_ended(step - 1)  # at least: this one may be about to begin
     stop = coordinator.stop
     answer = stop.should_stop(step)

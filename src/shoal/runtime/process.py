@@ -20,7 +20,7 @@ from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
-from shoal.runtime.exit.stall import StallWatch, watch_alone
+from shoal.runtime.exit.idle import StallWatch, watch_alone
 from shoal.runtime.jax_service import device_work, jax_runtime
 from shoal.runtime.notices.sources import Sources
 from shoal.runtime.rules.deadline import left_of

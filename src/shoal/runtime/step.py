@@ -11,6 +11,7 @@ from shoal.colour import local
 from shoal.errors import UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.trail_search import raise_found
+from shoal.runtime.exit.idle import watch_alone
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.progress_file import note_ended, note_step
@@ -67,7 +68,11 @@ def step(
     if index >= _LIMIT:
         raise UsageError(f"step({number!r}): the number must have no more than 64 bits")
     if within_s is not None:
-        within_s = settings.timeout("step", within_s, "")
+        within_s = settings.timeout("step", within_s, "", "within_s")
+        if not within_s > 0:
+            raise UsageError(f"step: within_s={within_s!r} must be a positive number of seconds")
+        if not coordinator.progress.is_watched:  # without `initialize`
+            watch_alone(coordinator)
     return _Step(coordinator, index, within_s)
 
 

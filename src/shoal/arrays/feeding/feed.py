@@ -248,6 +248,7 @@ class Feed:
             raise StopIteration
         entry = TrailEntry(f"batch {self._batches} of feed at {meeting.site}", "", ())
         meeting.coordinator.trails.record(entry, group=meeting.group)
+        meeting.coordinator.progress.turns += 1
         self._batches += 1
         self._rows += given.rows
         self._reader = given.reader

@@ -70,7 +70,7 @@ class SilenceDetector:
 
 
 class StallLook(Protocol):
-    """What looks whether this process is idle: see `exit.stall`."""
+    """What looks whether this process is idle: see `exit.idle`."""
 
     @property
     def every_s(self) -> float:
@@ -79,7 +79,9 @@ class StallLook(Protocol):
     def look(self, now: float) -> None:
         """Look at the main thread."""
 
-    def on_stalled(self, text: str, *, is_final: bool, shows: Sequence[int] | None) -> None:
+    def on_stalled(
+        self, text: str, shows: Sequence[int], *, is_final: bool, is_shower: bool
+    ) -> None:
         """Take the decision of the meeting place."""
 
 
@@ -226,9 +228,10 @@ class Watcher:
 
     def _stalled(self, frame: Frame) -> None:
         header = frame.header
-        shows = header.get("shows") if header.get("shower") == self._me.process else None
-        if self.stall is not None:
-            self.stall.on_stalled(_words(frame), is_final=bool(header.get("final")), shows=shows)
+        shows, is_final = header.get("shows"), bool(header.get("final"))
+        if self.stall is not None and isinstance(shows, list):
+            is_shower = header.get("shower") == self._me.process
+            self.stall.on_stalled(_words(frame), shows, is_final=is_final, is_shower=is_shower)
 
     def _locate(self, frame: Frame) -> None:
         """Find out where a process of this host stands that holds its interpreter lock."""

@@ -283,7 +283,7 @@ class TcpCoordinator:
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`. Calls in which other threads still wait end with an error."""
         if self._calls.closed is None:
-            self.send({"do": "bye"}, words.encode(errors="replace"))
+            self.send({"do": "bye", "place": self._progress.place}, words.encode(errors="replace"))
             self._calls.close_all(Closed(UsageError, "this process has left the job"))
             self._stop.wake()
         self._watcher.stop()

@@ -14,6 +14,7 @@ from typing import Any
 
 from shoal.runtime.rules.point import Point
 
+_LOOP_MARKS = 3  # of a loop; fewer may be warm-up
 STEPS = 64  # number of recent steps in the median
 
 
@@ -30,8 +31,10 @@ class Progress:
         "_waited_s",
         "ended",
         "is_waiting",
+        "is_watched",
         "outer",
         "step",
+        "turns",
         "within_s",
         "worked",
     )
@@ -47,8 +50,10 @@ class Progress:
         self.outer: int | None = None  # the innermost open step
         self.ended = 0  # steps, timed or not
         self.is_waiting = False  # in a call that waits for others, with a deadline
+        self.is_watched = False  # whether a thread looks for a lack of progress
         self.worked = 0  # grows while a long call makes progress; any thread may increment it
         self._points = 0  # reached or passed
+        self.turns = 0  # of the program's loop, other than steps: batches, calls of `preempted`
         self.within_s: float | None = None  # the limit of the innermost step that has one
 
     @property
@@ -63,14 +68,14 @@ class Progress:
         return self._last[1]
 
     @property
-    def mark(self) -> tuple[int, int, int]:
+    def mark(self) -> tuple[int, int, int, int]:
         """Differs once progress was made: a step ended, a point reached or passed, work done."""
-        return self.ended, self._points, self.worked
+        return self.ended, self.turns, self._points, self.worked
 
     @property
-    def has_marks(self) -> bool:
-        """Whether any progress was made so far."""
-        return self.mark != (0, 0, 0)
+    def marks_its_loop(self) -> bool:
+        """Whether the program's loop leaves marks. A point or a save may be passed before it."""
+        return self.ended + self.turns >= _LOOP_MARKS
 
     @property
     def step_s(self) -> float | None:
@@ -104,6 +109,10 @@ class Progress:
         self._last = (point, now)
         self._points += 1
         self.is_waiting = False
+
+    def leave(self, place: str) -> None:
+        """Record that the program ends, at `place`."""
+        self._last = (place, self._clock())
 
     def begin(self, step: int, place: str) -> tuple[float, float]:
         """Begin a step; return the time, and the total wait until then."""

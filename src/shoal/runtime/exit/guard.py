@@ -202,13 +202,16 @@ class ExitGuard:
 
     def _on_sys_exit(self, status: Any = None, /) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
+            place = stands(sys._getframe(1))
+            if self._coordinator is not None and place:  # "": a runner raises it again
+                self._coordinator.progress.leave(f"sys.exit() at {place}")
             self._exit_status = status if isinstance(status, int) else int(status is not None)
             error = sys.exc_info()[1]
             self._peers = None if error is None else peers_behind(error, {})
             if isinstance(error, SystemExit):  # a runner such as runpy raises it again
                 self._exit_report = exit_of(error)
             else:
-                self._exit_report = exit_words(status, stands(sys._getframe(1)), error)
+                self._exit_report = exit_words(status, place, error)
         self._exit(status)
 
     def _on_exit(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from shoal.runtime.rules.losses import Losses
+from shoal.runtime.rules.meeting_answers import Loss, ProcessesGone, ServicesLost, SurvivorsMet
 from shoal.runtime.rules.member_record import Record
 from shoal.runtime.rules.messages import Beat
 from shoal.runtime.rules.point import Member
+from shoal.runtime.system.failure_words import headline_of
 
 To = TypeVar("To", bound=Hashable)
 
@@ -64,11 +65,6 @@ class Roster(Generic[To]):
         """The state of each process that is gone: "left", "failed" or "lost"."""
         return self._gone
 
-    def last_place(self, process: int) -> str:
-        """Return the last call of shoal of a process; empty: unknown."""
-        beat = self._records[process].beat
-        return "" if beat is None else beat.place
-
     def mark_idle(self, process: int, words: str) -> None:
         """Record that a process makes no progress: for how long, and where; empty: it does."""
         self._records[process].idle = words
@@ -92,3 +88,50 @@ class Roster(Generic[To]):
     def _has_lost(self, process: int) -> bool:
         """Return whether there was a loss since this process last met survivors."""
         return self._num_losses > self._records[process].met_after
+
+
+class Losses:
+    """The processes that are gone, in the order of their loss, and the lost services.
+
+    `words` returns a process's own report of how it ended.
+    """
+
+    def __init__(self, words: Callable[[int], str]) -> None:
+        self.states: dict[int, str] = {}  # of processes: "left" | "failed" | "lost"
+        self.services: list[tuple[str, str]] = []  # name, words
+        self._words = words
+
+    def affect(self, members: Collection[int]) -> bool:
+        """Return whether any process was lost or failed, or one of `members` is gone in any way."""
+        lost = any(state != "left" or p in members for p, state in self.states.items())
+        return lost or bool(self.services)
+
+    def survivors(self, alive: Collection[int], members: Collection[int]) -> SurvivorsMet:
+        """Return the answer to the living: each of `members` that is gone, and the services."""
+        gone = [(p, state) for p, state in self.states.items() if p in members]
+        rows = [(p, state, self._words(p)) for p, state in gone]
+        return SurvivorsMet([*alive], rows, list(self.services))
+
+    def answer(self, members: Collection[int], cause: int | None = None) -> ProcessesGone:
+        """Return the answer about those of `members` that are gone.
+
+        The first that did not leave in order is the cause; its report is not cut.
+        """
+        gone = [p for p in self.states if p in members]
+        if cause is None:
+            cause = next((p for p in gone if self.states[p] != "left"), gone[0])
+        kind = "lost" if self.states[cause] == "lost" else "failed"
+        alike = [p for p in gone if (self.states[p] == "lost") == (kind == "lost")]
+        pairs = [(cause, self._words(cause))]
+        pairs += [(p, headline_of(self._words(p))) for p in alike if p != cause]
+        return ProcessesGone(kind, pairs)
+
+    def service_answer(self) -> ServicesLost:
+        """Return the answer about lost services."""
+        return ServicesLost(list(self.services))
+
+    def any_answer(self, members: Collection[int]) -> Loss:
+        """Return the answer about any loss; about `members` first."""
+        if not self.states:
+            return self.service_answer()
+        return self.answer(members if any(p in members for p in self.states) else self.states)

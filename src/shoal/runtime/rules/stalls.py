@@ -21,7 +21,7 @@ from shoal.runtime.wire.frames import FrameError, number_field, text_field
 
 MOST_SITE = 300  # characters
 _MOST_GROUPS = 8  # of processes at one place, in a report
-_BELOW = {"library": 0, "": 1, "jax": 2}  # how likely the process waits for others
+_BELOW = ("library", "", "jax")
 _FACTS = ("is_waiting", "is_slow", "is_due", "is_stuck", "is_held")
 
 
@@ -61,12 +61,12 @@ def idle_of(header: Mapping[str, Any]) -> Idle | None:
     return Idle(idle_s, limit_s, site, below, **facts)  # type: ignore[arg-type]
 
 
-class Group(NamedTuple):
+class StalledGroup(NamedTuple):
     """Processes that stand at one place."""
 
     processes: tuple[int, ...]
     words: str  # where, and how
-    rank: tuple[int, int]  # the likeliest cause of the stall first
+    order: tuple[int, int, int]  # the likeliest cause of the stall first
 
 
 class Stall(NamedTuple):
@@ -74,7 +74,7 @@ class Stall(NamedTuple):
 
     is_final: bool  # the job is to be ended
     idle_s: float  # for how long all are idle
-    groups: tuple[Group, ...]  # of all processes, the odd ones first
+    groups: tuple[StalledGroup, ...]  # of all processes, the odd ones first
 
     @property
     def headline(self) -> str:
@@ -157,36 +157,41 @@ train.py:14 (main)'
 
     def _groups(
         self, idle: Mapping[int, Idle], left: Mapping[int, str], silent_s: Mapping[int, float]
-    ) -> tuple[Group, ...]:
-        found: dict[tuple[str, int], list[int]] = {}
+    ) -> tuple[StalledGroup, ...]:
+        found: dict[tuple[str, int, int], list[int]] = {}
         for process, where in left.items():
             words = f"left the job, last at {where}" if where else "left the job"
-            found.setdefault((words, 0), []).append(process)
+            found.setdefault((words, 0, 0), []).append(process)
         for process in silent_s:
             site = self._sites.get(process, "")
             called = f", called at {site}" if site else ""
             words = f"in native code that holds the interpreter lock{called}"
-            found.setdefault((words, 0), []).append(process)
+            found.setdefault((words, 0, 0), []).append(process)
         for process, one in idle.items():
             found.setdefault(_words_of(one), []).append(process)
         groups = [
-            Group(tuple(processes), words, (rank, len(processes)))
-            for (words, rank), processes in found.items()
+            StalledGroup(tuple(processes), words, (order, len(processes), tie))
+            for (words, order, tie), processes in found.items()
         ]
-        return tuple(sorted(groups, key=lambda group: (group.rank, group.processes)))
+        return tuple(sorted(groups, key=lambda group: (group.order, group.processes)))
 
 
-def _words_of(idle: Idle) -> tuple[str, int]:
-    """Return where a process stands, and how odd that is: less if it may wait for others."""
+def _words_of(idle: Idle) -> tuple[str, int, int]:
+    """Return where a process stands, and two numbers, lower for the likelier cause of the stall.
+
+    Code of a library, as a queue's, waits for no other process. Of processes that may wait for
+    others, the fewest are odd; native code below the program may be JAX's, or a lock.
+    """
     site = idle.site or "an unknown place"
     if idle.is_slow:
-        return f"slow, at {site}", 0
+        return f"slow, at {site}", 1, 0
     if idle.is_waiting:
-        return f"waits in shoal, called at {site}", 2
-    words = f"in JAX, called at {site}" if idle.below == "jax" else f"at {site}"
-    return words, _BELOW[idle.below]
+        return f"waiting in shoal, called at {site}", 2, 1
+    if idle.below == "jax":
+        return f"in JAX, called at {site}", 2, 1
+    return f"at {site}", 1 if idle.below else 2, 0
 
 
-def _said(group: Group) -> str:
+def _said(group: StalledGroup) -> str:
     name = listed(group.processes)
     return f"{name} {group.words}"

@@ -126,6 +126,8 @@ class ProcessCaller:
 
     def _bye(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         words = one_line(frame.body.decode(errors="replace"))
+        if "place" in frame.header:
+            self._job.left_at[self._life.process] = text_field(frame.header, "place")[:_MAX_WORDS]
         self._job.depart(self._life.process, "left", words or "left the job")
 
     def on_end(self, connection: Connection, reason: str) -> None:

@@ -6,6 +6,7 @@ It connects the sockets to the rules, and notifies all processes of losses.
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -26,6 +27,8 @@ from shoal.runtime.wire.server_sockets import Connection, Connections
 
 _STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
 _STACKS_S = 2.0  # the same, for a query
+_JUDGE_S = 0.001  # for each process, between two looks whether the job is stalled
+_SITE_S = 1.5  # how long a process may take to say where a silent one of its host stands
 _LARGE_BYTES = 4096  # a list of hosts that is sent compressed
 
 
@@ -51,7 +54,9 @@ class ServedJob:
         self._keepers = KeeperConnections(connections)
         self._marks = LatestMarks()
         self._stalls = Stalls()
-        self._located: set[int] = set()  # silent processes whose place was asked for
+        self._judge_at = -math.inf
+        self.left_at: dict[int, str] = {}  # the last place of each process that left in order
+        self._asked_at: dict[int, float] = {}  # for the places of processes that are silent
         self.arrival_headers = ArrivalHeaders()
         self.near = ""  # see `unix_socket`
         self.service_rows: Callable[[], list[list[str]]] = list
@@ -156,31 +161,36 @@ class ServedJob:
     def _judge_stall(self, meeting: JointMeeting[Connection]) -> None:
         """Report the job as stalled, or end it, if it is."""
         gone = meeting.gone
-        if any(state != "left" for state in gone.values()):
-            return  # a loss, which ends it anyway
+        if any(state != "left" for state in gone.values()) or self.now() < self._judge_at:
+            return  # a loss, which ends it anyway; or others have just reported
         living = [process for process in range(self.num_processes) if process not in gone]
+        self._judge_at = self.now() + _JUDGE_S * len(living)
         now = self._running.read(self.now())
         others = [process for process in living if not self._stalls.are_idle([process])]
         silent_s = {process: self._liveness.silent_s(now, process) for process in others}
         least_s = 2 * self._limits.heartbeat_s
         if any(silent < least_s for silent in silent_s.values()):
             return
-        for process in silent_s.keys() - self._located:
-            self._locate(process, living)
-        stall = self._stalls.judge(living, {p: meeting.last_place(p) for p in gone}, silent_s)
+        for process in silent_s.keys() - self._asked_at.keys():
+            self._locate(now, process, living)
+        if any(now < self._asked_at[process] + _SITE_S for process in silent_s):
+            return  # it is judged again with the next report
+        left = {process: self.left_at.get(process, "") for process in gone}
+        stall = self._stalls.judge(living, left, silent_s)
         if stall is None:
             return
         awake = [process for process in living if process not in silent_s]
         shows = [group.processes[0] for group in stall.groups if group.processes[0] in awake]
-        header = {"is": "stalled", "final": stall.is_final, "shower": awake[0], "shows": shows[:8]}
+        shower = shows[0] if stall.is_final and shows else awake[0]
+        header = {"is": "stalled", "final": stall.is_final, "shower": shower, "shows": shows[:8]}
         text = "\n".join([stall.headline, *(f"  {line}" for line in stall.lines)])
         if stall.is_final:
             self.on_news(stalled=stall.headline)
         self.mail.push(living, pack_frame(header, text.encode(errors="replace")))
 
-    def _locate(self, silent: int, living: Collection[int]) -> None:
+    def _locate(self, now: float, silent: int, living: Collection[int]) -> None:
         """Ask a process of the same host where a silent one stands."""
-        self._located.add(silent)
+        self._asked_at[silent] = now
         for pids in self.joining.shared_hosts.values():
             others = [p for p in living if p in pids and self._stalls.are_idle([p])]
             if silent in pids and others:

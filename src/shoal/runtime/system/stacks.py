@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
 
 from shoal.runtime.system.failure_words import is_installed
 from shoal.runtime.system.memory_file import open_memory_file
@@ -21,7 +20,6 @@ MAX_BYTES = 64 << 10
 _DUMP = getattr(signal, "SIGRTMAX", 0) - 3  # real-time: no program uses it by chance
 _DUMP_NAME = "shoal-dump"
 _DUMP_S = 0.5
-_DUMP_FILES: list[Any] = []  # kept open
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+).*:$")
 
@@ -48,8 +46,8 @@ def register_dump() -> None:
     """Let `dumped_site` find where this process stands, even if it holds the interpreter lock."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # no such signal or memory file
         if signal.getsignal(_DUMP) == signal.SIG_DFL:
-            _DUMP_FILES.append(open_memory_file(_DUMP_NAME))
-            faulthandler.register(_DUMP, _DUMP_FILES[-1], all_threads=False)
+            # It keeps the file open.
+            faulthandler.register(_DUMP, open_memory_file(_DUMP_NAME), all_threads=False)
 
 
 def dumped_site(pid: int) -> str:

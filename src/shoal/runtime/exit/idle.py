@@ -31,7 +31,8 @@ from shoal.runtime.system.stacks import stacks
 _LOG = logging.getLogger("shoal")
 _LOOK_S, _IDLE_LOOK_S = 1.0, 2.0  # with a limit, and without
 _BUSY = 0.02  # of a core: a main thread that uses less does nothing
-_NO_TIME_S = 1e-3  # of the processor: none, but for what the kernel charges a sleeping thread
+_NO_TIME_S = 1e-4  # of the processor: none, since starting a program on devices takes more
+_HOUR_S = 3600.0
 _STEPS = 10  # a limit is at least as many median steps
 _NOTICE_S, _NOTICE_STEPS = 5.0, 3  # until a warning that a notice is not asked for
 _ASK_S = 2.0  # for the stacks of others
@@ -62,9 +63,10 @@ class StallWatch:
           UsageError: a variable is not a positive number.
         """
         self._coordinator, self._send = coordinator, send
+        coordinator.progress.is_watched = True
         self._cpu_times = cpu_times or _cpu_times
         self._warn_s = settings.seconds("SHOAL_STALL_WARN_S")
-        self._limit_s = asked_limit_s()
+        self._limit_s = settings.seconds("SHOAL_STALLED_AFTER_S")
         self._at = self._ran_s = self._since_s = 0.0
         self._mark: object = None
         self._samples: collections.deque[_Sample] = collections.deque()
@@ -92,8 +94,6 @@ class StallWatch:
                 self._send(None)
         idle_s, limit_s = self._ran_s - self._since_s, self._current_limit_s()
         warn_s = max(self._warn_s, progress.within_s or 0.0)
-        if idle_s < min(warn_s, limit_s) / 2:
-            return
         self._sample(limit_s)
         if idle_s >= min(warn_s, limit_s):
             idle = self._idle(idle_s, limit_s, is_due=idle_s >= warn_s)
@@ -109,7 +109,7 @@ class StallWatch:
 
     def _sample(self, limit_s: float) -> None:
         """Sample the processor times, so that the first sample is as old as the limit."""
-        samples, every_s = self._samples, min(limit_s, 3600.0) / 64
+        samples, every_s = self._samples, min(limit_s, _HOUR_S) / 64
         if not samples or self._ran_s - samples[-1].at_s >= every_s:
             samples.append(_Sample(self._ran_s, *self._cpu_times()))
         while len(samples) > 1 and samples[1].at_s <= self._ran_s - limit_s:
@@ -127,7 +127,7 @@ class StallWatch:
         passed_s = self._ran_s - first.at_s
         is_slow = main_s >= _BUSY * passed_s
         does_nothing = not is_slow
-        if not progress.has_marks:  # it may compile, or be a program that leaves none
+        if not progress.marks_its_loop:  # it may compile, or be a loop that leaves none
             does_nothing = main_s <= _NO_TIME_S and all_s < _BUSY * passed_s
         return Idle(
             idle_s,
@@ -137,7 +137,7 @@ class StallWatch:
             is_waiting=progress.is_waiting,
             is_slow=is_slow,
             is_due=is_due,
-            is_stuck=does_nothing and idle_s >= limit_s and passed_s >= limit_s / 3,
+            is_stuck=does_nothing and passed_s >= limit_s,
             is_held=is_prompt or _is_debugged(frame),
         )
 
@@ -161,20 +161,23 @@ class StallWatch:
                 ThisProcess(here.process, here.hosts), now - since, place or "an unknown place",
             )  # fmt: skip
 
-    def on_stalled(self, text: str, *, is_final: bool, shows: Sequence[int] | None) -> None:
+    def on_stalled(
+        self, text: str, shows: Sequence[int], *, is_final: bool, is_shower: bool
+    ) -> None:
         """Take the decision of the meeting place.
 
         Args:
-          text: the stall, a line for each place.
-          shows: on the process that shows the whole report: the processes whose stacks it shows.
+          text: the stall, and a line for each place.
+          shows: the processes whose stacks are shown: one for each place.
+          is_shower: whether this process shows the whole report; others have two lines.
         """
         here = self._coordinator
         me = ThisProcess(here.process, here.hosts)
         headline, _, rest = text.partition("\n")
         if not is_final:
-            own = f"{me} is at {stands(main_frame()) or 'an unknown place'}"
-            _LOG.warning("%s", f"{headline}\n  {own}" if shows is None else f"{headline}\n{rest}")
-            if shows:
+            own = f"  {me} is at {stands(main_frame()) or 'an unknown place'}"
+            _LOG.warning("%s\n%s", headline, rest if is_shower else own)
+            if is_shower:
                 asks = threading.Thread(target=self._show_stacks, args=(shows,), daemon=True)
                 asks.start()
             return
@@ -185,8 +188,11 @@ class StallWatch:
         with contextlib.suppress(Exception):
             here.report("failed", f"stalled: {headline}")
         code = StalledError.exit_code
-        said = [f"shoal: {me}: {headline}: ended with exit code {code}", rest, indented(stacks())]
-        write_before_exit("\n".join([part for part in said if part] + [""]))
+        place = stands(main_frame()) or "an unknown place"
+        said = [indented(stacks())] if here.process in shows else []
+        said += [rest] if is_shower else []
+        said += [f"shoal: {me} is at {place}: ended with exit code {code}, because {headline}"]
+        write_before_exit("\n".join([*said, ""]))
         os._exit(code)
 
     def _show_stacks(self, shows: Sequence[int]) -> None:
@@ -205,7 +211,7 @@ def watch_alone(coordinator: Coordinator) -> None:
         stall = None if idle is None else stalls.judge(here, {}, {})
         if stall is not None:
             text = "\n".join([stall.headline, *(f"  {line}" for line in stall.lines)])
-            watch.on_stalled(text, is_final=stall.is_final, shows=here)
+            watch.on_stalled(text, here, is_final=stall.is_final, is_shower=True)
 
     def run() -> None:
         while not coordinator.troubles.any():
@@ -214,12 +220,6 @@ def watch_alone(coordinator: Coordinator) -> None:
 
     watch = StallWatch(coordinator, take)
     threading.Thread(target=run, name="shoal watcher", daemon=True).start()
-
-
-def asked_limit_s() -> float:
-    """Return the limit of SHOAL_STALLED_AFTER_S, seconds; inf: none."""
-    is_set = settings.is_set("SHOAL_STALLED_AFTER_S")
-    return settings.seconds("SHOAL_STALLED_AFTER_S") if is_set else math.inf
 
 
 def main_frame() -> FrameType | None:

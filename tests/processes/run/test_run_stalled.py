@@ -1,0 +1,153 @@
+"""A job that lives and does not move: each way of standing still is named, and ends it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from shoal.testing.cluster import Cluster
+
+HEAD = """
+import ctypes, os, queue, sys, threading, time
+import numpy as np
+import shoal
+shoal.initialize(virtual_devices=1)
+import jax, jax.numpy as jnp
+here = shoal.process_index()
+x = shoal.put(np.ones(12, "float32"), shoal.Layout(shoal.make_mesh({"data": -1}), "data"))
+normed = jax.jit(lambda v: v / jnp.sum(v))
+read_end, write_end = os.pipe()
+"""
+STUCK = """
+for step in range(6):
+    with shoal.step(step):
+        if step == 3 and here == 1:
+            {hang}  # here
+        x = normed(x).block_until_ready()  # waits
+shoal.barrier("the end")  # end
+"""
+HANGS = {
+    "queue": "queue.Queue().get()",
+    "lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "read": "os.read(read_end, 1)",
+    "sleep": "time.sleep(1e6)",
+    "native": "ctypes.PyDLL(None).read(read_end, ctypes.create_string_buffer(1), 1)",
+    "a collective less": "continue",
+    "barrier": "shoal.barrier('of one process')",
+}
+
+
+def line_of(script, word):
+    """Return the place of the line with this comment."""
+    number = next(n for n, line in enumerate(script.splitlines(), 1) if f"# {word}" in line)
+    return f"script.py:{number} (<module>)"
+
+
+@pytest.mark.parametrize("how", [*HANGS])
+def test_the_odd_process_is_named_with_its_line(launch, how):
+    script = HEAD + STUCK.format(hang=HANGS[how])
+    finished = launch.run("-n", "3", "--stalled-after", "3s", script=script)
+    assert finished.code == 77, finished.err
+    verdict = finished.verdict
+    assert verdict.startswith("shoal run: the job was stalled: no process has moved for ")
+    odd, _, others = verdict.partition("; ")
+    assert "process 1 " in odd
+    assert line_of(script, "end" if how == "a collective less" else "here") in odd
+    assert "processes 0, 2 " in others
+    assert line_of(script, "waits") in others
+    assert finished.err.count(": no process has moved for") <= 4, "one line for each, and the last"
+
+
+def test_who_left_while_others_wait_is_named(launch):
+    script = HEAD + "if here == 1: sys.exit()  # here\nnormed(x).block_until_ready()\n"
+    finished = launch.run("-n", "2", "--stalled-after", "3s", script=script)
+    assert finished.code == 77, finished.err
+    place = line_of(script, "here")
+    assert f"process 1 left the job, last at sys.exit() at {place}; " in finished.verdict
+
+
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_who_waits_in_shoal_or_begins_a_step_gets_an_error(launch, count):
+    """Process 0 of two is in a wait; alone it goes on after the limit of its step."""
+    script = HEAD + (
+        "try:\n"
+        "    with shoal.step(1, within_s=2):\n"
+        "        if here == 0 and shoal.process_count() > 1: shoal.barrier('it waits')\n"
+        "        time.sleep(1e6)\n"
+        "except shoal.StalledError as error:\n"
+        "    print('got', type(error).exit_code, str(error).count('process 1 at '))\n"
+        "    raise\n"
+    )
+    finished = launch.run("-n", count, script=script)
+    assert finished.code == 77, finished.err
+    assert finished.lines == ([] if count == "1" else ["p0| got 77 1"])
+
+
+def test_healthy_programs_are_not_ended(launch):
+    """A loop without marks, with marks and long steps, and work with a limit of its own."""
+    script = HEAD + (
+        "for _ in range(4):\n"
+        "    x = normed(x).block_until_ready()\n"
+        "    time.sleep(1.5)\n"
+        "for step in range(2):\n"
+        "    with shoal.step(step): time.sleep(1.5)\n"
+        "with shoal.step(2): time.sleep(4)\n"  # ten median steps
+        "with shoal.step(3, within_s=float('inf')):\n"
+        "    os.system(f'{sys.executable} -c \"import time; time.sleep(4)\"')\n"
+        "print('done')\n"
+    )
+    finished = launch.run("-n", "2", "--no-prefix", "--stalled-after", "2s", script=script)
+    assert (finished.code, finished.lines) == (0, ["done"] * 2), finished.err
+    assert "moved" not in finished.err
+
+
+def test_a_debugger_and_a_prompt_end_nothing(launch):
+    """The main thread stands in pdb, or has a prompt."""
+    for held in ("bdb.Bdb().runcall(time.sleep, 5)", "sys.ps1 = '>>> '; time.sleep(5)"):
+        script = f"import bdb, sys, time, shoal\nshoal.initialize()\n{held}\nprint('went on')\n"
+        finished = launch.run("--stalled-after", "2s", script=script)
+        assert (finished.code, finished.lines) == (0, ["p0| went on"]), finished.err
+
+
+def test_times_are_checked(launch):
+    for wrong in ("0", "x", "-1s", "10 days"):
+        finished = launch.run("--stalled-after", wrong, script="")
+        assert finished.code == 2
+        assert "must be a time, such as 90, 90s, 10m or 2h" in finished.err
+
+
+def stand_still(seconds):
+    import shoal
+
+    with shoal.step(1):
+        if shoal.process_index() == 1:
+            print("stands", flush=True)
+        time.sleep(seconds)
+
+
+def test_without_a_limit_it_is_reported_once_with_the_places_of_all():
+    """And without a launcher: the processes are started by hand."""
+    with Cluster(3, env={"SHOAL_STALL_WARN_S": "2"}) as cluster:
+        cluster.start(stand_still, 5.0)
+        ended = cluster.wait()
+    assert [one.code for one in ended] == [0, 0, 0], ended[0].err
+    reports = [one.err.count("no process has moved for") for one in ended]
+    assert min(reports) >= 1
+    whole = [one.err for one in ended if "stacks of the stalled processes" in one.err]
+    assert len(whole) == 1
+    assert "processes 0-2 at " in whole[0]
+    assert "in stand_still" in whole[0]
+
+
+def test_a_job_that_is_suspended_as_a_whole_is_not_stalled():
+    env = {"SHOAL_STALLED_AFTER_S": "3", "SHOAL_LOST_AFTER_S": "60"}
+    with Cluster(2, env=env) as cluster:
+        cluster.start(stand_still, 1.0)
+        cluster.wait_for("stands", 1)
+        for process in (0, 1):
+            cluster.stop(process)
+        time.sleep(5.0)
+        for process in (0, 1):
+            cluster.cont(process)
+        assert [one.code for one in cluster.wait()] == [0, 0]

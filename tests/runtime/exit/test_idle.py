@@ -1,0 +1,138 @@
+"""What a process reports of itself when it makes no progress, with clocks of the test."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+
+import shoal
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.exit.idle import StallWatch
+from shoal.runtime.rules.stopping import ReceivedNotice
+
+
+class Looks:
+    """A process whose time, and the processor time that it uses, the test determines."""
+
+    def __init__(self, monkeypatch, **variables):
+        for name, value in {"SHOAL_STALL_WARN_S": "300", **variables}.items():
+            monkeypatch.setenv(name, value)
+        self.here = LocalJob(1).coordinators[0]
+        self.said, self.now, self.cpu = [], 1000.0, [0.0, 0.0]
+        self.watch = StallWatch(self.here, self.said.append, cpu_times=lambda: tuple(self.cpu))
+        self.watch.look(self.now)
+
+    def last(self, seconds, *, main=0.0, others=0.0, every_s=1.0):
+        """Let time pass, in which the threads use these shares of a core; return the last words."""
+        del self.said[:]
+        for _ in range(int(seconds / every_s)):
+            self.now += every_s
+            self.cpu[0] += main * every_s
+            self.cpu[1] += (main + others) * every_s
+            self.watch.look(self.now)
+        return self.said[-1] if self.said else None
+
+    def turn(self, times=1):
+        self.here.progress.turns += times
+
+
+def test_nothing_is_said_of_a_process_that_leaves_marks(monkeypatch):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="5")
+    for _ in range(20):
+        looks.turn()
+        assert looks.last(4) is None
+
+
+def test_a_stuck_process_says_so_and_that_it_moves_again(monkeypatch):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="5")
+    looks.turn(3)
+    said = looks.last(7)
+    assert (said.is_stuck, said.is_due, said.limit_s) == (True, False, 5.0)
+    looks.turn()
+    assert looks.last(1) is None
+    assert looks.said == [None]
+
+
+@pytest.mark.parametrize(
+    ("turns", "main", "others", "is_stuck"),
+    [
+        (3, 0.0, 0.0, True),
+        (3, 0.019, 3.0, True),  # other threads may do what they want
+        (3, 0.03, 0.0, False),
+        (0, 0.0, 0.0, True),  # a loop without marks, or a compilation
+        (0, 0.001, 0.0, False),
+        (0, 0.0, 1.7, False),
+        (2, 0.0, 1.7, False),  # of a warm-up
+    ],
+)
+def test_who_uses_the_processor_is_not_stuck(monkeypatch, turns, main, others, is_stuck):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
+    looks.turn(turns)
+    assert looks.last(30, main=main, others=others).is_stuck is is_stuck
+
+
+def test_work_before_the_limit_does_not_count(monkeypatch):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
+    looks.turn(3)
+    assert not looks.last(60, main=1.0).is_stuck
+    assert not looks.last(18).is_stuck
+    assert looks.last(4).is_stuck
+
+
+def test_without_a_limit_it_is_only_reported(monkeypatch):
+    looks = Looks(monkeypatch)
+    looks.turn(3)
+    assert looks.last(298, every_s=2.0) is None
+    said = looks.last(10, every_s=2.0)
+    assert (said.is_due, said.is_stuck, said.limit_s) == (True, False, math.inf)
+
+
+def test_time_in_which_it_was_suspended_does_not_count(monkeypatch):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
+    looks.turn(3)
+    looks.last(10)
+    assert looks.last(3600, every_s=3600.0) is None
+    assert looks.last(10).is_stuck
+
+
+def test_the_limit_is_at_least_ten_steps(monkeypatch):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="5")
+    progress = looks.here.progress
+    monkeypatch.setattr(progress, "_clock", lambda: looks.now)
+    for step in range(3):
+        began = progress.begin(step, "")
+        looks.now += 4.0
+        progress.end(began, "")
+    looks.watch.look(looks.now)
+    assert looks.last(39) is None
+    assert looks.last(5).limit_s == 40.0
+
+
+def test_a_step_may_have_a_limit_of_its_own(monkeypatch):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="5", SHOAL_STALL_WARN_S="50")
+    looks.turn(3)
+    step = partial(shoal.step.on, looks.here)
+    with step(1, within_s=math.inf):
+        assert looks.last(100) is None
+        with step(2, within_s=10):
+            assert looks.last(9) is None
+            assert looks.last(3).limit_s == 10.0
+        assert looks.last(100) is None
+    assert looks.last(6).limit_s == 5.0
+    for wrong in (0, -1, "x", True, math.nan):
+        with pytest.raises(shoal.UsageError, match="within_s"):
+            step(1, within_s=wrong)
+
+
+def test_a_notice_that_the_program_does_not_ask_for_is_warned_of_once(monkeypatch, caplog):
+    looks = Looks(monkeypatch)
+    looks.here.give_notice(ReceivedNotice("Terminated", "SIGTERM"))
+    looks.last(4)
+    assert caplog.text == ""
+    looks.last(10)
+    assert caplog.text.count("`preempted` has not been called for 5 s: the main thread is at") == 1
+    looks.here.stop.should_stop(3)
+    looks.last(10)
+    assert caplog.text.count("has not been called") == 1

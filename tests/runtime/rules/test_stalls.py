@@ -1,0 +1,110 @@
+"""The rules of a stalled job: who is idle, who is stuck, what is reported, and who is odd."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+
+from shoal.runtime.rules.stalls import Idle, Stalls, idle_header, idle_of
+from shoal.runtime.wire.frames import FrameError
+
+STUCK = Idle(9.0, 5.0, "train.py:14 (main)", is_stuck=True, is_due=False)
+
+
+def judged(idle, left=(), silent=None):
+    stalls = Stalls()
+    for process, one in idle.items():
+        stalls.receive(process, one)
+    silent = silent or {}
+    return stalls.judge([*idle, *silent], dict(left), silent)
+
+
+def test_a_job_ends_once_each_process_is_stuck_silent_or_has_left():
+    kinds = {
+        "stuck": STUCK,
+        "idle": STUCK._replace(is_stuck=False),
+        "held": STUCK._replace(is_held=True),
+        "waits": STUCK._replace(is_waiting=True),
+    }
+    for first, second, others in itertools.product(kinds, kinds, ("", "left", "silent", "quiet")):
+        silent = {"silent": {2: 6.0}, "quiet": {2: 4.0}}.get(others)
+        left = {2: "train.py:40"} if others == "left" else {}
+        stall = judged({0: kinds[first], 1: kinds[second]}, left, silent)
+        pair = {first, second}
+        is_final = not pair & {"idle", "held"} and others != "quiet"
+        if pair == {"waits"} and not silent:
+            is_final = False  # the deadlines of shoal decide
+        assert (stall is not None and stall.is_final) is is_final, (first, second, others)
+
+
+def test_nothing_is_said_while_one_moves():
+    stalls = Stalls()
+    stalls.receive(0, STUCK)
+    assert stalls.judge([0, 1], {}, {}) is None
+    stalls.receive(1, STUCK)
+    stalls.receive(0, None)
+    assert stalls.judge([0, 1], {}, {}) is None
+    stalls.receive(0, STUCK)
+    assert stalls.judge([0, 1], {}, {}).is_final
+    assert stalls.judge([0, 1], {}, {}) is None, "once"
+
+
+def test_a_stall_is_reported_at_growing_intervals_and_anew_after_progress():
+    stalls, reports = Stalls(), []
+    for idle_s in range(300, 3000, 10):
+        stalls.receive(0, Idle(float(idle_s), math.inf, "train.py:14 (main)", is_due=True))
+        if (stall := stalls.judge([0], {}, {})) is not None:
+            reports.append(stall.idle_s)
+            assert not stall.is_final
+    assert reports == [300, 600, 1200, 2400]
+    stalls.receive(0, None)
+    stalls.receive(0, Idle(300.0, math.inf, "train.py:15 (main)", is_due=True))
+    assert stalls.judge([0], {}, {}).idle_s == 300
+
+
+@pytest.mark.parametrize(
+    ("odd", "others"),
+    [
+        (STUCK._replace(site="a.py:1 (f)", below="library"), STUCK),
+        (STUCK._replace(site="a.py:1 (f)"), STUCK),
+        (STUCK._replace(site="a.py:1 (f)"), STUCK._replace(below="jax")),
+        (STUCK._replace(site="a.py:1 (f)", is_slow=True), STUCK),
+        (STUCK._replace(site="a.py:1 (f)"), STUCK._replace(is_waiting=True)),
+    ],
+)
+def test_the_odd_one_is_named_first(odd, others):
+    stall = judged({0: others, 1: odd, 2: others})
+    assert [group.processes for group in stall.groups] == [(1,), (0, 2)]
+    assert stall.headline.startswith("no process has moved for 9 s: process 1 ")
+    assert "a.py:1 (f); processes 0, 2 " in stall.headline
+
+
+def test_who_left_or_holds_the_interpreter_is_odd():
+    library = STUCK._replace(below="library")
+    stall = judged({0: library}, {1: "sys.exit() at train.py:40 (main)"})
+    assert "process 1 left the job, last at sys.exit() at train.py:40 (main);" in stall.headline
+    stalls = Stalls()
+    stalls.receive(0, library)
+    stalls.receive_site(1, "train.py:7 (native)")
+    stall = stalls.judge([0, 1], {}, {1: 6.0})
+    assert "process 1 in native code that holds the interpreter lock, called at train.py:7" in (
+        stall.headline
+    )
+
+
+def test_many_places_are_cut():
+    stall = judged({process: STUCK._replace(site=f"a.py:{process} (f)") for process in range(100)})
+    assert stall.lines[-1] == "… and 92 more places"
+    assert len(stall.lines) == 9
+    assert len(stall.headline) < 200
+
+
+def test_reports_survive_the_wire_and_others_are_refused():
+    for idle in (None, STUCK, STUCK._replace(limit_s=math.inf, below="jax", is_held=True)):
+        assert idle_of(json.loads(json.dumps(idle_header(idle)))) == idle
+    for wrong in ({"is_stuck": 1}, {"below": "x"}, {"idle_s": "1"}, {"site": None}):
+        with pytest.raises(FrameError):
+            idle_of({**idle_header(STUCK), **wrong})
