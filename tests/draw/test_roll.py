@@ -171,6 +171,13 @@ def test_those_lost_for_the_same_reason_share_a_row_however_long_ago():
     assert "0-4 h lost stopped, silent for 10 s 4.5 s" in lines
 
 
+def test_where_a_process_stands_that_makes_no_progress_is_said_before_its_last_call():
+    said = "no progress for 312 s, at train.py:12 (main); step 12, last at 'step', 313 s ago"
+    still = waiting(1)._replace(is_waiting=False, last_words=said)
+    text = plain(render_roll(many(3, p1=still)), 300)
+    assert "no progress for 312 s, at train.py:12 (main); last at " in text
+
+
 def test_how_long_a_process_is_silent_is_said_beside_where_it_was():
     said = "silent for 12.0 s; step 12, waits at 'epoch' for 13.0 s"
     text = plain(render_roll(many(3, p1=waiting(1)._replace(state="silent", last_words=said))), 300)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.runtime.rules.point import Member
+from shoal.runtime.rules.stalls import NO_PROGRESS
 from shoal.runtime.system.failure_words import headline_of, listed
 
 GONE = ("left", "failed", "lost")  # final states
@@ -182,8 +183,9 @@ def standing(member: Member) -> str:
     if member.state in GONE or not member.place:
         return _AGO.sub("", headline_of(member.last_words))
     place = f"{'waits' if member.is_waiting else 'last'} at {member.place}"
-    silent = member.last_words.partition("; ")[0] if member.state == "silent" else ""
-    return f"{silent}; {place}" if silent else place
+    first = member.last_words.partition("; ")[0]
+    is_still = member.state == "silent" or first.startswith(NO_PROGRESS)
+    return f"{first}; {place}" if is_still else place
 
 
 def render_roll(

@@ -20,6 +20,7 @@ from shoal.runtime.system.failure_words import listed
 from shoal.runtime.wire.frames import FrameError, number_field, text_field
 
 MOST_SITE = 300  # characters
+NO_PROGRESS = "no progress for"  # how the last words of an idle process begin
 _MOST_GROUPS = 8  # of processes at one place, in a report
 _BELOW = ("library", "", "jax")
 _FACTS = ("is_waiting", "is_slow", "is_due", "is_stuck", "is_held")

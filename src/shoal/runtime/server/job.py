@@ -17,7 +17,7 @@ from shoal.runtime.rules.joint_arrivals import JointMeeting
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.meeting_answers import MembersKnown, StacksHeard
 from shoal.runtime.rules.messages import ArrivalHeaders, Beat
-from shoal.runtime.rules.stalls import Idle, Stalls
+from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
 from shoal.runtime.server.keeper_connections import KeeperConnections
 from shoal.runtime.server.leaving import Leaving
@@ -149,7 +149,7 @@ class ServedJob:
         if self.meeting is None:
             return
         self._stalls.receive(process, idle)
-        words = "" if idle is None else f"no progress for {idle.idle_s:.0f} s, at {idle.site}"
+        words = "" if idle is None else f"{NO_PROGRESS} {idle.idle_s:.0f} s, at {idle.site}"
         self.meeting.mark_idle(process, words)
         if idle is not None:
             self._judge_stall(self.meeting)
