@@ -63,8 +63,8 @@ def test_a_frozen_process_is_what_the_others_lost():
     assert first_failure([frozen]) is None  # somebody froze it, and pressed Ctrl-C
 
 
-def failed(at_s, words="exited with code 3"):
-    return Gone("failed", words, at_s)
+def failed(at_s, words="exited with code 3", *, follows=False):
+    return Gone("failed", words, at_s, follows=follows)
 
 
 def test_the_meeting_places_order_counts_and_not_that_of_the_ends():
@@ -89,19 +89,62 @@ def test_who_failed_but_ended_with_0_is_blamed_for_consequences_that_came_after(
     caught = Ending(1, 0, 4.0, gone=failed(2.0, "ValueError: no data"))
     follows = Ending(0, 72, 3.0, gone=failed(2.5))
     assert first_failure([follows, caught]) == caught
-    assert exit_code(caught, [follows, caught]) == 72
+    assert exit_code(caught, [follows, caught]) == 71
     assert describe_failure(caught, [follows, caught], 1.0)[1] == (
-        "process 1 of 2 failed first, 1.0 s after the start: exit code 0, after it had reported to "
-        "the others: ValueError: no data"
+        "process 1 of 2 failed first, 1.0 s after the start: ended with code 0 before it left the "
+        "job, after it had reported to the others: ValueError: no data"
     )
     vanished = caught._replace(gone=Gone("lost", "its connection closed", 2.0))
     follows = follows._replace(code=71)
     assert first_failure([follows, vanished]) == vanished
     assert exit_code(vanished, [follows, vanished]) == 71
-    assert "had not left the job" in describe_failure(vanished, [follows, vanished], 1.0)[1]
+    assert (
+        "ended with code 0 before it left the job"
+        in describe_failure(vanished, [follows, vanished], 1.0)[1]
+    )
+    exits = Ending(0, 9, 3.0, gone=failed(2.5, "exited with code 9", follows=True))
+    assert first_failure([exits, vanished]) == vanished, "it was the first"
     assert first_failure([follows._replace(gone=failed(1.5)), vanished]).process == 0
     assert first_failure([vanished, Ending(0, 0, None)]) is None  # nobody minds
     assert first_failure([vanished, Ending(0, 1, 9.0)]).process == 0
+
+
+FOLLOWS = "shoal.errors.PeerFailedError: process 2 of 3 (host): 'b' cannot complete"
+
+
+def test_who_says_that_it_followed_others_is_not_the_first_whatever_its_code():
+    root = Ending(1, 1, 2.0, gone=failed(2.0, "KeyError: 'own' (train.py:1 (main))"))
+    for words in ("exited with code 9 (train.py:2 (main))", "ValueError: no answer", FOLLOWS):
+        # It had handled and logged an exception before.
+        followed = Ending(2, 9, 1.0, gone=failed(3.0, words, follows=True))
+        assert first_failure([root, followed]) == root
+
+
+def test_an_exception_of_its_own_is_the_first_however_long_its_process_takes_to_end():
+    own = Ending(1, -15, None, (signal.SIGTERM,), gone=failed(2.0, "KeyError: 'own' (a.py:1 (f))"))
+    later = Ending(2, 1, 3.0, gone=failed(2.5, "ValueError: no answer (a.py:2 (f))"))
+    assert first_failure([own, later]) == own
+    assert exit_code(own, [own, later]) == 1
+    assert describe_failure(own, [own, later], 1.0)[1].endswith(
+        "could not end by itself, ended by shoal run with SIGTERM: KeyError: 'own' (a.py:1 (f))"
+    )
+    # One of JAX's runtime may have come from another's end.
+    torn = own._replace(gone=failed(2.0, "jax.errors.JaxRuntimeError: UNKNOWN: Gloo (a.py:1 (f))"))
+    killed = Ending(2, -9, 2.1)
+    assert first_failure([torn, killed]) == killed
+
+
+@pytest.mark.parametrize("code", [71, 72, 75])
+def test_codes_of_its_own_choice_are_its_own(code):
+    own = Ending(1, code, 2.0, gone=failed(2.0, f"exited with code {code} (a.py:1 (f))"))
+    later = Ending(2, 9, 3.0, gone=failed(2.5, "exited with code 9 (a.py:2 (f))"))
+    follows = Ending(0, 72, 3.0, gone=failed(2.2, FOLLOWS, follows=True))
+    assert first_failure([follows, own, later]) == own
+    assert exit_code(own, [own]) == (72 if code == 75 else code)
+    said = describe_failure(own, [follows, own, later], 1.0)[1]
+    assert (
+        "exited with 75 without a notice" in said if code == 75 else f"exit code {code} (a" in said
+    )
 
 
 def test_what_the_others_lost_is_the_root_whatever_its_code_and_theirs():

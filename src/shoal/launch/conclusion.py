@@ -73,7 +73,11 @@ def conclude(facts: Facts) -> Conclusion:
 
 def _conclude(facts: Facts) -> Conclusion:
     endings, news = facts.endings, facts.news
-    root = first_failure(e for e in endings if e.code != REQUEUE)
+    # Without a notice nobody asked for it.
+    is_requeue = bool(news.has_notice or news.preempted)
+    failed = [e for e in endings if not (is_requeue and e.code == REQUEUE)]
+    is_alike = {e.code for e in endings} <= {0, REQUEUE}  # a program that has its own reason
+    root = None if is_alike else first_failure(failed)
     if facts.losses and not (root and _precedes(root, facts.losses[0])):
         return _lost(facts)
     if news.stalled and any(ending.code for ending in endings):

@@ -20,6 +20,7 @@ class Gone(NamedTuple):
     words: str  # the headline of its exception, or why it is lost
     at_s: float  # on the monotonic clock, which all processes of a host share
     is_dismissed: bool = False  # declared lost for its silence, while its connection stood
+    follows: bool = False  # it failed because of others, as it reported
     is_missed: bool = True  # other processes were in the job then, or had not left it in order
 
 
@@ -116,5 +117,6 @@ class News:
             str(message["words"]),
             float(message["at_s"]),
             process in self._dismissed,
+            bool(message.get("follows")),
             is_missed if knows_missed is None else bool(knows_missed),
         )

@@ -19,6 +19,7 @@ from shoal.errors import (
     StalledError,
 )
 from shoal.launch.news import Gone, KeeperNews
+from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import is_exit, listed, raised_at
 
 # Exit codes for failures of other processes: never the root if a process failed by itself.
@@ -42,6 +43,8 @@ _FROM_OUTSIDE = (
 # Ranks of failures, the likeliest root first: of its own; known only from what the process wrote or
 # reported before its end; the consequence of another failure.
 _OWN, _TOLD, _CONSEQUENCE = range(3)
+# Of errors of JAX's runtime and its transports, which may follow the end of another process.
+_OF_RUNTIME = re.compile(r"JaxRuntimeError|XlaRuntimeError|Gloo|NCCL|[Cc]onnection|Socket closed")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Not one quoted in a message, which has a bar before each line.
 _GROUP_BAR = re.compile(r"  [+|] ")
@@ -99,7 +102,12 @@ class Ending(NamedTuple):
 
     @property
     def known_failed_s(self) -> float | None:
-        """When it failed, by the best available source."""
+        """When it failed, by the best available source: its report to the others, if there is one.
+
+        A traceback on its stderr may be one that it handled.
+        """
+        if self.gone is not None and self.gone.state == "failed":
+            return self.gone.at_s
         times_s = [self.gone.at_s] if self.gone else []
         return min([*times_s, *([] if self.failed_s is None else [self.failed_s])], default=None)
 
@@ -108,9 +116,10 @@ def first_failure(endings: Iterable[Ending]) -> Ending | None:
     """Return the root: the earliest failure that is neither the launcher's nor a consequence.
 
     The meeting place determines the order: a process that learns of a failure may exit before the
-    one that failed. A process that the others lost while it was alive has failed whatever its exit
-    code. If all other failures are consequences, the root is a process that failed before and had
-    to be ended by the launcher, or exited with 0; or else one that was frozen.
+    one that failed, and one that has reported an exception of its own has failed then, however it
+    ended. A process that the others lost while it was alive has failed whatever its exit code. If
+    all other failures are consequences, the root is a process that failed before and had to be
+    ended by the launcher, or ended with 0 before it left the job; or else one that was frozen.
     """
     endings = list(endings)
     claims = [
@@ -131,15 +140,14 @@ def exit_code(root: Ending, endings: Iterable[Ending]) -> int:
     """Return the exit code of the root as in a shell: 128 + n for signal n.
 
     A process that raised and had to be ended by the launcher counts as an exception; one that was
-    frozen or lost as a loss; one that exited with 0 gets the code of the consequence.
+    frozen or lost, or ended with 0 before it left the job, as a loss.
     """
-    if root.was_frozen or root.is_lost:
+    if root.was_frozen or root.is_lost or root.code == 0:
         return ProcessLostError.exit_code
+    if root.code == REQUEUE:  # without a notice: it would be started again for ever
+        return PeerFailedError.exit_code
     if -root.code in root.sent:
         return 1
-    if root.code == 0:
-        followed = [e for e in endings if e.code and e.known_failed_s is not None and not e.sent]
-        return exit_code(min(followed, key=lambda e: e.known_failed_s or 0.0), ())
     return root.code if root.code >= 0 else 128 - root.code
 
 
@@ -153,6 +161,13 @@ def describe_end(ending: Ending) -> str:
         return f"ended by shoal run with {_signal_name(-ending.code)}"
     if ending.is_oom:
         return "killed by SIGKILL: out of memory, by the count of its cgroup"
+    if ending.code == REQUEUE:
+        return f"exited with {REQUEUE} without a notice"
+    if ending.code == 0 and ending.gone is not None:
+        return "ended with code 0 before it left the job"
+    words = ending.gone.words if ending.gone is not None else ""
+    if words.startswith(f"exited with code {ending.code}"):  # of its own choice
+        return f"exit code {ending.code}"
     return _ended(ending.code)
 
 
@@ -289,9 +304,14 @@ def _failed(ending: Ending) -> bool:
 def _rank(ending: Ending) -> int:
     if ending.is_lost:
         return _OWN
+    words = ending.gone.words if ending.gone is not None and ending.gone.state == "failed" else ""
+    if ending.gone is not None and ending.gone.follows:
+        return _TOLD if ending.sent or not ending.code else _CONSEQUENCE
     if ending.sent or not ending.code:
-        return _TOLD
-    return _CONSEQUENCE if ending.code in _CONSEQUENCES else _OWN
+        return _OWN if words and ending.code and not _OF_RUNTIME.search(words) else _TOLD
+    if ending.code in _CONSEQUENCES:
+        return _OWN if words.startswith(f"exited with code {ending.code}") else _CONSEQUENCE
+    return _OWN
 
 
 def _lost(ending: Ending) -> str:
@@ -306,10 +326,8 @@ def _lost(ending: Ending) -> str:
 
 def _reported_before(ending: Ending) -> str:
     """Describe the report of a process that exited with 0."""
-    if ending.code or ending.gone is None:
+    if ending.code or ending.gone is None or ending.gone.state == "lost":
         return ""
-    if ending.gone.state == "lost":
-        return ", but it had not left the job, and the others lost it"
     return f", after it had reported to the others: {ending.gone.words}"
 
 
@@ -319,7 +337,8 @@ def _reason(root: Ending, words: Sequence[str]) -> str:
     Its report to the others contains the place in the program; stderr is the only source for a
     process that never joined.
     """
-    if root.gone is not None and root.gone.state == "failed" and root.code > 0:
+    has_reported = root.gone is not None and root.gone.state == "failed"
+    if root.gone is not None and has_reported and (root.code > 0 or root.sent):
         return _reported(root.gone.words, root.code)
     if _has_traceback(words):
         whole = _without_bars(_last_traceback(root.stderr))

@@ -209,7 +209,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
             verdicts = joined.arrive(point, verdict, timeout_s=left_of(deadline))
             joined.stop.join_verdicts(map(int, verdicts.values()))
     except ShoalError as error:
-        joined.report("failed", f"shutdown: {error}")
+        joined.report("followed", f"shutdown: {error}")
         raise
     else:
         if joined.num_processes > 1 and not _is_attached():

@@ -99,6 +99,62 @@ def test_who_failed_first_is_blamed_though_it_comes_to_its_end_last(launch):
     assert "shoal run: p0: exit code 9\n" in finished.err
 
 
+ENDS = {  # what process 1 does while the others wait; the code of the job, and its last words
+    "raise KeyError('own')": (1, "exit code 1: KeyError: 'own' (script.py:"),
+    "atexit.register(time.sleep, 60); raise KeyError('own')":
+        (1, "ended by shoal run with SIGTERM: KeyError: 'own' (script.py:"),
+    "os._exit(0)": (71, "ended with code 0 before it left the job"),
+    "sys.excepthook = lambda *_: os._exit(0); raise KeyError('own')":
+        (71, "ended with code 0 before it left the job"),
+    "sys.exit(75)": (72, "exited with 75 without a notice"),
+    "sys.exit(72)": (72, "exit code 72 (script.py:"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_who_ends_while_others_wait_is_the_first_whatever_those_make_of_it(launch, ends):
+    """Process 2 once logged an exception, and ends with a code of its own; 0 raises another."""
+    launch.env["SHOAL_AFTERMATH_S"] = "1"
+    code, words = ENDS[ends]
+    script = WAIT + (
+        "import atexit, logging, shoal\n"
+        "shoal.initialize(virtual_devices=1)\n"
+        "try: 1 / 0\n"
+        "except ZeroDivisionError: logging.exception('handled') if me == 2 else None\n"
+        "shoal.barrier('a')\n"
+        f"if me == 1: {ends}\n"
+        "try: shoal.barrier('b')\n"
+        "except shoal.ShoalError as error:\n"
+        "    if me == 0: raise ValueError('no answer') from error\n"
+        "if me == 2: sys.exit(9)\n"
+    )
+    finished = launch.run("-n", "3", script=script)
+    assert finished.code == code, finished.err
+    assert finished.verdict.startswith("shoal run: process 1 of 3 failed first, ")
+    assert words in finished.verdict
+
+
+@pytest.mark.parametrize("words", ["RESOURCE_EXHAUSTED: 80 GiB", "INTERNAL: no more"])
+def test_an_error_of_jaxs_runtime_that_came_first_is_its_own(launch, words):
+    """Process 0 closes its feed on its way out, from which process 1 learns first, and fails."""
+    launch.env["SHOAL_AFTERMATH_S"] = "5"
+    script = WAIT + (
+        "import jax, numpy as np, shoal\n"
+        "shoal.initialize(virtual_devices=1)\n"
+        "layout = shoal.Layout(shoal.make_mesh({'data': -1}), 'data')\n"
+        "batches = shoal.feed(np.zeros(80, np.float32), layout, batch=2)\n"
+        "try:\n"
+        "    for number, _ in enumerate(batches):\n"
+        f"        if me == 0 and number == 3: raise jax.errors.JaxRuntimeError({words!r})\n"
+        "finally:\n"
+        "    batches.close()\n"
+    )
+    finished = launch.run("-n", "2", script=script)
+    assert finished.code == 1, finished.err
+    assert finished.verdict.startswith("shoal run: process 0 of 2 failed first, ")
+    assert f"exit code 1: jax.errors.JaxRuntimeError: {words}" in finished.verdict
+
+
 def test_the_death_of_the_hosts_keeper_is_not_blamed_on_a_process(launch):
     launch.start(
         *("-n", "2", "--devices", "1"),

@@ -310,12 +310,12 @@ class LocalCoordinator:
 
     def report(self, kind: str, words: str) -> None:
         """See `Coordinator.report`."""
-        if kind == "failed":
+        if kind in ("failed", "followed"):
             self._job.depart(self.process, "failed", words)
         elif kind == "doing":
             self._job.record_activity(self.process, words)
         else:
-            raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
+            raise UsageError(f"tell({kind!r}): the kinds are 'failed', 'followed', 'doing'")
 
     def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""

@@ -127,7 +127,8 @@ class Coordinator(Protocol):
         """Make the waits of this process, and its next step, raise StalledError."""
 
     def report(self, kind: str, words: str) -> None:
-        """Report a state one way, without waiting: kind "failed" or "doing".
+        """Report a state one way, without waiting: "failed", "followed" (failed because of others)
+        or "doing".
 
         The text of a failure begins with a headline, see `failure_words`; a traceback may follow.
         """

@@ -84,6 +84,11 @@ class Troubles:
         found = tuple(self._known.items())
         return [trouble for key, trouble in found if key not in self._acknowledged]
 
+    def has_open(self) -> bool:
+        """Return whether there is a loss that is not acknowledged, perhaps known from a call alone,
+        before the watcher has heard of it."""
+        return bool((self._known.keys() | self._reported) - self._acknowledged)
+
     def unreported(self) -> list[Trouble]:
         """Return the losses that no error has named yet, oldest first."""
         found = tuple(self._known.items())

@@ -237,15 +237,16 @@ class TcpCoordinator:
 
     def report(self, kind: str, words: str) -> None:
         """See `Coordinator.report`. Does not raise if the meeting place is gone."""
-        if kind == "failed":
+        if kind in ("failed", "followed"):
             # Of a long traceback keep both ends: where it began, and the error.
             if len(words) > _MAX_WORDS:
                 words = words[: _MAX_WORDS // 4] + "\n...\n" + words[-_MAX_WORDS * 3 // 4 :]
-            self.send({"do": "failed"}, words.encode(errors="replace"))
+            more = {"follows": True} if kind == "followed" else {}
+            self.send({"do": "failed", **more}, words.encode(errors="replace"))
         elif kind == "doing":
             self.send({"do": "doing", "words": words[:1000]})
         else:
-            raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
+            raise UsageError(f"tell({kind!r}): the kinds are 'failed', 'followed', 'doing'")
 
     def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError, UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import causes_of, text_of
+from shoal.runtime.system.failure_words import causes_of, headline_of, text_of
 
 UNHEARD = "the meeting place does not answer"
 _ASK_S = 2.0  # how long an ending process waits for news of the other processes
 _BEHIND_S = 0.5
+# Of errors of JAX's runtime that no other process can cause.
+_OWN_STATUS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED", "OUT_OF_RANGE")
+# The reports of processes that failed because of others, perhaps of this one.
+_FOLLOWED = re.compile(r"shoal\.errors\.(?:PeerFailed|ProcessLost|Deadline|Divergence)Error\b")
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 
 
@@ -40,17 +45,22 @@ def gone_members(coordinator: Coordinator) -> dict[int, Member]:
 
 
 def gone_behind(coordinator: Coordinator, error: BaseException) -> dict[int, Member]:
-    """Return the lost processes that may be the cause of an error of JAX's runtime.
+    """Return the processes whose end may be the cause of an error of JAX's runtime.
 
-    The meeting place may learn of them just after the transport.
+    The meeting place may learn of them just after the transport. One that failed because of others
+    is no cause: perhaps it followed this process, which closed a `feed` on its way here.
     """
     if not is_of_runtime(error):
         return {}
-    gone = gone_members(coordinator)
-    if not gone:
+    causes = _leading(gone_members(coordinator))
+    if not causes:
         time.sleep(_BEHIND_S)
-        gone = gone_members(coordinator)
-    return gone
+        causes = _leading(gone_members(coordinator))
+    return causes
+
+
+def _leading(gone: Mapping[int, Member]) -> dict[int, Member]:
+    return {p: m for p, m in gone.items() if not _FOLLOWED.match(headline_of(m.last_words))}
 
 
 def peers_behind(error: BaseException, gone: Mapping[int, Member]) -> Mapping[int, str] | None:
@@ -87,6 +97,8 @@ def is_of_runtime(error: BaseException) -> bool:
         if isinstance(at, ShoalError):
             return False
         is_xla = type(at).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+        if is_xla and text_of(at).startswith(_OWN_STATUS):
+            return False
         if is_xla or any(words in text_of(at) for words in _RUNTIME_WORDS):
             return True
     return False

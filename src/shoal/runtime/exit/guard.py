@@ -168,7 +168,8 @@ class ExitGuard:
         gone = gone_behind(coordinator, error)
         self._record(error, gone, at_s)  # before any other process learns of it
         with contextlib.suppress(ShoalError, OSError):
-            coordinator.report("failed", failure_of(error).words)
+            kind = "failed" if self._peers is None else "followed"
+            coordinator.report(kind, failure_of(error).words)
         return gone
 
     def _record(self, error: BaseException, gone: Mapping[int, Member], at_s: float) -> None:
@@ -284,14 +285,14 @@ class ExitGuard:
 
     def _report_exit(self, coordinator: Coordinator, words: str) -> None:
         """Report an end by `sys.exit`, as `_report_failure` and `_outlast` do for an exception."""
-        peers = self._peers
-        if lost := [t for t in coordinator.troubles.open() if peers is None]:
-            peers = {t.process: t.words for t in lost if t.process is not None}
+        peers, troubles = self._peers, coordinator.troubles
+        if peers is None and troubles.has_open():
+            peers = {t.process: t.words for t in troubles.open() if t.process is not None}
         at_s = time.time()
         if peers is None:
             self._agent.record_words(words, at_s)
         with contextlib.suppress(ShoalError, OSError):
-            coordinator.report("failed", words)
+            coordinator.report("failed" if peers is None else "followed", words)
         if peers is not None:
             self._agent.record_words(words, self._agent.outlast(coordinator.process, peers))
 

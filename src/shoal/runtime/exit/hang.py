@@ -87,7 +87,7 @@ class HangWatch:
         if cause is None:
             return
         with contextlib.suppress(Exception):
-            here.report("failed", f"it hung, and was ended: {cause.name} {cause.fate}")
+            here.report("followed", f"it hung, and was ended: {cause.name} {cause.fate}")
         write_before_exit(self.report(cause, now))
         os._exit(cause.exit_code)
 

@@ -186,7 +186,7 @@ class StallWatch:
         if progress.is_waiting or progress.mark != self._mark or not self._said:
             return  # it raises StalledError, there or at its next call
         with contextlib.suppress(Exception):
-            here.report("failed", f"stalled: {headline}")
+            here.report("followed", f"stalled: {headline}")
         code = StalledError.exit_code
         place = stands(main_frame()) or "an unknown place"
         said = [indented(stacks())] if here.process in shows else []

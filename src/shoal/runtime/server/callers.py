@@ -122,7 +122,8 @@ class ProcessCaller:
         self._job.take_site(process, text_field(header, "site"))
 
     def _failed(self, _meeting: Meeting[Connection], frame: Frame) -> None:
-        self._job.depart(self._life.process, "failed", frame.body.decode(errors="replace"))
+        words, follows = frame.body.decode(errors="replace"), bool(frame.header.get("follows"))
+        self._job.depart(self._life.process, "failed", words, follows=follows)
 
     def _bye(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         words = one_line(frame.body.decode(errors="replace"))

@@ -197,13 +197,17 @@ class ServedJob:
                 header = {"is": "locate", "process": silent, "pid": pids[silent]}
                 self.mail.push(others[:1], pack_frame(header))
 
-    def depart(self, process: int, state: str, words: str) -> None:
-        """Record that a process is "left", "failed" or "lost". Only the first report counts."""
+    def depart(self, process: int, state: str, words: str, *, follows: bool = False) -> None:
+        """Record that a process is "left", "failed" or "lost". Only the first report counts.
+
+        `follows`: it failed because of others.
+        """
         meeting = self.meeting
         if meeting is None or meeting.has_gone(process):
             return
         self._liveness.forget(process)
-        self.on_news(gone=process, state=state, words=words, at_s=self.now())
+        more = {"follows": True} if follows else {}
+        self.on_news(gone=process, state=state, words=words, at_s=self.now(), **more)
         self.mail.answer(meeting.depart(self.now(), process, state, words))
         if state != "left":
             name = f"process {process} ({self.joining.hosts[process]})"
