@@ -140,6 +140,16 @@ def test_without_a_limit_it_is_reported_once_with_the_places_of_all():
     assert "in stand_still" in whole[0]
 
 
+def test_without_a_launcher_it_is_ended_too():
+    with Cluster(2, env={"SHOAL_STALLED_AFTER_S": "2"}) as cluster:
+        cluster.start(stand_still, 1e6)
+        ended = cluster.wait()
+    assert [one.code for one in ended] == [77, 77]
+    for process, one in enumerate(ended):
+        assert f"shoal: process {process} of 2 " in one.err
+        assert "ended with exit code 77, because no process has moved for" in one.err
+
+
 def test_a_job_that_is_suspended_as_a_whole_is_not_stalled():
     env = {"SHOAL_STALLED_AFTER_S": "3", "SHOAL_LOST_AFTER_S": "60"}
     with Cluster(2, env=env) as cluster:

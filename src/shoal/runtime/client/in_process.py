@@ -315,7 +315,7 @@ class LocalCoordinator:
         elif kind == "doing":
             self._job.record_activity(self.process, words)
         else:
-            raise UsageError(f"tell({kind!r}): the kinds are 'failed', 'followed', 'doing'")
+            raise UsageError(f"report({kind!r}): the kinds are 'failed', 'followed' and 'doing'")
 
     def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""

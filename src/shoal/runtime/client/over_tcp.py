@@ -246,7 +246,7 @@ class TcpCoordinator:
         elif kind == "doing":
             self.send({"do": "doing", "words": words[:1000]})
         else:
-            raise UsageError(f"tell({kind!r}): the kinds are 'failed', 'followed', 'doing'")
+            raise UsageError(f"report({kind!r}): the kinds are 'failed', 'followed' and 'doing'")
 
     def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""
