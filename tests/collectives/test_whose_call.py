@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+import shoal
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.broadcast import broadcast
+from shoal.collectives.live import live
+from shoal.colour import colour_of
 from shoal.errors import PeerFailedError, UsageError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
@@ -21,6 +24,38 @@ def barrier_of(kind, processes):
 
 def broadcast_of(one, timeout_s):
     broadcast.on(one, 1, 0, processes=iter([0, 1]), name="x", timeout_s=timeout_s)
+
+
+class Broken:
+    """An iterable that cannot be read: of any kind, or only once."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __iter__(self):
+        raise self.kind("the list of processes cannot be read")
+
+
+class BrokenList(Broken):
+    """It counts as a list."""
+
+    def __len__(self):
+        return 2
+
+    def __contains__(self, process):
+        return True
+
+
+class BrokenIndex:
+    """The index of a process that is none."""
+
+    def __index__(self):
+        raise OSError("no index")
+
+
+def broken_iterator():
+    raise OSError("the list of processes cannot be read")
+    yield
 
 
 def goes_on(one):
@@ -59,3 +94,61 @@ def test_who_calls_what_others_alone_may_call_disturbs_nobody(process):
         return goes_on(one)
 
     assert run_all(LocalJob(3), go) == ["goes on"] * 3
+
+
+CALLS = {
+    "barrier": lambda one, **more: barrier.on(one, "x", timeout_s=LIMIT_S, **more),
+    "broadcast": lambda one, **more: broadcast.on(one, 1, 0, timeout_s=LIMIT_S, **more),
+    "live": lambda one, **more: live.on(one, timeout_s=LIMIT_S, **more),
+}
+UNREADABLE = {
+    "iterable": lambda: Broken(OSError),
+    "interrupted": lambda: Broken(KeyboardInterrupt),
+    "list": lambda: BrokenList(OSError),
+    "interrupted list": lambda: BrokenList(KeyboardInterrupt),
+    "iterator": broken_iterator,
+    "index": lambda: [0, BrokenIndex()],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("kind", [*UNREADABLE, "unknown keyword"])
+def test_whatever_leaves_a_call_fails_it_for_the_others(name, kind):
+    def go(one):
+        if one.process != 1:
+            with pytest.raises(PeerFailedError):
+                CALLS[name](one)
+        else:
+            wrong = {"nmae": 1} if kind == "unknown keyword" else {"processes": UNREADABLE[kind]()}
+            with pytest.raises((TypeError, OSError, KeyboardInterrupt)):
+                CALLS[name](one, **wrong)
+        return goes_on(one)
+
+    assert run_all(LocalJob(3), go) == ["goes on"] * 3
+
+
+@pytest.mark.parametrize("given", [iter, tuple])
+def test_a_wrong_argument_of_live_ends_the_call_of_its_processes_alone(given):
+    def go(one):
+        if one.process < 2:
+            with pytest.raises(PeerFailedError if one.process else UsageError):
+                live.on(one, given([0, 1]), timeout_s=LIMIT_S if one.process else -1.0)
+        return goes_on(one)
+
+    assert run_all(LocalJob(3), go) == ["goes on"] * 3
+
+
+# What joins or leaves a job, and what meets nobody in its lane.
+BESIDE = {"initialize", "shutdown", "preempted", "create", "should_save", "wait", "close"}
+
+
+def test_every_call_that_meets_others_fails_for_all_from_its_first_line_on():
+    owners = [shoal, shoal.Checkpoints]
+    names = {
+        name: getattr(owner, name)
+        for owner in owners
+        for name in dir(owner)
+        if colour_of(getattr(owner, name, None)).startswith("Collective")
+    }
+    names["Checkpoints"] = shoal.Checkpoints.__init__
+    assert {name for name, one in names.items() if not hasattr(one, "fails_for_all")} == BESIDE

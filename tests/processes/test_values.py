@@ -15,7 +15,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shoal
-from shoal.errors import DeadlineError, DivergenceError, UsageError
+from shoal.errors import (
+    DeadlineError,
+    DivergenceError,
+    PeerFailedError,
+    SaveAborted,
+    UsageError,
+    UsageTypeError,
+)
 from shoal.testing.cluster import Cluster
 
 WORDS = np.array([0x80000000, 1, 0x7FA00001, 0xFFC12345, 0x7F800000], np.uint32)
@@ -310,3 +317,56 @@ def test_memory_is_that_of_the_result_and_a_few_chunks(env):
             for way, (peak_mib, result_mib) in added.items():
                 # What was given back before may be used again: it does not count anew.
                 assert result_mib / 2 <= peak_mib <= result_mib + 48, (way, peak_mib, result_mib)
+
+
+def refused_calls(root):
+    """Calls that meet others, and the keywords or arguments with which Python refuses them."""
+    from shoal.compat import dtensor, multihost_utils
+
+    here = shoal.make_mesh({"x": -1})
+    half = [jax.devices()[0], jax.devices()[-1]]
+    there = shoal.Layout(shoal.make_mesh({"x": 2}, devices=half), "x")
+    array = shoal.put(np.arange(8.0, dtype=np.float32), shoal.Layout(here, "x"))
+    mesh = dtensor.Mesh.from_shoal(here)
+    unknown = {"onyl": 1}
+    return {
+        "save": (lambda **more: shoal.save(f"{root}/a", {"w": 1}, **more), unknown),
+        "restore": (lambda **more: shoal.restore(f"{root}/none", **more), unknown),
+        "live": (lambda **more: shoal.live(**more), unknown),
+        "make_mesh": (lambda **more: shoal.make_mesh({"x": -1}, **more), unknown),
+        "make_mesh of some": (
+            lambda **more: shoal.make_mesh({"x": 2}, devices=half, **more), unknown),
+        "relayout": (lambda **more: shoal.relayout(array, there, **more), unknown),
+        "relayout so": (lambda **more: shoal.relayout(array, there, **more), {"donate": "x"}),
+        "assert_same_program": (
+            lambda **more: shoal.assert_same_program(jax.jit(abs), 1.0, **more), {"name": 1}),
+        "sync": (lambda *more: multihost_utils.sync_global_devices(*more, "x"), [1]),
+        "gather": (lambda **more: multihost_utils.process_allgather(1.0, **more), unknown),
+        "living": (
+            lambda *more: multihost_utils.live_devices(*more, jax.devices()).__enter__(), [1]),
+        "named": (lambda *more: dtensor.name_based_save(mesh, f"{root}/b", *more, {"x": 1.0}), [1]),
+        "barrier": (lambda *more: dtensor.barrier(mesh, "x", *more), [1, 2]),
+    }  # fmt: skip
+
+
+def left_before_it_began(root):
+    index = shoal.process_index()
+    for name, (call, wrong) in refused_calls(root).items():
+        try:
+            if not index:
+                call()
+            else:
+                call(**wrong) if isinstance(wrong, dict) else call(*wrong)
+            told = "returned"
+        except Exception as error:  # noqa: BLE001 - compared
+            told = type(error)
+        expected = (TypeError, UsageTypeError) if index else (PeerFailedError, SaveAborted)
+        assert issubclass(told, expected), (name, told)
+        for again in "ab":
+            shoal.barrier(f"{again} after {name}", timeout_s=20)
+    return "in step"
+
+
+def test_a_call_that_python_refuses_on_one_process_fails_on_the_other(tmp_path, child_env):
+    with Cluster(2, start_method="fork", devices=2, env=child_env) as job:
+        assert job.run(left_before_it_began, str(tmp_path)) == ["in step"] * 2

@@ -30,6 +30,7 @@ from shoal.errors import (
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import fail_call, refused_for_all
 from shoal.runtime.process import coordinator, device_start, has_joined, registered
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.startup.device_start import start_devices
@@ -43,7 +44,23 @@ _MOST_CPUS = 4096  # that a message suggests
 _MOST_SHAPES = 4096  # shapes compared for an error message
 
 
+def _fail(
+    error: BaseException,
+    *_: object,
+    devices: Any = None,
+    lane: object = "main",
+    **__: object,
+) -> None:
+    """Fail the call for the other processes that own the devices."""
+    owners = None
+    if devices is not None and not isinstance(devices, str):
+        owners = {device.process_index for device in _listed(devices, jax.devices())[0]}
+    if owners is None or len(owners) > 1:
+        fail_call(_coordinator(devices), "make_mesh", error, lane=lane, processes=owners)
+
+
 @collective("the mesh's processes")
+@refused_for_all(_fail)
 def make_mesh(
     axes: Mapping[str, int] | Iterable[tuple[str, int]],
     *,

@@ -29,7 +29,9 @@ from shoal.runtime.verb import verb
 _LOG = logging.getLogger("shoal")
 
 
-def _owners(coordinator: Coordinator, mesh: object = None, **_: object) -> tuple[int, ...] | None:
+def _owners(
+    coordinator: Coordinator, mesh: object = None, *_: object, **__: object
+) -> tuple[int, ...] | None:
     """Return the processes of a mesh, as far as known before they meet."""
     if isinstance(mesh, Mesh):
         return mesh.process_indices

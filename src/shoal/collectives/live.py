@@ -8,6 +8,7 @@ from shoal import settings
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
 from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb
@@ -15,6 +16,7 @@ from shoal.runtime.verb import verb
 
 @collective("processes")
 @verb
+@one_call("live", survivors=True)
 def live(
     coordinator: Coordinator,
     processes: Iterable[int] | None = None,
@@ -57,12 +59,11 @@ def live(
     >>> live()
     (0,)
     """
-    with coordinator.call("live", lane, processes, survivors=True):
-        if not isinstance(lane, str):
-            raise UsageTypeError(f"live: lane={lane!r} must be text")
-        if not lane:
-            raise UsageError("live: lane must not be empty")
-        timeout_s = settings.timeout("live()", timeout_s, "SHOAL_TIMEOUT_S")
-        group = group_of("live", processes)
-        point = Point("live", group, lane, fingerprint="live", site=callsite(), survivors=True)
-        return tuple(sorted(coordinator.arrive(point, timeout_s=timeout_s)))
+    if not isinstance(lane, str):
+        raise UsageTypeError(f"live: lane={lane!r} must be text")
+    if not lane:
+        raise UsageError("live: lane must not be empty")
+    timeout_s = settings.timeout("live()", timeout_s, "SHOAL_TIMEOUT_S")
+    group = group_of("live", processes)
+    point = Point("live", group, lane, fingerprint="live", site=callsite(), survivors=True)
+    return tuple(sorted(coordinator.arrive(point, timeout_s=timeout_s)))

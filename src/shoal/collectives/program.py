@@ -28,6 +28,7 @@ _WIDTH = 120  # characters shown of the line before the difference
 @one_call("assert_same_program")
 def assert_same_program(
     coordinator: Coordinator,
+    /,
     jitted: Any,
     *args: Any,
     name: str | None = None,

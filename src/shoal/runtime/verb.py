@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
+from shoal.errors import InitializeError
 from shoal.runtime.client.interface import Coordinator
 
 P = ParamSpec("P")
@@ -37,3 +38,13 @@ def verb(function: Callable[Concatenate[Coordinator, P], T]) -> Verb[P, T]:
     public.on = function
     public.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return public
+
+
+def coordinator_here(*_: object, **__: object) -> Coordinator | None:
+    """Return the coordinator of this process, whatever the arguments; None: it has none."""
+    from shoal.runtime.process import coordinator
+
+    try:
+        return coordinator()
+    except InitializeError:
+        return None

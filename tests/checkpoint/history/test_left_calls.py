@@ -32,6 +32,20 @@ LEFT = {
     "delete": (lambda one, wrong: one.delete(-1 if wrong else 1), PeerFailedError),
 }
 W = {"w": np.arange(4)}
+# Arguments that Python itself refuses, or that are checked before anything else.
+REFUSED = {
+    "save what": (lambda one, wrong: one.save(2, W, **unknown(wrong)), SaveAborted),
+    "save of no step": (lambda one, wrong: one.save(*(() if wrong else (2, W))), SaveAborted),
+    "save when": (lambda one, wrong: one.save("2" if wrong else 2, W), SaveAborted),
+    "save how": (lambda one, wrong: one.save(2, W, force="yes" if wrong else False), SaveAborted),
+    "restore more": (lambda one, wrong: one.restore(*([1, None, 2][: 3 if wrong else 1])), None),
+    "resume without": (lambda one, wrong: one.resume(*([None, W][: 1 if wrong else 2])), None),
+    "delete what": (lambda one, wrong: one.delete(1, **unknown(wrong)), None),
+}
+
+
+def unknown(wrong):
+    return {"onyl": "w"} if wrong else {}
 
 
 def saved(one, step):
@@ -59,6 +73,76 @@ def test_a_wrong_argument_of_one_process_ends_the_call_of_all(tmp_path, name, as
     # The lead deletes before it meets the others: what was asked of it is done.
     kept = (3,) if name == "delete" else (1, 3)
     assert run_all(LocalJob(3), run) == [kept] * 3
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_arguments_that_one_process_cannot_pass_end_the_call_of_all(tmp_path, name):
+    call, others_get = REFUSED[name]
+
+    def run(coordinator):
+        one = Checkpoints(tmp_path, timeout_s=PATIENCE_S / 2, coordinator=coordinator)
+        saved(one, 1)
+        is_wrong = coordinator.process == 1
+        with pytest.raises((TypeError, UsageError) if is_wrong else others_get or PeerFailedError):
+            call(one, is_wrong)
+        barrier.on(coordinator, "the next call", timeout_s=PATIENCE_S / 2)
+        one.save(3, W)
+        one.close()
+        return 3 in one.all_steps()
+
+    assert run_all(LocalJob(3), run) == [True] * 3
+
+
+@pytest.mark.parametrize("wrong", [{"step": "4"}, {"step": 4, "onyl": 1}, {"step": 4, "force": 2}])
+def test_a_refused_save_of_a_step_that_nobody_saves_ends_nothing(tmp_path, wrong):
+    def run(coordinator):
+        one = Checkpoints(tmp_path, every=10, timeout_s=PATIENCE_S / 2, coordinator=coordinator)
+        if coordinator.process == 1:
+            with pytest.raises((TypeError, UsageError)):
+                one.save(**({"state": W} | wrong))
+        else:
+            assert one.save(4, W) is False
+        barrier.on(coordinator, "the next call", timeout_s=PATIENCE_S / 2)
+        with pytest.raises((TypeError, UsageError) if coordinator.process == 1 else SaveAborted):
+            one.save(9, W, **unknown(coordinator.process == 1))
+        barrier.on(coordinator, "and the next", timeout_s=PATIENCE_S / 2)
+        one.close()
+        return one.all_steps()
+
+    assert run_all(LocalJob(3), run) == [()] * 3
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_an_initial_state_that_one_process_cannot_make_is_made_by_none(tmp_path, meets):
+    def run(coordinator):
+        def init():
+            if coordinator.process == 1:
+                raise ZeroDivisionError
+            if meets:
+                barrier.on(coordinator, "in init", timeout_s=PATIENCE_S / 2)
+            return W
+
+        one = Checkpoints(tmp_path, timeout_s=PATIENCE_S / 2, coordinator=coordinator)
+        with pytest.raises(ZeroDivisionError if coordinator.process == 1 else PeerFailedError):
+            one.resume(None, init)
+        for name in "ab":
+            barrier.on(coordinator, name, timeout_s=PATIENCE_S / 2)
+        return one.resume(None, lambda: W)[1]
+
+    assert run_all(LocalJob(3), run) == [0] * 3
+
+
+def test_a_history_that_one_process_cannot_name_is_made_by_none(tmp_path):
+    def run(coordinator):
+        options = {"coordinator": coordinator, "timeout_s": PATIENCE_S / 2}
+        is_wrong = coordinator.process == 1
+        with pytest.raises(TypeError if is_wrong else PeerFailedError):
+            Checkpoints(tmp_path, **options, **unknown(is_wrong))
+        with Checkpoints(tmp_path, **options) as one:
+            one.save(1, W)
+        return one.all_steps()
+
+    assert run_all(LocalJob(3), run) == [(1,)] * 3
 
 
 def test_a_history_that_one_process_cannot_make_is_made_by_none(tmp_path):

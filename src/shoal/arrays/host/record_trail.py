@@ -12,7 +12,7 @@ import numpy as np
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import as_numpy, is_key
-from shoal.errors import InitializeError, WrongType
+from shoal.errors import WrongType
 from shoal.hashing import short_digest
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -21,6 +21,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import listed
+from shoal.runtime.verb import coordinator_here
 
 Group = frozenset[int]
 
@@ -137,16 +138,6 @@ def lane_problems(lane: object) -> list[str]:
     if isinstance(lane, str):
         return ["lane must not be empty"]
     return [WrongType(f"lane={lane!r} must be text")]
-
-
-def coordinator_here() -> Coordinator | None:
-    """Return this process's coordinator; None where it meets no other process."""
-    from shoal.runtime.process import coordinator
-
-    try:
-        return coordinator()
-    except InitializeError:  # not initialized, or a fork
-        return None
 
 
 @lru_cache(maxsize=256)

@@ -8,15 +8,16 @@ one round trip: nothing moves before all have agreed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
 from shoal import settings
-from shoal.arrays.bridge.leaf_layouts import Leaf
+from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
-from shoal.arrays.host.record_trail import coordinator_here, record_trail, trail_lines
+from shoal.arrays.host.record_trail import record_trail, trail_lines
 from shoal.arrays.moving.across_devices import is_across, is_apart
 from shoal.errors import DeadlineError, UsageError
 from shoal.plan.layout import Layout
@@ -24,11 +25,13 @@ from shoal.plan.transfer.permutes import MOST_PERMUTES, num_permutes, side_of
 from shoal.plan.transfer.plan import plan_transfer
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import fail_call
 from shoal.runtime.jax_service.process_numbers import processes_of
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import listed
+from shoal.runtime.verb import coordinator_here
 
 
 def obstacle(
@@ -100,23 +103,15 @@ def agree_on_move(
       DivergenceError: on all that arrived: another call, or other layouts.
       DeadlineError, ProcessLostError, PeerFailedError: as `Coordinator.arrive`.
     """
-    sources = {
-        leaf.path: layout_of_sharding(array.sharding, array.ndim)
-        for leaf, array in zip(leaves, arrays, strict=True)
-        if array is not None and is_across(array.sharding, sharding(leaf.layout))
-    }
+    sources = _sources(leaves, arrays)
     if not sources:
         record_trail("relayout", leaves, lane=None, options=options)
         return
     coordinator = coordinator_here()
     if coordinator is None or coordinator.num_processes == 1:
         return
-    meshes = [layout.mesh for layout in sources.values()]
     timeout_s = settings.timeout("relayout", None, "SHOAL_TIMEOUT_S")
-    meshes += [leaf.layout.mesh for leaf in leaves]
-    owners = {process for mesh in meshes for process in mesh.process_indices}
-    if any(mesh.kind == "tpu" for mesh in meshes):
-        owners = _job_numbers(coordinator, owners, timeout_s)
+    owners = _owners(coordinator, leaves, sources, timeout_s)
     if coordinator.process not in owners:
         return
     fault_points.reach("relayout.before_arrive", coordinator.process)
@@ -134,6 +129,48 @@ def agree_on_move(
         lane=coordinator.trails.lane or "main",
     )
     fault_points.reach("relayout.after_arrive", coordinator.process)
+
+
+def fail_move(error: BaseException, tree: Any, layouts: Any, *_: object, **__: object) -> None:
+    """Fail a refused `relayout` for the other processes, if it moves arrays to other devices."""
+    leaves = [leaf for leaf in leaf_layouts(tree, layouts, [])[0] if is_placed(leaf.value)]
+    sources = _sources(leaves, [leaf.value for leaf in leaves])
+    coordinator = coordinator_here()
+    if coordinator is None or coordinator.num_processes == 1 or not sources:
+        return
+    timeout_s = settings.timeout("relayout", None, "SHOAL_TIMEOUT_S")
+    owners = _owners(coordinator, leaves, sources, timeout_s)
+    lane = coordinator.trails.lane or "main"
+    fail_call(coordinator, "relayout", error, lane=lane, processes=owners)
+
+
+def is_placed(value: object) -> bool:
+    """Is it an array on devices, and not a value inside `jit`?"""
+    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+
+
+def _sources(leaves: Sequence[Leaf], arrays: Sequence[jax.Array | None]) -> Mapping[str, Layout]:
+    """Return the layouts of the arrays that move to other devices, by path."""
+    return {
+        leaf.path: layout_of_sharding(array.sharding, array.ndim)
+        for leaf, array in zip(leaves, arrays, strict=True)
+        if array is not None and is_across(array.sharding, sharding(leaf.layout))
+    }
+
+
+def _owners(
+    coordinator: Coordinator,
+    leaves: Sequence[Leaf],
+    sources: Mapping[str, Layout],
+    timeout_s: float,
+) -> set[int]:
+    """Return the processes that meet for a move."""
+    meshes = [layout.mesh for layout in sources.values()]
+    meshes += [leaf.layout.mesh for leaf in leaves]
+    owners = {process for mesh in meshes for process in mesh.process_indices}
+    if any(mesh.kind == "tpu" for mesh in meshes):
+        owners = _job_numbers(coordinator, owners, timeout_s)
+    return owners
 
 
 def _job_numbers(coordinator: Coordinator, owners: Iterable[int], timeout_s: float) -> set[int]:

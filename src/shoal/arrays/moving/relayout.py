@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Literal
 
 import jax
@@ -17,15 +18,17 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.host_values import deleted
-from shoal.arrays.moving.agreed_move import agree_on_move, obstacle
+from shoal.arrays.moving.agreed_move import agree_on_move, fail_move, obstacle
 from shoal.arrays.moving.host_copy import check_way
 from shoal.arrays.moving.move import Move, move
 from shoal.arrays.moving.staged_move import move_staged, why_not_staged
 from shoal.colour import collective
 from shoal.errors import UsageError, raise_all
+from shoal.runtime.client.lanes import refused_for_all
 
 
 @collective("the processes of both meshes")
+@refused_for_all(fail_move)
 def relayout(
     tree: Any,
     layouts: Layouts,
@@ -86,6 +89,29 @@ def relayout(
       >>> shoal.relayout(rows, shoal.Layout(mesh, None, "x")).sharding.spec
       P(None, 'x')
     """
+    try:
+        leaves, treedef, arrays = _checked(tree, layouts, donate=donate, staged=staged, way=way)
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # whose call it is cannot be known
+            fail_move(error, tree, layouts)
+        raise
+    agree_on_move(leaves, arrays, options=("staged through the host",) * staged)
+    moves = [
+        Move(leaf.value, array, sharding(leaf.layout))
+        for leaf, array in zip(leaves, arrays, strict=True)
+        if array is not None
+    ]
+    if staged:
+        moved = move_staged(moves, donate=donate)
+    else:
+        moved = move(moves, donate=donate, between_devices=way == "collectives")
+    return jax.tree.unflatten(treedef, moved)
+
+
+def _checked(
+    tree: Any, layouts: Layouts, *, donate: bool, staged: bool, way: str | None
+) -> tuple[list[Leaf], Any, list[jax.Array | None]]:
+    """Check the arguments; return the leaves, the tree's structure, and the arrays."""
     check_flags("relayout", donate=donate, staged=staged)
     check_way("relayout", way)
     if staged and way is not None:
@@ -102,17 +128,7 @@ def relayout(
             why = why_not_staged(leaf.value, array, sharding(leaf.layout))
             problems.extend([f"{leaf.path}: {why}"] if why else [])
     raise_all("relayout", problems)
-    agree_on_move(leaves, arrays, options=("staged through the host",) * staged)
-    moves = [
-        Move(leaf.value, array, sharding(leaf.layout))
-        for leaf, array in zip(leaves, arrays, strict=True)
-        if array is not None
-    ]
-    if staged:
-        moved = move_staged(moves, donate=donate)
-    else:
-        moved = move(moves, donate=donate, between_devices=way == "collectives")
-    return jax.tree.unflatten(treedef, moved)
+    return leaves, treedef, arrays
 
 
 def _concrete(leaf: Leaf, problems: list[str]) -> jax.Array | None:

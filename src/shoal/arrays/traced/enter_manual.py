@@ -11,14 +11,17 @@ import numpy as np
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.leaf_layouts import Layouts, leaf_layouts
 from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.moving.agreed_move import fail_move
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.pack import pack, unpack
 from shoal.colour import collective, logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.mesh import Mesh
+from shoal.runtime.client.lanes import refused_for_all
 
 
 @collective("the processes of both meshes")
+@refused_for_all(fail_move)
 def enter_manual(tree: Any, layouts: Layouts) -> list[Any]:
     """Return the shards of arrays on each of this process's devices, to compute on by hand.
 

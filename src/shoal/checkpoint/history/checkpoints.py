@@ -28,10 +28,31 @@ from shoal.errors import UsageError
 from shoal.runtime import process
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import fail_call, one_call, refused_for_all
 from shoal.runtime.preemption import failure_noted, stops_at_save
 from shoal.runtime.rules.stopping import REQUEUE
 
 _LOG = logging.getLogger("shoal")
+
+
+def _history_of(ckpts: Checkpoints, *_: object, **__: object) -> Coordinator:
+    return ckpts._coordinator
+
+
+def _members_of(ckpts: Checkpoints, *_: object, **__: object) -> tuple[int, ...] | None:
+    return ckpts._group.named
+
+
+def _given(*_: object, coordinator: Coordinator | None = None, **__: object) -> Coordinator:
+    return coordinator or process.coordinator()
+
+
+def _fail_save(
+    error: BaseException, ckpts: Checkpoints, step: object = None, *_: object, **options: object
+) -> None:
+    """Fail a refused save for the others, if these save that step."""
+    if options.get("force") is True or ckpts._wants_all(step):
+        fail_call(ckpts._coordinator, "save", error, processes=ckpts._group.named)
 
 
 @collective("processes")
@@ -80,6 +101,7 @@ class Checkpoints(ReadOnlyHistory):
       array([5., 5., 5.])
     """
 
+    @one_call("Checkpoints", of=_given)
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -94,32 +116,29 @@ class Checkpoints(ReadOnlyHistory):
         coordinator: Coordinator | None = None,
     ) -> None:
         self._coordinator = coordinator = coordinator or process.coordinator()
-        with coordinator.call("Checkpoints", "main", processes):
-            self._path = checked_path(path)
-            self._root = LocalFolder(self._path)
-            self._timeout_s = timeout_s  # None: each wait has its own deadline
-            flags: dict[str, object] = {"asynchronous": asynchronous, "recover": recover}
-            check_history_options(flags, {"timeout_s": timeout_s, "lease_s": lease_s})
-            lease_s = settings.seconds("SHOAL_LEASE_S") if lease_s is None else lease_s
-            policy = policy_of(keep)
-            rules_of(every)
-            self._group = group_in(self._coordinator, "Checkpoints", processes)
-            self._saver = Saver(
-                self._coordinator, self._root, policy,
-                group=self._group, asynchronous=asynchronous, lease_s=lease_s,
-            )  # fmt: skip
-            self._is_closed = False
+        self._path = checked_path(path)
+        self._root = LocalFolder(self._path)
+        self._timeout_s = timeout_s  # None: each wait has its own deadline
+        flags: dict[str, object] = {"asynchronous": asynchronous, "recover": recover}
+        check_history_options(flags, {"timeout_s": timeout_s, "lease_s": lease_s})
+        lease_s = settings.seconds("SHOAL_LEASE_S") if lease_s is None else lease_s
+        policy = policy_of(keep)
+        rules_of(every)
+        self._group = group_in(self._coordinator, "Checkpoints", processes)
+        self._saver = Saver(
+            self._coordinator, self._root, policy,
+            group=self._group, asynchronous=asynchronous, lease_s=lease_s,
+        )  # fmt: skip
+        self._is_closed = False
 
-            options: dict[str, object] = {"keep": policy, "every": rule_text(every), **flags}
-            begin = partial(
-                saved_steps.open_history, self._root, idle_s=lease_s if recover else None
-            )
-            last, self._saver.called = in_one_folder(
-                coordinator, "Checkpoints", options, begin, self._root,
-                group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
-            )  # fmt: skip
-            self._cadence = Cadence(every, self._clock_of_lead, last=-1 if last is None else last)
-            self._saver.on_failed = self._cadence.undo
+        options: dict[str, object] = {"keep": policy, "every": rule_text(every), **flags}
+        begin = partial(saved_steps.open_history, self._root, idle_s=lease_s if recover else None)
+        last, self._saver.called = in_one_folder(
+            coordinator, "Checkpoints", options, begin, self._root,
+            group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
+        )  # fmt: skip
+        self._cadence = Cadence(every, self._clock_of_lead, last=-1 if last is None else last)
+        self._saver.on_failed = self._cadence.undo
 
     # ---- saving
 
@@ -138,6 +157,7 @@ class Checkpoints(ReadOnlyHistory):
         return self._cadence.wants(number) or self._stops_at(number, "should_save")
 
     @collective("processes")
+    @refused_for_all(_fail_save)
     def save(
         self,
         step: int,
@@ -179,9 +199,13 @@ class Checkpoints(ReadOnlyHistory):
           UsageError, DivergenceError, StorageError, SaveAborted, …: as `shoal.save`, on all.
         """
         with failure_noted(self._coordinator, self._root.path, step) as number:
-            step = step_number("save", step)
-            check_flags("save", force=force)
-            self._refuse_if_closed("save")
+            try:
+                step = step_number("save", step)
+                check_flags("save", force=force)
+                self._refuse_if_closed("save")
+            except BaseException as error:
+                _fail_save(error, self, step, force=force)
+                raise
             if not (force or self._cadence.wants(step) or self._stops_at(step, "save")):
                 return False
             limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -211,6 +235,7 @@ class Checkpoints(ReadOnlyHistory):
     # ---- restoring
 
     @collective("processes")
+    @one_call("restore", of=_history_of, among=_members_of)
     def restore(
         self,
         step: int | None = None,
@@ -242,15 +267,15 @@ class Checkpoints(ReadOnlyHistory):
           NotShared: on all: a process does not see what the lead sees.
           CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
         """
-        with self._coordinator.call("restore", "main", self._group.named):
-            restore = self._restoring("restore", target, timeout_s, options, step)
-            ask, damaged = partial(self._result_of_lead, "restore"), self._saver.damaged
-            found = restored(self._root, ask, restore, step, damaged, skip_corrupt=skip_corrupt)
+        restore = self._restoring("restore", target, timeout_s, options, step)
+        ask, damaged = partial(self._result_of_lead, "restore"), self._saver.damaged
+        found = restored(self._root, ask, restore, step, damaged, skip_corrupt=skip_corrupt)
         if found is None:
             raise none_left(self._root, self._saver.damaged)
         return found[1]
 
     @collective("processes")
+    @one_call("resume", of=_history_of, among=_members_of)
     def resume(
         self,
         target: Any,
@@ -282,23 +307,21 @@ class Checkpoints(ReadOnlyHistory):
         Raises: as `restore`, but for NotCommitted. RestoreMismatch also if the state could not be
           restored again, UsageError if it cannot be saved.
         """
-        with self._coordinator.call("resume", "main", self._group.named):
-            restore = self._restoring("resume", target, timeout_s, options)
-            ask, damaged = partial(self._result_of_lead, "resume"), self._saver.damaged
-            found = restored(self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt)
+        restore = self._restoring("resume", target, timeout_s, options)
+        ask, damaged = partial(self._result_of_lead, "resume"), self._saver.damaged
+        found = restored(self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt)
         is_new = found is None
         if found is None:  # `init` may itself be collective
             found = -1, init() if callable(init) else init
-        with self._coordinator.call("resume", "main", self._group.named):
-            number, state = found
-            check = partial(
-                check_resumable, state, self._root, target, options,
-                processes=self._group.count, is_new=is_new,
-            )  # fmt: skip
-            raise_together(
-                self._coordinator, "resume", check,
-                group=self._group, timeout_s=self._limit_s("resume"),
-            )  # fmt: skip
+        number, state = found
+        check = partial(
+            check_resumable, state, self._root, target, options,
+            processes=self._group.count, is_new=is_new,
+        )  # fmt: skip
+        raise_together(
+            self._coordinator, "resume", check,
+            group=self._group, timeout_s=self._limit_s("resume"),
+        )  # fmt: skip
         self._saver.reserve_for(state)
         return state, number + 1
 
@@ -330,6 +353,7 @@ class Checkpoints(ReadOnlyHistory):
         saved_steps.unpin(self._root, step_number("unpin", step))
 
     @collective("processes")
+    @one_call("delete", of=_history_of, among=_members_of)
     def delete(self, step: int) -> None:
         """Delete a step, damaged or not; if a crash interrupts it, the step is still deleted.
 
@@ -341,13 +365,12 @@ class Checkpoints(ReadOnlyHistory):
           NotCommitted, UsageError: on all: it is not saved; it is pinned.
           SaveAborted, StorageError, …: on all: the save that it waited for failed; once, as `wait`.
         """
-        with self._coordinator.call("delete", "main", self._group.named):
-            number = step_number("delete", step)
-            self._saver.settle_step(number, self._timeout_s)
-            self._result_of_lead(
-                "delete", (f"step={number}",), lambda: saved_steps.delete_step(self._root, number)
-            )
-            self._saver.damaged.discard(number)
+        number = step_number("delete", step)
+        self._saver.settle_step(number, self._timeout_s)
+        self._result_of_lead(
+            "delete", (f"step={number}",), lambda: saved_steps.delete_step(self._root, number)
+        )
+        self._saver.damaged.discard(number)
 
     # ---- the block
 
@@ -400,6 +423,13 @@ class Checkpoints(ReadOnlyHistory):
         self._saver.settle_step(number, limit_s)
         own = {**options, "processes": self._group.named, "timeout_s": limit_s}
         return lambda step: restore_with(self._coordinator, self.path_of(step), target, **own)
+
+    def _wants_all(self, step: object) -> bool:
+        """Return whether `every` wants a step; of one that is no number: any."""
+        try:
+            return self._cadence.wants(step_number("save", step))
+        except UsageError:
+            return self._cadence.wants_every_step
 
     def _stops_at(self, step: int, operation: str) -> bool:
         """Return whether a notice wants this step saved, though `every` does not."""

@@ -85,6 +85,11 @@ class Cadence:
         self._look_at = -math.inf
         self._answer = None
 
+    @property
+    def wants_every_step(self) -> bool:
+        """Whether each step that is passed to `save` is saved."""
+        return self._rules is None
+
     def wants(self, step: int) -> bool:
         """Should `step` be saved? Repeated calls agree until a save begins.
 

@@ -23,12 +23,16 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_delivered
+from shoal.runtime.verb import verb
 
 Path = str | os.PathLike[str]
 
 
 @collective("processes")
+@verb
+@one_call("restore")
 def restore(
+    coordinator: Coordinator,
     path: Path,
     target: Any = None,
     *,
@@ -151,10 +155,8 @@ def restore(
     >>> back["w"].sharding.spec, back["b"].sharding.spec
     (P('data', None), P(None,))
     """
-    from shoal.runtime.process import coordinator
-
     return restore_with(
-        coordinator(),
+        coordinator,
         path,
         target,
         only=only,

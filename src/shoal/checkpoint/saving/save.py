@@ -27,10 +27,14 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_delivered
+from shoal.runtime.verb import verb
 
 
 @collective("processes")
+@verb
+@one_call("save")
 def save(
+    coordinator: Coordinator,
     path: str | os.PathLike[str],
     tree: Any,
     *,
@@ -86,12 +90,10 @@ def save(
     >>> shoal.save(tempfile.mkdtemp() + "/model", {"w": np.ones(3), "epoch": 2})
     """
     from shoal.runtime.preemption import failure_noted, note_kept
-    from shoal.runtime.process import coordinator
 
-    joined = coordinator()
-    with failure_noted(joined, str(path), step) as number:
+    with failure_noted(coordinator, str(path), step) as number:
         save_with(
-            joined,
+            coordinator,
             path,
             tree,
             step=step,
@@ -101,7 +103,7 @@ def save(
             name=name,
             timeout_s=timeout_s,
         )
-    note_kept(joined, str(path), number)
+    note_kept(coordinator, str(path), number)
 
 
 @interrupts_delivered

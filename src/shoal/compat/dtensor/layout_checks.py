@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
-__all__ = ["ANY", "MATCH", "UNSHARDED", "check_dtensor_mesh", "checked", "rank_of", "sizes_of"]
+__all__ = [
+    "ANY",
+    "MATCH",
+    "UNSHARDED",
+    "check_dtensor_mesh",
+    "checked",
+    "mesh_owners",
+    "rank_of",
+    "sizes_of",
+]
 
 UNSHARDED = "unsharded"
 MATCH = "match"
@@ -24,6 +33,11 @@ def check_dtensor_mesh(mesh: object) -> Mesh:
     if not isinstance(mesh, Mesh):
         raise UsageTypeError(f"dtensor.Layout: mesh is not a valid Mesh object: {mesh!r}")
     return mesh
+
+
+def mesh_owners(mesh: object = None, *_: object, **__: object) -> tuple[int, ...] | None:
+    """Return the processes that make a call with a DTensor mesh; None: not known."""
+    return mesh.shoal_mesh.process_indices if isinstance(mesh, Mesh) else None
 
 
 def checked(

@@ -11,14 +11,16 @@ from shoal.arrays.make_mesh import make_mesh, virtual_cpus
 from shoal.collectives.drain import drain
 from shoal.colour import collective, local
 from shoal.compat.dtensor import config
-from shoal.compat.dtensor.layout_checks import check_dtensor_mesh
+from shoal.compat.dtensor.layout_checks import check_dtensor_mesh, mesh_owners
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.placing import devices_of
 from shoal.compat.dtensor.refused import NotPossible, StartError, check_eager, prefix_errors
 from shoal.compat.dtensor.text.device_spec import DeviceSpec, spec_of
 from shoal.errors import UsageError
 from shoal.plan.placement import Rings
+from shoal.runtime.client.lanes import one_call
 from shoal.runtime.process import is_initialized
+from shoal.runtime.verb import coordinator_here
 
 __all__ = [
     "barrier",
@@ -111,6 +113,7 @@ def create_mesh(
 
 
 @collective("the mesh's processes")
+@one_call("create_distributed_mesh", of=coordinator_here)
 def create_distributed_mesh(
     mesh_dims: Dims, mesh_name: str = "", local_devices: Devices = None,
     device_type: str | None = None, use_xla_spmd: bool = False,
@@ -171,6 +174,7 @@ def _of(owner: int, specs: Sequence[DeviceSpec], is_all: bool) -> list[int]:
 
 
 @collective("all processes")
+@one_call("create_tpu_mesh", of=coordinator_here)
 def create_tpu_mesh(
     mesh_dim_names: list[str], mesh_shape: list[int], mesh_name: str, ring_dims: int | None = None,
     ring_axes: list[str] | None = None, ring_bounds: list[int] | None = None,
@@ -245,6 +249,7 @@ def get_device_locations(mesh: Mesh, client_id: int | None = None) -> list[dict[
 
 
 @collective("the mesh's processes")
+@one_call("barrier", of=coordinator_here, among=mesh_owners)
 def barrier(
     mesh: Mesh, barrier_name: str | None = None, timeout_in_ms: float | None = None
 ) -> None:

@@ -15,14 +15,16 @@ from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.tree.names import component
 from shoal.colour import collective
-from shoal.compat.dtensor.layout_checks import check_dtensor_mesh
+from shoal.compat.dtensor.layout_checks import check_dtensor_mesh, mesh_owners
 from shoal.compat.dtensor.layouts_of import value_of
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.numbers import array_from
 from shoal.compat.dtensor.refused import check_eager, prefix_errors
 from shoal.compat.dtensor.slices import part_of, whole_of
 from shoal.errors import UsageError, UsageTypeError
+from shoal.runtime.client.lanes import one_call
 from shoal.runtime.process import process_count
+from shoal.runtime.verb import coordinator_here
 
 __all__ = ["name_based_restore", "name_based_save", "processes_of", "saved_form", "sharded_save"]
 
@@ -52,6 +54,7 @@ def saved_form(operation: str, name: str, value: Any) -> Any:
 
 
 @collective("the mesh's processes")
+@one_call("sharded_save", of=coordinator_here, among=mesh_owners)
 def sharded_save(
     mesh: Mesh, file_prefix: Prefix, tensor_names: Sequence[str], shape_and_slices: Sequence[str],
     tensors: Sequence[Any],
@@ -96,6 +99,7 @@ def _as_many(names: Any, slices: Any, tensors: Any) -> list[tuple[Any, Any, Any]
 
 
 @collective("the mesh's processes")
+@one_call("name_based_save", of=coordinator_here, among=mesh_owners)
 def name_based_save(
     mesh: Mesh, checkpoint_prefix: Prefix, name_tensor_dict: Mapping[str, Any]
 ) -> None:
@@ -118,6 +122,7 @@ def name_based_save(
 
 
 @collective("the mesh's processes")
+@one_call("name_based_restore", of=coordinator_here, among=mesh_owners)
 def name_based_restore(
     mesh: Mesh, checkpoint_prefix: Prefix, name_tensor_dict: Mapping[str, Any]
 ) -> OrderedDict[str, Any]:

@@ -14,12 +14,21 @@ from shoal.colour import collective
 from shoal.compat.multihost_utils.errors import ProcessFailureError
 from shoal.errors import ProcessLostError, UsageError
 from shoal.runtime import process
+from shoal.runtime.client.lanes import fail_call, refused_for_all
+from shoal.runtime.verb import coordinator_here
 
 __all__ = ["live_devices"]
 
 
+def _fail(error: BaseException, *_: object, **__: object) -> None:
+    """Fail the call for the other processes: the devices are not known here."""
+    if (here := coordinator_here()) is not None:
+        fail_call(here, "live_devices", error, survivors=True)
+
+
 @collective("the devices' processes")
 @contextmanager
+@refused_for_all(_fail)
 def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
     """Return a context manager that yields the devices whose processes are alive.
 
@@ -45,8 +54,12 @@ def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
     ...     alive == jax.devices()
     True
     """
-    devices = tuple(dict.fromkeys(devices))
-    owners = _owners(devices)
+    try:
+        devices = tuple(dict.fromkeys(devices))
+        owners = _owners(devices)
+    except BaseException as error:
+        _fail(error)
+        raise
     alive: list[jax.Device] = []
     try:
         with LiveBlock(process.coordinator(), "live_devices", sorted({*owners.values()})) as living:

@@ -7,12 +7,15 @@ from shoal.compat.multihost_utils.errors import UnequalError
 from shoal.compat.wording import errors_named
 from shoal.runtime import process
 from shoal.runtime.barrier import barrier
+from shoal.runtime.client.lanes import one_call
 from shoal.runtime.preemption import checked_step, preempted
+from shoal.runtime.verb import coordinator_here
 
 __all__ = ["reached_preemption_sync_point", "sync_global_devices"]
 
 
 @collective()
+@one_call("sync_global_devices", of=coordinator_here)
 def sync_global_devices(name: str) -> None:
     """Wait until all processes have reached this point: `shoal.barrier`.
 

@@ -17,6 +17,8 @@ from shoal.colour import collective
 from shoal.compat.multihost_utils.errors import SpreadArrayError, UnequalError
 from shoal.compat.wording import errors_named
 from shoal.runtime import process
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.verb import coordinator_here
 
 __all__ = ["assert_equal", "broadcast_one_to_all", "process_allgather"]
 
@@ -25,6 +27,7 @@ Tree = Any
 
 
 @collective()
+@one_call("broadcast_one_to_all", of=coordinator_here)
 def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
     """Return the values of one process on all: `shoal.broadcast`.
 
@@ -58,6 +61,7 @@ def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
 
 
 @collective()
+@one_call("process_allgather", of=coordinator_here)
 def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
     """Return the values of all processes, side by side, on every process: `shoal.allgather`.
 
@@ -88,6 +92,7 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
 
 
 @collective()
+@one_call("assert_equal", of=coordinator_here)
 def assert_equal(in_tree: Tree, fail_message: str = "") -> None:
     """Return if all processes hold equal bits, else raise on all of them: `shoal.assert_same`.
 

@@ -19,11 +19,27 @@ from shoal.compat.torch_xla.errors import (
 from shoal.compat.torch_xla.sharded import XLAShardedTensor, unwrap_sharded_tensor
 from shoal.compat.wording import errors_named
 from shoal.errors import NotCommitted, raise_all
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import fail_call, one_call, refused_for_all
 from shoal.runtime.preemption import preempted, reached
 
 __all__ = ["CheckpointManager"]
 
 _NODES = JaxNodes()
+
+
+def _coordinator_of(manager: CheckpointManager, *_: object, **__: object) -> Coordinator:
+    return manager._kept._coordinator
+
+
+def _fail_save(
+    error: BaseException, manager: CheckpointManager, step: object = None, *_: object,
+    **options: object,
+) -> None:  # fmt: skip
+    """Fail a refused save for the others, if these save that step."""
+    is_due = isinstance(step, int) and step % manager.save_interval == 0
+    if is_due or options.get("force"):
+        fail_call(_coordinator_of(manager), "save", error)
 
 
 @collective("all processes")
@@ -85,6 +101,7 @@ class CheckpointManager:
         return step % self.save_interval == 0 or is_ending
 
     @collective("all processes")
+    @refused_for_all(_fail_save)
     def save(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
         """Save a step if it is due; return once it is committed.
 
@@ -108,6 +125,7 @@ class CheckpointManager:
         return is_saved
 
     @collective("all processes")
+    @refused_for_all(_fail_save)
     def save_async(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
         """Save a step if it is due; return once it is copied.
 
@@ -125,6 +143,7 @@ class CheckpointManager:
         return self._kept.save(step, _arrays(state_dict), force=True)
 
     @collective("all processes")
+    @one_call("restore", of=_coordinator_of)
     def restore(self, step: int, state_dict: Any) -> Any:
         """Restore a step into a tree, in the tree's layouts; return the tree.
 

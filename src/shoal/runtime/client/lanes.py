@@ -9,13 +9,15 @@ Two threads in one lane would leave the order of its points to chance, so the se
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import operator
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from shoal.errors import UsageError
 from shoal.runtime.rules.messages import Abandoned
@@ -24,6 +26,7 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _OTHERS = ()  # a call in which no other process waits for this one
@@ -232,11 +235,11 @@ class Lanes:
         self._counts[lane] = self._counts[lane]._replace(unsent=())
 
     def _group(self, processes: object) -> tuple[int, ...] | None:
-        if not isinstance(processes, Collection):  # `one_call` has expanded iterators
+        if not isinstance(processes, Collection):  # `one_call` has expanded other iterables
             return None
         try:
             members = sorted({operator.index(p) for p in processes})
-        except TypeError:
+        except Exception:  # noqa: BLE001 - no list of processes: the call itself will raise
             return None
         count = len(self._me.hosts)
         if not members or members[0] < 0 or members[-1] >= count:
@@ -253,30 +256,102 @@ class Lanes:
 
 
 def one_call(
-    operation: str, *, among: Callable[..., Collection[int] | None] | None = None
-) -> Callable[..., Any]:
+    operation: str,
+    *,
+    of: Callable[..., Any] | None = None,
+    among: Callable[..., Collection[int] | None] | None = None,
+    survivors: bool = False,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorate a function of (coordinator, …, lane=, processes=) that is one collective call.
 
-    If it raises an exception that not all members get, the call fails for the others.
+    Whatever leaves it that not all members get fails the call for the others, also if Python
+    refuses the arguments, or the processes cannot be read.
 
     Args:
       operation: the name of the call in messages.
-      among: maps its arguments to its processes; None: the argument `processes`.
+      of: maps its arguments to the coordinator (None: a process that has joined no job); by
+        default that is the first of them.
+      among: maps its arguments to its processes; by default that is the argument `processes`.
+      survivors: whether survivors of a loss meet there.
     """
 
-    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        names = [*inspect.signature(function).parameters]
+        has_lane, has_list = "lane" in names, "processes" in names and among is None
+        place = names.index("processes") if has_list else len(names)
+
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> T:
-            coordinator: Any = args[0]
-            if isinstance(kwargs.get("processes"), Iterator):  # it can be read only once
-                kwargs["processes"] = tuple(kwargs["processes"])
-            processes = kwargs.get("processes") if among is None else among(*args, **kwargs)
-            with coordinator.call(operation, kwargs.get("lane", "main"), processes):
+            coordinator = args[0] if of is None else of(*args, **kwargs)
+            if coordinator is None:
+                return function(*args, **kwargs)
+            lane, processes = kwargs.get("lane", "main") if has_lane else "main", None
+            try:
+                if among is not None:
+                    processes = among(*args, **kwargs)
+                elif has_list and "processes" in kwargs:
+                    processes = kwargs["processes"] = _expanded(kwargs["processes"])
+                elif has_list and len(args) > place:
+                    processes = _expanded(args[place])
+                    args = (*args[:place], processes, *args[place + 1 :])
+            except BaseException:
+                with coordinator.call(operation, lane, survivors=survivors):
+                    raise
+            with coordinator.call(operation, lane, processes, survivors=survivors):
                 return function(*args, **kwargs)
 
+        call.fails_for_all = True  # type: ignore[attr-defined]
+        return cast(Callable[P, T], call)
+
+    return decorate
+
+
+def refused_for_all(fail: Callable[..., object]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function that begins its call itself: `fail` is called if Python refuses it.
+
+    Args:
+      fail: a function of the exception and of the arguments, which calls `fail_call` if processes
+        would have met.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except TypeError as error:
+                trace = error.__traceback__
+                if trace is not None and trace.tb_next is None:  # its first line was not reached
+                    with contextlib.suppress(Exception):  # whose call it is cannot be known
+                        fail(error, *args, **kwargs)
+                raise
+
+        call.fails_for_all = True  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def fail_call(
+    coordinator: Any,
+    operation: str,
+    error: BaseException,
+    *,
+    lane: object = "main",
+    processes: Collection[int] | None = None,
+    survivors: bool = False,
+) -> None:
+    """Fail a call for the others that this process leaves before it has begun it."""
+    scope = coordinator.call(operation, lane, processes, survivors=survivors)
+    scope.__enter__()
+    scope.__exit__(type(error), error, error.__traceback__)
+
+
+def _expanded(processes: Any) -> Any:
+    """Return the processes as a tuple, if they are a list of any kind: it may be read only once."""
+    if isinstance(processes, tuple | str) or not isinstance(processes, Iterable):
+        return processes
+    return tuple(processes)
 
 
 def _is_over(outer: Scope | _Wait, scope: Scope | _Wait) -> bool:
