@@ -54,12 +54,7 @@ def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
     ...     alive == jax.devices()
     True
     """
-    try:
-        devices = tuple(dict.fromkeys(devices))
-        owners = _owners(devices)
-    except BaseException as error:
-        _fail(error)
-        raise
+    devices, owners = _owners(devices)
     alive: list[jax.Device] = []
     try:
         with LiveBlock(process.coordinator(), "live_devices", sorted({*owners.values()})) as living:
@@ -74,11 +69,19 @@ def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
         raise failure from error
 
 
-def _owners(devices: tuple[jax.Device, ...]) -> dict[int, int]:
-    """Map the JAX process numbers of the devices' owners to processes of the job."""
-    if not devices:
-        raise UsageError("live_devices: No devices provided.")
-    if jax.process_index() not in {device.process_index for device in devices}:
-        raise UsageError("live_devices: Provided devices do not have any local devices.")
-    timeout_s = settings.timeout("live_devices", None, "SHOAL_TIMEOUT_S")
-    return owner_numbers(process.coordinator(), devices, timeout_s)
+def _owners(given: Iterable[jax.Device]) -> tuple[tuple[jax.Device, ...], dict[int, int]]:
+    """Return the devices, and their owners: JAX's process numbers → processes of the job.
+
+    An error fails the call for the other processes.
+    """
+    try:
+        devices = tuple(dict.fromkeys(given))
+        if not devices:
+            raise UsageError("live_devices: No devices provided.")
+        if jax.process_index() not in {device.process_index for device in devices}:
+            raise UsageError("live_devices: Provided devices do not have any local devices.")
+        timeout_s = settings.timeout("live_devices", None, "SHOAL_TIMEOUT_S")
+        return devices, owner_numbers(process.coordinator(), devices, timeout_s)
+    except BaseException as error:
+        _fail(error)
+        raise
