@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from runtime.bare_sockets import LIMITS, Place
+from shoal.collectives.live import live
 from shoal.errors import (
     DeadlineError,
     PeerFailedError,
@@ -32,6 +33,7 @@ from shoal.runtime.preemption import (
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.startup.single_process import alone
+from shoal.testing.coordinator_contract import run_together
 
 PATIENCE_S = 60.0
 TERM = ReceivedNotice("Terminated", "SIGTERM")
@@ -150,6 +152,35 @@ def test_going_on_closes_what_all_knew_of(make_job):
     for coordinator in job.coordinators:
         until_known(coordinator, 2)
     assert job.on_all(lambda c: preempted_with(c, 1)) == [True] * 3
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_survivors_of_a_loss_go_on_after_a_notice(make_job, named):
+    job = make_job(3)
+    job.coordinators[2].give_notice(TERM)
+    for coordinator in job.coordinators:
+        until_known(coordinator, 1)
+    job.kill(1)
+    left = [job.coordinators[p] for p in (0, 2)]
+
+    def go_on(coordinator):
+        alive = live.on(coordinator, timeout_s=PATIENCE_S)
+        stops = [preempted_with(coordinator, 0, timeout_s=PATIENCE_S)]
+        with pytest.raises(PeerFailedError if coordinator.process else UsageError):
+            rearm.on(coordinator, timeout_s=PATIENCE_S if coordinator.process else "x")
+        among = {"processes": iter(alive)} if named else {}
+        rearm.on(coordinator, timeout_s=PATIENCE_S, **among)
+        stops.append(preempted_with(coordinator, 0, timeout_s=PATIENCE_S))
+        coordinator.arrive(Point("go", alive), timeout_s=PATIENCE_S)
+        if coordinator.process == 2:
+            coordinator.give_notice(TERM)
+        until_known(coordinator, 2)
+        stops.append(preempted_with(coordinator, 1, timeout_s=PATIENCE_S))
+        return alive, stops
+
+    assert (
+        run_together(*(partial(go_on, one) for one in left)) == [((0, 2), [True, False, True])] * 2
+    )
 
 
 def test_the_exit_code_asks_to_start_again_after_a_save(make_job):

@@ -19,7 +19,7 @@ from shoal.runtime.client.lanes import one_call
 from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.rules.deadline import ends_at
 from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.rules.stopping import (
     LAST,
     REQUEUE,
@@ -154,10 +154,24 @@ def notice() -> Notice | None:
     return process.coordinator().stop.inform()
 
 
+def _rearming(
+    coordinator: Coordinator, *_: object, processes: tuple[int, ...] | None = None, **__: object
+) -> tuple[int, ...] | None:
+    """Return the processes that `rearm` means."""
+    if processes is not None:
+        return processes
+    return coordinator.troubles.survivors(coordinator.num_processes)
+
+
 @collective("processes")
 @verb
-@one_call("rearm")
-def rearm(coordinator: Coordinator, *, timeout_s: float | None = None) -> None:
+@one_call("rearm", among=_rearming)
+def rearm(
+    coordinator: Coordinator,
+    *,
+    processes: Iterable[int] | None = None,
+    timeout_s: float | None = None,
+) -> None:
     """Continue after a notice: `preempted` is False again until the next one.
 
     Collective over processes.
@@ -166,6 +180,8 @@ def rearm(coordinator: Coordinator, *, timeout_s: float | None = None) -> None:
     opens the next round at once. Steps are compared anew: a loop may restart at a lower one.
 
     Args:
+      processes: the processes that continue: all that are alive, the caller among them. None: all
+        of the job; after a loss those that `live` returned.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600).
 
     Raises:
@@ -176,7 +192,8 @@ def rearm(coordinator: Coordinator, *, timeout_s: float | None = None) -> None:
     False
     """
     timeout_s = settings.timeout("rearm()", timeout_s, "SHOAL_TIMEOUT_S")
-    point = Point("rearm", fingerprint="rearm", site=callsite())
+    group = group_of("rearm", _rearming(coordinator, processes=group_of("rearm", processes)))
+    point = Point("rearm", group, fingerprint="rearm", site=callsite())
     known = b"%d" % coordinator.stop.known
     met = coordinator.arrive(point, known, timeout_s=timeout_s)
     # All processes get the same numbers, so all close the same notices.

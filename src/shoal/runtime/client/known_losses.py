@@ -67,6 +67,11 @@ class Troubles:
         """Return whether the program continues without all of these."""
         return self._acknowledged.issuperset(gone)
 
+    def survivors(self, num_processes: int) -> tuple[int, ...]:
+        """Return the processes with which the program continues, as the last `live` agreed."""
+        gone = set(self._acknowledged)
+        return tuple(process for process in range(num_processes) if process not in gone)
+
     def mark_reported(self, gone: Iterable[int | str]) -> None:
         """Record that an error naming these is about to be raised in the main thread."""
         self._reported.update(gone)

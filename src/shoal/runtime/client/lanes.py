@@ -277,7 +277,7 @@ def one_call(
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         names = [*inspect.signature(function).parameters]
-        has_lane, has_list = "lane" in names, "processes" in names and among is None
+        has_lane, has_list = "lane" in names, "processes" in names
         place = names.index("processes") if has_list else len(names)
 
         @functools.wraps(function)
@@ -287,13 +287,13 @@ def one_call(
                 return function(*args, **kwargs)
             lane, processes = kwargs.get("lane", "main") if has_lane else "main", None
             try:
-                if among is not None:
-                    processes = among(*args, **kwargs)
-                elif has_list and "processes" in kwargs:
+                if has_list and "processes" in kwargs:
                     processes = kwargs["processes"] = _expanded(kwargs["processes"])
                 elif has_list and len(args) > place:
                     processes = _expanded(args[place])
                     args = (*args[:place], processes, *args[place + 1 :])
+                if among is not None:
+                    processes = among(*args, **kwargs)
             except BaseException:
                 with coordinator.call(operation, lane, survivors=survivors):
                     raise
