@@ -60,7 +60,7 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
 def test_what_is_right_passes():
     assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}), None, None, None)
     checked = check(RunRequest(("train.py", "--x"), False, "4", "2", "3, 0"))
-    assert checked == (4, 2, frozenset({0, 3}), None, None)
+    assert checked == (4, 2, frozenset({0, 3}), None, None, None)
     for program in ("launch", "application"):
         check(RunRequest((program,)))
     check(RunRequest(("train",), module=True))

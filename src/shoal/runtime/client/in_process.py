@@ -338,6 +338,6 @@ class LocalCoordinator:
 
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`."""
-        self._has_left = True
+        self._has_left, self._progress.is_watched = True, False
         self._job.depart(self.process, "left", words or "left the job")
         self._stop.wake()

@@ -154,12 +154,12 @@ class StallWatch:
         patience_s = max(_NOTICE_S, _NOTICE_STEPS * (here.progress.step_s or 0.0))
         if since + patience_s <= now:
             self._notice = number, math.inf
-            place = stands(main_frame())
-            _LOG.warning(
-                "%s: a preemption notice is open, and `preempted` has not been called for %.0f s: "
-                "the main thread is at %s",
-                ThisProcess(here.process, here.hosts), now - since, place or "an unknown place",
-            )  # fmt: skip
+            place = stands(main_frame()) or "an unknown place"
+            _warn(
+                f"{ThisProcess(here.process, here.hosts)}: a preemption notice is open, and "
+                f"`preempted` has not been called for {now - since:.0f} s: the main thread is at "
+                f"{place}"
+            )
 
     def on_stalled(
         self, text: str, shows: Sequence[int], *, is_final: bool, is_shower: bool
@@ -176,7 +176,7 @@ class StallWatch:
         headline, _, rest = text.partition("\n")
         if not is_final:
             own = f"  {me} is at {stands(main_frame()) or 'an unknown place'}"
-            _LOG.warning("%s\n%s", headline, rest if is_shower else own)
+            _warn(f"{headline}\n{rest if is_shower else own}")
             if is_shower:
                 asks = threading.Thread(target=self._show_stacks, args=(shows,), daemon=True)
                 asks.start()
@@ -189,7 +189,7 @@ class StallWatch:
             here.report("followed", f"stalled: {headline}")
         code = StalledError.exit_code
         place = stands(main_frame()) or "an unknown place"
-        said = [indented(stacks())] if here.process in shows else []
+        said = [_own_stacks()] if here.process in shows else []
         said += [rest] if is_shower else []
         said += [f"shoal: {me} is at {place}: ended with exit code {code}, because {headline}"]
         write_before_exit("\n".join([*said, ""]))
@@ -199,7 +199,7 @@ class StallWatch:
         with contextlib.suppress(Exception):  # they are gone, or the job is
             found = self._coordinator.stacks(shows, timeout_s=_ASK_S)
             lines = [f"  process {process}:\n{indented(said)}" for process, said in found.items()]
-            _LOG.warning("%s", "\n".join(["stacks of the stalled processes:", *lines]))
+            _warn("\n".join(["stacks of the stalled processes:", *lines]))
 
 
 def watch_alone(coordinator: Coordinator) -> None:
@@ -214,12 +214,24 @@ def watch_alone(coordinator: Coordinator) -> None:
             watch.on_stalled(text, here, is_final=stall.is_final, is_shower=True)
 
     def run() -> None:
-        while not coordinator.troubles.any():
+        while coordinator.progress.is_watched:  # until it is closed
             time.sleep(watch.every_s)
             watch.look(time.monotonic())
 
     watch = StallWatch(coordinator, take)
     threading.Thread(target=run, name="shoal watcher", daemon=True).start()
+
+
+def _warn(words: str) -> None:
+    with contextlib.suppress(Exception):  # handlers and filters may raise
+        _LOG.warning("%s", words)
+
+
+def _own_stacks() -> str:
+    try:
+        return indented(stacks())
+    except OSError as error:  # e.g. too many open files
+        return f"no stacks: {error}"
 
 
 def main_frame() -> FrameType | None:
@@ -255,7 +267,8 @@ def _below(frame: FrameType | None) -> str:
 
 def _is_debugged(frame: FrameType | None) -> bool:
     """Return whether a debugger has stopped this process, or traces it."""
-    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii") as file:
+    status = contextlib.suppress(OSError)
+    with status, open("/proc/self/status", encoding="ascii", errors="replace") as file:
         traced = [line.split()[1] for line in file if line.startswith("TracerPid:")]
         if traced and traced[0] != "0":
             return True
