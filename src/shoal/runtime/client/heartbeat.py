@@ -168,7 +168,9 @@ class Watcher:
             in_trouble = self._watched.troubles.open()
             due = min(beat_at, self._echo.due, now + TICK_S if in_trouble else math.inf)
             if self.stall is not None:
-                self.stall.look(now)
+                # Whatever fails there must not lose the job: this thread speaks for the process.
+                with contextlib.suppress(Exception):
+                    self.stall.look(now)
                 due = min(due, now + self.stall.every_s)
             frame = self._next_frame(due)
             now = time.monotonic()
@@ -231,7 +233,8 @@ class Watcher:
         shows, is_final = header.get("shows"), bool(header.get("final"))
         if self.stall is not None and isinstance(shows, list):
             is_shower = header.get("shower") == self._me.process
-            self.stall.on_stalled(_words(frame), shows, is_final=is_final, is_shower=is_shower)
+            with contextlib.suppress(Exception):  # `look` then ends what hangs, a little later
+                self.stall.on_stalled(_words(frame), shows, is_final=is_final, is_shower=is_shower)
 
     def _locate(self, frame: Frame) -> None:
         """Find out where a process of this host stands that holds its interpreter lock."""
