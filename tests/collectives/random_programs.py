@@ -35,7 +35,6 @@ POINTS = {
 FAULTS = ("late", "late", "raise", "interrupt", "interrupt", "usage", "name", "kind", "group",
           "shape", "values", "deadline", "killed", "frozen", "failed", "exit")  # fmt: skip
 DEADLY = ("killed", "frozen", "failed", "exit")
-APART = ("group", "values", "name", "kind")
 LONG_S = 1000.0
 
 
@@ -226,11 +225,10 @@ def agree_at_last(coordinator, program):
         try:
             barrier.on(coordinator, "at last", timeout_s=LONG_S)
         except ShoalError:
-            if not any(fault.kind in APART for fault in program.faults):
+            if not any(fault.kind in ("group", "values") for fault in program.faults):
                 raise
-            # Who names another group, or makes another call in the place of one whose deadline has
-            # passed, may wait until the others come to a point of all; other values are known where
-            # all meet next. Calls that are alike may be taken for one another.
+            # Who names another group may wait until the others come to a point of all; other
+            # values are known where all meet next.
             barrier.on(coordinator, "at last, again", timeout_s=LONG_S)
         return
     for attempt in range(len(program.operations) + 4):

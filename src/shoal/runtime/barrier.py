@@ -36,10 +36,8 @@ def barrier(
     and raises on another, unless the answer could not reach the latter: that process was lost, or
     the meeting place was. The wait never exceeds the earliest deadline of the waiting processes.
     The call is spent either way: after an error, the next calls of all processes match each other,
-    whatever their names. Where a process has made a call more or less than the others, or one in
-    another lane, the next point that all reach by name is met. That also holds for an exception of
-    this process alone: a wrong argument ends the call on the others, and an interrupted wait leaves
-    this process counted as arrived.
+    whatever their names. That also holds for an exception of this process alone: a wrong argument
+    ends the call on the others, and an interrupted wait leaves this process counted as arrived.
 
     Args:
       name: what the point is called, equal on all processes; it is part of every message. It may be

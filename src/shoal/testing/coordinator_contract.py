@@ -279,26 +279,6 @@ class CoordinatorContract:
             assert "no data" in error.failed[2]
         assert all(met == dict.fromkeys(range(3), b"") for _, met in (first, second, guilty))
 
-    @pytest.mark.parametrize("lane", ["", "side"])
-    def test_a_call_less_leaves_all_in_step_at_the_next_point_that_all_reach(
-        self, stage: MakeStage, lane: str
-    ) -> None:
-        def act(coordinator: Coordinator) -> list[str]:
-            def outcome(name: str, **more: Any) -> str:
-                return type(_error(lambda: meet(coordinator, name, **more))).__name__
-
-            if coordinator.process:
-                return [outcome(name) for name in "abcd"]
-            first = [outcome("a", lane=lane, timeout_s=0.2)] if lane else []
-            return [*first, *(outcome(name) for name in "bcd")]
-
-        outcomes = stage(3).on_all(act)
-        assert [names[-2:] for names in outcomes] == [["dict", "dict"]] * 3
-        assert {name for names in outcomes for name in names[:-2]} <= {
-            "DivergenceError",
-            "DeadlineError",
-        }
-
     def test_a_process_that_left_ends_the_waits_for_it(self, stage: MakeStage) -> None:
         job = stage(2)
         waits = job.start(lambda: meet(job.coordinators[0]))

@@ -1,14 +1,10 @@
 """A call that one process leaves by an exception fails for all, and the next call is one again."""
 
-import itertools
-
 import pytest
 
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
-
-ORDERS = [*itertools.permutations(range(3))]
 
 
 class Table:
@@ -28,21 +24,11 @@ class Table:
             assert (reply.to, reply.ticket) not in self.answers, "answered twice"
             self.answers[reply.to, reply.ticket] = reply.answer
 
-    def arrive(
-        self,
-        process,
-        name="x",
-        group=None,
-        *,
-        lane="main",
-        stage=0,
-        survivors=False,
-        timeout_s=10.0,
-    ):
+    def arrive(self, process, name="x", group=None, *, stage=0, survivors=False, timeout_s=10.0):
         self.tickets += 1
         self.sent[process] = self.sent.get(process, 0) + 1
         self.stages[process] = stage + 1
-        point = Point(name, group, lane, survivors=survivors, follows=stage > 0)
+        point = Point(name, group, survivors=survivors, follows=stage > 0)
         self.take(
             self.meeting.arrive(
                 self.now, process, point, b"", timeout_s=timeout_s, to=process, ticket=self.tickets
@@ -68,10 +54,6 @@ class Table:
     def all_meet(self, processes, name, **more):
         keys = [self.arrive(p, name, **more) for p in processes]
         assert set(self.kinds(*keys)) == {"ok"}, (name, self.kinds(*keys))
-
-    def pass_s(self, seconds):
-        self.now += seconds
-        self.take(self.meeting.tick(self.now))
 
     def is_empty(self):
         return not self.meeting._lines
@@ -267,84 +249,6 @@ def test_who_is_late_to_groups_that_differ_hears_it_once():
     table.all_meet((3, 0, 1, 2), "b")
     table.all_meet((3, 0, 1), "c", group=(0, 1, 3))
     assert table.is_empty()
-
-
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("skips", [0, 1, (1, 2)])
-@pytest.mark.parametrize("again", ["", "b", "ab"])
-def test_a_process_that_makes_a_call_less_is_in_step_at_the_next_that_all_reach(
-    order, skips, again
-):
-    """Also where names come again: each is then that of the next call of all."""
-    table, ends = Table(3), {}
-    programs = {p: [*"abcd", *again] for p in range(3)}
-    for process in skips if isinstance(skips, tuple) else (skips,):
-        programs[process].pop(0)
-    while any(programs.values()):  # each goes on once it is answered
-        moved = False
-        for process in order:
-            key = ends.get(process, [None])[-1]
-            if programs[process] and (key is None or key in table.answers):
-                key = table.arrive(process, programs[process].pop(0))
-                ends.setdefault(process, []).append(key)
-                moved = True
-        assert moved, "all wait"
-    last = 2 + len(again)  # c, d, and what comes after
-    assert [table.kinds(*ends[p][-last:]) for p in range(3)] == [["ok"] * last] * 3
-    assert table.is_empty()
-    assert not table.meeting._failed
-
-
-@pytest.mark.parametrize("limits", [(1.0, 10.0), (10.0, 1.0), (1.0, 1.0)], ids=str)
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_call_in_another_lane_leaves_all_in_step(order, limits):
-    table = Table(3)
-    keys = {p: table.arrive(p, "a", lane=["side", "main"][p > 0], timeout_s=limits[p > 0])
-            for p in order}  # fmt: skip
-    table.pass_s(1.0)
-    names = {p: iter("bcd") for p in range(3)}
-    last = {}
-    for _ in range(12):
-        for p in order:
-            if keys[p] in table.answers and (name := next(names[p], None)):
-                last[p] = keys[p] = table.arrive(p, name)
-        table.pass_s(1.5)
-    assert table.kinds(*(last[p] for p in range(3))) == ["ok"] * 3
-    assert [next(names[p], None) for p in range(3)] == [None] * 3
-    table.all_meet(order, "x", lane="side")
-    table.all_meet(order, "y", lane="side")
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_call_of_a_group_that_another_process_does_not_make_leaves_all_in_step(order):
-    """Process 0 means itself and 1, which meets 2."""
-    table = Table(3)
-    table.arrive(0, "a", (0, 1), timeout_s=1.0)
-    table.all_meet((1, 2), "a", group=(1, 2))
-    table.pass_s(1.0)
-    table.all_meet(order, "b")
-    table.all_meet((0, 1), "pair", group=(0, 1))
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_who_is_late_for_a_call_that_met_its_deadline_hears_of_it(order):
-    table = Table(3)
-    keys = [table.arrive(p, "a", timeout_s=1.0) for p in order[:2]]
-    table.pass_s(1.0)
-    keys.append(table.arrive(order[2], "a"))
-    assert table.kinds(*keys) == ["deadline"] * 3
-    table.all_meet(order, "b")
-    assert table.is_empty()
-
-
-def test_many_names_of_failed_calls_are_not_kept_for_ever():
-    table = Table(2)
-    for number in range(300):
-        table.arrive(0, f"a{number}", lane=f"{number % 30}", timeout_s=1.0)
-        table.pass_s(1.0)
-    lanes = table.meeting._failed._lanes
-    assert len(lanes) <= 16
-    assert max(map(len, lanes.values())) <= 64
 
 
 def test_who_leaves_because_of_a_loss_has_only_heard_of_it_first():

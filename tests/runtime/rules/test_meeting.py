@@ -153,7 +153,7 @@ def test_a_deadline_tells_the_seconds_given_and_where_the_others_waited():
     table = Table(2)
     waits = table.arrive(0, "epoch", timeout_s=Allowance(1.8, 4.0), site="t.py:1 (f)")
     table.advance(1.8)
-    late = table.arrive(1, "epoch", site="t.py:9 (g)")
+    late = table.arrive(1, "other")
     assert table.answers[waits] is table.answers[late]
     facts = table.answers[late].facts
     assert (facts["timeout_s"], facts["by"]) == (4.0, 0)

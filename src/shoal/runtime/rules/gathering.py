@@ -56,12 +56,10 @@ class Gathering(Generic[To]):
         "arrived",
         "deadline",
         "follows",
-        "is_owed_by_name",
         "left",
         "limit",
         "line",
         "marks",
-        "name",
         "number",
         "opener",
         "restarts",
@@ -78,8 +76,6 @@ class Gathering(Generic[To]):
         self.alike: list[Gathering[To]] = []  # all gatherings that ended together with it
         # Members that arrived and have left the call since: the reason, and the next gathering's
         self.left: dict[int, tuple[Outcome, int]] = {}
-        self.name = point.name  # as the opener sees it
-        self.is_owed_by_name = False  # once failed: to arrivals of this name alone
         self.number = 0  # in order of opening
         self.opener = -1  # the process for which it was opened
         self.arrived: dict[int, WaitingProcess[To]] = {}

@@ -198,7 +198,7 @@ class JointMeeting(Meeting[To]):
         """Return the gathering of all of these arrivals if they can only wait there or complete it:
         no process or service is gone, nothing failed is owed, nothing differs, and no process waits
         at another point of the lane. None: otherwise."""
-        if self._num_losses or self._failed or point.survivors or "\n" in point.trail:
+        if self._num_losses or point.survivors or "\n" in point.trail:
             return None
         others = len(self._lines.open_in(point.lane))
         known = self._lines.in_line(point)

@@ -13,18 +13,11 @@ Three rules keep the count right where calls do not pair up one by one:
   answered in one of them is not answered again in another (`alike`).
 * Survivors of a loss start again from their current positions: they pass earlier failures, but not
   a failed point of survivors (`restarts`), which belongs to the new start.
-
-Where one process made a call more or less than the others, or in another lane, counts stay apart
-for good. So there names decide as well:
-
-* A call that ended at its deadline is owed only to a process that comes to it by name.
-* If two names differ, and the others had the one call, which failed (`FailedCalls`), then the
-  process that is there now is late for that call: it gets that failure, and the others wait on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from shoal.runtime.rules.gathering import Gathering, Line
@@ -32,9 +25,6 @@ from shoal.runtime.rules.meeting_answers import Outcome
 from shoal.runtime.rules.point import Point
 
 To = TypeVar("To", bound=Hashable)
-
-_MOST_CALLS = 64  # that failed and are kept, in a lane
-_MOST_LANES = 16  # in which any are kept
 
 
 class OpenGatherings(Generic[To]):
@@ -66,23 +56,17 @@ class OpenGatherings(Generic[To]):
         line = self._lines.get((point.group, point.lane))
         return () if line is None else line.gatherings
 
-    def next_of(
-        self, process: int, point: Point, *, after_loss: bool, by_name: bool = False
-    ) -> Gathering[To] | None:
+    def next_of(self, process: int, point: Point, *, after_loss: bool) -> Gathering[To] | None:
         """Return the gathering of an arrival at `point`; None: a new one must be opened.
 
         Args:
-          by_name: whether failures that are owed by name are owed to this name alone.
           after_loss: whether a process or a service was lost since this process last met survivors.
         """
         line = self._lines.get((point.group, point.lane))
         for gathering in tuple(line.gatherings) if line is not None else ():
             if not gathering.expects(process):
                 continue
-            if gathering.answer is None:
-                return gathering
-            is_other = by_name and gathering.is_owed_by_name and gathering.name != point.name
-            if not is_other and not _passes(gathering, point, after_loss):
+            if gathering.answer is None or not _passes(gathering, point, after_loss):
                 return gathering
             self.settle(process, gathering)
         return None
@@ -182,44 +166,6 @@ class OpenGatherings(Generic[To]):
             self._lines.pop(line.key, None)
             if not self._open.get(line.lane):
                 self._open.pop(line.lane, None)
-
-
-class FailedCalls:
-    """Calls that failed, by lane, name and fingerprint, and the processes that have made each.
-
-    They are kept until all of these processes meet.
-    """
-
-    def __init__(self) -> None:
-        self._lanes: dict[str, dict[tuple[str, str], tuple[set[int], Outcome]]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._lanes)
-
-    def note(self, processes: Iterable[int], point: Point, answer: Outcome) -> None:
-        """Record that processes made a call, which failed."""
-        calls = self._lanes.setdefault(point.lane, {})
-        calls.setdefault((point.name, point.fingerprint), (set(), answer))[0].update(processes)
-        if len(calls) > _MOST_CALLS:
-            del calls[next(iter(calls))]
-        if len(self._lanes) > _MOST_LANES:
-            del self._lanes[next(iter(self._lanes))]
-
-    def missed_by(
-        self, processes: Collection[int], point: Point, others: Iterable[int]
-    ) -> Outcome | None:
-        """Return how a call failed that all `others` have made, and none of `processes`."""
-        calls = self._lanes.get(point.lane, {})
-        made, answer = calls.get((point.name, point.fingerprint), ((), None))
-        if answer is None or not all(other in made for other in others):
-            return None
-        return None if any(process in made for process in processes) else answer
-
-    def forget(self, lane: str, met: Container[int]) -> None:
-        """Forget the calls of a lane if all processes that have made them have met."""
-        calls = self._lanes.get(lane, {})
-        if all(process in met for made, _ in calls.values() for process in made):
-            self._lanes.pop(lane, None)
 
 
 def _passes(gathering: Gathering[To], point: Point, after_loss: bool) -> bool:

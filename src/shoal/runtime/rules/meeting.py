@@ -31,19 +31,17 @@ from shoal.runtime.rules.gathering import (
     find_cycle,
     place_text,
 )
-from shoal.runtime.rules.lines import FailedCalls, OpenGatherings
+from shoal.runtime.rules.lines import OpenGatherings
 from shoal.runtime.rules.meeting_answers import (
     AllMet,
     CallLeft,
     Loss,
     Outcome,
-    SidesDiffer,
     StacksHeard,
     StillMissing,
     SurvivorsMet,
     TooLate,
     TrailsApart,
-    WaitCycle,
 )
 from shoal.runtime.rules.member_record import Record, end_waits
 from shoal.runtime.rules.messages import Abandoned
@@ -53,7 +51,6 @@ from shoal.runtime.rules.stack_requests import StackRequest, StackRequests
 
 To = TypeVar("To", bound=Hashable)
 
-_APART = (SidesDiffer, WaitCycle, TooLate)  # after these processes may be calls apart
 _WORDS = 64  # an answer quotes the last words of this many processes; it is sent to all members
 _MOST_STACKS = 16  # late processes whose stacks are requested
 _STACK_CHARACTERS = 8 << 10  # of each stack in an answer
@@ -80,7 +77,6 @@ class Meeting(Roster[To]):
         self._stack_grace_s = stack_grace_s
         # About a gathering that is late, or for a query: (to, ticket).
         self._stack_requests: StackRequests[Gathering[To] | tuple[To, int]] = StackRequests()
-        self._failed = FailedCalls()
         self._next = math.inf
 
     @property
@@ -107,12 +103,8 @@ class Meeting(Roster[To]):
             return [Reply(to, ticket, self._losses.answer(self._all_processes, process))]
         gathering, answer, replies = self._next_gathering(now, process, point)
         line = gathering.line
-        if answer is None and self._failed and gathering.arrived:
-            late, answer = self._late_by_name(now, process, point, gathering)
-            replies += late
         if answer is not None:
             record.note(now, "last at", point)
-            self._note_failure([process], point, answer)
             return [*replies, Reply(to, ticket, answer)]
         gathering.arrived[process] = WaitingProcess(to, ticket, point, payload, now)
         gathering.restarts |= point.survivors
@@ -246,9 +238,8 @@ class Meeting(Roster[To]):
         answer: Outcome
         replies: list[Reply[To]] = []
         after_loss = self._has_lost(process)
-        by_name = not (point.follows or point.survivors)
         while True:
-            gathering = self._lines.next_of(process, point, after_loss=after_loss, by_name=by_name)
+            gathering = self._lines.next_of(process, point, after_loss=after_loss)
             if gathering is None:
                 gathering = self._lines.open(process, point)
             if gathering.answer is not None:
@@ -268,34 +259,6 @@ class Meeting(Roster[To]):
             else:
                 return gathering, None, replies
             replies += self._finish(now, gathering, answer)
-
-    def _late_by_name(
-        self, now: float, process: int, point: Point, gathering: Gathering[To]
-    ) -> tuple[list[Reply[To]], Outcome | None]:
-        """Answer whoever is late for a call that failed: those that wait, or this process.
-
-        Return the answers to those that wait, and the one to this process.
-        """
-        arrived = gathering.arrived
-        first = next(iter(arrived.values())).point
-        if first.name == point.name or first.follows or point.follows or gathering.survivors:
-            return [], None
-        answer = self._failed.missed_by([process], point, arrived)
-        if answer is not None:
-            return [], answer
-        answer = self._failed.missed_by(arrived, first, [process])
-        if answer is None:
-            return [], None
-        self._note_failure(arrived, first, answer)
-        gathering.arrived, gathering.deadline, gathering.name = {}, math.inf, point.name
-        if gathering.stack_request is not None:
-            self._stack_requests.take(gathering.stack_request)
-            gathering.stack_request = None
-        return self._release(now, gathering, arrived, answer), None
-
-    def _note_failure(self, processes: Iterable[int], point: Point, answer: Outcome) -> None:
-        if isinstance(answer, _APART) and not point.follows and not point.survivors:
-            self._failed.note(processes, point, answer)
 
     def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Loss | CallLeft:
         """Return why a call fails that a process has left: perhaps a loss that it knew of."""
@@ -390,21 +353,11 @@ class Meeting(Roster[To]):
         if not answer.is_success:
             missing = gathering.missing(self._gone)
             gathering.unanswered = {p for p in missing if p not in self._gone}
-            self._note_names(gathering, answer)
         elif gathering.left:
             self._lines.fail_after(gathering, self._gone)
-        if answer.is_success and self._failed:
-            self._failed.forget(gathering.line.lane, gathering.line.members)
         arrived, gathering.arrived = gathering.arrived, {}
         self._lines.close(gathering)
         return self._release(now, gathering, arrived, answer)
-
-    def _note_names(self, gathering: Gathering[To], answer: Outcome) -> None:
-        """Note the calls that fail, so that processes that stand apart find each other by name."""
-        for process, wait in gathering.arrived.items():
-            self._note_failure([process], wait.point, answer)
-        is_first = not (gathering.follows or gathering.survivors or gathering.restarts)
-        gathering.is_owed_by_name = isinstance(answer, TooLate) and is_first
 
     def _release(
         self, now: float, gathering: Gathering[To], arrived: Waits[To], answer: Outcome
