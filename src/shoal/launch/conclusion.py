@@ -73,7 +73,7 @@ def conclude(facts: Facts) -> Conclusion:
 
 def _conclude(facts: Facts) -> Conclusion:
     endings, news = facts.endings, facts.news
-    # Without a notice nobody asked for it.
+    # Without a notice, 75 is a failure: the job would be started again for ever.
     is_requeue = bool(news.has_notice or news.preempted)
     failed = [e for e in endings if not (is_requeue and e.code == REQUEUE)]
     is_alike = {e.code for e in endings} <= {0, REQUEUE}  # a program that has its own reason

@@ -210,8 +210,7 @@ def watch_alone(coordinator: Coordinator) -> None:
         stalls.receive(coordinator.process, idle)
         stall = None if idle is None else stalls.judge(here, {}, {})
         if stall is not None:
-            text = "\n".join([stall.headline, *(f"  {line}" for line in stall.lines)])
-            watch.on_stalled(text, here, is_final=stall.is_final, is_shower=True)
+            watch.on_stalled(stall.text, here, is_final=stall.is_final, is_shower=True)
 
     def run() -> None:
         while coordinator.progress.is_watched:  # until it is closed

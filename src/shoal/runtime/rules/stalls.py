@@ -91,6 +91,11 @@ class Stall(NamedTuple):
         more = len(self.groups) - len(lines)
         return [*lines, f"… and {more} more places"] if more > 0 else lines
 
+    @property
+    def text(self) -> str:
+        """The headline, then the lines, indented."""
+        return "\n".join([self.headline, *(f"  {line}" for line in self.lines)])
+
 
 class Stalls:
     """The meeting place's record of the processes that are idle.

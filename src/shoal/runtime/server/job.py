@@ -183,10 +183,9 @@ class ServedJob:
         shows = [group.processes[0] for group in stall.groups if group.processes[0] in awake]
         shower = shows[0] if stall.is_final and shows else awake[0]
         header = {"is": "stalled", "final": stall.is_final, "shower": shower, "shows": shows[:8]}
-        text = "\n".join([stall.headline, *(f"  {line}" for line in stall.lines)])
         if stall.is_final:
             self.on_news(stalled=stall.headline)
-        self.mail.push(living, pack_frame(header, text.encode(errors="replace")))
+        self.mail.push(living, pack_frame(header, stall.text.encode(errors="replace")))
 
     def _locate(self, now: float, silent: int, living: Collection[int]) -> None:
         """Ask a process of the same host where a silent one stands."""
