@@ -80,7 +80,7 @@ def _conclude(facts: Facts) -> Conclusion:
     root = None if is_alike else first_failure(failed)
     if facts.losses and not (root and _precedes(root, facts.losses[0])):
         return _lost(facts)
-    if news.stalled and any(ending.code for ending in endings):
+    if news.stalled and any(ending.code == StalledError.exit_code for ending in endings):
         lines = tuple(describe_others(endings))
         code = StalledError.exit_code
         return Conclusion(code, lines, f"the job was stalled: {news.stalled}", has_failed=True)

@@ -171,8 +171,8 @@ def _enter(
         )
     if isinstance(joined, TcpCoordinator):
         joined.watch_main_line(HangWatch(joined, hang_timeout).look)
-        joined.watch_idle(StallWatch(joined, lambda idle: joined.send(idle_header(idle))))
-        register_dump()
+        shown = register_dump()
+        joined.watch_idle(StallWatch(joined, lambda idle: joined.send(idle_header(idle)), shown))
     else:
         watch_alone(joined)
 

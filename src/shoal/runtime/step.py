@@ -102,8 +102,7 @@ class _Step:
         progress.outer = number
         self._entered.append((began, before, ended, place, progress.within_s))
         if self._within_s is not None:
-            progress.within_s = self._within_s
-            progress.worked += 1  # the limit is counted from here
+            progress.limit(self._within_s)
 
     def __exit__(
         self,
@@ -118,7 +117,8 @@ class _Step:
         progress = self._coordinator.progress
         timed = kind is None and progress.ended == ended  # no nested step has ended
         progress.end(began if timed else None, place)
-        progress.within_s = within_s
+        if self._within_s is not None:
+            progress.limit(within_s)
         progress.outer = before
         if before is not None:
             progress.step = before

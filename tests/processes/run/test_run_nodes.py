@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import sys
 
 import pytest
 
 from processes.run.launchers import Launchers, codes, said, verdict
 from shoal.testing.warding import Warden
 
+CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 READY = "import os, sys, time\nprint('ready', flush=True)\n"
 SLEEP = READY + "time.sleep(600)\n"
 TOGETHER = """
@@ -240,4 +243,29 @@ def test_processes_that_cannot_be_started_on_node_1_end_the_job(launchers):
     for started in both:
         assert "could not be started: " in started.said
         assert "Too many open files" in started.said
+    assert launchers.leaves_nobody()
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
+    reason="only root may make namespaces, with util-linux's unshare",
+)
+def test_the_launcher_says_where_the_only_process_of_its_host_is_lost(launchers):
+    """Node 1 has a pid namespace of its own, as another host has."""
+    script = (
+        "import ctypes, os, time, shoal\n"
+        "shoal.initialize()\n"
+        "shoal.barrier('all')\n"
+        "if shoal.process_index() == 1:\n"
+        "    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)  # here\n"
+        "shoal.barrier('again')\n"
+    )
+    launchers.write(script)
+    env = {"SHOAL_SILENT_LOST_AFTER_S": "3", "SHOAL_LOST_AFTER_S": "1"}
+    both = [
+        launchers.start(0, "-n", "1", **env),
+        launchers.start(1, "-n", "1", before=CONTAINER, **env),
+    ]
+    assert codes(both) == [71, 71], said(both)
+    assert "shoal run: process 1 is lost, in native code called at script.py:5 " in both[1].said
     assert launchers.leaves_nobody()

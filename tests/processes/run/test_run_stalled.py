@@ -31,6 +31,7 @@ HANGS = {
     "queue": "queue.Queue().get()",
     "lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
     "sleep": "time.sleep(1e6)",
+    "fifo": "os.mkfifo('fifo'); open('fifo')",
     "native": "ctypes.PyDLL(None).read(read_end, ctypes.create_string_buffer(1), 1)",
     "a collective less": "continue",
     "barrier": "shoal.barrier('of one process')",
@@ -84,9 +85,10 @@ def test_who_waits_in_shoal_or_begins_a_step_gets_an_error(launch, count):
 
 
 def test_healthy_programs_are_not_ended(launch):
-    """A loop without marks, with marks and long steps, and work with a limit of its own."""
+    """A loop without marks, with marks and long steps, work with a limit of its own, and native
+    code that holds the interpreter lock."""
     script = HEAD + (
-        "for _ in range(4):\n"
+        "for _ in range(3):\n"
         "    x = normed(x).block_until_ready()\n"
         "    time.sleep(1.5)\n"
         "for step in range(2):\n"
@@ -94,6 +96,12 @@ def test_healthy_programs_are_not_ended(launch):
         "with shoal.step(2): time.sleep(4)\n"  # ten median steps
         "with shoal.step(3, within_s=float('inf')):\n"
         "    os.system(f'{sys.executable} -c \"import time; time.sleep(4)\"')\n"
+        "with shoal.step(4, within_s=float('inf')):\n"
+        "    if here == 1: ctypes.PyDLL(None).usleep(4_000_000)\n"
+        "    x = normed(x).block_until_ready()\n"
+        "with shoal.step(5):\n"
+        "    if here == 1: sum(range(10**8))\n"
+        "    x = normed(x).block_until_ready()\n"
         "print('done')\n"
     )
     finished = launch.run("-n", "2", "--no-prefix", "--stalled-after", "2s", script=script)
@@ -103,7 +111,7 @@ def test_healthy_programs_are_not_ended(launch):
 
 def test_a_debugger_and_a_prompt_end_nothing(launch):
     """The main thread stands in pdb, or has a prompt."""
-    for held in ("bdb.Bdb().runcall(time.sleep, 5)", "sys.ps1 = '>>> '; time.sleep(5)"):
+    for held in ("bdb.Bdb().runcall(time.sleep, 4)", "sys.ps1 = '>>> '; time.sleep(4)"):
         script = f"import bdb, sys, time, shoal\nshoal.initialize()\n{held}\nprint('went on')\n"
         finished = launch.run("--stalled-after", "2s", script=script)
         assert (finished.code, finished.lines) == (0, ["p0| went on"]), finished.err
@@ -128,7 +136,7 @@ def stand_still(seconds):
 def test_without_a_limit_it_is_reported_once_with_the_places_of_all():
     """And without a launcher: the processes are started by hand."""
     with Cluster(3, env={"SHOAL_STALL_WARN_S": "1"}) as cluster:
-        cluster.start(stand_still, 12.0)
+        cluster.start(stand_still, 8.0)
         ended = cluster.wait()
     assert [one.code for one in ended] == [0, 0, 0], ended[0].err
     reports = [one.err.count("no process has moved for") for one in ended]
@@ -160,3 +168,37 @@ def test_a_job_that_is_suspended_as_a_whole_is_not_stalled():
         for process in (0, 1):
             cluster.cont(process)
         assert [one.code for one in cluster.wait()] == [0, 0]
+
+
+def test_a_process_that_is_lost_in_native_code_is_named_with_its_line(launch):
+    """Without a limit: the loss ends the job."""
+    script = HEAD + STUCK.format(hang=HANGS["native"])
+    launch.env |= {"SHOAL_SILENT_LOST_AFTER_S": "4", "SHOAL_LOST_AFTER_S": "1"}
+    launch.env["SHOAL_ABORT_AFTER_S"] = "1"
+    finished = launch.run("-n", "2", script=script)
+    assert finished.code == 71, finished.err
+    native = "in native code that holds the interpreter lock, called at"
+    assert f"{native} {line_of(script, 'here')}" in finished.err
+
+
+def stand_still_after_a_loss():
+    import os
+    import signal
+
+    import shoal
+
+    try:
+        shoal.barrier("all")
+        if shoal.process_index() == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        shoal.barrier("again")
+    except shoal.ProcessLostError:
+        assert [*shoal.live()] == [0, 1]
+        stand_still(1e6)
+
+
+def test_survivors_that_stand_still_are_ended_too():
+    with Cluster(3, env={"SHOAL_STALLED_AFTER_S": "2"}) as cluster:
+        cluster.start(stand_still_after_a_loss)
+        ended = cluster.wait()
+    assert [one.code for one in ended] == [77, 77, -9], ended[0].err

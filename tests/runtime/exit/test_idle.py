@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 from functools import partial
 
 import pytest
@@ -10,18 +12,21 @@ import pytest
 import shoal
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.exit.idle import StallWatch
+from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
 
 
 class Looks:
     """A process whose time, and the processor time that it uses, the test determines."""
 
-    def __init__(self, monkeypatch, **variables):
+    def __init__(self, monkeypatch, shown=None, **variables):
         for name, value in {"SHOAL_STALL_WARN_S": "300", **variables}.items():
             monkeypatch.setenv(name, value)
         self.here = LocalJob(1).coordinators[0]
         self.said, self.now, self.cpu = [], 1000.0, [0.0, 0.0]
-        self.watch = StallWatch(self.here, self.said.append, cpu_times=lambda: tuple(self.cpu))
+        self.watch = StallWatch(
+            self.here, self.said.append, shown, cpu_times=lambda: tuple(self.cpu)
+        )
         self.watch.look(self.now)
 
     def last(self, seconds, *, main=0.0, others=0.0, every_s=1.0):
@@ -136,3 +141,62 @@ def test_a_notice_that_the_program_does_not_ask_for_is_warned_of_once(monkeypatc
     looks.here.stop.should_stop(3)
     looks.last(10)
     assert caplog.text.count("has not been called") == 1
+
+
+def test_the_watcher_keeps_few_samples_without_a_limit(monkeypatch):
+    looks = Looks(monkeypatch)
+    looks.last(4 * 3600, every_s=4.0)
+    assert len(looks.watch._samples) < 70
+
+
+def test_steps_that_take_long_are_reported_only_if_they_take_much_longer(monkeypatch):
+    looks = Looks(monkeypatch)
+    progress = looks.here.progress
+    monkeypatch.setattr(progress, "_clock", lambda: looks.now)
+    began = progress.begin(0, "")
+    assert looks.last(400).is_due, "it may be a compilation"
+    progress.end(began, "")
+    looks.watch.look(looks.now)
+    assert looks.last(3990) is None
+    assert looks.last(20).is_due
+
+
+def test_a_wait_that_cannot_be_woken_is_ended(monkeypatch):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="5")
+    looks.turn(3)
+    ended, progress = [], looks.here.progress
+    monkeypatch.setattr(looks.watch, "_end", lambda *given, **more: ended.append(given[0]))
+    for is_woken in (True, False):
+        progress.begin_wait(Point("'it'"), looks.now)
+        assert looks.last(7).is_waiting
+        looks.watch.on_stalled("stalled", [0], is_final=True, is_shower=True)
+        if is_woken:
+            progress.end_wait(Point("'it'"))
+        looks.last(5)
+        assert ended == ([] if is_woken else ["stalled"])
+
+
+def test_a_package_of_notebooks_that_is_only_imported_holds_nothing(monkeypatch):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="5")
+    looks.turn(3)
+    kernel = types.SimpleNamespace(initialized=lambda: False)
+    module = types.SimpleNamespace(IPKernelApp=kernel)
+    monkeypatch.setitem(sys.modules, "ipykernel.kernelapp", module)
+    assert not looks.last(7).is_held
+    kernel.initialized = lambda: True
+    assert looks.last(2).is_held
+
+
+def test_the_state_of_a_process_is_shown_to_others_of_its_host(monkeypatch):
+    shown = []
+
+    class Shown:
+        write = staticmethod(lambda *given: shown.append(given))
+        write_limit = staticmethod(lambda limit_s: shown.append(limit_s))
+
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="5", shown=Shown)
+    looks.last(1, main=0.5)
+    assert shown[-1] == (looks.now, 0.5, 5.0)
+    with shoal.step.on(looks.here, 1, within_s=math.inf):
+        assert shown[-1] == math.inf, "at once: the watcher may not run in it"
+    assert shown[-1] == 5.0

@@ -8,18 +8,23 @@ import math
 
 import pytest
 
-from shoal.runtime.rules.stalls import Idle, Stalls, idle_header, idle_of
+from shoal.runtime.rules.stalls import Idle, Seen, Stalls, idle_header, idle_of, seen_of
 from shoal.runtime.wire.frames import FrameError
 
+SEEN = Seen("train.py:7 (native)", share=0.0, limit_s=5.0)
 STUCK = Idle(9.0, 5.0, "train.py:14 (main)", is_stuck=True, is_due=False)
 
 
-def judged(idle, left=(), silent=None):
+def judged(idle, left=(), silent=None, seen=None):
+    """Judge at 60 s; another process has looked at the silent ones."""
     stalls = Stalls()
     for process, one in idle.items():
-        stalls.receive(process, one)
-    silent = silent or {}
-    return stalls.judge([*idle, *silent], dict(left), silent)
+        stalls.receive(60.0, process, one)
+    for process in silent or ():
+        assert stalls.ask(58.0, process)
+        if seen is not None:
+            stalls.receive_seen(58.0, process, seen)
+    return stalls.judge(60.0, [*idle, *(silent or ())], dict(left), silent or {})
 
 
 def test_a_job_ends_once_each_process_is_stuck_silent_or_has_left():
@@ -32,7 +37,7 @@ def test_a_job_ends_once_each_process_is_stuck_silent_or_has_left():
     for first, second, others in itertools.product(kinds, kinds, ("", "left", "silent", "quiet")):
         silent = {"silent": {2: 6.0}, "quiet": {2: 4.0}}.get(others)
         left = {2: "train.py:40"} if others == "left" else {}
-        stall = judged({0: kinds[first], 1: kinds[second]}, left, silent)
+        stall = judged({0: kinds[first], 1: kinds[second]}, left, silent, SEEN)
         pair = {first, second}
         is_final = not pair & {"idle", "held"} and others != "quiet"
         if pair == {"waits"} and not silent:
@@ -42,27 +47,27 @@ def test_a_job_ends_once_each_process_is_stuck_silent_or_has_left():
 
 def test_nothing_is_said_while_one_moves():
     stalls = Stalls()
-    stalls.receive(0, STUCK)
-    assert stalls.judge([0, 1], {}, {}) is None
-    stalls.receive(1, STUCK)
-    stalls.receive(0, None)
-    assert stalls.judge([0, 1], {}, {}) is None
-    stalls.receive(0, STUCK)
-    assert stalls.judge([0, 1], {}, {}).is_final
-    assert stalls.judge([0, 1], {}, {}) is None, "once"
+    stalls.receive(60.0, 0, STUCK)
+    assert stalls.judge(60.0, [0, 1], {}, {}) is None
+    stalls.receive(60.0, 1, STUCK)
+    stalls.receive(60.0, 0, None)
+    assert stalls.judge(60.0, [0, 1], {}, {}) is None
+    stalls.receive(60.0, 0, STUCK)
+    assert stalls.judge(60.0, [0, 1], {}, {}).is_final
+    assert stalls.judge(60.0, [0, 1], {}, {}) is None, "once"
 
 
 def test_a_stall_is_reported_at_growing_intervals_and_anew_after_progress():
     stalls, reports = Stalls(), []
     for idle_s in range(300, 3000, 10):
-        stalls.receive(0, Idle(float(idle_s), math.inf, "train.py:14 (main)", is_due=True))
-        if (stall := stalls.judge([0], {}, {})) is not None:
+        stalls.receive(60.0, 0, Idle(float(idle_s), math.inf, "train.py:14 (main)", is_due=True))
+        if (stall := stalls.judge(60.0, [0], {}, {})) is not None:
             reports.append(stall.idle_s)
             assert not stall.is_final
     assert reports == [300, 600, 1200, 2400]
-    stalls.receive(0, None)
-    stalls.receive(0, Idle(300.0, math.inf, "train.py:15 (main)", is_due=True))
-    assert stalls.judge([0], {}, {}).idle_s == 300
+    stalls.receive(60.0, 0, None)
+    stalls.receive(60.0, 0, Idle(300.0, math.inf, "train.py:15 (main)", is_due=True))
+    assert stalls.judge(60.0, [0], {}, {}).idle_s == 300
 
 
 @pytest.mark.parametrize(
@@ -82,17 +87,58 @@ def test_the_odd_one_is_named_first(odd, others):
     assert "a.py:1 (f); processes 0, 2 " in stall.headline
 
 
-def test_who_left_or_holds_the_interpreter_is_odd():
-    library = STUCK._replace(below="library")
-    stall = judged({0: library}, {1: "sys.exit() at train.py:40 (main)"})
+def test_who_left_is_odd_if_the_others_may_wait_for_it():
+    left = {1: "sys.exit() at train.py:40 (main)"}
+    stall = judged({0: STUCK, 2: STUCK._replace(below="jax")}, left)
     assert "process 1 left the job, last at sys.exit() at train.py:40 (main);" in stall.headline
+    stall = judged({0: STUCK, 2: STUCK._replace(below="library", site="a.py:1 (f)")}, left)
+    assert [group.processes for group in stall.groups] == [(2,), (1,), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_final", "words"),
+    [
+        (
+            SEEN,
+            True,
+            "in native code that holds the interpreter lock, called at train.py:7 (native)",
+        ),
+        (SEEN._replace(limit_s=7.0), False, "in native code that holds"),
+        (SEEN._replace(share=0.5), False, "slow, in native code that holds"),
+        (SEEN._replace(site=""), False, "without a sign of life"),  # frozen, or cut off
+        (None, False, "without a sign of life"),
+    ],
+)
+def test_who_is_silent_is_stuck_only_if_it_is_seen_to_do_nothing(seen, is_final, words):
+    stall = judged({0: STUCK._replace(is_due=True)}, (), {1: 6.0}, seen)
+    assert stall.is_final is is_final
+    assert stall.headline.startswith(f"no process has moved for 6 s: process 1 {words}")
+
+
+def test_another_process_is_asked_about_a_silent_one_as_often_as_needed():
     stalls = Stalls()
-    stalls.receive(0, library)
-    stalls.receive_site(1, "train.py:7 (native)")
-    stall = stalls.judge([0, 1], {}, {1: 6.0})
-    assert "process 1 in native code that holds the interpreter lock, called at train.py:7" in (
-        stall.headline
-    )
+    stalls.receive(60.0, 0, STUCK)
+    assert stalls.ask(60.0, 1)
+    assert not stalls.ask(61.0, 1), "the answer is awaited"
+    assert stalls.judge(60.0, [0, 1], {}, {1: 9.0}) is None
+    stalls.receive_seen(61.0, 1, SEEN)
+    assert not stalls.ask(62.0, 1)
+    assert stalls.ask(63.5, 1), "what it does may have changed"
+    stalls.hear(1)  # it moves again
+    assert stalls.seen(1) is None
+    stalls.receive_seen(64.0, 1, SEEN)  # the answer to the second question
+    assert stalls.seen(1) is None
+
+
+def test_a_report_that_is_old_says_nothing():
+    """The process may work in code that holds its interpreter lock since."""
+    stalls = Stalls()
+    for process in (0, 1):
+        stalls.receive(60.0, process, STUCK)
+    stalls.receive(68.0, 0, STUCK)
+    assert not stalls.are_idle(68.0, [1])
+    assert stalls.judge(68.0, [0, 1], {}, {}) is None
+    assert stalls.judge(68.0, [0, 1], {}, {1: 8.0}) is None
 
 
 def test_many_places_are_cut():
@@ -105,6 +151,10 @@ def test_many_places_are_cut():
 def test_reports_survive_the_wire_and_others_are_refused():
     for idle in (None, STUCK, STUCK._replace(limit_s=math.inf, below="jax", is_held=True)):
         assert idle_of(json.loads(json.dumps(idle_header(idle)))) == idle
+    for seen in (SEEN, Seen()):
+        limit_s = None if math.isinf(seen.limit_s) else seen.limit_s
+        header = {**seen._asdict(), "limit_s": limit_s}
+        assert seen_of(json.loads(json.dumps(header))) == seen
     for wrong in ({"is_stuck": 1}, {"below": "x"}, {"idle_s": "1"}, {"site": None}):
         with pytest.raises(FrameError):
             idle_of({**idle_header(STUCK), **wrong})

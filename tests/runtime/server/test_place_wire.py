@@ -104,18 +104,22 @@ def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place
         told = process.told()
         assert {**told, "body": told["body"].removesuffix(" lock")} == silent
     assert place.states() == ["here", "silent", "here"]
+    assert first.told() == {"is": "locate", "process": 1, "pid": 101, "body": ""}  # one is asked
     second.beat()
     assert place.states() == ["here", "here", "here"]
     place.turn(1.0, beating=(third,))
-    assert third.told()["process"] == 0  # the lowest that lives
-    assert third.told()["process"] == 1
+    told = [third.told() for _ in range(4)]  # the lowest that lives
+    asked = [("silent", 0), ("locate", 0), ("silent", 1), ("locate", 1)]
+    assert [(one["is"], one["process"]) for one in told] == asked
+    third.say("seen", process=1, site="a.py:9 (f)", share=0.0, limit_s=None)
     place.now += 1000.0  # it was stopped, or the laptop slept
     place.turn()
     assert place.states() == ["silent", "silent", "here"]
     place.turn(2.5, beating=(first, third))
-    assert second.told() == {"is": "lost", "body": "silent for 4 s"}
+    silence = "silent for 4 s, in native code that holds the interpreter lock, called at a.py:9 (f)"
+    assert second.told() == {"is": "lost", "body": silence}
     assert second.told() is None
-    words = "silent for 4 s; step 3, last at 'x' (a.py:1 (f)), 1004.0 s before"
+    words = f"{silence}; step 3, last at 'x' (a.py:1 (f)), 1004.0 s before"
     assert first.told() == gone(1, "lost", words)
     answer = lane.told()
     assert (answer["is"], answer["ticket"]) == ("lost", 1)

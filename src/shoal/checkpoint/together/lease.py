@@ -62,9 +62,15 @@ class ProgressReporter:
             self._work()
 
     def _work(self) -> None:
-        """Report as working: a process that makes progress must not be ended as hung."""
+        """Report as working: a process that makes progress must not be ended as hung.
+
+        A save in the background says nothing of the main thread after a loss; but a job in which
+        one goes on is not stalled.
+        """
         if self._is_main:
             self._coordinator.progress.worked += 1
+        else:
+            self._coordinator.progress.saved += 1
 
     def progress_text(self) -> str:
         """Return the progress: `40 % of 1.5 GB, 870 MB/s`."""

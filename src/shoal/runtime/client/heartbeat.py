@@ -23,7 +23,7 @@ from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.stopping import Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import Found, TrailVersion
-from shoal.runtime.system.stacks import dumped_site, stacks
+from shoal.runtime.system.stacks import dumped, stacks
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, text_field, whole_field
 
@@ -237,9 +237,12 @@ class Watcher:
                 self.stall.on_stalled(_words(frame), shows, is_final=is_final, is_shower=is_shower)
 
     def _locate(self, frame: Frame) -> None:
-        """Find out where a process of this host stands that holds its interpreter lock."""
+        """Find out where a silent process of this host stands, and what it does."""
         process, pid = (whole_field(frame.header, name) for name in ("process", "pid"))
-        self._watched.send({"do": "site", "process": process, "site": dumped_site(pid)})
+        seen = dumped(pid)
+        limit_s = None if math.isinf(seen.limit_s) else seen.limit_s
+        header = {"do": "seen", "process": process, **seen._asdict(), "limit_s": limit_s}
+        self._watched.send(header)
 
     def _silent(self, frame: Frame) -> None:
         silent = self._me.name(whole_field(frame.header, "process"))
@@ -264,7 +267,7 @@ class Watcher:
         "silent": _silent,  # a process that runs, and gives no sign of life
         "stacks": _stacks,  # a request for those of this process
         "stalled": _stalled,  # the job
-        "locate": _locate,  # a request for the place of another process of this host
+        "locate": _locate,  # a request to look at a silent process of this host
     }
 
 

@@ -32,7 +32,9 @@ class Progress:
         "ended",
         "is_waiting",
         "is_watched",
+        "on_limit",
         "outer",
+        "saved",
         "step",
         "turns",
         "within_s",
@@ -52,9 +54,11 @@ class Progress:
         self.is_waiting = False  # in a call that waits for others, with a deadline
         self.is_watched = False  # whether a thread looks for a lack of progress
         self.worked = 0  # grows while a long call makes progress; any thread may increment it
+        self.saved = 0  # the same, for saves in the background
         self._points = 0  # reached or passed
         self.turns = 0  # of the program's loop, other than steps: batches, calls of `preempted`
         self.within_s: float | None = None  # the limit of the innermost step that has one
+        self.on_limit: Callable[[], None] = lambda: None  # called when it changes
 
     @property
     def place(self) -> str:
@@ -68,9 +72,9 @@ class Progress:
         return self._last[1]
 
     @property
-    def mark(self) -> tuple[int, int, int, int]:
+    def mark(self) -> tuple[int, ...]:
         """Differs once progress was made: a step ended, a point reached or passed, work done."""
-        return self.ended, self.turns, self._points, self.worked
+        return self.ended, self.turns, self._points, self.worked, self.saved
 
     @property
     def marks_its_loop(self) -> bool:
@@ -95,6 +99,12 @@ class Progress:
             return 0.0
         own_s = statistics.median(self._own_s[:timed])
         return max(0.0, statistics.median(self._times_s[:timed]) - own_s)
+
+    def limit(self, within_s: float | None) -> None:
+        """Change the limit, which is counted from here."""
+        self.worked += 1  # first: no time before it may be judged by the new limit
+        self.within_s = within_s
+        self.on_limit()
 
     def begin_wait(self, point: Point, now: float) -> None:
         """Record that the main thread begins to wait at `point`."""

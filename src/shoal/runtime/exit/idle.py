@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
 from typing import NamedTuple
 
@@ -24,18 +25,18 @@ from shoal.errors import StalledError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.hang import write_before_exit
 from shoal.runtime.rules.outcomes import ThisProcess, indented
-from shoal.runtime.rules.stalls import Idle, Stalls
+from shoal.runtime.rules.stalls import BUSY, Idle, Stalls
 from shoal.runtime.system.failure_words import is_of_program, stands
-from shoal.runtime.system.stacks import stacks
+from shoal.runtime.system.stacks import DumpFile, stacks
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S, _IDLE_LOOK_S = 1.0, 2.0  # with a limit, and without
-_BUSY = 0.02  # of a core: a main thread that uses less does nothing
 _NO_TIME_S = 1e-4  # of the processor: none, since starting a program on devices takes more
 _HOUR_S = 3600.0
 _STEPS = 10  # a limit is at least as many median steps
 _NOTICE_S, _NOTICE_STEPS = 5.0, 3  # until a warning that a notice is not asked for
 _ASK_S = 2.0  # for the stacks of others
+_RAISE_S = 3.0  # until a wait of shoal has raised StalledError
 _DEBUGGERS = ("bdb", "pdb", "pydevd", "_pydevd_bundle", "IPython.core.debugger", "debugpy")
 
 
@@ -54,16 +55,19 @@ class StallWatch:
         self,
         coordinator: Coordinator,
         send: Callable[[Idle | None], None],
+        shown: DumpFile | None = None,
         *,
         cpu_times: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
-        """`send` sends a report to the meeting place, None once this process moves again.
+        """`send` sends a report to the meeting place, None once this process moves again; `shown`
+        shows this process to others of its host.
 
         Raises:
           UsageError: a variable is not a positive number.
         """
-        self._coordinator, self._send = coordinator, send
+        self._coordinator, self._send, self._shown = coordinator, send, shown
         coordinator.progress.is_watched = True
+        coordinator.progress.on_limit = self._show_limit
         self._cpu_times = cpu_times or _cpu_times
         self._warn_s = settings.seconds("SHOAL_STALL_WARN_S")
         self._limit_s = settings.seconds("SHOAL_STALLED_AFTER_S")
@@ -72,6 +76,8 @@ class StallWatch:
         self._samples: collections.deque[_Sample] = collections.deque()
         self._said = False
         self._notice: tuple[int, float] | None = None  # the open one; when it was first seen
+        self._ending: tuple[object, float, Callable[[], None]] | None = None
+        self._show(time.monotonic())
 
     @property
     def every_s(self) -> float:
@@ -86,6 +92,11 @@ class StallWatch:
         self._at = now
         self._warn_of_notice(now)
         progress = self._coordinator.progress
+        if self._ending is not None and self._ending[1] <= self._ran_s:
+            mark, _, end = self._ending
+            self._ending = None
+            if mark == progress.mark:
+                end()
         if progress.mark != self._mark:
             self._mark, self._since_s = progress.mark, self._ran_s
             self._samples.clear()
@@ -93,8 +104,10 @@ class StallWatch:
                 self._said = False
                 self._send(None)
         idle_s, limit_s = self._ran_s - self._since_s, self._current_limit_s()
-        warn_s = max(self._warn_s, progress.within_s or 0.0)
+        # The first step may be a compilation; later ones are known to take as long.
+        warn_s = max(self._warn_s, progress.within_s or _STEPS * (progress.step_s or 0.0))
         self._sample(limit_s)
+        self._show(now)
         if idle_s >= min(warn_s, limit_s):
             idle = self._idle(idle_s, limit_s, is_due=idle_s >= warn_s)
             if idle is not None:
@@ -107,8 +120,17 @@ class StallWatch:
             return progress.within_s
         return max(self._limit_s, _STEPS * (progress.step_s or 0.0))
 
+    def _show(self, now: float) -> None:
+        if self._shown is not None:
+            self._shown.write(now, self._cpu_times()[0], self._current_limit_s())
+
+    def _show_limit(self) -> None:
+        if self._shown is not None:
+            self._shown.write_limit(self._current_limit_s())
+
     def _sample(self, limit_s: float) -> None:
         """Sample the processor times, so that the first sample is as old as the limit."""
+        limit_s = limit_s if math.isfinite(limit_s) else _HOUR_S
         samples, every_s = self._samples, min(limit_s, _HOUR_S) / 64
         if not samples or self._ran_s - samples[-1].at_s >= every_s:
             samples.append(_Sample(self._ran_s, *self._cpu_times()))
@@ -118,17 +140,17 @@ class StallWatch:
     def _idle(self, idle_s: float, limit_s: float, *, is_due: bool) -> Idle | None:
         """Return what to report; None: a prompt waits for its user."""
         frame = main_frame()
-        site, is_prompt = stands(frame), hasattr(sys, "ps1") or "ipykernel" in sys.modules
+        site, is_prompt = stands(frame), hasattr(sys, "ps1") or _is_kernel()
         if is_prompt and not site:
             return None
         progress, first = self._coordinator.progress, self._samples[0]
         main_s, all_s = self._cpu_times()
         main_s, all_s = main_s - first.main_s, all_s - first.all_s
         passed_s = self._ran_s - first.at_s
-        is_slow = main_s >= _BUSY * passed_s
+        is_slow = main_s >= BUSY * passed_s
         does_nothing = not is_slow
         if not progress.marks_its_loop:  # it may compile, or be a loop that leaves none
-            does_nothing = main_s <= _NO_TIME_S and all_s < _BUSY * passed_s
+            does_nothing = main_s <= _NO_TIME_S and all_s < BUSY * passed_s
         return Idle(
             idle_s,
             limit_s,
@@ -181,16 +203,27 @@ class StallWatch:
                 asks = threading.Thread(target=self._show_stacks, args=(shows,), daemon=True)
                 asks.start()
             return
-        here.end_stalled(headline)
+        end = partial(
+            self._end, headline, rest if is_shower else "", is_shown=here.process in shows
+        )
         progress = here.progress
-        if progress.is_waiting or progress.mark != self._mark or not self._said:
-            return  # it raises StalledError, there or at its next call
+        mark, is_waiting = progress.mark, progress.is_waiting
+        here.end_stalled(headline)
+        if is_waiting:  # it raises StalledError there, if that wait can be woken
+            self._ending = mark, self._ran_s + _RAISE_S, end
+        elif mark == self._mark and self._said:  # if not, it raises StalledError at its next call
+            end()
+
+    def _end(self, headline: str, rest: str, *, is_shown: bool) -> None:
+        """End this process, with a report."""
+        here = self._coordinator
+        me = ThisProcess(here.process, here.hosts)
         with contextlib.suppress(Exception):
             here.report("followed", f"stalled: {headline}")
         code = StalledError.exit_code
         place = stands(main_frame()) or "an unknown place"
-        said = [_own_stacks()] if here.process in shows else []
-        said += [rest] if is_shower else []
+        said = [_own_stacks()] if is_shown else []
+        said += [rest] if rest else []
         said += [f"shoal: {me} is at {place}: ended with exit code {code}, because {headline}"]
         write_before_exit("\n".join([*said, ""]))
         os._exit(code)
@@ -207,8 +240,9 @@ def watch_alone(coordinator: Coordinator) -> None:
     stalls, here = Stalls(), [coordinator.process]
 
     def take(idle: Idle | None) -> None:
-        stalls.receive(coordinator.process, idle)
-        stall = None if idle is None else stalls.judge(here, {}, {})
+        now = time.monotonic()
+        stalls.receive(now, coordinator.process, idle)
+        stall = None if idle is None else stalls.judge(now, here, {}, {})
         if stall is not None:
             watch.on_stalled(stall.text, here, is_final=stall.is_final, is_shower=True)
 
@@ -244,6 +278,12 @@ def _cpu_times() -> tuple[float, float]:
     if not (hasattr(time, "pthread_getcpuclockid") and main.ident and main.is_alive()):
         return all_s, all_s
     return time.clock_gettime(time.pthread_getcpuclockid(main.ident)), all_s
+
+
+def _is_kernel() -> bool:
+    """Return whether this process runs the cells of a notebook: any may import the package."""
+    application = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    return application is not None and bool(application.initialized())
 
 
 def _frames(frame: FrameType | None) -> Iterator[str]:

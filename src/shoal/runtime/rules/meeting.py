@@ -163,6 +163,8 @@ class Meeting(Roster[To]):
         self._gone[process] = state
         self._records[process].leave(now, state, words)
         self._num_losses += 1
+        if state != "left":
+            self._last_loss = self._num_losses
         replies: list[Reply[To]] = []
         self._lines.drop_process(process)
         for line in self._lines.of(process):
@@ -184,6 +186,7 @@ class Meeting(Roster[To]):
         """
         self._losses.services.append((name, words))
         self._num_losses += 1
+        self._last_loss = self._num_losses
         answer = self._losses.service_answer()
         ended = [g for g in self._lines.all_open() if not g.survivors]
         return [reply for g in ended for reply in self._finish(now, g, answer)]

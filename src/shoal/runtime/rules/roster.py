@@ -25,6 +25,7 @@ class Roster(Generic[To]):
         self._losses = Losses(self.departure_reason)
         self._gone = self._losses.states
         self._num_losses = 0  # of processes and services
+        self._last_loss = 0  # `_num_losses` at the last that was not a process leaving in order
         self._has_abandoned = False  # whether any process has abandoned a call
 
     def has_gone(self, process: int) -> bool:
@@ -84,6 +85,10 @@ class Roster(Generic[To]):
     def members(self, now: float) -> tuple[Member, ...]:
         """Return the state of each process, in order."""
         return tuple(record.member(now) for record in self._records.values())
+
+    def owes_losses(self, processes: Iterable[int]) -> bool:
+        """Return whether one of these has not met the survivors of a loss yet."""
+        return any(self._records[process].met_after < self._last_loss for process in processes)
 
     def _has_lost(self, process: int) -> bool:
         """Return whether there was a loss since this process last met survivors."""

@@ -6,7 +6,10 @@ call of `preempted`, a save's or restore's own progress. A process that has left
 over and it does nothing. It judges both itself, by its own clocks. A job that moves sends nothing.
 
 The job is stalled when each process is idle, and ends when each is stuck. A process that left in
-order, or gives no sign of life because native code holds its interpreter lock, counts as both.
+order counts as both. One that gives no sign of life is idle, and stuck only if another process of
+its host has *seen* it: its signal handler answers, so it is neither stopped nor cut off, and its
+main thread does nothing, in native code that holds its interpreter lock.
+
 Places explain a stall, and never decide: a healthy loop is seen at one place all the time.
 """
 
@@ -24,6 +27,10 @@ NO_PROGRESS = "no progress for"  # how the last words of an idle process begin
 _MOST_GROUPS = 8  # of processes at one place, in a report
 _BELOW = ("library", "", "jax")
 _FACTS = ("is_waiting", "is_slow", "is_due", "is_stuck", "is_held")
+BUSY = 0.02  # of a core: a main thread that uses less does nothing
+_FRESH_S = 6.0  # a report that is older says nothing of now; they come every two seconds
+_ANSWER_S = 1.5  # how long a process may take to say where a silent one of its host stands
+_SEEN_S = 2.0  # after which it is asked again
 
 
 class Idle(NamedTuple):
@@ -60,6 +67,28 @@ def idle_of(header: Mapping[str, Any]) -> Idle | None:
     if below not in _BELOW:
         raise FrameError("field 'below' is not where a process stands")
     return Idle(idle_s, limit_s, site, below, **facts)  # type: ignore[arg-type]
+
+
+class Seen(NamedTuple):
+    """What another process of its host has seen of a process that gives no sign of life."""
+
+    site: str = ""  # where it stands in its program; empty: its signal handler did not answer
+    share: float = 1.0  # of a core, used by its main thread since its watcher last ran
+    limit_s: float = math.inf  # after which it is stuck
+
+    @property
+    def words(self) -> str:
+        """Where and how it is."""
+        if not self.site:
+            return "without a sign of life"
+        slow = "slow, " if self.share >= BUSY else ""
+        return f"{slow}in native code that holds the interpreter lock, called at {self.site}"
+
+
+def seen_of(header: Mapping[str, Any]) -> Seen:
+    """Parse such a message."""
+    site, share = text_field(header, "site")[:MOST_SITE], number_field(header, "share")
+    return Seen(site, share, number_field(header, "limit_s"))
 
 
 class StalledGroup(NamedTuple):
@@ -101,59 +130,84 @@ class Stalls:
     """The meeting place's record of the processes that are idle.
 
     >>> stalls = Stalls()
-    >>> stalls.receive(0, Idle(9.0, 5.0, "train.py:14 (main)", below="jax", is_stuck=True))
-    >>> stalls.receive(1, Idle(9.0, 5.0, "train.py:12 (main)", is_stuck=True))
-    >>> stalls.judge((0, 1), {}, {}).headline
+    >>> stalls.receive(60.0, 0, Idle(9.0, 5.0, "train.py:14 (main)", below="jax", is_stuck=True))
+    >>> stalls.receive(60.0, 1, Idle(9.0, 5.0, "train.py:12 (main)", is_stuck=True))
+    >>> stalls.judge(60.0, (0, 1), {}, {}).headline
     'no process has moved for 9 s: process 1 at train.py:12 (main); process 0 in JAX, called at \
 train.py:14 (main)'
     """
 
     def __init__(self) -> None:
-        self._idle: dict[int, Idle] = {}
-        self._sites: dict[int, str] = {}  # of processes that cannot report
+        self._idle: dict[int, tuple[float, Idle]] = {}  # and when it reported it
+        self._asked_at: dict[int, float] = {}  # of silent processes: when another was asked
+        self._seen: dict[int, tuple[float, Seen]] = {}  # and the answer
         self._report_from_s = 0.0  # the next report of this stall
         self._has_ended = False
 
-    @property
-    def limit_s(self) -> float:
-        """The limit of the processes that are idle: silence as long means that one is stuck."""
-        return max((idle.limit_s for idle in self._idle.values()), default=math.inf)
-
-    def receive(self, process: int, idle: Idle | None) -> None:
+    def receive(self, now: float, process: int, idle: Idle | None) -> None:
         """Take the report of a process."""
         if idle is not None:
-            self._idle[process] = idle
+            self._idle[process] = now, idle
         elif self._idle.pop(process, None) is not None:
             self._report_from_s = 0.0
-        self._sites.pop(process, None)
 
-    def receive_site(self, process: int, site: str) -> None:
-        """Take the place of a process that cannot report."""
-        self._sites[process] = site[:MOST_SITE]
+    def hear(self, process: int) -> None:
+        """Take a sign of life of a process."""
+        if self._asked_at.pop(process, None) is not None:
+            self._seen.pop(process, None)
 
-    def are_idle(self, processes: Collection[int]) -> bool:
-        """Return whether each of these has reported that it is."""
-        return all(process in self._idle for process in processes)
+    def receive_seen(self, now: float, process: int, seen: Seen) -> None:
+        """Take the answer of another process about a silent one."""
+        if process in self._asked_at:
+            self._seen[process] = now, seen
+
+    def seen(self, process: int) -> Seen | None:
+        """Return what is known of a silent process."""
+        return self._seen[process][1] if process in self._seen else None
+
+    def ask(self, now: float, silent: int) -> bool:
+        """Return whether a process is to be asked about a silent one now."""
+        answered = self._seen.get(silent)
+        if silent in self._asked_at and (answered is None or now < answered[0] + _SEEN_S):
+            return False
+        self._asked_at.setdefault(silent, now)
+        return True
+
+    def are_idle(self, now: float, processes: Collection[int]) -> bool:
+        """Return whether each of these has reported lately that it is."""
+        return all(
+            process in self._idle and now < self._idle[process][0] + _FRESH_S
+            for process in processes
+        )
 
     def judge(
-        self, living: Collection[int], left: Mapping[int, str], silent_s: Mapping[int, float]
+        self,
+        now: float,
+        living: Collection[int],
+        left: Mapping[int, str],
+        silent_s: Mapping[int, float],
     ) -> Stall | None:
         """Return a stall that is to be reported or ended now, or None.
 
         Args:
+          now: on any clock that only runs forward.
           living: the processes in the job.
           left: those that have left it in order: where.
-          silent_s: of the living, those that give no sign of life though they run: for how long.
+          silent_s: of the living, those that give no sign of life: for how long.
         """
-        idle = {process: self._idle[process] for process in living if process in self._idle}
-        if self._has_ended or not idle or not idle.keys() | silent_s.keys() >= {*living}:
+        awake = [process for process in living if process not in silent_s]
+        if self._has_ended or not awake or not self.are_idle(now, awake):
             return None
-        limit_s, held = self.limit_s, any(one.is_held for one in idle.values())
-        are_silent = all(silent >= limit_s for silent in silent_s.values())
-        are_stuck = are_silent and all(one.is_stuck for one in idle.values())
+        if any(self._is_asked(now, process) for process in silent_s):
+            return None
+        idle = {process: self._idle[process][1] for process in awake}
+        are_stuck = all(one.is_stuck for one in idle.values()) and all(
+            self._is_stuck(now, process, silent) for process, silent in silent_s.items()
+        )
+        is_held = any(one.is_held for one in idle.values())
         # While all are in waits of shoal, the deadlines of these decide.
         in_waits = not silent_s and all(one.is_waiting for one in idle.values())
-        is_final = are_stuck and not held and not in_waits
+        is_final = are_stuck and not is_held and not in_waits
         idle_s = min([*(one.idle_s for one in idle.values()), *silent_s.values()])
         is_due = all(one.is_due for one in idle.values()) and idle_s >= self._report_from_s
         if not (is_final or is_due):
@@ -161,20 +215,28 @@ train.py:14 (main)'
         self._has_ended, self._report_from_s = is_final, 2 * idle_s
         return Stall(is_final, idle_s, self._groups(idle, left, silent_s))
 
+    def _is_asked(self, now: float, silent: int) -> bool:
+        """Return whether an answer about it may still come."""
+        return silent not in self._seen and now < self._asked_at.get(silent, now) + _ANSWER_S
+
+    def _is_stuck(self, now: float, silent: int, silent_s: float) -> bool:
+        at, seen = self._seen.get(silent, (-math.inf, Seen()))
+        is_known = bool(seen.site) and now < at + 2 * _SEEN_S
+        return is_known and seen.share < BUSY and silent_s >= seen.limit_s
+
     def _groups(
         self, idle: Mapping[int, Idle], left: Mapping[int, str], silent_s: Mapping[int, float]
     ) -> tuple[StalledGroup, ...]:
         found: dict[tuple[str, int, int], list[int]] = {}
-        for process, where in left.items():
-            words = f"left the job, last at {where}" if where else "left the job"
-            found.setdefault((words, 0, 0), []).append(process)
         for process in silent_s:
-            site = self._sites.get(process, "")
-            called = f", called at {site}" if site else ""
-            words = f"in native code that holds the interpreter lock{called}"
-            found.setdefault((words, 0, 0), []).append(process)
+            found.setdefault(((self.seen(process) or Seen()).words, 0, 0), []).append(process)
         for process, one in idle.items():
             found.setdefault(_words_of(one), []).append(process)
+        # One that left explains why others wait, unless one of the living does.
+        order = 0 if min(order for _, order, _ in found) > 1 else 2
+        for process, where in left.items():
+            words = f"left the job, last at {where}" if where else "left the job"
+            found.setdefault((words, order, 0), []).append(process)
         groups = [
             StalledGroup(tuple(processes), words, (order, len(processes), tie))
             for (words, order, tie), processes in found.items()
@@ -192,10 +254,10 @@ def _words_of(idle: Idle) -> tuple[str, int, int]:
     if idle.is_slow:
         return f"slow, at {site}", 1, 0
     if idle.is_waiting:
-        return f"waiting in shoal, called at {site}", 2, 1
+        return f"waiting in shoal, called at {site}", 3, 1
     if idle.below == "jax":
-        return f"in JAX, called at {site}", 2, 1
-    return f"at {site}", 1 if idle.below else 2, 0
+        return f"in JAX, called at {site}", 3, 1
+    return f"at {site}", 1 if idle.below else 3, 0
 
 
 def _said(group: StalledGroup) -> str:

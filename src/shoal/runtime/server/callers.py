@@ -29,7 +29,7 @@ from shoal.runtime.rules.messages import (
     stop_report_of,
     trails_of,
 )
-from shoal.runtime.rules.stalls import idle_of
+from shoal.runtime.rules.stalls import idle_of, seen_of
 from shoal.runtime.server.job import ServedJob
 from shoal.runtime.server.mail import Life
 from shoal.runtime.system.failure_words import one_line
@@ -116,10 +116,10 @@ class ProcessCaller:
     def _idle(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         self._job.take_idle(self._life.process, idle_of(frame.header))
 
-    def _site(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+    def _seen(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         allowed, header = range(self._job.num_processes), frame.header
         process = processes_of({"of": [header.get("process")]}, "of", allowed)[0]
-        self._job.take_site(process, text_field(header, "site"))
+        self._job.take_seen(process, seen_of(header))
 
     def _failed(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         words, follows = frame.body.decode(errors="replace"), bool(frame.header.get("follows"))
@@ -145,7 +145,7 @@ class ProcessCaller:
         "notice": _notice,  # of preemption
         "stop": _stop,  # the step it answered, or that it has saved
         "idle": _idle,  # it has made no progress for long, or makes it again
-        "site": _site,  # where another process of its host stands
+        "seen": _seen,  # a silent process of its host
         "failed": _failed,  # with a traceback
         "bye": _bye,
     }

@@ -17,7 +17,7 @@ from shoal.runtime.rules.joint_arrivals import JointMeeting
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.meeting_answers import MembersKnown, StacksHeard
 from shoal.runtime.rules.messages import ArrivalHeaders, Beat
-from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls
+from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Seen, Stalls
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
 from shoal.runtime.server.keeper_connections import KeeperConnections
 from shoal.runtime.server.leaving import Leaving
@@ -28,7 +28,6 @@ from shoal.runtime.wire.server_sockets import Connection, Connections
 _STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
 _STACKS_S = 2.0  # the same, for a query
 _JUDGE_S = 0.001  # for each process, between two looks whether the job is stalled
-_SITE_S = 1.5  # how long a process may take to say where a silent one of its host stands
 _LARGE_BYTES = 4096  # a list of hosts that is sent compressed
 
 
@@ -56,7 +55,6 @@ class ServedJob:
         self._stalls = Stalls()
         self._judge_at = -math.inf
         self.left_at: dict[int, str] = {}  # the last place of each process that left in order
-        self._asked_at: dict[int, float] = {}  # for the places of processes that are silent
         self.arrival_headers = ArrivalHeaders()
         self.near = ""  # see `unix_socket`
         self.service_rows: Callable[[], list[list[str]]] = list
@@ -130,6 +128,7 @@ class ServedJob:
         if self.meeting is not None:
             now = self.now()
             self.meeting.beat(now, process, beat)
+            self._stalls.hear(process)
             if self._liveness.beat(self._running.read(now), process):
                 self.meeting.mark_silent(process, None)
 
@@ -148,38 +147,36 @@ class ServedJob:
         """Take a report that a process makes no progress; None: it makes it again."""
         if self.meeting is None:
             return
-        self._stalls.receive(process, idle)
+        self._stalls.receive(self._running.read(self.now()), process, idle)
         words = "" if idle is None else f"{NO_PROGRESS} {idle.idle_s:.0f} s, at {idle.site}"
         self.meeting.mark_idle(process, words)
         if idle is not None:
             self._judge_stall(self.meeting)
 
-    def take_site(self, process: int, site: str) -> None:
-        """Take the place of a process that cannot report it."""
-        self._stalls.receive_site(process, site)
+    def take_seen(self, process: int, seen: Seen) -> None:
+        """Take what another process of its host has seen of a silent one."""
+        self._stalls.receive_seen(self._running.read(self.now()), process, seen)
 
     def _judge_stall(self, meeting: JointMeeting[Connection]) -> None:
         """Report the job as stalled, or end it, if it is."""
         gone = meeting.gone
-        if any(state != "left" for state in gone.values()) or self.now() < self._judge_at:
-            return  # a loss, which ends it anyway; or others have just reported
         living = [process for process in range(self.num_processes) if process not in gone]
+        if self.now() < self._judge_at or meeting.owes_losses(living):
+            return  # others have just reported; or a loss, which ends it anyway
         self._judge_at = self.now() + _JUDGE_S * len(living)
         now = self._running.read(self.now())
-        others = [process for process in living if not self._stalls.are_idle([process])]
+        others = [process for process in living if not self._stalls.are_idle(now, [process])]
         silent_s = {process: self._liveness.silent_s(now, process) for process in others}
         least_s = 2 * self._limits.heartbeat_s
         if any(silent < least_s for silent in silent_s.values()):
             return
-        for process in silent_s.keys() - self._asked_at.keys():
-            self._locate(now, process, living)
-        if any(now < self._asked_at[process] + _SITE_S for process in silent_s):
-            return  # it is judged again with the next report
-        left = {process: self.left_at.get(process, "") for process in gone}
-        stall = self._stalls.judge(living, left, silent_s)
+        awake = [process for process in living if process not in silent_s]
+        for process in silent_s:
+            self._locate(now, process, awake)
+        left = {p: self.left_at.get(p, "") for p, state in gone.items() if state == "left"}
+        stall = self._stalls.judge(now, living, left, silent_s)
         if stall is None:
             return
-        awake = [process for process in living if process not in silent_s]
         shows = [group.processes[0] for group in stall.groups if group.processes[0] in awake]
         shower = shows[0] if stall.is_final and shows else awake[0]
         header = {"is": "stalled", "final": stall.is_final, "shower": shower, "shows": shows[:8]}
@@ -187,11 +184,12 @@ class ServedJob:
             self.on_news(stalled=stall.headline)
         self.mail.push(living, pack_frame(header, stall.text.encode(errors="replace")))
 
-    def _locate(self, now: float, silent: int, living: Collection[int]) -> None:
-        """Ask a process of the same host where a silent one stands."""
-        self._asked_at[silent] = now
+    def _locate(self, now: float, silent: int, awake: Collection[int]) -> None:
+        """Ask a process of the same host where a silent one stands, unless one was just asked."""
+        if not self._stalls.ask(now, silent):
+            return
         for pids in self.joining.shared_hosts.values():
-            others = [p for p in living if p in pids and self._stalls.are_idle([p])]
+            others = [process for process in awake if process in pids]
             if silent in pids and others:
                 header = {"is": "locate", "process": silent, "pid": pids[silent]}
                 self.mail.push(others[:1], pack_frame(header))
@@ -301,16 +299,21 @@ class ServedJob:
         meeting = self.meeting
         if meeting is None:
             return
-        for process, state, words, silent_s in self._liveness.tick(self._running.read(now)):
+        running_s = self._running.read(now)
+        for process, state, words, silent_s in self._liveness.tick(running_s):
+            seen = self._stalls.seen(process)
             if state == "lost":
-                self._dismiss(process, words)
+                where = f", {seen.words}" if silent_s and seen and seen.site else ""
+                self._dismiss(process, words + where)
                 continue
             meeting.mark_silent(process, now - silent_s)
-            awake = (p for p in self.mail.lives if not self._liveness.is_quiet(p))
-            lowest = min((p for p in awake if not meeting.has_gone(p)), default=process)
+            lives = (p for p in self.mail.lives if not self._liveness.is_quiet(p))
+            awake = [p for p in lives if not meeting.has_gone(p)]
+            lowest = min(awake, default=process)
             targets = meeting.waiters_for(process) | {lowest}
             header = {"is": "silent", "process": process}
             self.mail.push(targets - {process}, pack_frame(header, words.encode()))
+            self._locate(running_s, process, awake)
 
     def _dismiss(self, process: int, words: str) -> None:
         """Notify a lost process that is still connected of its loss, for when it wakes."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import re
 import signal
+import struct
 import sys
 import threading
 import time
 import traceback
+from typing import IO, NamedTuple
 
 from shoal.runtime.system.failure_words import is_installed
 from shoal.runtime.system.memory_file import open_memory_file
@@ -19,6 +22,8 @@ MAX_BYTES = 64 << 10
 
 _DUMP = getattr(signal, "SIGRTMAX", 0) - 3  # real-time: no program uses it by chance
 _DUMP_NAME = "shoal-dump"
+_SHOWN = struct.Struct("<3d")  # of the memory file: see `DumpFile`
+_LIMIT = struct.Struct("<d")
 _DUMP_S = 0.5
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+).*:$")
@@ -42,37 +47,85 @@ def stacks(max_bytes: int = MAX_BYTES) -> str:
     return _cut(blocks, max_bytes)
 
 
-def register_dump() -> None:
-    """Let `dumped_site` find where this process stands, even if it holds the interpreter lock."""
+class Dumped(NamedTuple):
+    """What `dumped` finds of another process."""
+
+    site: str = ""  # where its main thread stands in its program; empty: no answer
+    share: float = 1.0  # of a core, used by its main thread since its watcher last ran
+    limit_s: float = math.inf  # after which it counts as stuck
+
+
+class DumpFile:
+    """The file in memory that shows this process to `dumped` while native code holds its
+    interpreter lock.
+
+    The signal handler, which needs no lock, appends where the main thread stands. The head says
+    when the watcher last ran, the processor time of the main thread until then, and the limit.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        file.write(_SHOWN.pack(0.0, 0.0, math.inf))  # the handler writes after it
+        file.flush()
+
+    def write(self, now: float, main_s: float, limit_s: float) -> None:
+        """Write the head."""
+        os.pwrite(self._file.fileno(), _SHOWN.pack(now, main_s, limit_s), 0)
+
+    def write_limit(self, limit_s: float) -> None:
+        """Change only the limit, between two looks of the watcher."""
+        os.pwrite(self._file.fileno(), _LIMIT.pack(limit_s), _SHOWN.size - _LIMIT.size)
+
+
+def register_dump() -> DumpFile | None:
+    """Let `dumped` look at this process; None if that is impossible here."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # no such signal or memory file
         if signal.getsignal(_DUMP) == signal.SIG_DFL:
-            # It keeps the file open.
-            faulthandler.register(_DUMP, open_memory_file(_DUMP_NAME), all_threads=False)
+            file = open_memory_file(_DUMP_NAME)
+            shown = DumpFile(file)
+            faulthandler.register(_DUMP, file, all_threads=False)
+            return shown
+    return None
 
 
-def dumped_site(pid: int) -> str:
-    """Return where another process of this host stands in its program; "" if that is unknown.
-
-    Its signal handler, which needs no interpreter lock, writes it to its memory file.
-    """
+def dumped(pid: int) -> Dumped:
+    """Return what another process of this host does, even if it holds its interpreter lock."""
     try:
-        if not _catches(pid, _DUMP):
-            return ""
-        fds = f"/proc/{pid}/fd"
-        paths = [f"{fds}/{fd}" for fd in os.listdir(fds)]
-        path = next(path for path in paths if _DUMP_NAME in os.readlink(path))
+        path = _dump_path(pid)
+        if path is None or not _catches(pid, _DUMP):
+            return Dumped()
         begin = os.stat(path).st_size
         os.kill(pid, _DUMP)
         limit = time.monotonic() + _DUMP_S
         while os.stat(path).st_size == begin and time.monotonic() < limit:
             time.sleep(0.01)
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, "rb") as file:
+            at_s, main_s, limit_s = _SHOWN.unpack(file.read(_SHOWN.size))
             file.seek(begin)
-            frames = _FRAME.findall(file.read())
-    except (OSError, StopIteration):
-        return ""
+            frames = _FRAME.findall(file.read().decode(errors="replace"))
+        used_s = _main_thread_s(pid) - main_s
+        share = max(0.0, used_s) / max(time.monotonic() - at_s, 1e-3) if at_s else 1.0
+    except (OSError, struct.error):
+        return Dumped()
     own = [frame for frame in frames if not is_installed(frame[0])] or frames
-    return next((f"{os.path.basename(file)}:{line} ({name})" for file, line, name in own), "")
+    sites = (f"{os.path.basename(file)}:{line} ({name})" for file, line, name in own)
+    return Dumped(next(sites, ""), share, limit_s)
+
+
+def _dump_path(pid: int) -> str | None:
+    fds = f"/proc/{pid}/fd"
+    for fd in os.listdir(fds):
+        with contextlib.suppress(OSError):  # it is closed meanwhile
+            if _DUMP_NAME in os.readlink(f"{fds}/{fd}"):
+                return f"{fds}/{fd}"
+    return None
+
+
+def _main_thread_s(pid: int) -> float:
+    """Return the processor time of the main thread of a process, seconds; proc_pid_stat(5)."""
+    with open(f"/proc/{pid}/task/{pid}/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _catches(pid: int, number: int) -> bool:
