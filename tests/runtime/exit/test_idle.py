@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import types
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import shoal
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.exit.idle import StallWatch
+from shoal.runtime.exit.idle import StallWatch, _frames, main_frame
+from shoal.runtime.jax_service.jax_runtime import COMPILER
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
 
@@ -200,3 +204,33 @@ def test_the_state_of_a_process_is_shown_to_others_of_its_host(monkeypatch):
     with shoal.step.on(looks.here, 1, within_s=math.inf):
         assert shown[-1] == math.inf, "at once: the watcher may not run in it"
     assert shown[-1] == 5.0
+
+
+def test_while_it_compiles_its_other_threads_count(monkeypatch):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
+    looks.turn(3)
+    compiler = {"__name__": COMPILER}
+    exec("def call(function, **given): return function(**given)", compiler)
+    assert not compiler["call"](looks.last, seconds=30, others=1.7).is_stuck
+    assert looks.last(30, others=1.7).is_stuck
+    assert compiler["call"](looks.last, seconds=30).is_stuck
+
+
+def test_a_compilation_of_jax_is_recognized():
+    def many(x):
+        for _ in range(300):
+            x = jnp.sin(x @ x)
+        return x
+
+    seen, is_over = set(), threading.Event()
+
+    def look():
+        while not is_over.wait(0.002):
+            seen.update(_frames(main_frame()))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    jax.jit(many)(jnp.ones((2, 2)))
+    is_over.set()
+    looking.join()
+    assert COMPILER in seen

@@ -24,6 +24,7 @@ from shoal import settings
 from shoal.errors import StalledError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.hang import write_before_exit
+from shoal.runtime.jax_service.jax_runtime import COMPILER
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.rules.stalls import BUSY, Idle, Stalls
 from shoal.runtime.system.failure_words import is_of_program, stands
@@ -149,7 +150,8 @@ class StallWatch:
         passed_s = self._ran_s - first.at_s
         is_slow = main_s >= BUSY * passed_s
         does_nothing = not is_slow
-        if not progress.marks_its_loop:  # it may compile, or be a loop that leaves none
+        # It may be a loop that leaves none; a compiler's threads work for the main thread.
+        if not progress.marks_its_loop or COMPILER in _frames(frame):
             does_nothing = main_s <= _NO_TIME_S and all_s < BUSY * passed_s
         return Idle(
             idle_s,

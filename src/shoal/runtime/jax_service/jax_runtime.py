@@ -28,6 +28,7 @@ from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.listening import is_loopback
 
+COMPILER = "jax._src.compiler"  # on the stack of a thread that compiles
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
 _SHUTDOWN_S = 5
 _ANSWER_S = 2.0  # how long to wait for an answer of the service

@@ -142,7 +142,7 @@ train.py:14 (main)'
         self._asked_at: dict[int, float] = {}  # of silent processes: when another was asked
         self._seen: dict[int, tuple[float, Seen]] = {}  # and the answer
         self._report_from_s = 0.0  # the next report of this stall
-        self._has_ended = False
+        self.has_ended = False  # the job, by a final stall
 
     def receive(self, now: float, process: int, idle: Idle | None) -> None:
         """Take the report of a process."""
@@ -196,7 +196,7 @@ train.py:14 (main)'
           silent_s: of the living, those that give no sign of life: for how long.
         """
         awake = [process for process in living if process not in silent_s]
-        if self._has_ended or not awake or not self.are_idle(now, awake):
+        if self.has_ended or not awake or not self.are_idle(now, awake):
             return None
         if any(self._is_asked(now, process) for process in silent_s):
             return None
@@ -212,7 +212,7 @@ train.py:14 (main)'
         is_due = all(one.is_due for one in idle.values()) and idle_s >= self._report_from_s
         if not (is_final or is_due):
             return None
-        self._has_ended, self._report_from_s = is_final, 2 * idle_s
+        self.has_ended, self._report_from_s = is_final, 2 * idle_s
         return Stall(is_final, idle_s, self._groups(idle, left, silent_s))
 
     def _is_asked(self, now: float, silent: int) -> bool:

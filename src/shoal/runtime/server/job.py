@@ -205,7 +205,9 @@ class ServedJob:
         self._liveness.forget(process)
         more = {"follows": True} if follows else {}
         self.on_news(gone=process, state=state, words=words, at_s=self.now(), **more)
-        self.mail.answer(meeting.depart(self.now(), process, state, words))
+        replies = meeting.depart(self.now(), process, state, words)
+        if not self._stalls.has_ended:  # else all know why their waits end: see `_judge_stall`
+            self.mail.answer(replies)
         if state != "left":
             name = f"process {process} ({self.joining.hosts[process]})"
             self.mail.push_gone(process, name, state, meeting.departure_reason(process))
