@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-import shoal
 from shoal.cli.observer import Observer, find
 from shoal.cli.watch import Token, Where, utc_text
 from shoal.draw.amounts import in_seconds
@@ -60,7 +59,7 @@ _SHOAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # are known, and what lies in this package.
 _PARTS = [
     rf"{part.name}/" if part.ispkg else rf"{part.name}\.py\""
-    for part in pkgutil.iter_modules(shoal.__path__)
+    for part in pkgutil.iter_modules([_SHOAL])
 ]
 _LIBRARY = re.compile(
     r'^  File "(?:<frozen |.*/lib(?:64)?/python[\d.]+/|.*/(?:site|dist)-packages/|'
