@@ -57,6 +57,7 @@ __all__ = [
     "closest",
     "nearest",
     "raise_all",
+    "with_article",
 ]
 
 
@@ -346,8 +347,20 @@ def closest(text: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(text, [*known], n=1, cutoff=0.5)), None)
 
 
+def with_article(noun: str) -> str:
+    """Return a noun, such as the name of a type, after its indefinite article.
+
+    >>> [with_article(name) for name in ("int", "ndarray", "uint8", "list", "user", "axis")]
+    ['an int', 'an ndarray', 'a uint8', 'a list', 'a user', 'an axis']
+    """
+    sounds_like_you = ("uni", "uint", "use", "utf", "uu")
+    word = noun.lower()
+    is_vowel = word.startswith(("a", "e", "i", "o", "u", "nd"))
+    return f"{'an' if is_vowel and not word.startswith(sounds_like_you) else 'a'} {noun}"
+
+
 class WrongType(str):
-    """An problem about a type: with one among them, `raise_all` raises a UsageTypeError."""
+    """A problem about a type: with one among them, `raise_all` raises a UsageTypeError."""
 
 
 _MOST_PROBLEMS = 100

@@ -78,6 +78,22 @@ def why_refused(error: OSError, path: str) -> str:
     return dangling_link(path) or error.strerror or str(error)
 
 
+def open_unlinked(path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file of shoal's own, never through a symbolic link: its target would be overwritten.
+
+    Raises:
+      OSError: as `os.open`; for a link with words that say what to do.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW, mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP or not os.path.islink(path):
+            raise
+        target = os.path.realpath(path)
+        why = f"it is a symbolic link to {target}, which would be overwritten: remove the link"
+        raise OSError(errno.ELOOP, f"{os.path.basename(path)}: {why}") from None
+
+
 def free_bytes_at(path: str) -> int | None:
     """Return the free space at a path, or where it would be created; quotas are not seen.
 

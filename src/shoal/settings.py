@@ -88,6 +88,7 @@ _ROWS = (
 
 SETTINGS: Mapping[str, Setting] = {row[0]: Setting(*row) for row in _ROWS}
 
+_COUNTS = ("processes", "index", "number", "devices")  # units of whole numbers
 _PREFIX = "SHOAL_"
 # The words of other launchers, which are not close to ours.
 _OTHER_WORDS = {
@@ -151,6 +152,8 @@ def check_all() -> None:
                 seconds(setting.name)
             elif setting.unit == "0 or 1" and number(setting.name) not in (0, 1):
                 raise _bad(setting.name, text(setting.name), "0 or 1")
+            elif setting.unit in _COUNTS:
+                number(setting.name)
         except UsageError as error:
             problems.append(str(error))
     raise_all("initialize", problems)

@@ -328,6 +328,16 @@ def test_help_helps(shoal, command):
     assert max(map(len, ended.stdout.splitlines())) <= 82
 
 
+@pytest.mark.parametrize("place", ["/srv/code/src", "/srv/shoal.zip", "/home/me/a link", "."])
+@pytest.mark.parametrize("name", ["launch/child.py", "draw/roll.py", "plan/mesh.py", "settings.py"])
+def test_shoal_is_not_the_program_wherever_it_lies(place, name):
+    head, own = "Thread 'MainThread' (most recent call first):", '  File "train.py", line 4 in step'
+    frame = f'  File "{place}/shoal/{name}", line 103 in _run_script'
+    assert _program_first(f"{head}\n{frame}\n{own}") == [head, own, "  in libraries:", frame]
+    of_a_user = f'  File "{place}/shoal/my_{name}", line 1 in f'
+    assert _program_first(f"{head}\n{own}\n{of_a_user}") == [head, own, of_a_user]
+
+
 def test_the_frames_of_the_program_come_first():
     head = "Thread 'MainThread' (most recent call first):"
     libraries = [

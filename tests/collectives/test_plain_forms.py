@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import UsageError, UsageTypeError, with_article
 
 
 class Level(enum.IntEnum):
@@ -302,7 +302,7 @@ def test_arrays_of_objects(value, follow, tmp_path):
 def test_what_is_no_json_of_the_user(value, words, follow, tmp_path):
     with pytest.raises(UsageError) as caught:
         shoal.save(tmp_path / "one", {"w": 1}, user={"a": value})
-    assert f"is a {type(value).__name__}; give {words}" in str(caught.value)
+    assert f"is {with_article(type(value).__name__)}; give {words}" in str(caught.value)
     if follow:
         shoal.save(tmp_path / "one", {"w": 1}, user={"a": follow(value)})
         assert shoal.contents(tmp_path / "one").user["a"] == follow(value)

@@ -173,7 +173,7 @@ def test_what_does_not_travel_is_refused_by_path_all_at_once():
     with pytest.raises(UsageTypeError) as caught:
         wire.spec_of(tree, "broadcast")
     assert str(caught.value).startswith("broadcast: 10 problems\n  - ['a']: has dtype object")
-    for words in ("['b'][0]: is a object", "['c']: is a Colour", "['e']: is a masked array"):
+    for words in ("['b'][0]: is an object", "['c']: is a Colour", "['e']: is a masked array"):
         assert words in str(caught.value)
 
 

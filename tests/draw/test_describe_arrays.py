@@ -51,7 +51,7 @@ def test_what_has_no_placement():
         jax.jit(lambda x: describe(x))(jnp.ones(3))
     with pytest.raises(UsageError, match=r"describe: float32\[99,99\] is a value inside jit"):
         jax.grad(lambda x: (describe(x), x.sum())[1])(jnp.ones((99, 99)))
-    for value, shown in ((np.zeros((99, 99)), "a ndarray"), ("text", "'text'")):
+    for value, shown in ((np.zeros((99, 99)), "an ndarray"), ("text", "'text'")):
         with pytest.raises(UsageError, match=f"not {shown}"):
             describe(value)
     with pytest.raises(UsageError, match=r"the array has shape \(3,\), not \(4,\)"):

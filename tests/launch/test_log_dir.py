@@ -101,3 +101,26 @@ def test_where_files_have_no_locks_a_job_runs_all_the_same(monkeypatch):
     monkeypatch.setattr(log_dir.fcntl, "flock", flock)
     with open_log_dir("logs", COMMAND) as path:
         assert os.listdir(path) == ["job.lock"]
+
+
+@pytest.mark.parametrize("is_left_behind", [False, True])
+def test_only_this_user_reads_the_command_line_in_the_lock(folder, is_left_behind):
+    if is_left_behind:
+        os.mkdir("logs")
+        (folder / "logs/job.lock").touch(0o644)
+    with open_log_dir("logs", COMMAND):
+        assert os.stat("logs/job.lock").st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["job.lock", "job.node1.lock"])
+def test_a_lock_that_is_a_link_is_refused_and_its_target_stays(folder, name):
+    (folder / "mine").write_text("precious")
+    os.mkdir("logs")
+    os.symlink(folder / "mine", f"logs/{name}")
+    with pytest.raises(UsageError) as refused:
+        open_log_dir("logs", COMMAND, 1 if "node" in name else None).__enter__()
+    assert f"'logs': {name}: it is a symbolic link to {folder / 'mine'}, which" in str(
+        refused.value
+    )
+    assert str(refused.value).endswith("would be overwritten: remove the link")
+    assert (folder / "mine").read_text() == "precious"

@@ -174,6 +174,14 @@ def test_a_full_disk_ends_the_log_and_not_the_job():
     log.close()
 
 
+def test_a_log_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "p0000.log").symlink_to("mine")
+    with pytest.raises(OSError, match=r"p0000\.log: it is a symbolic link to .*: remove the link"):
+        Log(str(tmp_path / "p0000.log"))
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
 def test_an_outlet_without_a_reader_is_broken_and_forgets():
     read_fd, write_fd = os.pipe()
     outlet = Outlet(write_fd, {})

@@ -267,6 +267,41 @@ def test_two_processes_place_move_and_refuse_alike(job):
     assert "['w']: was deleted" in gone
 
 
+SUMS = """
+join(2)
+import jax
+from jax.sharding import NamedSharding, PartitionSpec as P
+from shoal import Layout
+
+mesh = shoal.make_mesh({"process": 2, "device": 2}, axis_types="explicit")
+grid = shoal.sharding(Layout(mesh, None)).mesh
+columns = np.arange(8192, dtype="float32") % 64
+
+def wrong(axis, mib):
+    "Count the wrong elements of each device, of a sum of two arrays of so many MiB."
+    rows = np.arange(32 * mib, dtype="float32")[:, None] % 64
+    def product(a, b):
+        pending = P(None, None, unreduced={axis})
+        return jax.lax.dot_general(a, b, (((1,), (0,)), ((), ())), out_sharding=pending)
+    with jax.set_mesh(grid):
+        a = jax.device_put(rows.repeat(2, 1), NamedSharding(grid, P(None, axis)))
+        b = jax.device_put(np.stack([columns, 2 * columns]), NamedSharding(grid, P(axis, None)))
+        terms = jax.jit(product)(a, b)
+    summed = shoal.relayout(terms, Layout(mesh, axis, None)).addressable_shards
+    return [int((one.data != 3 * rows[one.index[0]] * columns).sum()) for one in summed]
+
+sizes = [("process", 1), ("process", 32), ("device", 8), ("device", 32)]
+print("RESULT " + json.dumps({f"{axis} {mib}": wrong(axis, mib) for axis, mib in sizes}))
+"""
+
+
+def test_sums_that_are_scattered_are_right_at_every_size(job):
+    """Those of JAX's psum_scatter are not, between CPU devices: jax-ml/jax#40830."""
+    for wrong in results(job, 2, SUMS):
+        assert len(wrong) == 4
+        assert not any(map(any, wrong.values())), wrong
+
+
 def test_what_works_inside_jit_works_over_processes(job):
     one, other = results(job, 2, INSIDE)
     assert one == other

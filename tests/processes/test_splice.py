@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from runtime.bare_sockets import no_descriptors
 from shoal.runtime.jax_service.tcp_splice import Splices, find
 from shoal.runtime.wire.frames import split_address
 
@@ -192,6 +193,25 @@ def test_a_far_end_that_is_gone_is_silence_for_newcomers(bench):
     bench.until(lambda: all(pair._far_ended for pair in bench.splices.pairs))
     assert bench.is_silent(late)
     assert bench.is_silent(near)
+
+
+def test_without_file_descriptors_it_waits_and_serves_who_came_meanwhile(bench):
+    """A listener that cannot accept stays readable: the keeper of a host would spin."""
+    early = bench.pair()
+    (first,) = bench.splices.pairs
+    late = bench.near()
+    with no_descriptors():
+        for key, mask in bench.selector.select(10):
+            key.data(mask)
+        assert bench.selector.select(0) == []
+    for end in early:
+        end.close()  # which frees some
+    bench.until(lambda: bench.splices.pairs and first not in bench.splices.pairs)
+    far, _ = bench.listener.accept()
+    far.setblocking(False)
+    bench.open.append(far)
+    bench.write(late, b"here")
+    assert bench.read(far, 4) == b"here"
 
 
 def test_find_waits_for_a_listener_and_names_what_is_wrong():

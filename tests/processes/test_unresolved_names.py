@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from processes.run.launchers import Launchers, codes, said
+from quiet_ports import quiet_row
 from shoal.runtime.wire.frames import split_address
 from shoal.testing.network import why_no_cuts
 from shoal.testing.warding import Warden
@@ -139,6 +140,26 @@ def test_on_several_hosts_the_error_says_what_to_do(child_env, tmp_path):
         assert advice in one.said, one.said
         assert "hardware fault" not in one.said
     assert words in both[0].said.splitlines()[-1]
+
+
+@NEEDS_ROOT
+def test_where_jax_itself_starts_the_devices_of_several_hosts_too(child_env, tmp_path):
+    """Such as jax.devices() or jax.distributed; gloo's own words were `enforce fail at …`."""
+    host, port = quiet_row(1)
+    script = f"""
+from shoal.runtime.jax_service.jax_runtime import use_loopback
+use_loopback(False)
+import jax; jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize("{host}:{port}", 1, 0)
+jax.devices()
+"""
+    command = [*NAMELESS, sys.executable, "-c", script]
+    env = {**child_env, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    words = f"this host's own name '{NAME}' does not resolve: "
+    assert words in done.stderr, done
+    assert "add it to /etc/hosts" in done.stderr
+    assert "enforce fail" not in done.stderr
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70 + ".b"])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.settings import SETTINGS, unknown_variables
+from shoal.errors import UsageError
+from shoal.settings import SETTINGS, check_all, unknown_variables
+
+TEXTS = {"host:port", "folder", "text", "file", "names"}  # units of what is no number
 
 
 @pytest.mark.parametrize(
@@ -66,3 +69,13 @@ def test_those_that_kubernetes_sets_for_a_service_are_not_named():
 def test_those_that_a_launcher_has_reported_are_not_named():
     env = {"SHOAL_A": "1", "SHOAL_B": "1", "SHOAL_REPORTED": "SHOAL_A,"}
     assert list(unknown_variables(env)) == ["SHOAL_B"]
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=lambda setting: setting.name)
+def test_a_number_that_is_none_is_refused_before_anything_reads_it(monkeypatch, setting):
+    monkeypatch.setenv(setting.name, "abc")
+    if setting.unit in TEXTS:
+        check_all()
+    else:
+        with pytest.raises(UsageError, match=f"{setting.name}='abc' .* must be"):
+            check_all()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 import threading
 
@@ -19,6 +20,18 @@ from shoal.runtime.wire.frames import FrameReader, pack_frame, split_address
 PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
 LIMITS = Limits(heartbeat_s=0.25, lost_after_s=1.0, silent_lost_after_s=4.0)
 TOKEN = "the secret"
+
+
+@contextlib.contextmanager
+def no_descriptors():
+    """Leave this process no free file descriptor, in the block."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))  # the lowest one
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 class Bare:

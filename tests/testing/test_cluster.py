@@ -160,7 +160,7 @@ def test_words_that_were_never_said(cluster, child_env):
 
 def test_what_cannot_travel_is_the_process_s_own_error(cluster, child_env):
     with pytest.raises(
-        PeerFailedError, match="what unfit returned is a object, which cannot be sent"
+        PeerFailedError, match="what unfit returned is an object, which cannot be sent"
     ):
         cluster(1, env=child_env).run(functions.unfit, initialize=False)
 
@@ -200,7 +200,7 @@ def test_a_wrong_program_is_refused(cluster, child_env):
     ):
         with pytest.raises(kind, match=told):
             bench.start(program)
-    with pytest.raises(UsageTypeError, match=r"arguments\[0\] is a object"):
+    with pytest.raises(UsageTypeError, match=r"arguments\[0\] is an object"):
         bench.start(functions.who, object())
     with pytest.raises(UsageError, match=r"processes 0\.\.1, not \[2\]"):
         bench.start(functions.who, only=[2])

@@ -56,9 +56,9 @@ def test_numbers_that_json_has_not_and_paths_travel():
     ("value", "told"),
     [
         (np.float32(3), "the value is a float32"),
-        ([1, {"loss": np.ones(2)}], "the value[1]['loss'] is a ndarray"),
-        (object(), "the value is a object"),
-        ({object(): 1}, "a key of the value is a object"),
+        ([1, {"loss": np.ones(2)}], "the value[1]['loss'] is an ndarray"),
+        (object(), "the value is an object"),
+        ({object(): 1}, "a key of the value is an object"),
     ],
 )
 def test_others_are_refused(value, told):

@@ -29,7 +29,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
+from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.patterns import is_pattern, near, taken
@@ -166,7 +166,7 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
             "numbers that are leaves as np.int32"
         )
     if not hasattr(value, "shape") and not isinstance(value, bool | int | float | complex):
-        raise UsageTypeError(f"a {type(value).__name__} has no shape")
+        raise UsageTypeError(f"{with_article(type(value).__name__)} has no shape")
     if np.ndim(value) == 0:
         return Layout(_mesh_named(given) or mesh)
     if not has_rule:

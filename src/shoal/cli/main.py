@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import io
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -106,6 +108,26 @@ def _escape_unencodable() -> None:
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
+    try:
+        _run()
+    except SystemExit as ended:
+        if sys.flags.inspect:
+            _end_uninspected(ended)
+        raise
+
+
+def _end_uninspected(ended: SystemExit) -> NoReturn:
+    """End this process: with `python -i` or PYTHONINSPECT, Python would end it as by an error."""
+    code = ended.code
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _run() -> None:
     _open_closed_streams()
     _escape_unencodable()
     allow_child_ends()

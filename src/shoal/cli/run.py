@@ -14,7 +14,7 @@ import typer
 from shoal import settings
 from shoal.cli import run_nodes
 from shoal.cli.run_nodes import MOST_DIGITS, NodesRequest, check_nodes
-from shoal.errors import UsageError, nearest, raise_all
+from shoal.errors import InitializeError, UsageError, nearest, raise_all
 from shoal.launch.order import NodesOrder, Restarts
 from shoal.paths import dangling_link, local_path
 from shoal.runtime.system.cpu_devices import overruled
@@ -286,6 +286,7 @@ def _launch(request: RunRequest) -> int:
     from shoal.launch.nodes.choosing import crew_of
     from shoal.launch.order import JobOrder
     from shoal.launch.restarting.attempts import Attempts
+    from shoal.runtime.wire.listening import LOOPBACK_ADVICE, why_no_loopback
 
     checked = check(request)
     if checked.stalled_after_s is not None:
@@ -303,6 +304,8 @@ def _launch(request: RunRequest) -> int:
         print(f"shoal run: {words}", file=sys.stderr)  # of several launchers, that of node 0 does
     warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
     lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
+    if words := why_no_loopback():
+        raise InitializeError(f"run: {words}\n{LOOPBACK_ADVICE}")
     with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]], node) as log_dir:
         order = JobOrder(
             (("-m",) if request.module else ()) + request.program,

@@ -146,6 +146,7 @@ def check_nodes(request: NodesRequest, problems: list[str]) -> NodesOrder | None
         settings.text("SHOAL_TOKEN"),
         settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S"),
         settings.seconds("SHOAL_WARN_AFTER_S"),
+        settings.seconds("SHOAL_LOST_AFTER_S"),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pkgutil
 import re
 from typing import Annotated, Any
 
@@ -54,11 +55,15 @@ Exit code:
 _INDICES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*")
 _OWN = "Thread 'shoal "
 _SHOAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARY = re.compile(  # the processes may run elsewhere: only their paths are known
+# The processes may run elsewhere, shoal's code too (a zip file, a checkout, a link): only the paths
+# are known, and what lies in this package.
+_PARTS = [
+    rf"{part.name}/" if part.ispkg else rf"{part.name}\.py\""
+    for part in pkgutil.iter_modules([_SHOAL])
+]
+_LIBRARY = re.compile(
     r'^  File "(?:<frozen |.*/lib(?:64)?/python[\d.]+/|.*/(?:site|dist)-packages/|'
-    r".*/shoal/(?:arrays|checkpoint|cli|collectives|compat|interop|runtime|testing)/|"
-    + re.escape(_SHOAL + os.sep)
-    + ")"
+    rf".*/shoal/(?:{'|'.join(_PARTS)}|__init__\.py\")|" + re.escape(_SHOAL + os.sep) + ")"
 )
 _MAY_BE = "frozen, cut off, or native code holds its interpreter lock"
 _MOST_PROCESSES = 1 << 20

@@ -18,7 +18,7 @@ import numpy as np
 
 from shoal.arguments import PLAIN_KINDS, no_fixed_bits
 from shoal.arrays.host.host_values import is_key, native, without_values
-from shoal.errors import UsageError, WrongType
+from shoal.errors import UsageError, WrongType, with_article
 from shoal.plain_forms import advice
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -97,7 +97,7 @@ def leaf_of(path: str, value: Any) -> LeafSpec | str:
             return WrongType(f"{path}: has dtype {value.dtype}, {why}")
         return LeafSpec(path, "array", value.dtype, value.shape)
     instead = advice(value, "give", "sent", can_register=True) or _KNOWN
-    return WrongType(f"{path}: is a {type(value).__name__}; {instead}")
+    return WrongType(f"{path}: is {with_article(type(value).__name__)}; {instead}")
 
 
 def buffer_of(leaf: LeafSpec, value: Any) -> Buffer:

@@ -10,7 +10,7 @@ from shoal.draw.layout import draw_layout
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.ribbons import draw_traffic
 from shoal.draw.tree import Placed, draw_tree
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import UsageError, UsageTypeError, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.traffic import Traffic
@@ -88,7 +88,7 @@ def _no_placement(x: Any) -> str:
     kind, text = type(x).__name__, repr(x)
     if "Tracer" in kind:  # under `grad` its text contains all values
         return f"describe: {x.aval} is a value inside jit: the compiler has not placed it yet"
-    shown = text if len(text) <= 60 and "\n" not in text else f"a {kind}"
+    shown = text if len(text) <= 60 and "\n" not in text else with_article(kind)
     return (
         "describe takes arrays on devices, a Layout, a NamedSharding, a Mesh, or a tree of arrays "
         f"on devices or of layouts, not {shown}"

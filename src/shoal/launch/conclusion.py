@@ -43,6 +43,7 @@ class Facts(NamedTuple):
     trouble: str = ""  # why it failed, if no process was the cause
     interrupted: signal.Signals | None = None
     losses: Sequence[Loss] = ()
+    is_of_services: bool = False  # the trouble: they ended, or did not start
     is_service_killed: bool = False  # by a signal from outside, which is the trouble
 
 
@@ -57,6 +58,7 @@ class Conclusion(NamedTuple):
     is_final: bool = False  # a new attempt is unwanted, or would end in the same way
     again: bool | None = None  # whether a new attempt begins; None: not judged yet
     next_words: str = ""  # said before it
+    is_announced: bool = False  # by node 0, which is thus there for it
     cause: str = ""  # the exception and its place: equal if an attempt fails like another
     step: int = -1  # of the process that failed
     is_from_outside: bool = False  # nothing that the program did
@@ -66,7 +68,8 @@ def conclude(facts: Facts) -> Conclusion:
     """Return how the job ended."""
     conclusion = _conclude(facts)
     is_usage = conclusion.code == UsageError.exit_code
-    has_begun = len(facts.endings) == facts.total or facts.losses
+    # Services that fail before the processes start: an attempt, which the next one may better.
+    has_begun = len(facts.endings) == facts.total or facts.losses or facts.is_of_services
     is_final = is_usage or facts.interrupted is not None or not has_begun
     return conclusion._replace(is_final=bool(is_final))
 

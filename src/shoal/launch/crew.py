@@ -25,6 +25,7 @@ class JobEnd(NamedTuple):
     trouble: str  # why it failed, if no process was the cause
     interrupted: signal.Signals | None
     reached: Reached = Reached()  # by the processes of this host
+    is_of_services: bool = False  # the trouble
     is_service_killed: bool = False  # by a signal from outside
 
 
@@ -53,6 +54,7 @@ def facts_of(
         end.trouble,
         end.interrupted,
         losses if total >= 0 else (),
+        end.is_of_services,
         end.is_service_killed,
     )
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from shoal import settings
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
+from shoal.runtime.system.environment import uninspected
 from shoal.runtime.wire.frames import split_address
 
 # Variables of an outer launcher that would contradict shoal's, or that JAX would add.
@@ -86,6 +87,8 @@ def variables(
         if "XLA_FLAGS" in env:
             ours["XLA_FLAGS"] = without_devices(env["XLA_FLAGS"])
     env |= ours
+    if start.total > 1:  # its standard input is /dev/null
+        env = uninspected(env)
     return env | cpu_threads(chosen_devices(env), outer)
 
 

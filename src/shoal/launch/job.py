@@ -17,12 +17,13 @@ from shoal.launch.console import Console
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
 from shoal.launch.descendants import Relative, descendants, send
 from shoal.launch.environment import JobStart, variables
-from shoal.launch.job_file import remove_job_file, write_job_file
+from shoal.launch.job_file import JOB_FILE, remove_job_file, write_job_file
 from shoal.launch.order import JobOrder
 from shoal.launch.outliving import Outliving
 from shoal.launch.output import Log, paint_prefixes
 from shoal.launch.processes import Processes
 from shoal.launch.report import is_signal_from_outside
+from shoal.launch.services import late_words
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system import progress_file
 from shoal.runtime.system.cgroup import oom_kills
@@ -36,6 +37,7 @@ _TAKE_S = 2.0  # for a reader to take the last output, if a signal has ended the
 _UNKILLABLE_S = 2.0  # after SIGKILL: a process in an uninterruptible wait is not waited for
 _POLL_S = 0.02
 _SAVE_POLL_S = 0.05
+_SERVICES_POLL_S = 0.25
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they do not end the job
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # signals after which a program may end in order
 
@@ -65,6 +67,7 @@ class Job:
         self._interrupted: signal.Signals | None = None
         self._interrupts = 0  # number of SIGINTs
         self._trouble = ""  # why the job failed, if no process of it was the cause
+        self._is_of_services = False  # the trouble
         self._is_service_killed = False  # by a signal from outside, which is the trouble
         self._outliving: Outliving | None = None
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
@@ -91,6 +94,7 @@ class Job:
             self._flush()
             conclusion = self._unless_interrupted(conclusion)
             self._crew.close()
+            self._close_logs()
         except _LauncherDiedError:
             self._kill()
             self._loop.silence()
@@ -102,6 +106,7 @@ class Job:
 
     def _start(self) -> None:
         order, crew = self._order, self._crew
+        what = "the services"
         try:
             os.makedirs(self._log_dir, exist_ok=True)
             crew.open()
@@ -119,23 +124,36 @@ class Job:
                     warn_after_s=order.warn_after_s,
                     lost_after_s=order.lost_after_s,
                 )
+                what = "process {} of " + str(start.total)
                 self._start_processes(start)
-                if crew.services:
-                    write_job_file(
-                        order.log_dir,
-                        start.addresses,
-                        start.token,
-                        services=crew.services.named_pids,
-                        processes=[process.popen.pid for process in self._processes.all],
-                    )
-            elif not self._interrupted and not crew.trouble:
-                late = f"the meeting place or JAX's service did not start within {_START_S:g} s"
-                self._trouble = self._trouble or late
+                self._post(start)
+            elif not self._interrupted and not crew.trouble and not self._trouble:
+                self._lose_services(late_words(_START_S), is_from_outside=False)
         except OSError as error:
-            started = self._processes.first + len(self._processes.all)
-            self._trouble = f"process {started} of {order.processes} could not be started: {error}"
+            number = self._processes.first + len(self._processes.all)
+            self._trouble = f"{what.format(number)} could not be started: {error}"
             self._begin_aftermath()
             self._kill()
+
+    def _post(self, start: JobStart) -> None:
+        """Write the job's address where observers look for it; the job does not depend on it."""
+        if not self._crew.services:
+            return
+        folder = self._order.log_dir
+        try:
+            write_job_file(
+                folder,
+                start.addresses,
+                start.token,
+                services=self._crew.services.named_pids,
+                processes=[process.popen.pid for process in self._processes.all],
+            )
+        except OSError as error:
+            path = os.path.join(folder, JOB_FILE)
+            self._print(
+                f"{path} cannot be written ({error.strerror}): "
+                "shoal watch and other observers will not find this job"
+            )
 
     def _start_processes(self, start: JobStart) -> None:
         order = self._order
@@ -218,7 +236,7 @@ class Job:
         if alive and is_due and all(process.is_lost for process in alive):
             self._terminate_at_s = 0.0  # none is left that could end by itself
         if self._is_ending or self._outliving is None:
-            return math.inf
+            return self._look_at_services()
         if alive and (lost_service := self._crew.news.lost_service):
             self._trouble = self._trouble or lost_service
             self._begin_aftermath()
@@ -233,6 +251,15 @@ class Job:
                 self._print(f"process {process.index} is lost, in native code called at {site}")
         return 0.0 if lost else due_s
 
+    def _look_at_services(self) -> float:
+        """Check that the services are not stopped before they listen: nothing else tells."""
+        services, now_s = self._crew.services, time.monotonic()
+        if services is None or self._trouble or self._is_ending or self._crew.start:
+            return math.inf
+        if words := services.stopped_words(now_s, self._order.lost_after_s):
+            self._lose_services(words, is_from_outside=True)
+        return now_s + _SERVICES_POLL_S
+
     def _reap(self) -> None:
         """Reap every child that has ended; adopted orphans are children too."""
         try:
@@ -245,13 +272,18 @@ class Job:
         services = self._crew.services
         words = services.note_end(pid, code) if services else ""
         if words and not self._processes.failed and not self._interrupted:
-            self._trouble = self._trouble or words
-            self._is_service_killed |= is_signal_from_outside(code)
+            self._lose_services(words, is_from_outside=is_signal_from_outside(code))
         is_process = self._processes.note_end(pid, code)
         if words or (is_process and code not in (0, REQUEUE)):
             self._begin_aftermath()
         if services and not is_process:
             services.news.note_end(pid, code, [process.index for process in self._processes.all])
+
+    def _lose_services(self, words: str, *, is_from_outside: bool) -> None:
+        """Record that the services of this attempt have failed: the job cannot go on."""
+        self._is_of_services |= not self._trouble
+        self._trouble = self._trouble or words
+        self._is_service_killed |= is_from_outside
 
     # End.
 
@@ -384,13 +416,21 @@ class Job:
             endings = [ending.if_out_of_memory() for ending in endings]
             self._is_service_killed = False  # it may have been killed for want of memory
         reached = reached_together(each)
-        killed = self._is_service_killed
-        end = JobEnd(endings, self._start_s, self._trouble, self._interrupted, reached, killed)
+        end = JobEnd(
+            *(endings, self._start_s, self._trouble, self._interrupted, reached),
+            is_of_services=self._is_of_services,
+            is_service_killed=self._is_service_killed,
+        )
         self._crew.finish(end)
         self._without_deadlines()
         self._watch(lambda: self._crew.is_waiting)
         trouble = self._trouble or self._crew.trouble
         return end._replace(trouble=trouble, interrupted=self._interrupted)
+
+    def _close_logs(self) -> None:
+        services = self._crew.services
+        for log in [*self._processes.logs, *(services.logs if services else ())]:
+            log.close()
 
     def _conclude(self, end: JobEnd) -> Conclusion:
         """Report how the job ended, unless it succeeded; return it."""

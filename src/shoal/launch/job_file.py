@@ -23,6 +23,9 @@ def write_job_file(
     """Write the job's address and pids.
 
     The file holds the token, with which the job can be controlled, so only this user may read it.
+
+    Raises:
+      OSError: it cannot be written.
     """
     posted = {
         "meeting_place": addresses.meeting_place,
@@ -37,9 +40,14 @@ def write_job_file(
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
     file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(file, "w") as stream:
-        stream.write(json.dumps(posted) + "\n")
-    os.replace(temporary, path)
+    try:
+        with open(file, "w") as stream:
+            stream.write(json.dumps(posted) + "\n")
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def remove_job_file(log_dir: str) -> None:

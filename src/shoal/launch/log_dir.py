@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shoal.errors import UsageError
-from shoal.paths import local_path, why_refused
+from shoal.paths import local_path, open_unlinked, why_refused
 
 _LOCK = "job.lock"
 _LETTERS = 200  # of a command in a message
@@ -74,7 +74,10 @@ def _lock(folder: str, name: str, command: Sequence[str]) -> int:
     """Return a descriptor that holds a lock of a directory."""
     path = os.path.join(folder, name)
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fd = open_unlinked(path, os.O_RDWR | os.O_CREAT, 0o600)  # arguments may hold secrets
+        except PermissionError:
+            raise _refusal(folder, path, "another user") from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -93,21 +96,22 @@ def _lock(folder: str, name: str, command: Sequence[str]) -> int:
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
     os.ftruncate(fd, 0)
+    with contextlib.suppress(PermissionError):  # left by another user
+        os.fchmod(fd, 0o600)
     os.pwrite(fd, json.dumps(owner).encode() + b"\n", 0)
     return fd
 
 
 def _is_at(path: str, fd: int) -> bool:
     try:
-        return os.path.samestat(os.stat(path), os.fstat(fd))
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
     except FileNotFoundError:
         return False
 
 
-def _refusal(folder: str, path: str) -> UsageError:
+def _refusal(folder: str, path: str, owner_text: str = "another running job") -> UsageError:
     """Return the error that names the job that owns a directory."""
-    owner = _owner(path)
-    owner_text = "another running job"
+    owner = _owner(path) if os.access(path, os.R_OK) else {}
     if owner:
         where = "" if owner["host"] == socket.gethostname() else f" on {owner['host']}"
         quoted = str(owner["command"])

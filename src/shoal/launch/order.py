@@ -17,6 +17,8 @@ class NodesOrder(NamedTuple):
     token: str  # "" if SHOAL_TOKEN is not set
     timeout_s: float  # for all launchers to join
     warn_after_s: float  # a wait this long names the missing nodes
+    lost_after_s: float = math.inf  # a launcher that was there and is silent this long is lost
+    is_announced: bool = False  # node 0 has said that this attempt begins
 
 
 class Restarts(NamedTuple):
@@ -50,6 +52,11 @@ class JobOrder(NamedTuple):
     nodes: NodesOrder | None = None  # None: a job on this host alone
     restarts: Restarts | None = None  # None: one attempt
     between_s: float = math.inf  # like aftermath_s, if a new attempt follows and none saves
+
+    def next(self, *, is_announced: bool) -> JobOrder:
+        """Return the order of the next attempt."""
+        nodes = self.nodes and self.nodes._replace(is_announced=is_announced)
+        return self._replace(nodes=nodes)
 
     def attempt_dir(self, attempt: int) -> str:
         """Return the directory of the logs of an attempt."""

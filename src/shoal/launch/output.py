@@ -12,6 +12,8 @@ import os
 import re
 from collections.abc import Mapping
 
+from shoal.paths import open_unlinked
+
 _ATOMIC_BYTES = 4096  # a writable pipe (poll) takes this much without blocking: pipe(7)
 _LINE_BYTES = 65536  # a longer line is shown in pieces
 _TAIL_BYTES = 32768
@@ -88,7 +90,8 @@ class Log:
     def __init__(self, path: str) -> None:
         self.path = path
         self.trouble = ""
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
+        file = open_unlinked(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        self._file = open(file, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
 
     def write(self, data: bytes) -> None:
         """Append bytes; after the first failure do nothing and keep the reason in `trouble`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from typing import Any
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
 from shoal.launch.output import LineStream, Log
+from shoal.runtime.system import process_status
+from shoal.runtime.system.environment import uninspected
 from shoal.runtime.system.service_commands import (
     JAX_SERVICE,
     MEETING_PLACE,
@@ -30,6 +33,11 @@ _SERVICES = (
     ("meeting place", MEETING_PLACE, "--print-leaving", "--print-news"),
     ("JAX service", JAX_SERVICE),
 )
+
+
+def late_words(within_s: float) -> str:
+    """Return the words about services that do not listen in time."""
+    return f"the meeting place or JAX's service did not start within {within_s:g} s"
 
 
 class ServiceProcess:
@@ -46,7 +54,9 @@ class ServiceProcess:
         self.name, self.popen, self._on_address = name, popen, on_address
         self._on_line = on_line
         self.address = ""  # empty until it listens
+        self.log = log
         self.errors = LineStream(None, b"", log)
+        self.stopped_since_s = math.inf
         self._said = b""
 
     def feed(self, data: bytes, _now_s: float) -> None:
@@ -108,7 +118,7 @@ class ServiceProcesses:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=dict(env),
+                env=uninspected(env),
                 start_new_session=True,
             )
             log = Log(os.path.join(log_dir, f"{name.lower().replace(' ', '_')}.log"))
@@ -153,6 +163,23 @@ class ServiceProcesses:
     def named_pids(self) -> dict[str, int]:
         """The process id of each, by name."""
         return {service.name: service.popen.pid for service in self._all}
+
+    @property
+    def logs(self) -> list[Log]:
+        """The log of each."""
+        return [service.log for service in self._all]
+
+    def stopped_words(self, now_s: float, limit_s: float) -> str:
+        """Return a message if one of them has been stopped (SIGSTOP) for this long."""
+        for service in self._all:
+            is_stopped = service.popen.returncode is None and process_status.is_stopped(
+                service.popen.pid
+            )
+            since_s = min(service.stopped_since_s, now_s) if is_stopped else math.inf
+            service.stopped_since_s = since_s
+            if now_s - since_s >= limit_s:
+                return f"the {service.name} is stopped (SIGSTOP?), for {limit_s:g} s"
+        return ""
 
     def note_end(self, pid: int, code: int) -> str:
         """Note the end of `pid`; return a message if it is a service that was not closed."""

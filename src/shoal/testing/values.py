@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.arguments import PLAIN_KINDS
-from shoal.errors import UsageTypeError
+from shoal.errors import UsageTypeError, with_article
 
 __all__ = ["decoded", "encoded"]
 
@@ -51,7 +51,7 @@ def encoded(value: object, name: str = "the value") -> object:
         items = [encoded(item, f"{name}[{i}]") for i, item in enumerate(value)]
         return items if kind is list else {kind.__name__: items}
     raise UsageTypeError(
-        f"{name} is a {kind.__qualname__}, which cannot be sent between processes\n"
+        f"{name} is {with_article(kind.__qualname__)}, which cannot be sent between processes\n"
         "give plain values: numbers, text, bytes, None, paths, and lists, tuples, dicts and sets "
         "of them (an array's .tolist(), a scalar's .item())"
     )

@@ -61,7 +61,9 @@ def test_pending_sums():
     for target in (Layout(mesh, "x", "y"), Layout(mesh, None, None), Layout(mesh, "y", "x")):
         steps = shortest(source, target, (8, 8), 4)
         (stage,) = stages(steps, source, target, (8, 8), 4)
-        moved = jax.jit(stage.run, in_shardings=stage.takes, out_shardings=stage.gives)(
-            as_it_lies(terms, stage.takes, whole((4, 8), stage.takes))
-        )
+        program = jax.jit(stage.run, in_shardings=stage.takes, out_shardings=stage.gives)
+        lying = as_it_lies(terms, stage.takes, whole((4, 8), stage.takes))
+        # Of CPU devices it is wrong in silence, from some MiB on (jax-ml/jax#40830).
+        assert "reduce-scatter" not in program.lower(lying).compile().as_text()
+        moved = program(lying)
         np.testing.assert_array_equal(np.asarray(moved), wanted)

@@ -159,7 +159,7 @@ def test_all_that_is_wrong_is_said():
         relayout(tree, {"a": Layout(MESH, "data"), "b": Layout(MESH, "data"), "c": ROWS})
     message = str(caught.value)
     assert "['a']: shape (8, 8) has rank 2" in message
-    assert "['b']: a ndarray is not on devices yet; put places host values" in message
+    assert "['b']: an ndarray is not on devices yet; put places host values" in message
     assert "['c']: dim 0 of (3, 3) has size 3, which 4 shards (data=4) do not divide; 4" in message
 
 

@@ -109,7 +109,7 @@ def test_what_is_wrong_with_the_pieces(pieces, message):
 
 
 def test_pieces_are_a_list_of_arrays_on_one_device():
-    with pytest.raises(UsageTypeError, match="must be a list, not a ndarray"):
+    with pytest.raises(UsageTypeError, match="must be a list, not an ndarray"):
         pack(np.zeros((4, 2), np.float32), Layout(MESH, "x"))
     spread = put(np.zeros(2, np.float32), Layout(MESH, "x"))
     with pytest.raises(UsageError, match="piece 3 is spread over several devices"):
@@ -117,7 +117,7 @@ def test_pieces_are_a_list_of_arrays_on_one_device():
 
 
 def test_only_arrays_have_pieces():
-    with pytest.raises(UsageTypeError, match=r"2 problems\n  - \['a'\]: a ndarray .*\n.*\['b'\]"):
+    with pytest.raises(UsageTypeError, match=r"2 problems\n  - \['a'\]: an ndarray .*\n.*\['b'\]"):
         unpack({"a": np.zeros(3), "b": 4, "c": jnp.zeros(3)})
     with pytest.raises(UsageError, match=r"\['a'\] on 1, \['b'\] on 4"):
         unpack({"a": jnp.zeros(3), "b": put(np.zeros(2, np.float32), Layout(MESH, "x"))})

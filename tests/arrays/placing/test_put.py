@@ -125,7 +125,7 @@ def test_infinities_and_nan_are_numbers():
     [
         ("text", "is a str"),
         (b"bytes", "is a bytes"),
-        (object(), "is a object"),
+        (object(), "is an object"),
         (np.array("text"), "has dtype <U4"),
         (np.array(None), "has dtype object"),
         (np.datetime64("2020-01-01"), "has dtype datetime64"),

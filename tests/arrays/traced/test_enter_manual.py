@@ -83,7 +83,7 @@ def test_what_is_wrong():
     np.testing.assert_array_equal(leave_manual(host, ROWS, (8, 6)), values())
     with pytest.raises(UsageError, match="7"):
         leave_manual(shards[:7], ROWS, (8, 6))
-    with pytest.raises(UsageTypeError, match="must be a list, not a ArrayImpl"):
+    with pytest.raises(UsageTypeError, match="must be a list, not an ArrayImpl"):
         leave_manual(jnp.ones((8, 6)), ROWS, (8, 6))
     with pytest.raises(UsageTypeError, match="row of integers"):
         leave_manual(shards, ROWS, "ab")

@@ -328,7 +328,7 @@ def test_wrong_steps_and_paths_are_refused(tmp_path, alone):
 def test_any_tree_that_can_be_saved(tmp_path, alone, asynchronous):
     tree = {1: np.ones(2), "1": [None, {"x": 2**80}], (1, "a"): 0.5, "loader": PerProcess([3])}
     with Checkpoints(tmp_path, asynchronous=asynchronous, coordinator=alone) as ckpts:
-        with pytest.raises(UsageTypeError, match="resume: what cannot be saved: is a object"):
+        with pytest.raises(UsageTypeError, match="resume: what cannot be saved: is an object"):
             ckpts.resume(None, {"what cannot be saved": object()})
         ckpts.resume(None, tree)
         alone.give_notice(ReceivedNotice("drained", "a test", 60.0))

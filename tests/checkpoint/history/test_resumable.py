@@ -72,7 +72,7 @@ def test_a_state_of_which_only_a_part_would_come_back_is_refused(ckpts, mesh):
     target = {"w": shoal.Layout(mesh, "x", None)}
     with pytest.raises(RestoreMismatch, match=r"what `init` made .*\n  - ~: .*: 'epoch'"):
         ckpts.resume(target, begun(mesh), only="w")
-    with pytest.raises(UsageTypeError, match="resume: cannot_be_saved: is a object"):
+    with pytest.raises(UsageTypeError, match="resume: cannot_be_saved: is an object"):
         ckpts.resume(target, begun(mesh, cannot_be_saved=object()))
     own = {**target, "epoch": shoal.Layout(mesh)}
     with pytest.raises(

@@ -192,7 +192,7 @@ def test_all_that_a_blob_cannot_hold_is_named():
         blobs.encode_tree(bad, operation="save: PerProcess at 'loader'")
     text = str(error.value)
     assert text.startswith("save: PerProcess at 'loader': 3 problems")
-    for name in ("a: is a object", "b/0: has dtype object", "c: is a set"):
+    for name in ("a: is an object", "b/0: has dtype object", "c: is a set"):
         assert name in text
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -67,3 +69,38 @@ def test_a_variable_that_does_not_exist_is_named_once_in_a_job(launch):
     assert [line for line in lines if "SHOAL_NPROCS" in line] == [f"shoal run: {UNKNOWN}"]
     own = "p0| shoal has no variable SHOAL_TIMEOUTS; did you mean 'SHOAL_TIMEOUT_S'?"
     assert [line for line in lines if "SHOAL_TIMEOUTS" in line] == [own]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_python_that_inspects_and_warnings_that_are_errors_change_no_end(launch, code):
+    """With PYTHONINSPECT, sys.exit is shown as an error, and the exit code is 1."""
+    launch.env |= {"PYTHONINSPECT": "1", "PYTHONWARNINGS": "error"}
+    finished = launch.run("-n", "2", script=f"import sys; sys.exit({code})")
+    assert finished.code == code, finished
+    for unwanted in ("Traceback", "Warning"):
+        assert unwanted not in finished.err, finished.err
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
+    reason="only root may make a network namespace, with util-linux's unshare",
+)
+def test_a_loopback_that_is_down_is_named_at_once(launch):
+    """In a new network namespace it is, and all the words were that nothing listens."""
+    down = "the loopback interface of this host (lo) is down"
+    finished = launch.run("-n", "2", script="print('ran')", before=["unshare", "--net"])
+    assert finished.code == 74, finished
+    assert finished.err.startswith(f"shoal: run: {down}\n")
+    assert "`ip link set lo up`" in finished.verdict
+    script = """
+        import shoal
+        from shoal.runtime.doctor.host_state import check_host
+        print(check_host().findings[0].words)
+        shoal.initialize(coordinator_address="127.0.0.1:1", num_processes=2, process_id=1)
+    """
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", textwrap.dedent(script)],
+        env=launch.env, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == f"{down}\n", done
+    assert f"process 1 of 2 cannot join the job at 127.0.0.1:1: {down}\n" in done.stderr

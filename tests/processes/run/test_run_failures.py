@@ -249,6 +249,27 @@ def test_a_job_that_cannot_start_says_so(launch):
     assert launch.leaves_nobody()
 
 
+def test_a_link_in_place_of_a_log_is_named_and_not_followed(launch):
+    (launch.folder / "mine").write_text("precious")
+    (launch.folder / "logs").mkdir()
+    (launch.folder / "logs" / "p0001.log").symlink_to("../mine")
+    finished = launch.run("-n", "2", "--log-dir", "logs", script="import time; time.sleep(600)")
+    assert finished.code == 74, finished
+    assert "process 1 of 2 could not be started: " in finished.verdict
+    assert "p0001.log: it is a symbolic link to " in finished.verdict
+    assert (launch.folder / "mine").read_text() == "precious"
+    assert launch.leaves_nobody()
+
+
+def test_a_job_goes_on_if_its_address_cannot_be_written_for_observers(launch):
+    (launch.folder / "logs" / "job.json").mkdir(parents=True)
+    finished = launch.run("-n", "2", "--log-dir", "logs", script="print('ran')")
+    assert (finished.code, finished.out.count("ran")) == (0, 2), finished
+    words = "job.json cannot be written (Is a directory): shoal watch and other observers will not"
+    assert words in finished.err
+    assert not list((launch.folder / "logs").glob("job.json.*"))
+
+
 def test_exit_codes_come_through(launch):
     assert launch.run("-n", "2", script="raise SystemExit(0)").code == 0
     finished = launch.run("-n", "2", script=WAIT + "sys.exit(70)")

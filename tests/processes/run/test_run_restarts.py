@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from processes.run.launchers import Launchers, codes, said, verdict
+from shoal.launch.conclusion import Conclusion
+from shoal.launch.nodes.messages import pack_verdict
+from shoal.runtime.rules.liveness import Limits
+from shoal.runtime.wire.frames import pack_frame
 from shoal.testing.warding import Warden
 
 HEAD = """
@@ -390,6 +395,46 @@ def test_a_launcher_of_another_job_does_not_end_one_between_two_attempts(launche
     again = launchers.start(1, "--max-restarts", "1")
     assert codes([again, both[0]]) == [0, 0], [again.said, both[0].said]
     assert launchers.leaves_nobody()
+
+
+# Python imports it first: it ends or stops the meeting place of the second attempt, which has not
+# begun to listen.
+MEDDLER = """
+import os, signal, sys
+if "shoal.runtime.server.meeting_place" in sys.orig_argv:
+    with open("begun", "a") as file: file.write("x")
+    if os.path.getsize("begun") == 2: os.kill(os.getpid(), signal.{number})
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+def test_services_that_fail_between_two_attempts_are_a_failed_attempt(launch, number):
+    (launch.folder / "sitecustomize.py").write_text(MEDDLER.format(number=number))
+    launch.env |= {"PYTHONPATH": str(launch.folder), "SHOAL_LOST_AFTER_S": "1"}
+    script = HEAD + "say('ran', attempt)\nsys.exit(0 if attempt else 3)\n"
+    finished = launch.run("--max-restarts", "2", "--no-prefix", script=script)
+    assert finished.code == 0, finished
+    assert finished.lines == ["ran 0", "ran 2"]
+    words = {"SIGKILL": "ended, code -9", "SIGSTOP": "is stopped (SIGSTOP?), for 1 s"}
+    assert f"shoal run: the meeting place {words[number]}" in finished.err
+    assert "shoal run: attempt 2 begins (2 of --max-restarts 2)" in finished.err
+    assert launch.leaves_nobody()
+
+
+def test_node_0_that_is_lost_between_two_attempts_is_not_waited_for(launchers):
+    """The others wait long for one that was lost in an attempt, and may be started again."""
+    launchers.write("")
+    judged = pack_verdict(Conclusion(3, again=True, next_words="attempt 1 begins"))
+    heard = {"is": "heard", "host": "here", "processes": 1, **Limits.of_settings().words}
+    with socket.create_server((launchers.host, launchers.port)) as server:
+        started = launchers.start(1, "--max-restarts", "1", SHOAL_LOST_AFTER_S="1")
+        connection, _ = server.accept()
+    connection.sendall(pack_frame(heard) + judged)
+    assert started.code() == 74, started.said
+    connection.close()
+    words = f"the launcher of node 0 cannot be reached at {launchers.address} after "
+    assert words in started.said
+    assert verdict(started) == "shoal run: it was lost between two attempts"
 
 
 @pytest.fixture

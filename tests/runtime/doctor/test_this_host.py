@@ -77,6 +77,25 @@ def test_proxies(env, is_in_the_way):
     assert "secret" not in str(checked)
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("http://user:secret@proxy:3128", "http://…@proxy:3128"),
+        ("user:secret@proxy:3128", "…@proxy:3128"),
+        ("http://user:sec/ret@proxy:3128", "http://…@proxy:3128"),
+        ("http://user:a@secret@proxy:3128", "http://…@proxy:3128"),
+        ("user:/secret//@proxy", "…@proxy"),
+        ("http://user:sec\nret@proxy", "http://…@proxy"),
+        ("http://proxy:3128/", "http://proxy:3128/"),
+        ("proxy:3128", "proxy:3128"),
+    ],
+)
+def test_a_password_of_a_proxy_is_never_shown(value, shown):
+    checked = check_proxies("n1.cluster", [], {"http_proxy": value})
+    assert checked.facts["http_proxy"] == shown
+    assert f"http_proxy={shown} is in the way" in checked.findings[0].words
+
+
 def test_memory_of_a_container(tmp_path):
     for path, text in {
         "proc/meminfo": "MemTotal: 1048576 kB\nMemAvailable: 1000000 kB\n",

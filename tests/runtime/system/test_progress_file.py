@@ -93,3 +93,11 @@ def test_a_save_that_is_running_is_seen_from_outside(tmp_path, child_env):
         assert not progress_file.is_saving(path)
         assert progress_file.read(path) == Reached(3, -1, 3)
         child.stdin.close()
+
+
+def test_it_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "progress").symlink_to("mine")
+    with pytest.raises(OSError, match=r"progress: it is a symbolic link to .*: remove the link"):
+        progress_file.prepare(str(tmp_path / "progress"))
+    assert (tmp_path / "mine").read_text() == "precious"

@@ -8,6 +8,7 @@ import struct
 
 import pytest
 
+from runtime.bare_sockets import no_descriptors
 from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES, FrameError, pack_frame
 from shoal.runtime.wire.server_sockets import (
     STRANGER_S,
@@ -352,3 +353,25 @@ def test_branches_of_one_trunk_get_one_frame_and_others_their_own(place):
     for end in (near, far):
         end.connections.close_all()
     alone.close()
+
+
+@pytest.mark.parametrize("has_another", [True, False])
+def test_without_file_descriptors_it_waits_and_serves_who_came_meanwhile(place, has_another):
+    """A socket that cannot accept stays readable: `poll` would return at once, for ever."""
+    other = place.knock() if has_another else None
+    late = socket.create_connection(place.address)
+    late.settimeout(10)
+    with no_descriptors():
+        place.connections.poll(10)
+        assert place.connections._selector.select(0) == []
+    if other:
+        place.say(other, b"not a frame, which closes it" * 9)
+    else:
+        place.now = place.connections.next_deadline
+        place.connections.poll(0)
+    place.connections.poll(10)
+    place.say(late, pack_frame({}))
+    assert late.recv(4) == b"SHL1"
+    late.close()
+    if other:
+        other.close()

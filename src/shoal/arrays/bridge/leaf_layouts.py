@@ -12,7 +12,7 @@ from jax.tree_util import PyTreeDef, SequenceKey, keystr, tree_flatten_with_path
 
 from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding
 from shoal.arrays.bridge.use_mesh import default_mesh
-from shoal.errors import UsageError, nearest
+from shoal.errors import UsageError, nearest, with_article
 from shoal.plan.layout import Layout
 
 Layouts = Any
@@ -123,8 +123,9 @@ def _pair(
         problems.append(f"{path_text(path)}: {what} is not a layout; give a Layout or a spec")
     elif found is None:
         problems.append(
-            f"{path_text(path)}: one {_what(node)} here, but a {type(given).__name__} of layouts; "
-            "write one layout (a tuple of axis names, not a list)"
+            f"{path_text(path)}: one {_what(node)} here, but "
+            f"{with_article(type(given).__name__)} of layouts; write one layout "
+            "(a tuple of axis names, not a list)"
         )
     else:
         no_leaf = [key for key in wanted if key not in found]

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from shoal.arguments import check_kind
 from shoal.arrays.bridge.devices import jax_mesh, mesh_of
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import UsageError, UsageTypeError, with_article
 from shoal.plan.layout import Dim, Layout
 from shoal.plan.mesh import Mesh
 
@@ -87,7 +87,9 @@ def layout_of(x: jax.Array | jax.ShapeDtypeStruct | NamedSharding) -> Layout:
             "yet; constrain it, or ask for the layout of the result"
         )
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
-        raise UsageTypeError(f"layout_of: a {type(x).__name__} has no layout: put it on a mesh")
+        raise UsageTypeError(
+            f"layout_of: {with_article(type(x).__name__)} has no layout: put it on a mesh"
+        )
     if x.sharding is None:
         raise UsageError(f"layout_of: {x} names no sharding")
     return layout_of_sharding(x.sharding, len(x.shape))
@@ -101,8 +103,8 @@ def layout_of_sharding(given: jax.sharding.Sharding, rank: int) -> Layout:
     """
     if not isinstance(given, NamedSharding | SingleDeviceSharding):
         raise UsageError(
-            f"layout_of: a {type(given).__name__} does not say which axes split which dims; "
-            "relayout the array, or give the jit that made it out_shardings"
+            f"layout_of: {with_article(type(given).__name__)} does not say which axes split "
+            "which dims; relayout the array, or give the jit that made it out_shardings"
         )
     return _layout_of(given, rank)
 

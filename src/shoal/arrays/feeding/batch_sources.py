@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.arrays.host.host_values import as_numpy
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import UsageError, UsageTypeError, with_article
 
 Numbers = NDArray[np.int64]
 Read = Callable[[Numbers], Any]
@@ -155,7 +155,8 @@ def _reader(source: Any) -> tuple[Read, int | None]:
         return lambda numbers: _stacked([source[n] for n in numbers.tolist()]), len(source)
     raise UsageTypeError(
         "feed: batch= reads rows by number: from a function of row numbers, from arrays (one, or a "
-        f"tuple or dict of them), or from samples with a length; not from a {type(source).__name__}"
+        f"tuple or dict of them), or from samples with a length; not from "
+        f"{with_article(type(source).__name__)}"
     )
 
 

@@ -16,7 +16,7 @@ from shoal.arrays.feeding.feed_steps import FeedOptions
 from shoal.arrays.feeding.local_rows import split_layout
 from shoal.arrays.feeding.own_rows import Split
 from shoal.arrays.host.digest import digest
-from shoal.errors import UsageError, UsageTypeError, WrongType, nearest
+from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.rows import check_even_split
 
@@ -60,8 +60,8 @@ def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTur
             )
         if isinstance(source, dict | np.ndarray | jax.Array):
             raise UsageTypeError(
-                f"feed: a {type(source).__name__} is not an iterable of batches: give batch=, the "
-                "rows of a batch over all processes, to read it by number"
+                f"feed: {with_article(type(source).__name__)} is not an iterable of batches: "
+                "give batch=, the rows of a batch over all processes, to read it by number"
             )
         return InTurn(source)
     check_even_split("feed: batch", split.layout, batch, 0)
@@ -84,8 +84,8 @@ def check_skip(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | No
     can_be_set = any(hasattr(source, name) for name in ("set_state", "load_state_dict"))
     if rows and skip is None and can_be_set and isinstance(reads, InTurn):
         raise UsageError(
-            f"feed: start= is after {rows} rows, and a {type(source).__name__} can be set to where "
-            "it was\n"
+            f"feed: start= is after {rows} rows, and {with_article(type(source).__name__)} "
+            "can be set to where it was\n"
             "skip=False if it was (to reader_state()); skip=True if it begins anew, and "
             "that many rows are to be skipped"
         )

@@ -27,7 +27,7 @@ from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import as_numpy, cannot_hold, is_key, narrowed, native
 from shoal.arrays.host.tree_words import nodes_text
 from shoal.arrays.host.upload import upload_shards
-from shoal.errors import UsageError, raise_all
+from shoal.errors import UsageError, raise_all, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.rows import row_holders
 
@@ -223,7 +223,7 @@ def _host(value: Any, path: Path, problems: list[str]) -> Any:
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # on a device, or dtype NumPy lacks
-        what = f"is a {type(value).__name__} of {getattr(value, 'dtype', 'no dtype')}"
+        what = f"is {with_article(type(value).__name__)} of {getattr(value, 'dtype', 'no dtype')}"
         problems.append(
             f"{path_text(path)}: {what} that NumPy cannot read ({error}); convert it in the reader"
         )

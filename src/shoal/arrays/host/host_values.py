@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from shoal.arguments import SCALARS, no_fixed_bits
+from shoal.errors import with_article
 from shoal.plain_forms import array_form
 
 X64 = "turn 64-bit values on: JAX_ENABLE_X64=1 or jax.config.update('jax_enable_x64', True)"
@@ -32,7 +33,7 @@ def cannot_hold(value: Any) -> str:
         return "is a masked array, and the mask would be lost; fill it first"
     if not isinstance(value, np.ndarray | np.generic):
         form = array_form(value) or "a numpy array, a scalar or a jax.Array"
-        return f"is a {type(value).__name__}; give {form}"
+        return f"is {with_article(type(value).__name__)}; give {form}"
     dtype = value.dtype
     numeric = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
     if not numeric or dtype.kind in "mM" or dtype.newbyteorder("=") in NO_ARRAYS:

@@ -34,7 +34,7 @@ from shoal.arrays.moving.move import row_of, xla_program
 from shoal.arrays.moving.planned_move import is_better, programs_of, whole_shape
 from shoal.arrays.moving.staged_move import by_host_alone, part_of
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
 from shoal.plan.compiled.hlo_traffic import received_bytes_of
 from shoal.plan.hardware.links import Links
 from shoal.plan.hardware.wiring import Topology
@@ -321,9 +321,10 @@ def _described(*ends: object) -> tuple[jax.Device, ...] | None:
 def _why_not(x: Any) -> str:
     """Return why there is no plan for a value, or an empty string."""
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+        what = with_article(type(x).__name__)
         if len(jax.tree.leaves(x)) > 1 or not hasattr(x, "dtype"):
-            return f"a {type(x).__name__} is not an array: plan the leaves of a tree one by one"
-        return f"a {type(x).__name__} is not on devices yet: put places host values"
+            return f"{what} is not an array: plan the leaves of a tree one by one"
+        return f"{what} is not on devices yet: put places host values"
     if isinstance(x, jax.core.Tracer):
         return (
             f"{jax.typeof(x)} is a value inside jit, grad or vmap: plan the array outside, or a "

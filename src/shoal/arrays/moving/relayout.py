@@ -23,7 +23,7 @@ from shoal.arrays.moving.host_copy import check_way
 from shoal.arrays.moving.move import Move, move
 from shoal.arrays.moving.staged_move import move_staged, why_not_staged
 from shoal.colour import collective
-from shoal.errors import UsageError, raise_all
+from shoal.errors import UsageError, raise_all, with_article
 from shoal.runtime.client.lanes import refused_for_all
 
 
@@ -135,7 +135,9 @@ def _concrete(leaf: Leaf, problems: list[str]) -> jax.Array | None:
     """Return the array behind a leaf; under `grad` that is the primal value."""
     if not isinstance(leaf.value, jax.Array):
         kind = type(leaf.value).__name__
-        problems.append(f"{leaf.path}: a {kind} is not on devices yet; put places host values")
+        problems.append(
+            f"{leaf.path}: {with_article(kind)} is not on devices yet; put places host values"
+        )
         return None
     try:
         array = concrete_or_error(None, leaf.value)

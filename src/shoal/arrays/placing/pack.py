@@ -16,7 +16,7 @@ from shoal.arrays.host.record_trail import lane_problems, record_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload
 from shoal.arrays.placing.put import dtype_problems
 from shoal.colour import local, logically_collective
-from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import coords_of
 
@@ -58,7 +58,9 @@ def pack(
       True
     """
     if not isinstance(pieces, list | tuple):
-        raise UsageTypeError(f"pack: the pieces must be a list, not a {type(pieces).__name__}")
+        raise UsageTypeError(
+            f"pack: the pieces must be a list, not {with_article(type(pieces).__name__)}"
+        )
     if not pieces and like is None:
         raise UsageError(_nothing(layouts))
     problems = _structure_problems(pieces) + lane_problems(lane)
@@ -106,7 +108,8 @@ def unpack(tree: Any) -> list[Any]:
     raise_all(
         "unpack",
         [
-            f"{path_text(path)}: a {type(value).__name__} has no pieces; give arrays on devices"
+            f"{path_text(path)}: {with_article(type(value).__name__)} has no pieces; "
+            "give arrays on devices"
             for path, value in paths
             if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer)
         ],

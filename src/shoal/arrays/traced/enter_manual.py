@@ -15,7 +15,7 @@ from shoal.arrays.moving.agreed_move import fail_move
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.pack import pack, unpack
 from shoal.colour import collective, logically_collective
-from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
 from shoal.plan.mesh import Mesh
 from shoal.runtime.client.lanes import refused_for_all
 
@@ -86,7 +86,7 @@ def leave_manual(
     _refuse("leave_manual", shards)
     if not isinstance(shards, list | tuple):
         raise UsageTypeError(
-            f"leave_manual: the shards must be a list, not a {type(shards).__name__}"
+            f"leave_manual: the shards must be a list, not {with_article(type(shards).__name__)}"
         )
     if shards or like is not None:
         _check(shards, shards[0] if shards else like, layouts, full_shape)

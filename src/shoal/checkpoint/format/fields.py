@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from shoal.checkpoint.format.records import FEATURES, LARGEST, VERSION
 from shoal.checkpoint.tree.plain_values import json_excerpt
-from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
+from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all, with_article
 from shoal.plain_forms import plain_form
 
 FORMAT = "shoal-checkpoint"
@@ -175,7 +175,7 @@ def _why_no_json(value: Any) -> str:
             return "is an int of more than 63 bits; give text"
     elif value is not None and kind is not bool:
         form = _json_form(value) or "None, bool, int, float, str, lists or dicts of these"
-        return f"is a {kind.__name__}; give {form}"
+        return f"is {with_article(kind.__name__)}; give {form}"
     return ""
 
 

@@ -27,7 +27,7 @@ from shoal.checkpoint.format.records import (
 from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.nodes import decode_structure, encode_structure, names_of
 from shoal.checkpoint.tree.plain_values import decode_value, json_excerpt
-from shoal.errors import CorruptCheckpoint, UsageError
+from shoal.errors import CorruptCheckpoint, UsageError, with_article
 from shoal.hashing import SEAL_BYTES, seal
 
 _HEAD = {"format", "file", "version", "required", "attempt", "step", "created_ns", "metrics"}
@@ -233,7 +233,7 @@ def metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
 
 def _metric(name: str, value: Any) -> float | str:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise UsageError(f"metrics: {name!r} is a {type(value).__name__}; give a float")
+        raise UsageError(f"metrics: {name!r} is {with_article(type(value).__name__)}; give a float")
     try:
         number = float(value)
     except OverflowError:

@@ -14,7 +14,7 @@ from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.names import ROOT, component
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.plain_values import plain_json
-from shoal.errors import RestoreMismatch, UsageError
+from shoal.errors import RestoreMismatch, UsageError, with_article
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
@@ -151,7 +151,9 @@ class _Differences:
         elif not names and id(other) in self._given:
             if is_placement(other):
                 what = f"{type(other).__name__}, which is no value"
-                self.lines.append(f"{own}: only= leaves it out; the target has a {what}")
+                self.lines.append(
+                    f"{own}: only= leaves it out; the target has {with_article(what)}"
+                )
 
 
 def _stand_in(value: Any, record: LeafRecord, *, is_placed: bool) -> Any:
@@ -172,7 +174,7 @@ def _keys(keys: Sequence[Any], children: Sequence[Any]) -> list[str]:
 
 def _kind(value: Any) -> str:
     kind = type(value)
-    return "a leaf" if value is None else f"a {kind.__module__}.{kind.__qualname__}"
+    return "a leaf" if value is None else with_article(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _plain(static: Any) -> Any:

@@ -21,7 +21,7 @@ from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.names import ROOT
 from shoal.checkpoint.tree.nodes import branch_names
 from shoal.checkpoint.tree.per_process import PerProcess
-from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest
+from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest, with_article
 from shoal.plan.patterns import Selection, escaped, leaving_out
 
 OPTIONS = ("only", "rename", "missing_ok", "dtype", "form", "mode", "most_bytes", "merge")
@@ -343,7 +343,7 @@ class _Matching:
         wanted = "none" if target.is_none else "per_process" if target.own is not None else ""
         if wanted == record.kind or (not wanted and record.kind != "none"):
             return
-        saved = _KINDS.get(record.kind, f"{'an' if record.kind[0] in 'aio' else 'a'} {record.kind}")
+        saved = _KINDS.get(record.kind, with_article(record.kind))
         detail = f"was saved as {saved}; give {saved} in place of {_KINDS.get(wanted, 'it')}"
         self._wrong("wrong_dtype", target, detail)
         self.others_own.append(target.name)

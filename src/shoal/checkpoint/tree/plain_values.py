@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shoal.arguments import PLAIN_KINDS
 from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.remedies import remedy
-from shoal.errors import UsageError, WrongType, raise_all
+from shoal.errors import UsageError, WrongType, raise_all, with_article
 
 LARGE_BYTES = 64 << 10  # longer str and bytes are stored in data files
 _KINDS: Mapping[type, str] = {**PLAIN_KINDS, type(None): "none"}
@@ -61,7 +61,7 @@ def decode_value(kind: str, found: Any) -> Any:
 def json_excerpt(found: Any) -> str:
     """Return a short text of untrusted JSON, which may be long or deeply nested."""
     if type(found) in (list, dict):
-        return f"a {type(found).__name__} of {len(found)}"
+        return f"{with_article(type(found).__name__)} of {len(found)}"
     return repr(found)[:80]
 
 

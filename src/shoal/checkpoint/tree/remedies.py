@@ -6,6 +6,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
+from shoal.errors import with_article
 from shoal.plain_forms import advice
 
 _KNOWN = "give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)"
@@ -20,7 +21,7 @@ def remedy(value: Any, *, can_register: bool = True) -> str:
     >>> remedy({1, 2})
     'is a set; save a sorted list of it'
     >>> remedy(object())
-    'is a object; give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)'
+    'is an object; give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)'
     """
     kind = type(value)
     words = advice(value, "save", "saved", can_register=can_register) or _KNOWN
@@ -30,4 +31,5 @@ def remedy(value: Any, *, can_register: bool = True) -> str:
         return f"is {value}, of the enum {kind.__name__}; {words}"
     if is_dataclass(value) and can_register and "decorate" in words:
         return f"is a dataclass {kind.__name__} that JAX does not know; {words}"
-    return f"is a {'dataclass ' if is_dataclass(value) else ''}{kind.__name__}; {words}"
+    what = f"{'dataclass ' if is_dataclass(value) else ''}{kind.__name__}"
+    return f"is {with_article(what)}; {words}"

@@ -15,7 +15,7 @@ from shoal.compat.dtensor.layout import Layout, LayoutType
 from shoal.compat.dtensor.layout_checks import MATCH, UNSHARDED
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.refused import EagerOnly
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import UsageError, UsageTypeError, with_article
 from shoal.plan import layout as plan_layout
 from shoal.plan.mesh import Mesh as PlanMesh
 from shoal.runtime.process import meshes
@@ -45,7 +45,7 @@ def array_of(operation: str, value: Any) -> jax.Array:
     """
     value = value_of(value)
     if not isinstance(value, jax.Array):
-        detail = f"Expecting an array on a mesh, not a {type(value).__name__}; {_PLACE}"
+        detail = f"Expecting an array on a mesh, not {with_article(type(value).__name__)}; {_PLACE}"
         raise UsageTypeError(f"dtensor.{operation}: {detail}")
     if isinstance(value, jax.core.Tracer):
         raise EagerOnly(

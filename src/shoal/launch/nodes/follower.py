@@ -38,6 +38,7 @@ from shoal.runtime.wire.server_sockets import Connection, Connections
 
 _AGAIN_S = 0.5  # until the next attempt, after an answer of an earlier job
 _TICK_S = 0.25
+_BETWEEN_S = 6.0  # node 0 does not listen meanwhile: it ends the rest of the earlier attempt
 
 
 class Follower:
@@ -50,7 +51,7 @@ class Follower:
         self._connections = Connections([], self, time.monotonic)
         self._connecting: Connecting | None = None
         self._connection: Connection | None = None
-        self._began_s = time.monotonic()
+        self._began_s = self._answered_s = time.monotonic()
         self._has_warned = self._has_joined = False
         self._problem = "no answer"
         self._leader, self._leader_processes = "node 0", 0
@@ -110,6 +111,7 @@ class Follower:
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle a frame of node 0. See `server_sockets.Listener`."""
         kind, now = text_field(frame.header, "is"), time.monotonic()
+        self._answered_s = now
         if self._living is not None:
             self._living.beat(self._running.read(now), 0)
         if kind == "heard":
@@ -209,7 +211,10 @@ class Follower:
             f"the launcher of node 0 cannot be reached at {self._where} after {waited_s:.0f} s: "
             f"{self._problem}"
         )
-        if waited_s >= self._nodes.timeout_s:
+        lost_after_s = max(self._nodes.lost_after_s, _BETWEEN_S)
+        if self._nodes.is_announced and now - self._answered_s >= lost_after_s:
+            self.trouble = f"{words}\nit was lost between two attempts"
+        elif waited_s >= self._nodes.timeout_s:
             self.trouble = words
         elif waited_s >= self._nodes.warn_after_s and not self._has_warned:
             self._has_warned = True
@@ -256,6 +261,7 @@ class Follower:
         """Return how the whole job ended: as reported by node 0, or if that is lost, as known."""
         attempt = self._start.attempt if self._start else self._own.attempt
         conclusion = self._verdict or self._conclude(end)
+        conclusion = conclusion._replace(is_announced=self._verdict is not None)
         return self._judge(conclusion, end.reached, attempt)
 
     def _conclude(self, end: JobEnd) -> Conclusion:

@@ -37,7 +37,7 @@ from shoal.launch.nodes.messages import (
 from shoal.launch.nodes.node_caller import NodeCaller
 from shoal.launch.nodes.ports import open_ports, strange_address
 from shoal.launch.order import JobOrder, NodesOrder
-from shoal.launch.services import ServiceProcesses
+from shoal.launch.services import ServiceProcesses, late_words
 from shoal.runtime.rules.joining import is_same_secret
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.system.progress_file import Reached, reached_together
@@ -86,6 +86,7 @@ class Leader:
         self._signals: list[PassedSignal] = []
         self._lines: list[str] = []
         self._services_by_s = math.inf
+        self._is_late = False
         self._names_others_s = math.inf  # when to say which nodes still run
         self._parts_by_s = math.inf
         self._start: JobStart | None = None
@@ -251,8 +252,8 @@ class Leader:
         if self._start is not None or self.trouble:
             return
         if now >= self._services_by_s:
-            late = f"the meeting place or JAX's service did not start within {_SERVICES_S:g} s"
-            self._abandon(late)
+            self._is_late = True
+            self._abandon(late_words(_SERVICES_S))
         if self._rules.is_complete:
             return
         waited_s = now - self._began_s
@@ -365,6 +366,7 @@ class Leader:
         return conclusion
 
     def _conclude(self, end: JobEnd) -> Conclusion:
+        end = end._replace(is_of_services=end.is_of_services or self._is_late)
         endings = sorted(ending for node in self._ends.values() for ending in node.endings)
         total = self._rules.total if self._start is not None else -1
         return conclude(facts_of(end, endings, self.news, total, self._losses))

@@ -44,6 +44,7 @@ class Attempts:
             keeps_logs |= conclusion.has_failed
             if not conclusion.again:
                 break
+            order = order.next(is_announced=conclusion.is_announced)
             kill_all(within_s=_BETWEEN_S)
             console.print(conclusion.next_words)
         if not keeps_logs:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import WrongType, nearest
+from shoal.errors import WrongType, nearest, with_article
 
 IntArray = NDArray[np.int64]
 
@@ -50,7 +50,7 @@ def check_name(name: object, what: str, problems: list[str], *, may_be_empty: bo
         problems.append(WrongType(f"{what} {name!r} must be a string"))
         return ""
     if not name and not may_be_empty:
-        problems.append(f"{'an' if what[0] in 'aeiou' else 'a'} {what} is empty")
+        problems.append(f"{with_article(what)} is empty")
     if any("\ud800" <= char <= "\udfff" for char in name):
         problems.append(f"{what} {name!r} has half of a surrogate pair, which no text can hold")
         return ""

@@ -20,6 +20,7 @@ from shoal.runtime.doctor.findings import (
 from shoal.runtime.doctor.reachability import resolve
 from shoal.runtime.system.cores import num_cores
 from shoal.runtime.system.own_name import ADVICE, unresolved
+from shoal.runtime.wire.listening import LOOPBACK_ADVICE, why_no_loopback
 
 _LITTLE_MEMORY_BYTES = 512 << 20
 _RESOLVE_S = 5.0
@@ -30,7 +31,9 @@ def check_host() -> CheckResult:
     name = socket.gethostname()
     found = resolve(name, _RESOLVE_S)
     facts = {"name": name, "addresses": list(found.addresses), "cores": num_cores()}
-    return CheckResult(facts if found.addresses else {**facts, "error": found.error})
+    words = why_no_loopback()
+    findings = (Finding("host", words, LOOPBACK_ADVICE),) if words else ()
+    return CheckResult(facts if found.addresses else {**facts, "error": found.error}, findings)
 
 
 def check_name(report: Report) -> CheckResult:

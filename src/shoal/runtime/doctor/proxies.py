@@ -54,4 +54,11 @@ def _spares(entry: str, host: str, addresses: Iterable[str]) -> bool:
 
 
 def _without_password(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//…@", url)
+    """Return a proxy without all that precedes its host; a password may hold any character.
+
+    >>> [_without_password(f"{start}user:sec/ret@proxy:3128") for start in ("", "http://")]
+    ['…@proxy:3128', 'http://…@proxy:3128']
+    """
+    start, at, rest = url.rpartition("@")
+    scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", start)
+    return f"{scheme[0] if scheme else ''}{'…@' if at else ''}{rest}"

@@ -12,7 +12,6 @@ address.
 from __future__ import annotations
 
 import argparse
-import functools
 import gc
 import json
 import os
@@ -25,6 +24,7 @@ from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.accelerators import count_accelerators
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
 from shoal.runtime.system.job_signals import ignore_job_signals
+from shoal.runtime.system.own_name import ADVICE, why_unresolved
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.listening import is_loopback
 
@@ -233,15 +233,26 @@ def disconnect(client: Any) -> None:
     client.shutdown()
 
 
-def use_loopback(is_on_one_host: bool) -> None:
-    """Let CPU devices connect by the loopback, or as JAX does: by this host's name, which a
-    container's or a laptop's resolver may not know."""
+def use_loopback(is_on_one_host: bool | None) -> None:
+    """Let CPU devices connect by the loopback, or as JAX does: by this host's name.
+
+    A container's or a laptop's resolver may not know that name. Of gloo the user would hear nothing
+    but that a line of its C++ failed, so the name is looked up first. None: leave it all to JAX.
+    """
     from jaxlib import _jax
 
-    make = _jax.make_gloo_tcp_collectives
-    make = getattr(make, "func", make)  # a partial of an earlier job
-    by_loopback = functools.partial(make, hostname="127.0.0.1")
-    _jax.make_gloo_tcp_collectives = by_loopback if is_on_one_host else make
+    own = _jax.make_gloo_tcp_collectives
+    make = getattr(own, "shoal_wraps", own)  # that of an earlier job
+
+    def connect(*arguments: Any, **options: Any) -> Any:
+        if is_on_one_host:
+            return make(*arguments, **options, hostname="127.0.0.1")
+        if not options.get("hostname") and (words := why_unresolved()):
+            raise OSError(f"{words}; {ADVICE}")
+        return make(*arguments, **options)
+
+    connect.shoal_wraps = make  # type: ignore[attr-defined]
+    _jax.make_gloo_tcp_collectives = make if is_on_one_host is None else connect
 
 
 def install(client: Any, address: str, process: int, num_processes: int) -> None:
@@ -272,7 +283,7 @@ def leave(*, process_ends: bool) -> None:
         state.client = client and _Leaving(client)
         api.clean_up()
         return
-    use_loopback(False)
+    use_loopback(None)
     if client is not None:
         disconnect(client)
     state.shutdown()

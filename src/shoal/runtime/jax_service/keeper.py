@@ -171,6 +171,8 @@ class _Keeper:
             now = time.monotonic()
             if now >= due:
                 self._kept.look()
+                if self._splices:
+                    self._splices.resume_accepting()
             if self._reports and (now >= due or self._kept.has_news):
                 self._reports.send(self._kept)
             self._kept.has_news = False

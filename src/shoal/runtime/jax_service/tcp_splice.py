@@ -22,6 +22,7 @@ import time
 from typing import Any
 
 from shoal.runtime.wire.frames import address_text
+from shoal.runtime.wire.server_sockets import EXHAUSTED
 
 _CHUNK_BYTES = 1 << 16
 _PAUSE_S = 0.05  # between attempts while the far end does not listen yet
@@ -62,7 +63,7 @@ class Splices:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self._listener.setblocking(False)
         self.address = address_text(*self._listener.getsockname())
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self.resume_accepting()
 
     @property
     def is_idle(self) -> bool:
@@ -73,17 +74,29 @@ class Splices:
         """Close everything."""
         for pair in tuple(self.pairs):
             pair.close()
-        self.selector.unregister(self._listener)
+        if self._listener.fileno() in self.selector.get_map():
+            self.selector.unregister(self._listener)
         self._listener.close()
 
+    def resume_accepting(self) -> None:
+        """Accept again, if it has stopped; to be called now and then, as descriptors become free.
+
+        A pair that closes calls it too.
+        """
+        if self._listener.fileno() not in self.selector.get_map():
+            self.selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
     def _accept(self, _mask: int) -> None:
-        with contextlib.suppress(OSError):  # the peer has gone, or no file descriptor is left
+        far = None
+        try:
+            far = socket.socket(self.family, socket.SOCK_STREAM)
             near, _ = self._listener.accept()
-            try:
-                far = socket.socket(self.family, socket.SOCK_STREAM)
-            except OSError:
-                near.close()
-                raise
+        except OSError as error:
+            if far is not None:
+                far.close()
+            if error.errno in EXHAUSTED:  # otherwise select would report it forever
+                self.selector.unregister(self._listener)
+        else:
             self.pairs.add(_Pair(self, near, far))
 
 
@@ -109,6 +122,7 @@ class _Pair:
             self._await(end, 0, self._on_near)
             end.close()
         self._splices.pairs.discard(self)
+        self._splices.resume_accepting()
 
     @property
     def _is_lost(self) -> bool:
@@ -155,6 +169,7 @@ class _Pair:
     def _lose(self) -> None:
         self._await(self._far, 0, self._on_far)
         self._far.close()
+        self._splices.resume_accepting()
         self._far_ended, self._is_connecting, self._to_far = True, False, b""
 
     def _go_on(self) -> None:

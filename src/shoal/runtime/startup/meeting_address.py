@@ -27,7 +27,13 @@ from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.rendezvous import Visit, own_host
 from shoal.runtime.system.own_name import ADVICE, is_own, why_unresolved
 from shoal.runtime.wire.frames import address_text, split_address
-from shoal.runtime.wire.listening import bind_host, is_loopback, moved
+from shoal.runtime.wire.listening import (
+    LOOPBACK_ADVICE,
+    bind_host,
+    is_loopback,
+    moved,
+    why_no_loopback,
+)
 
 _KEY = "shoal/meeting_place"  # in JAX's key-value store
 _ASK_S = 2.0  # for an answer of the process that has the port
@@ -67,6 +73,7 @@ def join_place(
       InitializeError: on every living process, before the deadline.
     """
     visit, place, joined = None, None, None
+    check_loopback(cluster)
     cluster = by_loopback(cluster)
     if cluster.rendezvous is not None:
         visit = Visit(cluster.rendezvous, cluster.process, cluster.num_processes)
@@ -92,6 +99,20 @@ def join_place(
                 services.release(place.services, ends_with_us=_ends_with_us(joined))
         if visit is not None:
             visit.leave(has_begun=joined is not None)
+
+
+def check_loopback(cluster: JobPlace) -> None:
+    """Check the loopback, at once: without it nothing would seem to listen, until the deadline.
+
+    Raises:
+      InitializeError: it is down.
+    """
+    if words := why_no_loopback():
+        where = f" at {cluster.address}" if cluster.address else ""
+        raise InitializeError(
+            f"process {cluster.process} of {cluster.num_processes} cannot join the job{where}: "
+            f"{words}\n{LOOPBACK_ADVICE}"
+        )
 
 
 def by_loopback(cluster: JobPlace) -> JobPlace:

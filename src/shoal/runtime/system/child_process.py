@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, cast
 
-from shoal.runtime.system.environment import own_environment
+from shoal.runtime.system.environment import own_environment, uninspected
 from shoal.runtime.system.memory_file import open_memory_file
 
 _CHECK_S = 0.2
@@ -32,7 +32,7 @@ class Spawned:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
-            env={**own_environment(), **(env or {})},
+            env=uninspected({**own_environment(), **(env or {})}),
             start_new_session=True,
         )
         self._why = ""

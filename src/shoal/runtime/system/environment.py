@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 
 def own_environment() -> dict[str, str]:
@@ -14,3 +15,12 @@ def own_environment() -> dict[str, str]:
     """
     found = ((name, os.environ.get(name)) for name in list(os.environ))
     return {name: value for name, value in found if value is not None}
+
+
+def uninspected(env: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy for a process without a terminal.
+
+    With PYTHONINSPECT, Python shows the end of a program by `sys.exit(0)` as an error, and its exit
+    code is 1: it would go on at a terminal, interactively.
+    """
+    return {name: value for name, value in env.items() if name != "PYTHONINSPECT"}

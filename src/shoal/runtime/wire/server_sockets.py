@@ -38,7 +38,8 @@ _ACCEPTS_AT_ONCE = 64
 _COPIED_BYTES = 1 << 14
 _SHARED_BYTES = 1 << 10
 _CLOSED = "its connection closed (killed?)"
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of `accept`
+_AGAIN_S = 1.0  # after it, where no connection of this server could close
 
 
 class Connection:
@@ -121,13 +122,15 @@ class Connections:
         self._strangers: OrderedDict[Connection, None] = OrderedDict()
         self._selector = selectors.DefaultSelector()
         self._accepts = False
+        self._accepts_at = math.inf  # the latest, if it does not
         self._resume_accepting()
         self._leash_ended = False
 
     @property
     def next_deadline(self) -> float:
         """The latest time at which `poll` must be called again."""
-        return next((s.since + STRANGER_S for s in self._strangers), math.inf)
+        waits_until = math.inf if self._accepts else self._accepts_at
+        return next((min(s.since + STRANGER_S, waits_until) for s in self._strangers), waits_until)
 
     def hold_leash(self, file: int) -> None:
         """Watch a pipe; once its other end is closed `poll` returns False.
@@ -171,6 +174,8 @@ class Connections:
             if now < stranger.since + STRANGER_S:
                 break
             self.close(stranger)
+        if not self._accepts and now >= self._accepts_at:
+            self._resume_accepting()
         return not self._leash_ended
 
     def trust(
@@ -300,10 +305,10 @@ class Connections:
         try:
             sock, origin = server.accept()
         except OSError as error:
-            fewest = 1 + len(self._servers)
-            if error.errno in _EXHAUSTED and len(self._selector.get_map()) > fewest:
+            if error.errno in EXHAUSTED:
                 # Otherwise select would report it forever. `close` resumes accepting.
                 self._accepts = False
+                self._accepts_at = self._clock() + _AGAIN_S
                 for each in self._servers:
                     self._selector.unregister(each)
             return False  # none is left, or the peer has gone
