@@ -7,6 +7,8 @@ Four colours, each a line of its own in the docstring and a decorator that recor
 * ``Logically collective: NAMES must be equal.`` all call it, nothing is sent.
 * ``Collective over PROCESSES.`` all call it, in the same order; it may wait.
 
+The tracebacks of its errors end at its caller (see `tracebacks`).
+
 The colour is fixed per function, whatever its arguments, at one process too. The words follow
 PETSc's manual pages (*Developer's style guide*, "Manual Page Format").
 """
@@ -14,7 +16,9 @@ PETSc's manual pages (*Developer's style guide*, "Manual Page Format").
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from shoal.tracebacks import at_caller, class_at_caller
 
 __all__ = ["collective", "colour_of", "local", "logically_collective", "traced"]
 
@@ -23,6 +27,10 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 def _record(colour: str) -> Callable[[T], T]:
     def mark(target: T) -> T:
+        if isinstance(target, type):
+            class_at_caller(target)
+        else:
+            target = cast(T, at_caller(target))
         target.__colour__ = colour  # type: ignore[attr-defined]
         return target
 

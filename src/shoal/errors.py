@@ -113,13 +113,19 @@ class ProcessLostError(ShoalError):
 
 class PeerFailedError(ShoalError):
     """Another process raised an exception or left early. `failed` maps each such process to one
-    line: the exception and its place, or the exit. The traceback of the first follows it."""
+    line: the exception and its place, or the exit. `details` is the traceback of the first, also a
+    note of this exception."""
 
     exit_code = 72
 
-    def __init__(self, message: str, *, failed: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, message: str, *, failed: Mapping[int, str] | None = None, details: str = ""
+    ) -> None:
         super().__init__(message)
         self.failed = dict(failed or {})
+        self.details = details
+        if details:
+            self.add_note(details)
 
 
 class DeadlineError(ShoalError, TimeoutError):

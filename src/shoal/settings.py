@@ -79,6 +79,9 @@ _ROWS = (
     # transport of values
     ("SHOAL_HOST_MEMORY", "1", "0 or 1", "large values between processes of one host go through "
      "its memory; 0: over the devices, as between hosts"),
+    # errors
+    ("SHOAL_TRACEBACK", "short", "short or full", "whether tracebacks of errors that shoal raises "
+     "show its own frames, and stacks its own threads"),
     # for tests
     ("SHOAL_FAULTS", "", "text", "faults injected at named points (barrier.before_arrive@1:kill), "
      "see shoal.runtime.system.fault_points"),
@@ -152,6 +155,8 @@ def check_all() -> None:
                 seconds(setting.name)
             elif setting.unit == "0 or 1" and number(setting.name) not in (0, 1):
                 raise _bad(setting.name, text(setting.name), "0 or 1")
+            elif setting.unit == "short or full" and text(setting.name) not in ("short", "full"):
+                raise _bad(setting.name, text(setting.name), "short or full")
             elif setting.unit in _COUNTS:
                 number(setting.name)
         except UsageError as error:

@@ -38,6 +38,7 @@ FLOORS = {
     "errors": _floor(0, 0),
     "settings": _floor(0, 0),
     "colour": _floor(0, 0),
+    "tracebacks": _floor(0, 0),
     "arguments": _floor(0, 0),
     "hashing": _floor(0, 0, "xxhash"),
     "plain_forms": _floor(0, 0),

@@ -15,6 +15,7 @@ from shoal.runtime.rules.outcomes import ThisProcess, gone_error
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of, listed
+from shoal.tracebacks import at_caller
 
 
 class LiveBlock:
@@ -47,10 +48,12 @@ class LiveBlock:
         self._timeout_s = deadline_of(name, name, timeout_s, "main").timeout_s
         self._living: tuple[int, ...] = ()
 
+    @at_caller
     def __enter__(self) -> tuple[int, ...]:
         self._living = live.on(self._coordinator, self._processes, timeout_s=self._timeout_s)
         return self._living
 
+    @at_caller
     def __exit__(
         self,
         kind: type[BaseException] | None,

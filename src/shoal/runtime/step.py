@@ -16,6 +16,7 @@ from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.progress_file import note_ended, note_step
 from shoal.runtime.verb import verb
+from shoal.tracebacks import at_caller
 
 _LIMIT = 1 << 63
 
@@ -87,6 +88,7 @@ class _Step:
         self._within_s = within_s
         self._entered: list[tuple[tuple[float, float], int | None, int, str, float | None]] = []
 
+    @at_caller
     def __enter__(self) -> None:
         coordinator, number = self._coordinator, self._number
         progress = coordinator.progress

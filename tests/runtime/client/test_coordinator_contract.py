@@ -161,7 +161,9 @@ def test_a_failed_process_ends_waits_with_its_traceback(make_job):
     assert type(error) is PeerFailedError
     assert error.failed == {1: words}
     assert "raised ValueError: no such data" in str(error)
-    assert "  | Traceback (most recent call last):" in str(error)
+    assert "Traceback" not in str(error)
+    assert error.__notes__ == [error.details]
+    assert error.details.startswith("  | Traceback (most recent call last):")
     job.kill(1)  # its end says nothing new
     assert meeting_error(job, 2).failed == {1: words}
     assert [m.state for m in job.coordinators[0].members(timeout_s=5)] == ["here", "failed", "here"]

@@ -76,7 +76,7 @@ def test_who_comes_too_late_is_told_both_points():
 def test_a_failure_shows_its_headline_first_and_then_its_traceback():
     gone = [(1, "Traceback\n  File x\nValueError: no data\n"), (2, "left the job")]
     error = error_of(ProcessesGone("failed", gone), ME, POINT, 0.0)
-    assert str(error).splitlines() == [
+    assert [str(error), *error.details.splitlines()] == [
         "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: process 1 (host1)"
         " raised ValueError: no data (also gone: process 2)",
         "  | Traceback",
@@ -108,7 +108,7 @@ TRACE = (
 )
 def test_a_failure_is_told_as_a_sentence_and_no_text_of_others_adds_a_line(words, told, lines):
     error = error_of(ProcessesGone("failed", [(1, words)]), ME, POINT, 0.0)
-    first, *more = str(error).split("\n")
+    first, more = str(error), error.details.splitlines()
     head = "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: "
     assert first.isprintable()
     assert first == f"{head}process 1 (host1) {told}"

@@ -55,6 +55,7 @@ from shoal.runtime.process import coordinator
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
+from shoal.tracebacks import at_caller
 
 _LOG = logging.getLogger("shoal")
 _FORGET_S = 1.0  # limit on waiting for a reader at garbage collection or interpreter exit
@@ -219,6 +220,7 @@ class Feed:
             raise UsageError("feed: this feed is exhausted: make one for each epoch, in its loop")
         return self
 
+    @at_caller
     def __next__(self) -> Any:
         """Return the next batch. Collective over the mesh's processes.
 
@@ -274,6 +276,7 @@ class Feed:
     def __enter__(self) -> Self:
         return self
 
+    @at_caller
     def __exit__(
         self,
         kind: type[BaseException] | None,

@@ -31,6 +31,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import fail_call, one_call, refused_for_all
 from shoal.runtime.preemption import failure_noted, stops_at_save
 from shoal.runtime.rules.stopping import REQUEUE
+from shoal.tracebacks import at_caller
 
 _LOG = logging.getLogger("shoal")
 
@@ -383,9 +384,11 @@ class Checkpoints(ReadOnlyHistory):
         self._is_closed = True
         self._saver.settle(None)
 
+    @at_caller
     def __enter__(self) -> Self:
         return self
 
+    @at_caller
     def __exit__(
         self,
         kind: type[BaseException] | None,

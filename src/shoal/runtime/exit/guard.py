@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from shoal import settings
-from shoal.errors import ProcessLostError, ShoalError
+from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.causes import (
     gone_behind,
@@ -53,6 +53,7 @@ from shoal.runtime.system.failure_words import (
     stands,
 )
 from shoal.runtime.system.open_files import write_open_files
+from shoal.tracebacks import HIDDEN, has_hidden, shorten
 
 DEVICE_WORK = "shoal's work on devices"  # the name of threads that do it
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -143,8 +144,16 @@ class ExitGuard:
         if self._program.is_running():  # only displayed: the program has caught it
             self._excepthook(kind, error, trace)
             return
+        shorten(error)  # some leave by a `with` block of contextlib
+        if isinstance(error, PeerFailedError) and settings.is_set("SHOAL_ATTEMPT"):
+            # `shoal run` shows what the other process wrote.
+            notes = getattr(error, "__notes__", ())
+            error.__notes__ = [note for note in notes if note != error.details]
+        trace = error.__traceback__
         coordinator = self._coordinator if self._is_owner() else None
         self._code = _code_of(error)
+        if has_hidden(error) and (coordinator is None or coordinator.process == 0):
+            print(f"shoal: {HIDDEN}", file=sys.stderr)  # once per job
         if coordinator is None:
             if self._is_owner():
                 self._record(error, {}, time.time())

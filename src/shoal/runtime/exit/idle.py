@@ -28,7 +28,7 @@ from shoal.runtime.jax_service.jax_runtime import COMPILER
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.rules.stalls import BUSY, Idle, Stalls
 from shoal.runtime.system.failure_words import is_of_program, stands
-from shoal.runtime.system.stacks import DumpFile, stacks
+from shoal.runtime.system.stacks import DumpFile, stacks, without_own
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S, _IDLE_LOOK_S = 1.0, 2.0  # with a limit, and without
@@ -233,7 +233,10 @@ class StallWatch:
     def _show_stacks(self, shows: Sequence[int]) -> None:
         with contextlib.suppress(Exception):  # they are gone, or the job is
             found = self._coordinator.stacks(shows, timeout_s=_ASK_S)
-            lines = [f"  process {process}:\n{indented(said)}" for process, said in found.items()]
+            lines = [
+                f"  process {process}:\n{indented(without_own(said))}"
+                for process, said in found.items()
+            ]
             _warn("\n".join(["stacks of the stalled processes:", *lines]))
 
 
@@ -264,7 +267,7 @@ def _warn(words: str) -> None:
 
 def _own_stacks() -> str:
     try:
-        return indented(stacks())
+        return indented(without_own(stacks()))
     except OSError as error:  # e.g. too many open files
         return f"no stacks: {error}"
 

@@ -121,8 +121,7 @@ def gone_error(kind: str, gone: Mapping[int, str], me: ThisProcess, what: str) -
         text = f"{me.name(cause)} is lost: {one_line(words, _MOST_WORDS)}{others}"
         return ProcessLostError(f"{what}: {text}", lost=gone)
     text = f"{me.name(cause)} {fate_of(words)}{others}"
-    more = particulars_of(words)
-    return PeerFailedError(f"{what}: {text}" + (f"\n{indented(more)}" if more else ""), failed=gone)
+    return PeerFailedError(f"{what}: {text}", failed=gone, details=indented(particulars_of(words)))
 
 
 def waiting_line(waiting: StillMissing, me: ThisProcess, point: Point, waited_s: float) -> str:

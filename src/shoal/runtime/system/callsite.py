@@ -7,8 +7,7 @@ import sys
 from functools import lru_cache
 from types import FrameType
 
-_SHOAL = os.path.abspath(os.path.join(__file__, "..", "..", "..")) + os.sep
-_THROUGH = ("contextlib", "functools")  # frames of shoal's `with` blocks and decorators
+from shoal.tracebacks import is_ours
 
 
 def callsite() -> str:
@@ -30,12 +29,6 @@ def site_of(frame: FrameType, line: int | None) -> str:
     code = frame.f_code
     path = _relative(code.co_filename, _module_of(frame))
     return f"{path}:{line} ({code.co_qualname})"
-
-
-def is_ours(frame: FrameType) -> bool:
-    """Return whether a frame belongs to shoal, or to the machinery between it and its caller."""
-    ours = frame.f_code.co_filename.startswith(_SHOAL)
-    return ours or frame.f_globals.get("__name__") in _THROUGH
 
 
 def _module_of(frame: FrameType) -> str:

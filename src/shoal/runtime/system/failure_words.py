@@ -7,13 +7,13 @@ a hostile or older process: it is always one printable line of bounded length.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-from shoal.runtime.system.callsite import is_ours, site_of
+from shoal.runtime.system.callsite import site_of
+from shoal.tracebacks import is_installed, is_ours
 
 _MAX_LINE = 800  # characters of a headline
 _MAX_SAID = 200  # of the message in it
@@ -29,8 +29,6 @@ _LINKS = (  # printed by Python between two exceptions of a chain, with blank li
     ["The above exception was the direct cause of the following exception:"],
     ["During handling of the above exception, another exception occurred:"],
 )
-_STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
-_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 
 class Failure(NamedTuple):
@@ -253,11 +251,6 @@ def is_of_program(frame: FrameType) -> bool:
     if file.startswith("<"):  # generated or interactive code
         return frame.f_globals.get("__name__") == "__main__"
     return not is_installed(file) and not is_ours(frame)
-
-
-def is_installed(file: str) -> bool:
-    """Return whether a file is of Python or of a package."""
-    return file.startswith(_STDLIB) or any(part in file for part in _INSTALLED)
 
 
 def _is_head(line: str) -> bool:

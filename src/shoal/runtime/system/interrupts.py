@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
-from shoal.runtime.system.callsite import is_ours
+from shoal.tracebacks import is_ours
 
 P = ParamSpec("P")
 T = TypeVar("T")

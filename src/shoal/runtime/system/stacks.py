@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import linecache
 import math
 import os
 import re
@@ -15,8 +16,9 @@ import time
 import traceback
 from typing import IO, NamedTuple
 
-from shoal.runtime.system.failure_words import is_installed
+from shoal import settings
 from shoal.runtime.system.memory_file import open_memory_file
+from shoal.tracebacks import is_installed, is_own_file
 
 MAX_BYTES = 64 << 10
 
@@ -26,20 +28,23 @@ _SHOWN = struct.Struct("<3d")  # of the memory file: see `DumpFile`
 _LIMIT = struct.Struct("<d")
 _DUMP_S = 0.5
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
+_MOST_SOURCE = 120  # characters of a line
+_OWN_THREAD = "Thread 'shoal "
+_LAUNCHER = os.path.join("launch", "child.py")
 _HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+).*:$")
 
 
 def stacks(max_bytes: int = MAX_BYTES) -> str:
     """Return the stacks of all Python threads, innermost frame first, the main thread's first.
 
-    This is the interpreter's own dump, which runs no code of these threads. Long stacks lose their
-    outermost frames.
+    This is the interpreter's own dump, which runs no code of these threads, without the frames of
+    the launcher, and with the source lines of the program. Long stacks lose their outermost frames.
     """
     with open_memory_file() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         text = file.read().decode(errors="replace")
-    blocks = [_named(block) for block in _blocks(text)]
+    blocks = [_readable(_named(block)) for block in _blocks(text)]
     head = f"Thread {threading.main_thread().name!r} "
     blocks.sort(key=lambda block: not block[0].startswith(head))  # stable
     if not blocks or not blocks[0][0].startswith(head):
@@ -135,10 +140,41 @@ def _catches(pid: int, number: int) -> bool:
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
+def without_own(text: str) -> str:
+    """Return stacks without shoal's own threads and frames; all with SHOAL_TRACEBACK=full."""
+    if settings.text("SHOAL_TRACEBACK") == "full":
+        return text
+    blocks = [block for block in _blocks(text) if not block[0].startswith(_OWN_THREAD)]
+    shown = [[line for line in block if not _is_of_shoal(line)] for block in blocks]
+    return "\n\n".join("\n".join(block) for block in shown)
+
+
 def innermost(text: str, frames: int = 3) -> list[str]:
-    """Return the first frames of the first thread in `text`, one line each."""
-    block = next(iter(_blocks(text)), [])
+    """Return the first frames of the first thread in `text`, one line each, without shoal's."""
+    block = next(iter(_blocks(without_own(text))), [])
     return [line.strip() for line in block[1:] if line.startswith("  File ")][:frames]
+
+
+def _is_of_shoal(line: str) -> bool:
+    found = _FRAME.search(line)
+    return found is not None and is_own_file(found[1])
+
+
+def _readable(block: list[str]) -> list[str]:
+    """Leave out the launcher's frames; add the source lines of the program's."""
+    lines = block[:1]
+    for line in block[1:]:
+        found = _FRAME.search(line)
+        if found is None:
+            lines.append(line)
+            continue
+        file, number = found[1], int(found[2])
+        if file == "<frozen runpy>" or (is_own_file(file) and file.endswith(_LAUNCHER)):
+            continue
+        is_of_program = not (is_own_file(file) or is_installed(file))
+        source = linecache.getline(file, number).strip() if is_of_program else ""
+        lines.append(f"{line}: {source[:_MOST_SOURCE]}" if source else line)
+    return lines
 
 
 def _main_block() -> list[str]:

@@ -1,0 +1,152 @@
+"""Tracebacks end at the caller's line: what is left out, what is kept, and where."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import traceback
+
+import pytest
+
+import shoal
+from shoal.tracebacks import BUG, HIDDEN, at_caller, shorten
+
+HERE = __file__
+
+
+def files_of(error):
+    return [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def raised_by(function, *args, **kwargs):
+    try:
+        function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001
+        return error
+    raise AssertionError("nothing was raised")
+
+
+CALLS = {
+    "a verb": lambda: shoal.barrier(5),
+    "a class": lambda: shoal.Layout(5),
+    "an unknown keyword": lambda: shoal.barrier(nam="x"),
+    "a missing argument": lambda: shoal.broadcast(),
+    "a method": lambda: shoal.Checkpoints("x").restore(step="y"),
+    "a planning function": lambda: shoal.make_mesh({"data": 0}),
+    "a value": lambda: shoal.assert_same(object()),
+}
+
+
+@pytest.mark.parametrize("call", [*CALLS])
+def test_an_error_raised_on_purpose_shows_the_program_alone(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = raised_by(CALLS[call])
+    assert {*files_of(error)} == {HERE}
+    assert BUG not in getattr(error, "__notes__", ())
+
+
+@pytest.mark.parametrize("call", [*CALLS])
+def test_all_frames_are_shown_on_request(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOAL_TRACEBACK", "full")
+    assert {*files_of(raised_by(CALLS[call]))} > {HERE}
+
+
+def test_blocks_and_iterators_end_at_their_line_too():
+    with pytest.raises(shoal.UsageError) as caught, shoal.Checkpoints(5):
+        pass
+    assert {*files_of(caught.value)} == {HERE}
+
+
+def test_a_log_shows_what_a_reader_of_the_error_sees(caplog):
+    try:
+        shoal.barrier(5)
+    except shoal.UsageError:
+        logging.getLogger("train").exception("it failed")
+    assert "barrier(5)" in caplog.text
+    assert "site-packages" not in caplog.text
+    assert "runtime" not in caplog.text
+
+
+def test_frames_of_the_program_below_shoal_are_kept():
+    @at_caller
+    def public(function):
+        return function()
+
+    code = compile("def inside(public, function): return public(function)", "shoal_code.py", "exec")
+    space = {}
+    exec(code, space)
+
+    def users():
+        raise shoal.UsageError("a wrong batch")
+
+    error = raised_by(space["inside"], public, users)
+    assert files_of(error) == [HERE, "shoal_code.py", HERE, HERE]
+
+
+def test_causes_are_shortened_and_foreign_errors_are_not(tmp_path):
+    missing = tmp_path / "none"
+    error = raised_by(lambda: shoal.Checkpoints(missing / "x").restore())
+    seen, at = [], error
+    while at is not None:
+        seen += files_of(at)
+        at = at.__cause__ or at.__context__
+    assert {*seen} <= {HERE}
+
+    def failing_source():
+        raise OSError("disk")
+
+    error = raised_by(at_caller(failing_source))
+    assert len(files_of(error)) == 3, "the program's own error keeps all frames"
+    assert not getattr(error, "__notes__", ())
+
+
+def in_shoal(source, name="f"):
+    """Return a function of a source that seems to lie in shoal."""
+    space = {"__name__": "shoal.x"}
+    file = shoal.__file__.replace("__init__", "x")
+    exec(compile(source, file, "exec"), space)
+    return at_caller(space[name])
+
+
+def test_a_bug_says_so_and_keeps_all_frames():
+    error = raised_by(in_shoal("def f(): return [][0]"))
+    assert error.__notes__ == [BUG]
+    assert len(files_of(error)) == 3
+    assert not getattr(raised_by(in_shoal("def f(): open('/none')")), "__notes__", ())
+    again = raised_by(at_caller(in_shoal("def f(): return [][0]")))
+    assert again.__notes__ == [BUG], "once"
+
+
+def test_a_loop_of_causes_ends():
+    one, other = shoal.UsageError("one"), ValueError("other")
+    one.__cause__, other.__context__ = other, one
+    shorten(one)
+
+
+PROGRAM = """
+import shoal
+shoal.initialize()
+with shoal.step(0):
+    shoal.barrier(5)
+"""
+
+
+def test_python_prints_the_short_one_and_says_so_once():
+    said = {}
+    for kind in ("short", "full"):
+        env = {**os.environ, "SHOAL_TRACEBACK": kind}
+        command = [sys.executable, "-c", PROGRAM]
+        said[kind] = subprocess.run(command, env=env, capture_output=True, text=True).stderr
+    assert said["short"].count("File ") == 1
+    assert said["short"].splitlines()[0] == f"shoal: {HIDDEN}"
+    assert said["full"].count("File ") > 3
+    assert HIDDEN not in said["full"]
+
+
+def test_values_in_the_environment_are_checked(monkeypatch):
+    monkeypatch.setenv("SHOAL_TRACEBACK", "no")
+    with pytest.raises(shoal.UsageError, match="SHOAL_TRACEBACK"):
+        shoal.initialize()
