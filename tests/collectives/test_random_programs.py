@@ -3,19 +3,21 @@
 A finding names its seed, and `play(seed)` runs it again as it ran.
 """
 
+import functools
 import types
 
 import pytest
 
 from collectives import random_programs as programs
-from collectives.random_programs import Ended, Gone, program_of
+from collectives.random_programs import Ended, Gone, program_of, wide_program_of
 from collectives.stepped_threads import Hung, Stage
 from shoal.collectives import arguments
 from shoal.collectives.transport import flow
 from shoal.errors import ShoalError
-from shoal.runtime import agreement
+from shoal.runtime import agreement, preemption
 from shoal.runtime.client import lanes
 from shoal.runtime.rules import lines
+from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
 PROGRAMS = 2000
@@ -28,12 +30,12 @@ def play(monkeypatch):
     monkeypatch.setenv(fault_points.VARIABLE, "looked at here")
     monkeypatch.setenv("SHOAL_HOST_MEMORY", "0")
 
-    def play_seed(seed, *, host_memory=False, **options):
+    def play_seed(seed, *, host_memory=False, of=program_of, **options):
         monkeypatch.setenv("SHOAL_HOST_MEMORY", "1" if host_memory else "0")
-        program = program_of(seed, **options)
+        program = of(seed, **options)
         stage = Stage(program.processes, seed)
         time = types.SimpleNamespace(monotonic=stage.clock)
-        for module in (arguments, flow, agreement):
+        for module in (arguments, flow, agreement, preemption):
             monkeypatch.setattr(module, "time", time)
         return Play(program, stage, monkeypatch).findings()
 
@@ -48,16 +50,24 @@ class Play:
         self.raises = {}  # process: [(point, turn, error)]
         self.own = {}
         self.endings = {p: [] for p in range(program.processes)}
-        self.lasts = {}
+        self.lasts = {}  # by process, or by process and lane
+        self.answers = {}  # of `preempted`: by step
+        self.aside = {p: [] for p in range(program.processes)}  # threads: functions that wait
+        for coordinator in stage.job.coordinators:
+            coordinator.stop.wait = functools.partial(self.wait_for_stop, coordinator.stop)
         monkeypatch.setattr(fault_points, "reach", self.reach)
 
     def findings(self):
-        for process, result in enumerate(self.stage.run(self.act)):
+        for actor, result in enumerate(self.stage.run(self.act)):
             if isinstance(result, Hung):
                 return ["all processes wait, and nothing is due"]
             if isinstance(result, BaseException) and not isinstance(result, Gone):
-                return [f"process {process}: {result!r}"]
+                return [f"process or thread {actor}: {result!r}"]
         found = programs.findings(self.program, self.endings, self.lasts)
+        if self.program.is_wide:
+            lasts = {} if self.program.has_deaths else self.lasts
+            found += programs.wide_findings(self.program, self.endings, lasts)
+            found += [f"step {n}: {a}" for n, a in self.answers.items() if len(a) > 1]
         job = self.stage.job
         for coordinator in job.coordinators:
             coordinator.close()
@@ -65,18 +75,45 @@ class Play:
 
     def act(self, process):
         coordinator = self.stage.job.coordinators[process]
-        for at, operation in enumerate(self.program.operations):
-            if process in (operation.group or range(self.program.processes)):
-                self.call(coordinator, operation, at)
+        has_side = bool(self.program.in_lane("side"))
+        if has_side:
+            self.aside[process].append(self.stage.start(self.make_calls, coordinator, "side"))
+        try:
+            self.make_calls(coordinator, "main")
+        finally:
+            for until_ended in self.aside[process]:
+                until_ended()
         lost = [trouble.process for trouble in coordinator.troubles.open()]
         if process in lost:
+            return
+        if self.program.is_wide and not self.program.has_deaths:
+            for lane in ("main", "side")[: 1 + has_side]:
+                ends = programs.come_together(coordinator, self.program, lane)
+                self.lasts[process, lane] = ends
             return
         try:
             programs.agree_at_last(coordinator, self.program)
         except ShoalError as error:
             self.lasts[process] = error
 
-    def call(self, coordinator, operation, at):
+    def make_calls(self, coordinator, lane):
+        for at, operation in self.program.in_lane(lane):
+            kinds = {fault.kind for fault in self.program.of(coordinator.process, at)}
+            if coordinator.process not in (operation.group or range(self.program.processes)):
+                continue
+            if "more" in kinds:
+                more = operation._replace(kind="barrier", name="one more")
+                self.call(coordinator, more, at, is_counted=False)
+            if "thread" in kinds:
+                start = self.stage.start(self.call, coordinator, operation, at)
+                self.aside[coordinator.process].append(start)
+            elif "less" not in kinds:
+                self.call(coordinator, operation, at)
+
+    def wait_for_stop(self, stop, changes, timeout_s):
+        self.stage.wait(lambda: stop.changes != changes, self.stage.clock() + timeout_s)
+
+    def call(self, coordinator, operation, at, *, is_counted=True):
         process, clock = coordinator.process, self.stage.clock
         faults = self.program.of(process, at)
         self.prepare(coordinator, faults)
@@ -84,6 +121,8 @@ class Play:
         began, error = clock(), None
         try:
             is_right = programs.perform(coordinator, operation, at, faults)
+            if operation.kind == "step":
+                self.answers.setdefault(at, set()).add(coordinator.stop.should_stop(at))
             assert is_right, f"operation {at} returned what belongs to another one"
         except (Gone, Hung, AssertionError):
             raise
@@ -92,17 +131,20 @@ class Play:
         self.raises.pop(process, None)
         self.stage.interrupts.pop(process, None)
         is_own = error is not None and not isinstance(error, ShoalError)
-        self.endings[process].append(Ended(at, clock() - began, timeout_s, error, is_own))
+        if is_counted:
+            self.endings[process].append(Ended(at, clock() - began, timeout_s, error, is_own))
 
     def prepare(self, coordinator, faults):
         process, job = coordinator.process, self.stage.job
         for fault in faults:
             if fault.kind == "late":
-                self.stage.pause(process, fault.value)
+                self.stage.pause(fault.value)
             elif fault.kind == "raise":
                 self.raises[process] = fault.value
             elif fault.kind == "interrupt":
                 self.stage.interrupts[process] = (fault.value, KeyboardInterrupt())
+            elif fault.kind == "notice":
+                coordinator.give_notice(ReceivedNotice("Terminated", "SIGTERM"))
             elif fault.kind == "frozen":
                 job.lose(process, "stopped")
             elif fault.kind == "killed":
@@ -124,7 +166,7 @@ class Play:
                 del self.raises[process]
                 raise error
         if process is not None and self.stage.chance.random() < 0.3:
-            self.stage.pause(process, 0.0)
+            self.stage.pause(0.0)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -205,8 +205,12 @@ def divergence(points: Mapping[int, Point]) -> SidesDiffer | TrailsApart:
     The answer is sent at the first arrival that differs, so there are two sides. If trails differ,
     the answer is about them: the earlier calls are the cause.
     """
-    if found := trail_versions(points.items()):
-        return TrailsApart(found)
+    found = trail_versions(points.items())
+    return TrailsApart(found) if found else sides_of(points)
+
+
+def sides_of(points: Mapping[int, Point]) -> SidesDiffer:
+    """Group the arrivals by their point, whatever their trails."""
     sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
     for process, point in points.items():
         sides.setdefault(compared_fields(point), (point, []))[1].append(process)

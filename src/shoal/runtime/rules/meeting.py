@@ -30,6 +30,7 @@ from shoal.runtime.rules.gathering import (
     divergence,
     find_cycle,
     place_text,
+    sides_of,
 )
 from shoal.runtime.rules.lines import OpenGatherings
 from shoal.runtime.rules.meeting_answers import (
@@ -262,7 +263,7 @@ class Meeting(Roster[To]):
                 was_late = process in gathering.late and gathering.is_elsewhere(point)
                 if not (late or was_late):
                     return gathering, None, replies
-                answer = divergence({**gathering.points, process: point})
+                answer = sides_of({**gathering.points, process: point})
                 gathering.late.update(late)
                 if process in late:
                     return gathering, answer, replies
@@ -335,6 +336,12 @@ class Meeting(Roster[To]):
         else:
             answer = cycle_of(cycle, self._gone)
         answered = {process for g in cycle for process in g.arrived}
+        late = self._lines.late_in(cycle) if len(ordinary) == len(cycle) else []
+        if 0 < len(late) < len(cycle):
+            behind = {process for g in late for process in g.arrived}
+            for g in cycle:
+                g.late.update(p for p in g.missing(()) if p in behind)
+            cycle = late
         replies = [reply for g in cycle for reply in self._finish(now, g, answer)]
         self._lines.join(cycle, answered)
         return replies
