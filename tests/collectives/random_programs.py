@@ -81,9 +81,13 @@ class Program(NamedTuple):
 
     @property
     def points(self):
-        """The number of points after which all are in step: one for each call that is apart; other
-        values are known where all meet next."""
-        return 1 + sum(fault.kind in (*APART, "values") for fault in self.faults)
+        """The number of points of which the last is met.
+
+        At the first after a call that is apart it is known who is late. It takes another where
+        groups overlap, and where calls that send nothing lie between, as trails then differ.
+        """
+        apart = sum(fault.kind in (*APART, "values") for fault in self.faults)
+        return 1 + apart * (2 + any(one.kind == "put" for one in self.operations))
 
     def in_lane(self, lane):
         """The operations of a lane, by their place in the program."""
@@ -150,6 +154,8 @@ def _wide_fault(chance, kind, process, at, operation, processes):
         rest = [p for p in range(processes) if p != process]
         some = chance.sample(rest, chance.randint(0 if processes == 2 else 1, len(rest)))
         group = tuple(sorted([process, *some]))
+        if operation.kind == "same" and len(group) == 1:
+            return None  # whose values agree with themselves
         is_same = group == (operation.group or tuple(range(processes)))
         return None if operation.kind == "put" or is_same else Fault(kind, process, at, group)
     if kind in APART:

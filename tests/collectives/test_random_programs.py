@@ -1,12 +1,14 @@
-"""Two thousand programs of collectives in which things go wrong; see `random_programs`.
+"""Thousands of programs of collectives in which things go wrong; see `random_programs`.
 
-A finding names its seed, and `play(seed)` runs it again as it ran.
+A finding names its seed, and `play(seed)` runs it again as it ran. `--hypothesis-profile=explore`
+plays many more.
 """
 
 import functools
 import types
 
 import pytest
+from hypothesis import settings
 
 from collectives import random_programs as programs
 from collectives.random_programs import Ended, Gone, program_of, wide_program_of
@@ -20,7 +22,9 @@ from shoal.runtime.rules import lines
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
-PROGRAMS = 2000
+EXPLORES = settings.get_current_profile_name() == "explore"  # see tests/conftest.py
+PROGRAMS = 20_000 if EXPLORES else 2000
+WIDE_PROGRAMS = 40_000 if EXPLORES else 1000
 PARTS = 8
 
 
@@ -176,6 +180,13 @@ def test_all_answer_by_the_deadline_all_or_none_and_the_next_point_works(play, p
         assert not found, f"seed {seed}: {found}\n{program_of(seed)}"
 
 
+@pytest.mark.parametrize("part", range(PARTS))
+def test_programs_of_lanes_threads_and_notices_leave_all_in_step(play, part):
+    for seed in range(part, WIDE_PROGRAMS, PARTS):
+        found = play(seed, of=wide_program_of)
+        assert not found, f"seed {seed}: {found}\n{wide_program_of(seed)}"
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "before"),
     [
@@ -188,3 +199,8 @@ def test_all_answer_by_the_deadline_all_or_none_and_the_next_point_works(play, p
 def test_the_programs_find_what_was_wrong_before(play, monkeypatch, owner, name, before):
     monkeypatch.setattr(owner, name, before)
     assert any(play(seed, deadly=False) for seed in range(200))
+
+
+def test_the_wide_programs_find_who_stays_apart(play, monkeypatch):
+    monkeypatch.setattr(lines.OpenGatherings, "late_for", lambda self, *arrival: ())
+    assert any(play(seed, of=wide_program_of, deadly=False) for seed in range(200))

@@ -191,19 +191,6 @@ class OpenGatherings(Generic[To]):
             return ()  # neither, or each for the call of the other
         return (process,) if is_late else tuple(arrived)
 
-    def late_in(self, cycle: Sequence[Gathering[To]]) -> list[Gathering[To]]:
-        """Return the gatherings of a cycle at which all are late for a call that failed: those of
-        the next gathering, for which they wait, have had it before. Perhaps none."""
-        late = []
-        for gathering, following in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
-            failed = self._failed.get(gathering.line.key)
-            ahead = [p for p in gathering.missing(()) if p in following.arrived]
-            if failed is not None and not (gathering.left or gathering.follows):
-                point = next(iter(gathering.arrived.values())).point
-                if failed.is_missed_by(gathering.arrived, point, ahead):
-                    late.append(gathering)
-        return late
-
     def agree(self, met: Gathering[To], members: Container[int]) -> None:
         """Record that all of `members` but those that are gone have met: they are in step."""
         if not self._failed:  # nearly always

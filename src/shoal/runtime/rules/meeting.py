@@ -336,12 +336,6 @@ class Meeting(Roster[To]):
         else:
             answer = cycle_of(cycle, self._gone)
         answered = {process for g in cycle for process in g.arrived}
-        late = self._lines.late_in(cycle) if len(ordinary) == len(cycle) else []
-        if 0 < len(late) < len(cycle):
-            behind = {process for g in late for process in g.arrived}
-            for g in cycle:
-                g.late.update(p for p in g.missing(()) if p in behind)
-            cycle = late
         replies = [reply for g in cycle for reply in self._finish(now, g, answer)]
         self._lines.join(cycle, answered)
         return replies
