@@ -131,6 +131,8 @@ class Play:
         except (Gone, Hung, AssertionError):
             raise
         except BaseException as raised:  # noqa: BLE001 - the findings look at it
+            if not isinstance(raised, (ShoalError, *programs.OWN_ERRORS)):
+                raise
             error = raised
         self.raises.pop(process, None)
         self.stage.interrupts.pop(process, None)
