@@ -55,7 +55,7 @@ class Play:
         self.own = {}
         self.endings = {p: [] for p in range(program.processes)}
         self.lasts = {}  # by process, or by process and lane
-        self.answers = {}  # of `preempted`: by step
+        self.answers = {}  # of `preempted`: by step and process
         self.aside = {p: [] for p in range(program.processes)}  # threads: functions that wait
         for coordinator in stage.job.coordinators:
             coordinator.stop.wait = functools.partial(self.wait_for_stop, coordinator.stop)
@@ -71,7 +71,10 @@ class Play:
         if self.program.is_wide:
             lasts = {} if self.program.has_deaths else self.lasts
             found += programs.wide_findings(self.program, self.endings, lasts)
-            found += [f"step {n}: {a}" for n, a in self.answers.items() if len(a) > 1]
+            gone = self.stage.job._meeting.gone
+            for at, answers in self.answers.items():
+                if len({answer for p, answer in answers.items() if p not in gone}) > 1:
+                    found.append(f"step {at}: {answers}")
         job = self.stage.job
         for coordinator in job.coordinators:
             coordinator.close()
@@ -126,11 +129,11 @@ class Play:
         try:
             is_right = programs.perform(coordinator, operation, at, faults)
             if operation.kind == "step":
-                self.answers.setdefault(at, set()).add(coordinator.stop.should_stop(at))
+                self.answers.setdefault(at, {})[process] = coordinator.stop.should_stop(at)
             assert is_right, f"operation {at} returned what belongs to another one"
         except (Gone, Hung, AssertionError):
             raise
-        except BaseException as raised:  # noqa: BLE001 - the findings look at it
+        except BaseException as raised:
             if not isinstance(raised, (ShoalError, *programs.OWN_ERRORS)):
                 raise
             error = raised
