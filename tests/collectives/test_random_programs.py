@@ -35,13 +35,14 @@ def play(monkeypatch):
     monkeypatch.setenv("SHOAL_HOST_MEMORY", "0")
 
     def play_seed(seed, *, host_memory=False, of=program_of, **options):
-        monkeypatch.setenv("SHOAL_HOST_MEMORY", "1" if host_memory else "0")
         program = of(seed, **options)
         stage = Stage(program.processes, seed)
         time = types.SimpleNamespace(monotonic=stage.clock)
-        for module in (arguments, flow, agreement, preemption):
-            monkeypatch.setattr(module, "time", time)
-        return Play(program, stage, monkeypatch).findings()
+        with monkeypatch.context() as patch:  # else it would keep each program until the end
+            patch.setenv("SHOAL_HOST_MEMORY", "1" if host_memory else "0")
+            for module in (arguments, flow, agreement, preemption):
+                patch.setattr(module, "time", time)
+            return Play(program, stage, patch).findings()
 
     return play_seed
 

@@ -22,10 +22,10 @@ compared too, where counts have failed:
   all of them have had this call before, which failed, more often than it has since all of the line
   last met (`FailedCalls`). It gets that error alone, at once, and the others wait for it to come to
   their call under the same name.
-* If it comes under another name instead, it was not late, and the call of the others fails as it
-  would have without this rule, only later; the counts are then the same as well. So the rule can
-  make calls meet that have one name, and nothing else. It makes a process wait for others only as
-  if these had yet to arrive: deadlines, losses and cycles end the wait.
+* If it comes under another name instead, it was not late: its call stood in the place of that of
+  the others, which fails as it would have without this rule, only later, and the counts are those
+  without it. So the rule can make calls of one name meet, and nothing else. Meanwhile the others
+  wait as for a process that has yet to arrive: deadlines, losses and cycles end the wait.
 * Once all members of a line have met in its lane, also among more processes, none of them can be
   on its way to a call of that line that failed before. It is owed to a process only if that
   comes there under the same name after all, perhaps in another order of its program.
@@ -43,8 +43,8 @@ from shoal.runtime.rules.point import Point
 To = TypeVar("To", bound=Hashable)
 _Key: TypeAlias = tuple[tuple[int, ...] | None, str]  # of a line: its group and lane
 
-_MOST_CALLS = 32  # that have failed and are kept, of a line
-_MOST_LINES = 16  # of which any are kept
+_MOST_CALLS = 16  # that have failed and are kept, of a line
+_MOST_LINES = 8  # of which any are kept
 
 
 class OpenGatherings(Generic[To]):
@@ -179,8 +179,9 @@ class OpenGatherings(Generic[To]):
     def late_for(self, gathering: Gathering[To], process: int, point: Point) -> Collection[int]:
         """Return the processes that are late for a call that failed: the one that arrives at
         `point`, those that wait at this gathering, or none."""
-        arrived = gathering.arrived
-        failed = self._failed.get((point.group, point.lane))
+        if not self._failed:  # nearly always
+            return ()
+        arrived, failed = gathering.arrived, self._failed.get((point.group, point.lane))
         if failed is None or not arrived or gathering.left or point.follows or point.survivors:
             return ()
         other = next(iter(arrived.values())).point

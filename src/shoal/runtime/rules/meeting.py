@@ -25,6 +25,7 @@ from shoal.runtime.rules.gathering import (
     WaitingProcess,
     Waits,
     abandoned_answer,
+    compared_fields,
     cycle_of,
     differ,
     divergence,
@@ -260,6 +261,8 @@ class Meeting(Roster[To]):
                 answer = abandoned_answer(process, point)
             else:
                 late = self._lines.late_for(gathering, process, point)
+                if late and self._records[process].acknowledged < len(self._losses.services):
+                    return gathering, None, replies  # of that loss it hears first
                 was_late = process in gathering.late and gathering.is_elsewhere(point)
                 if not (late or was_late):
                     return gathering, None, replies
@@ -268,12 +271,14 @@ class Meeting(Roster[To]):
                 if process in late:
                     return gathering, answer, replies
                 if late:
-                    return gathering, None, replies + self._send_on(now, gathering, answer)
+                    return gathering, None, replies + self._send_on(now, process, gathering, answer)
             replies += self._finish(now, gathering, answer)
 
-    def _send_on(self, now: float, gathering: Gathering[To], answer: Outcome) -> list[Reply[To]]:
-        """Answer those that wait at a gathering and are late: it begins again without them."""
-        arrived = gathering.arrived
+    def _send_on(
+        self, now: float, process: int, gathering: Gathering[To], answer: Outcome
+    ) -> list[Reply[To]]:
+        """Answer those that wait at a gathering and are late: it begins again with `process`."""
+        arrived, gathering.opener = gathering.arrived, process
         self._note_failures(arrived, answer)
         if gathering.stack_request is not None:
             self._stack_requests.take(gathering.stack_request)
@@ -281,10 +286,11 @@ class Meeting(Roster[To]):
         return self._release(now, gathering, arrived, answer)
 
     def _note_failures(self, arrived: Waits[To], answer: Outcome) -> None:
-        by_point: dict[Point, list[int]] = {}
+        """Record that the call of each of those that wait at a gathering failed."""
+        sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
         for process, wait in arrived.items():
-            by_point.setdefault(wait.point, []).append(process)
-        for point, processes in by_point.items():
+            sides.setdefault(compared_fields(wait.point), (wait.point, []))[1].append(process)
+        for point, processes in sides.values():
             self._note_failure(processes, point, answer)
 
     def _note_failure(self, processes: Iterable[int], point: Point, answer: Outcome) -> None:
