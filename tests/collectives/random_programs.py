@@ -86,7 +86,11 @@ class Program(NamedTuple):
         At the first after a call that is apart it is known who is late. It takes another where
         groups overlap, and where calls that send nothing lie between, as trails then differ.
         """
-        apart = sum(fault.kind in (*APART, "values") for fault in self.faults)
+        return self.points_after((*APART, "values"))
+
+    def points_after(self, kinds):
+        """The number of those points if faults of these kinds leave calls apart."""
+        apart = sum(fault.kind in kinds for fault in self.faults)
         return 1 + apart * (2 + any(one.kind == "put" for one in self.operations))
 
     def in_lane(self, lane):
@@ -322,10 +326,10 @@ def agree_at_last(coordinator, program, *, timeout_s=LONG_S):
                 raise
 
 
-def come_together(coordinator, program, lane, *, timeout_s=LONG_S):
+def come_together(coordinator, program, lane, *, points=None, timeout_s=LONG_S):
     """Come to one point after the other until all are in step in a lane; return how each ended."""
     ends = []
-    for number in range(program.points):
+    for number in range(points or program.points):
         try:
             barrier.on(coordinator, f"at last {number}", lane=lane, timeout_s=timeout_s)
             ends.append("met")
