@@ -24,7 +24,7 @@ from shoal.runtime.system import fault_points
 
 EXPLORES = settings.get_current_profile_name() == "explore"  # see tests/conftest.py
 PROGRAMS = 20_000 if EXPLORES else 2000
-WIDE_PROGRAMS = 40_000 if EXPLORES else 1000
+WIDE_PROGRAMS = 40_000 if EXPLORES else 320
 PARTS = 8
 
 
