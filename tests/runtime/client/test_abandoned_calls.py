@@ -401,7 +401,7 @@ def test_what_failed_is_not_kept_for_ever():
     for number in range(300):
         table.arrive(0, f"a{number}", lane=f"{number % 30}", timeout_s=1.0)
         table.pass_s(1.0)
-    failed = table.meeting._lines._failed
+    failed = table.meeting._lines.failed
     assert 0 < len(failed) <= lines._MOST_LINES
     assert all(len(calls._calls) <= lines._MOST_CALLS for calls in failed.values())
 

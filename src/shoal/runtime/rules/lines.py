@@ -53,7 +53,7 @@ class OpenGatherings(Generic[To]):
     def __init__(self, processes: range) -> None:
         self._processes = processes
         self._lines: dict[_Key, Line[To]] = {}
-        self._failed: dict[_Key, FailedCalls] = {}  # oldest first
+        self.failed: dict[_Key, FailedCalls] = {}  # oldest first
         self._open: dict[str, dict[Gathering[To], None]] = {}  # by lane, in order of opening
         self._count = 0  # gatherings opened so far
 
@@ -172,16 +172,14 @@ class OpenGatherings(Generic[To]):
         if point.follows or point.survivors:
             return
         key = (point.group, point.lane)
-        if key not in self._failed and len(self._failed) == _MOST_LINES:
-            del self._failed[next(iter(self._failed))]
-        self._failed.setdefault(key, FailedCalls()).note(processes, point)
+        if key not in self.failed and len(self.failed) == _MOST_LINES:
+            del self.failed[next(iter(self.failed))]
+        self.failed.setdefault(key, FailedCalls()).note(processes, point)
 
     def late_for(self, gathering: Gathering[To], process: int, point: Point) -> Collection[int]:
         """Return the processes that are late for a call that failed: the one that arrives at
         `point`, those that wait at this gathering, or none."""
-        if not self._failed:  # nearly always
-            return ()
-        arrived, failed = gathering.arrived, self._failed.get((point.group, point.lane))
+        arrived, failed = gathering.arrived, self.failed.get((point.group, point.lane))
         if failed is None or not arrived or gathering.left or point.follows or point.survivors:
             return ()
         other = next(iter(arrived.values())).point
@@ -194,11 +192,11 @@ class OpenGatherings(Generic[To]):
 
     def agree(self, met: Gathering[To], members: Container[int]) -> None:
         """Record that all of `members` but those that are gone have met: they are in step."""
-        if not self._failed:  # nearly always
+        if not self.failed:  # nearly always
             return
-        for key in [key for key in self._failed if key[1] == met.line.lane]:
+        for key in [key for key in self.failed if key[1] == met.line.lane]:
             if all(process in members for process in key[0] or self._processes):
-                del self._failed[key]
+                del self.failed[key]
                 for gathering in self._lines[key].gatherings if key in self._lines else ():
                     if gathering.call is not None and _is_before(gathering, met):
                         gathering.late.update(gathering.unanswered)

@@ -259,6 +259,8 @@ class Meeting(Roster[To]):
                     other, wait = next(iter(gathering.arrived.items()))
                     return gathering, abandoned_answer(other, wait.point), replies
                 answer = abandoned_answer(process, point)
+            elif not (self._lines.failed or gathering.late):  # nearly always
+                return gathering, None, replies
             else:
                 late = self._lines.late_for(gathering, process, point)
                 if late and self._records[process].acknowledged < len(self._losses.services):
