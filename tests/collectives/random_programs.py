@@ -4,6 +4,9 @@ A program is a list of operations that all processes make in the same order, and
 operation one process is late, interrupted, wrong, of another opinion, or gone. Whatever happens,
 each call returns or raises by its deadline, on all or on none; no value of one operation passes for
 that of another; and afterwards one point that all come to works among those who live.
+
+*Wide* programs have lanes, threads and notices besides, each call has a name of its own, and a
+process may make other calls than the rest. Then it may take some points until all are in step.
 """
 
 import random
@@ -17,7 +20,7 @@ from shoal.collectives.live import live
 from shoal.collectives.same import assert_same
 from shoal.errors import ShoalError
 from shoal.runtime.barrier import barrier
-from shoal.runtime.preemption import rearm
+from shoal.runtime.preemption import preempted_with, rearm
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.fault_points import InjectedError
 
@@ -36,6 +39,11 @@ FAULTS = ("late", "late", "raise", "interrupt", "interrupt", "usage", "name", "k
           "shape", "values", "deadline", "killed", "frozen", "failed", "exit")  # fmt: skip
 DEADLY = ("killed", "frozen", "failed", "exit")
 LONG_S = 1000.0
+WIDE_KINDS = ("barrier", "barrier", "broadcast", "large", "allgather", "same", "put", "step")
+# A call less than the others, one more, one in another lane or thread, or of another group.
+APART = ("less", "more", "lane", "thread", "group")
+WIDE_FAULTS = (*APART, *APART, "notice", "notice", *FAULTS)
+OWN_ERRORS = (InjectedError, KeyboardInterrupt, ValueError)
 
 
 class Operation(NamedTuple):
@@ -46,6 +54,7 @@ class Operation(NamedTuple):
     group: tuple[int, ...] | None
     timeout_s: float
     is_equal: bool  # for "same": do the values agree?
+    lane: str = "main"
 
 
 class Fault(NamedTuple):
@@ -64,10 +73,29 @@ class Program(NamedTuple):
     processes: int
     operations: tuple[Operation, ...]
     faults: tuple[Fault, ...]
+    is_wide: bool = False
 
     @property
     def has_deaths(self):
         return any(fault.kind in DEADLY for fault in self.faults)
+
+    @property
+    def points(self):
+        """The number of points of which the last is met.
+
+        At the first after a call that is apart it is known who is late. It takes another where
+        groups overlap, and where calls that send nothing lie between, as trails then differ.
+        """
+        return self.points_after((*APART, "values"))
+
+    def points_after(self, kinds):
+        """The number of those points if faults of these kinds leave calls apart."""
+        apart = sum(fault.kind in kinds for fault in self.faults)
+        return 1 + apart * (2 + any(one.kind == "put" for one in self.operations))
+
+    def in_lane(self, lane):
+        """The operations of a lane, by their place in the program."""
+        return [(at, one) for at, one in enumerate(self.operations) if one.lane == lane]
 
     def of(self, process, at):
         return [fault for fault in self.faults if (fault.process, fault.at) == (process, at)]
@@ -94,6 +122,56 @@ def program_of(seed, *, deadly=True, processes=None):
         if fault is not None and kind == "group":  # it is known only when all have come
             operations[at] = operation._replace(timeout_s=LONG_S)
     return Program(seed, processes, tuple(operations), tuple(faults))
+
+
+def wide_program_of(seed, *, deadly=True, faults=WIDE_FAULTS, processes=None):
+    """Return the wide program of a seed."""
+    chance = random.Random(f"wide {seed}")
+    processes = processes or chance.choice([2, 3, 3, 4])
+    operations = []
+    for at in range(chance.randint(4, 9)):
+        one = _operation(chance, processes)
+        lane = chance.choice(["main", "main", "main", "side"])
+        kind = chance.choice(WIDE_KINDS)
+        if kind in ("put", "step"):
+            lane, one = "main", one._replace(group=None)
+        operations.append(one._replace(kind=kind, name=f"call {at}", lane=lane))
+    found = []
+    for _ in range(chance.choice([1, 1, 2, 2, 3, 4])):
+        at, kind = chance.randrange(len(operations)), chance.choice(faults)
+        operation = operations[at]
+        process = chance.choice(list(operation.group or range(processes)))
+        if kind in DEADLY and not deadly:
+            continue
+        fault = _wide_fault(chance, kind, process, at, operation, processes)
+        if fault is not None and not any(_is_too_much(one, fault) for one in found):
+            found.append(fault)
+    return Program(seed, processes, tuple(operations), tuple(found), is_wide=True)
+
+
+def _wide_fault(chance, kind, process, at, operation, processes):
+    if kind == "notice":
+        return Fault(kind, process, at)
+    if operation.kind == "step":  # it meets nobody; each has a deadline of its own
+        return Fault(kind, process, at) if kind in DEADLY else None
+    if kind == "group":
+        rest = [p for p in range(processes) if p != process]
+        some = chance.sample(rest, chance.randint(0 if processes == 2 else 1, len(rest)))
+        group = tuple(sorted([process, *some]))
+        if operation.kind == "same" and len(group) == 1:
+            return None  # whose values agree with themselves
+        is_same = group == (operation.group or tuple(range(processes)))
+        return None if operation.kind == "put" or is_same else Fault(kind, process, at, group)
+    if kind in APART:
+        return None if operation.kind == "put" else Fault(kind, process, at)
+    if operation.lane != "main" and kind in ("raise", "interrupt", *DEADLY):
+        return None  # they happen to the first thread of a process
+    if kind == "kind":
+        kind = "name"  # `live` has no name
+    fault = _fault(chance, kind, process, at, operation, processes)
+    if fault is not None and fault.kind == "usage":  # it would be a call of the main lane, of all
+        fault = None if operation.lane != "main" else fault._replace(value="timeout_s")
+    return fault
 
 
 def _is_too_much(one, other):
@@ -157,11 +235,13 @@ class Ended(NamedTuple):
 def perform(coordinator, operation, at, faults, *, large=100_000):
     """Make one call; return whether what came back is right."""
     operation, size, more = _disturbed(operation, faults)
-    kind, name, group, _, is_equal = operation
+    kind, name, group, _, is_equal, _ = operation
     size += large if kind in ("large", "many") else 5
     me, members = coordinator.process, group or range(coordinator.num_processes)
     if kind == "put":
         coordinator.trails.record(_entry(at, faults), group=group, lane="main")
+    elif kind == "step":
+        return preempted_with(coordinator, at, timeout_s=more["timeout_s"]) in (True, False)
     elif kind == "rearm":
         rearm.on(coordinator, timeout_s=more["timeout_s"])
     elif kind == "barrier":
@@ -192,8 +272,10 @@ def _entry(at, faults):
 
 def _disturbed(operation, faults):
     """Return what a process makes of an operation: it, how much longer its values are, options."""
-    kind, name, group, timeout_s, is_equal = operation
+    kind, name, group, timeout_s, is_equal, lane = operation
     more, longer = {"timeout_s": timeout_of(operation, faults)}, 0
+    if lane != "main":
+        more["lane"] = lane
     for fault in faults:
         if fault.kind == "usage" and fault.value == "lane":
             more["lane"] = ""
@@ -209,7 +291,9 @@ def _disturbed(operation, faults):
             group = fault.value
         elif fault.kind == "shape":
             longer = 1
-    return Operation(kind, name, group, timeout_s, is_equal), longer, more
+        elif fault.kind in ("lane", "thread"):
+            more["lane"] = "aside"
+    return Operation(kind, name, group, timeout_s, is_equal, lane), longer, more
 
 
 def timeout_of(operation, faults):
@@ -218,7 +302,7 @@ def timeout_of(operation, faults):
     return min([operation.timeout_s, *given])
 
 
-def agree_at_last(coordinator, program):
+def agree_at_last(coordinator, program, *, timeout_s=LONG_S):
     """One point that all come to; after a loss those who live find each other first, and again if
     some of them already had."""
     if not program.has_deaths:
@@ -231,14 +315,55 @@ def agree_at_last(coordinator, program):
             # values are known where all meet next.
             barrier.on(coordinator, "at last, again", timeout_s=LONG_S)
         return
-    for attempt in range(len(program.operations) + 4):
+    attempts = len(program.operations) + 4 + 2 * program.points
+    for attempt in range(attempts):
         try:
-            alive = live.on(coordinator, timeout_s=LONG_S)
-            barrier.on(coordinator, "at last", processes=alive, timeout_s=LONG_S)
+            alive = live.on(coordinator, timeout_s=timeout_s)
+            barrier.on(coordinator, "at last", processes=alive, timeout_s=timeout_s)
             return
         except ShoalError:
-            if attempt == len(program.operations) + 3:
+            if attempt == attempts - 1:
                 raise
+
+
+def come_together(coordinator, program, lane, *, points=None, timeout_s=LONG_S):
+    """Come to one point after the other until all are in step in a lane; return how each ended."""
+    ends = []
+    for number in range(points or program.points):
+        try:
+            barrier.on(coordinator, f"at last {number}", lane=lane, timeout_s=timeout_s)
+            ends.append("met")
+        except ShoalError as error:
+            ends.append(repr(error))
+    value = np.arange(5) if coordinator.process == 0 else np.zeros(5, int)
+    got = broadcast.on(coordinator, value, 0, name="at last", lane=lane, timeout_s=timeout_s)
+    assert (got == np.arange(5)).all()
+    return ends
+
+
+def wide_findings(program, endings, lasts):
+    """Return what else is wrong with a wide program; `lasts`: what each `come_together` returned,
+    by process and lane."""
+    found = []
+    for at, operation in enumerate(program.operations):
+        rows = {p: one for p, ended in endings.items() for one in ended if one.at == at}
+        met = [p for p, one in rows.items() if one.error is None]
+        members = operation.group or range(program.processes)
+        is_met = any(not {f.kind for f in program.of(p, at)} & {*APART} for p in met)
+        if operation.kind in ("put", "step") or program.has_deaths or not is_met:
+            continue
+        found += [
+            f"operation {at}: {rows[p].error!r} on process {p}, success on {met}"
+            for p in members
+            if p not in met and not (p in rows and rows[p].is_own)
+        ]
+    for lane in {lane for _, lane in lasts}:
+        ends = [ends for (_, each), ends in lasts.items() if each == lane]
+        for number, row in enumerate(zip(*ends, strict=True)):
+            if any(end == "met" for end in row) and any(end != "met" for end in row):
+                found.append(f"lane {lane!r}, point {number}: {row}")
+        found += [f"lane {lane!r}: {one}" for one in ends if one[-1] != "met"]
+    return found
 
 
 def findings(program, endings, lasts):
@@ -249,7 +374,7 @@ def findings(program, endings, lasts):
             limit_s = one.timeout_s + 10.0 if one.timeout_s > 0 else 0.0
             if one.took_s > limit_s:
                 found.append(f"process {process}, operation {one.at}: took {one.took_s} s")
-    if not program.has_deaths:
+    if not program.has_deaths and not program.is_wide:
         for at in range(len(program.operations)):
             rows = [one for ended in endings.values() for one in ended if one.at == at]
             if any(one.error is None for one in rows):

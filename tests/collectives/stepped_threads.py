@@ -1,5 +1,7 @@
 """N processes that are threads, of which one runs at a time, under a clock that stands still.
 
+A process may start more threads, which are actors of their own.
+
 Which one runs next is drawn from a seed, so that a program of many processes runs again as it ran.
 When all of them wait, the clock goes on to the next deadline, or to the next one that wakes.
 """
@@ -44,56 +46,76 @@ class Stage:
         self.chance = random.Random(seed)
         self.job = StagedJob(self, processes)
         self.interrupts = {}  # process: (after this many seconds of a wait, what it raises)
-        self._turns = [threading.Semaphore(0) for _ in range(processes)]
-        self._ready = [lambda: True for _ in range(processes)]
-        self._wakes = [math.inf] * processes
-        self._on_stage = set(range(processes))
+        self.results = []  # what each actor returned or raised; first those that are processes
+        self._processes = processes
+        self._threads = []
+        self._turns = []
+        self._ready = []
+        self._wakes = []
+        self._on_stage = set()
+        self._here = threading.local()  # the number of the actor of this thread
         self._is_hung = False
         self._ended = threading.Event()
 
     def run(self, function):
-        """Call `function(process)` on all; return what each returned or raised."""
-        results = [None] * len(self._turns)
-
-        def work(process):
-            self._turns[process].acquire()
-            try:
-                results[process] = function(process)
-            except BaseException as error:  # noqa: BLE001 - the test looks at it
-                results[process] = error
-            self._on_stage.discard(process)
-            self._next()
-
-        threads = [threading.Thread(target=work, args=(p,), daemon=True) for p in self._on_stage]
-        for thread in threads:
-            thread.start()
+        """Call `function(process)` on all; return what each returned or raised, and each thread
+        that they started."""
+        for process in range(self._processes):
+            self.start(function, process)
         self._next()
         if not self._ended.wait(PATIENCE_S):
             faulthandler.dump_traceback()
             raise AssertionError("a thread does not come back")
-        for thread in threads:
+        for thread in self._threads:
             thread.join(PATIENCE_S)
-        return results
+        return self.results
+
+    def start(self, function, *args):
+        """Start a thread, which gets its turns as the others do; return a function that waits for
+        its end."""
+        actor = len(self._threads)
+
+        def work():
+            self._here.actor = actor
+            self._turns[actor].acquire()
+            try:
+                self.results[actor] = function(*args)
+            except BaseException as error:  # noqa: BLE001 - the test looks at it
+                self.results[actor] = error
+            self._on_stage.discard(actor)
+            self._next()
+
+        self.results.append(None)
+        self._turns.append(threading.Semaphore(0))
+        self._ready.append(lambda: True)
+        self._wakes.append(math.inf)
+        self._on_stage.add(actor)
+        self._threads.append(threading.Thread(target=work, daemon=True))
+        self._threads[-1].start()
+        return lambda: self.wait(lambda: actor not in self._on_stage)
 
     def wait_for_answer(self, process, box):
-        """Wait as a process that has arrived; an interrupt may come first."""
-        after_s, error = self.interrupts.pop(process, (math.inf, None))
-        self.wait(process, lambda: box.answer is not None, self.clock() + after_s)
+        """Wait as a process that has arrived; an interrupt of its first thread may come first."""
+        after_s, error = math.inf, None
+        if self._here.actor == process:
+            after_s, error = self.interrupts.pop(process, (math.inf, None))
+        self.wait(lambda: box.answer is not None, self.clock() + after_s)
         if box.answer is None:
             raise error
 
-    def pause(self, process, duration_s):
-        """The process is late, or gives way to others."""
-        self.wait(process, lambda: duration_s <= 0, self.clock() + duration_s)
+    def pause(self, duration_s):
+        """The thread is late, or gives way to others."""
+        self.wait(lambda: duration_s <= 0, self.clock() + duration_s)
 
-    def wait(self, process, ready, until=math.inf):
+    def wait(self, ready, until=math.inf):
         """Let others run until `ready()`, or until then by the clock."""
-        self._ready[process], self._wakes[process] = ready, until
+        actor = self._here.actor
+        self._ready[actor], self._wakes[actor] = ready, until
         self._next()
-        self._turns[process].acquire()
+        self._turns[actor].acquire()
         if self._is_hung:
             raise Hung
-        self._ready[process], self._wakes[process] = (lambda: True), math.inf
+        self._ready[actor], self._wakes[actor] = (lambda: True), math.inf
 
     def _next(self):
         if not self._on_stage:

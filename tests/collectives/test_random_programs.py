@@ -1,24 +1,30 @@
-"""Two thousand programs of collectives in which things go wrong; see `random_programs`.
+"""Thousands of programs of collectives in which things go wrong; see `random_programs`.
 
-A finding names its seed, and `play(seed)` runs it again as it ran.
+A finding names its seed, and `play(seed)` runs it again as it ran. `--hypothesis-profile=explore`
+plays many more.
 """
 
+import functools
 import types
 
 import pytest
+from hypothesis import settings
 
 from collectives import random_programs as programs
-from collectives.random_programs import Ended, Gone, program_of
+from collectives.random_programs import Ended, Gone, program_of, wide_program_of
 from collectives.stepped_threads import Hung, Stage
 from shoal.collectives import arguments
 from shoal.collectives.transport import flow
 from shoal.errors import ShoalError
-from shoal.runtime import agreement
+from shoal.runtime import agreement, preemption
 from shoal.runtime.client import lanes
 from shoal.runtime.rules import lines
+from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
-PROGRAMS = 2000
+EXPLORES = settings.get_current_profile_name() == "explore"  # see tests/conftest.py
+PROGRAMS = 20_000 if EXPLORES else 2000
+WIDE_PROGRAMS = 40_000 if EXPLORES else 320
 PARTS = 8
 
 
@@ -28,14 +34,15 @@ def play(monkeypatch):
     monkeypatch.setenv(fault_points.VARIABLE, "looked at here")
     monkeypatch.setenv("SHOAL_HOST_MEMORY", "0")
 
-    def play_seed(seed, *, host_memory=False, **options):
-        monkeypatch.setenv("SHOAL_HOST_MEMORY", "1" if host_memory else "0")
-        program = program_of(seed, **options)
+    def play_seed(seed, *, host_memory=False, of=program_of, **options):
+        program = of(seed, **options)
         stage = Stage(program.processes, seed)
         time = types.SimpleNamespace(monotonic=stage.clock)
-        for module in (arguments, flow, agreement):
-            monkeypatch.setattr(module, "time", time)
-        return Play(program, stage, monkeypatch).findings()
+        with monkeypatch.context() as patch:  # else it would keep each program until the end
+            patch.setenv("SHOAL_HOST_MEMORY", "1" if host_memory else "0")
+            for module in (arguments, flow, agreement, preemption):
+                patch.setattr(module, "time", time)
+            return Play(program, stage, patch).findings()
 
     return play_seed
 
@@ -48,16 +55,27 @@ class Play:
         self.raises = {}  # process: [(point, turn, error)]
         self.own = {}
         self.endings = {p: [] for p in range(program.processes)}
-        self.lasts = {}
+        self.lasts = {}  # by process, or by process and lane
+        self.answers = {}  # of `preempted`: by step and process
+        self.aside = {p: [] for p in range(program.processes)}  # threads: functions that wait
+        for coordinator in stage.job.coordinators:
+            coordinator.stop.wait = functools.partial(self.wait_for_stop, coordinator.stop)
         monkeypatch.setattr(fault_points, "reach", self.reach)
 
     def findings(self):
-        for process, result in enumerate(self.stage.run(self.act)):
+        for actor, result in enumerate(self.stage.run(self.act)):
             if isinstance(result, Hung):
                 return ["all processes wait, and nothing is due"]
             if isinstance(result, BaseException) and not isinstance(result, Gone):
-                return [f"process {process}: {result!r}"]
+                return [f"process or thread {actor}: {result!r}"]
         found = programs.findings(self.program, self.endings, self.lasts)
+        if self.program.is_wide:
+            lasts = {} if self.program.has_deaths else self.lasts
+            found += programs.wide_findings(self.program, self.endings, lasts)
+            gone = self.stage.job._meeting.gone
+            for at, answers in self.answers.items():
+                if len({answer for p, answer in answers.items() if p not in gone}) > 1:
+                    found.append(f"step {at}: {answers}")
         job = self.stage.job
         for coordinator in job.coordinators:
             coordinator.close()
@@ -65,18 +83,45 @@ class Play:
 
     def act(self, process):
         coordinator = self.stage.job.coordinators[process]
-        for at, operation in enumerate(self.program.operations):
-            if process in (operation.group or range(self.program.processes)):
-                self.call(coordinator, operation, at)
+        has_side = bool(self.program.in_lane("side"))
+        if has_side:
+            self.aside[process].append(self.stage.start(self.make_calls, coordinator, "side"))
+        try:
+            self.make_calls(coordinator, "main")
+        finally:
+            for until_ended in self.aside[process]:
+                until_ended()
         lost = [trouble.process for trouble in coordinator.troubles.open()]
         if process in lost:
+            return
+        if self.program.is_wide and not self.program.has_deaths:
+            for lane in ("main", "side")[: 1 + has_side]:
+                ends = programs.come_together(coordinator, self.program, lane)
+                self.lasts[process, lane] = ends
             return
         try:
             programs.agree_at_last(coordinator, self.program)
         except ShoalError as error:
             self.lasts[process] = error
 
-    def call(self, coordinator, operation, at):
+    def make_calls(self, coordinator, lane):
+        for at, operation in self.program.in_lane(lane):
+            kinds = {fault.kind for fault in self.program.of(coordinator.process, at)}
+            if coordinator.process not in (operation.group or range(self.program.processes)):
+                continue
+            if "more" in kinds:
+                more = operation._replace(kind="barrier", name="one more")
+                self.call(coordinator, more, at, is_counted=False)
+            if "thread" in kinds:
+                start = self.stage.start(self.call, coordinator, operation, at)
+                self.aside[coordinator.process].append(start)
+            elif "less" not in kinds:
+                self.call(coordinator, operation, at)
+
+    def wait_for_stop(self, stop, changes, timeout_s):
+        self.stage.wait(lambda: stop.changes != changes, self.stage.clock() + timeout_s)
+
+    def call(self, coordinator, operation, at, *, is_counted=True):
         process, clock = coordinator.process, self.stage.clock
         faults = self.program.of(process, at)
         self.prepare(coordinator, faults)
@@ -84,25 +129,32 @@ class Play:
         began, error = clock(), None
         try:
             is_right = programs.perform(coordinator, operation, at, faults)
+            if operation.kind == "step":
+                self.answers.setdefault(at, {})[process] = coordinator.stop.should_stop(at)
             assert is_right, f"operation {at} returned what belongs to another one"
         except (Gone, Hung, AssertionError):
             raise
-        except BaseException as raised:  # noqa: BLE001 - the findings look at it
+        except BaseException as raised:
+            if not isinstance(raised, (ShoalError, *programs.OWN_ERRORS)):
+                raise
             error = raised
         self.raises.pop(process, None)
         self.stage.interrupts.pop(process, None)
         is_own = error is not None and not isinstance(error, ShoalError)
-        self.endings[process].append(Ended(at, clock() - began, timeout_s, error, is_own))
+        if is_counted:
+            self.endings[process].append(Ended(at, clock() - began, timeout_s, error, is_own))
 
     def prepare(self, coordinator, faults):
         process, job = coordinator.process, self.stage.job
         for fault in faults:
             if fault.kind == "late":
-                self.stage.pause(process, fault.value)
+                self.stage.pause(fault.value)
             elif fault.kind == "raise":
                 self.raises[process] = fault.value
             elif fault.kind == "interrupt":
                 self.stage.interrupts[process] = (fault.value, KeyboardInterrupt())
+            elif fault.kind == "notice":
+                coordinator.give_notice(ReceivedNotice("Terminated", "SIGTERM"))
             elif fault.kind == "frozen":
                 job.lose(process, "stopped")
             elif fault.kind == "killed":
@@ -124,7 +176,7 @@ class Play:
                 del self.raises[process]
                 raise error
         if process is not None and self.stage.chance.random() < 0.3:
-            self.stage.pause(process, 0.0)
+            self.stage.pause(0.0)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -132,6 +184,13 @@ def test_all_answer_by_the_deadline_all_or_none_and_the_next_point_works(play, p
     for seed in range(part, PROGRAMS, PARTS):
         found = play(seed, host_memory=seed % 40 == 0)
         assert not found, f"seed {seed}: {found}\n{program_of(seed)}"
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_programs_of_lanes_threads_and_notices_leave_all_in_step(play, part):
+    for seed in range(part, WIDE_PROGRAMS, PARTS):
+        found = play(seed, of=wide_program_of)
+        assert not found, f"seed {seed}: {found}\n{wide_program_of(seed)}"
 
 
 @pytest.mark.parametrize(
@@ -146,3 +205,8 @@ def test_all_answer_by_the_deadline_all_or_none_and_the_next_point_works(play, p
 def test_the_programs_find_what_was_wrong_before(play, monkeypatch, owner, name, before):
     monkeypatch.setattr(owner, name, before)
     assert any(play(seed, deadly=False) for seed in range(200))
+
+
+def test_the_wide_programs_find_who_stays_apart(play, monkeypatch):
+    monkeypatch.setattr(lines.OpenGatherings, "late_for", lambda self, *arrival: ())
+    assert any(play(seed, of=wide_program_of, deadly=False) for seed in range(200))

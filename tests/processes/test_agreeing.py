@@ -1,8 +1,13 @@
-"""Processes that would silently compute wrong numbers are told so, all of them, and where."""
+"""Processes that would silently compute wrong numbers are told so, all of them, and where.
+
+Those that make different calls are in step again from the next on that all reach by name.
+"""
 
 from __future__ import annotations
 
 import json
+
+import pytest
 
 SCRIPT = """
 import json
@@ -112,3 +117,55 @@ def test_what_would_be_silently_wrong_is_an_error_on_every_process(job, said):
     assert "programs differ, first at line" in program[0]
     assert sorted(program[1].values()) == [[0, 2], [1]]
     assert sorted(map(len, swapped.values())) in ([1, 1], [1, 2])
+
+
+APART = """
+import threading
+import numpy as np
+import shoal
+initialize()
+side = {"lane": "side", "timeout_s": 1}
+
+def ended(call):
+    try:
+        call()
+    except (DivergenceError, DeadlineError) as error:
+        return type(error).__name__
+    return "met"
+
+def odd():
+    # what process 0 does where the others meet in their main threads
+    if sys.argv[4] == "thread":
+        thread = threading.Thread(target=lambda: ended(lambda: barrier("step 0", **side)))
+        thread.start()
+        thread.join()
+    elif sys.argv[4] == "group":
+        barrier("step 0", processes=[0, 1], timeout_s=1)
+    elif sys.argv[4] == "pair":
+        barrier("step 0", processes=[0, 1])
+
+ends = [ended(lambda: odd() if index == 0 else barrier(
+    "step 0", processes=[1, 2] if sys.argv[4] == "pair" else None))]
+for number in range(1, 6):
+    ends.append(ended(lambda: barrier(f"step {number}")))
+right = []
+for number in range(3):
+    value = np.full(3, number if index == number else -1)
+    right.append(shoal.broadcast(value, number, name="value").tolist())
+right.append(shoal.allgather(np.uint8(index), name="all").tolist())
+say(" ".join(ends))
+say(right)
+"""
+
+
+@pytest.mark.parametrize("odd", ["thread", "group", "pair", "less"])
+def test_calls_of_other_lanes_and_groups_leave_all_in_step_by_name(job, said, odd):
+    ended = job.run(3, APART, odd)
+    for one in ended:
+        assert one.code == 0, "\n".join(each.err for each in ended)
+    lines = [said(one).splitlines() for one in ended]
+    ends = [line[0].split() for line in lines]
+    assert [line[1] for line in lines] == ["[[0, 0, 0], [1, 1, 1], [2, 2, 2], [0, 1, 2]]"] * 3
+    # the first and the second are spent, and it is known who is late
+    assert [names[-3:] for names in ends] == [["met"] * 3] * 3
+    assert "DivergenceError" in ends[1]

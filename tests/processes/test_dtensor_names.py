@@ -135,6 +135,30 @@ def test_moves_and_saves(cluster):
         assert layouts
 
 
+def leaves_alone(folder):
+    """Process 0 leaves each call of a checkpoint by an exception before it meets the other."""
+    mesh = dtensor.create_distributed_mesh({"x": 4}, device_type="CPU")
+    v = DVariable(jnp.arange(4.0), layout=Layout(["x"], mesh))
+    checkpoint, me, told = DTensorCheckpoint(mesh, v=v), shoal.process_index(), []
+    path = checkpoint.save(f"{folder}/model")
+    for call in (checkpoint.write, checkpoint.save, checkpoint.read, checkpoint.restore):
+        for wrong in ({"options": 1}, {"option": 1}):
+            try:
+                call(path, **({} if me else wrong))
+                told.append("nothing")
+            except (shoal.ShoalError, TypeError) as error:
+                told.append(type(error).__name__)
+            shoal.barrier("goes on", timeout_s=60)
+    checkpoint.save(f"{folder}/model")  # under the next number on both
+    return told
+
+
+def test_a_call_of_a_checkpoint_that_one_leaves_fails_for_all(cluster, tmp_path):
+    first, second = cluster.run(leaves_alone, str(tmp_path))
+    assert first == ["NotPossible", "TypeError"] * 4
+    assert second == ["SaveAborted"] * 4 + ["PeerFailedError"] * 4
+
+
 class Rows:
     """A dataset that can only be iterated."""
 

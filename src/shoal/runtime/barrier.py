@@ -38,6 +38,9 @@ def barrier(
     The call is spent either way: after an error, the next calls of all processes match each other,
     whatever their names. That also holds for an exception of this process alone: a wrong argument
     ends the call on the others, and an interrupted wait leaves this process counted as arrived.
+    A process that made a call in another lane or group than the others, or a call less, is late for
+    the next ones: it gets their DivergenceError at once, and they wait for it to come to the call
+    of the same name.
 
     Args:
       name: what the point is called, equal on all processes; it is part of every message. It may be

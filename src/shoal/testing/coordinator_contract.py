@@ -279,6 +279,24 @@ class CoordinatorContract:
             assert "no data" in error.failed[2]
         assert all(met == dict.fromkeys(range(3), b"") for _, met in (first, second, guilty))
 
+    @pytest.mark.parametrize("odd", [{"lane": "side"}, {"group": (0, 1)}], ids=["lane", "group"])
+    def test_a_call_that_the_others_do_not_make_leaves_all_in_step_by_name(
+        self, stage: MakeStage, odd: dict[str, Any]
+    ) -> None:
+        def act(coordinator: Coordinator) -> list[str]:
+            def outcome(name: str, **more: Any) -> str:
+                return type(_error(lambda: meet(coordinator, name, **more))).__name__
+
+            if coordinator.process == 0:
+                return [outcome("odd", timeout_s=0.2, **odd), *map(outcome, "abcd")]
+            return [*map(outcome, ["even", *"abcd"])]
+
+        outcomes = stage(3).on_all(act)
+        assert [names[-2:] for names in outcomes] == [["dict", "dict"]] * 3
+        assert "DivergenceError" in outcomes[1]
+        kinds = {name for names in outcomes for name in names}
+        assert kinds <= {"dict", "DivergenceError", "DeadlineError"}
+
     def test_a_process_that_left_ends_the_waits_for_it(self, stage: MakeStage) -> None:
         job = stage(2)
         waits = job.start(lambda: meet(job.coordinators[0]))

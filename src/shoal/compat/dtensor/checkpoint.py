@@ -17,10 +17,21 @@ from shoal.compat.dtensor.saving import Prefix, processes_of, saved_form
 from shoal.compat.dtensor.variable import DVariable
 from shoal.compat.members import members_of
 from shoal.errors import UsageError, raise_all
+from shoal.runtime import process
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
 
 __all__ = ["DTensorCheckpoint", "Restored"]
 
 _COUNTER = "save_counter"
+
+
+def _coordinator(*_: object, **__: object) -> Coordinator:
+    return process.coordinator()
+
+
+def _members(checkpoint: DTensorCheckpoint, *_: object, **__: object) -> tuple[int, ...] | None:
+    return processes_of(checkpoint._mesh)
 
 
 @collective("the mesh's processes")
@@ -84,6 +95,7 @@ class DTensorCheckpoint:
         )
         return {**root, **kept}
 
+    @one_call("DTensorCheckpoint.write", of=_coordinator, among=_members)
     def write(self, file_prefix: Prefix, options: Any = None) -> str:
         """Save at a path, and return it."""
         operation = "DTensorCheckpoint.write"
@@ -98,11 +110,17 @@ class DTensorCheckpoint:
             )  # fmt: skip
         return str(file_prefix)
 
+    @one_call("DTensorCheckpoint.save", of=_coordinator, among=_members)
     def save(self, file_prefix: Prefix, options: Any = None) -> str:
         """Save at a path with the next number, and return it: prefix-1, prefix-2, …"""
         self.save_counter += 1
-        return self.write(f"{file_prefix}-{self.save_counter}", options)
+        try:
+            return self.write(f"{file_prefix}-{self.save_counter}", options)
+        except BaseException:  # which one process alone may have raised before it counted
+            self.save_counter -= 1
+            raise
 
+    @one_call("DTensorCheckpoint.read", of=_coordinator, among=_members)
     def read(self, save_path: Prefix, options: Any = None) -> Restored:
         """Set all variables to the values saved at a path.
 

@@ -54,8 +54,10 @@ class Gathering(Generic[To]):
         "alike",
         "answer",
         "arrived",
+        "call",
         "deadline",
         "follows",
+        "late",
         "left",
         "limit",
         "line",
@@ -76,6 +78,9 @@ class Gathering(Generic[To]):
         self.alike: list[Gathering[To]] = []  # all gatherings that ended together with it
         # Members that arrived and have left the call since: the reason, and the next gathering's
         self.left: dict[int, tuple[Outcome, int]] = {}
+        # Members for which it is the next only under its own name; see `lines`
+        self.late: set[int] = set()
+        self.call: Point | None = None  # once it has failed: where the first had arrived
         self.number = 0  # in order of opening
         self.opener = -1  # the process for which it was opened
         self.arrived: dict[int, WaitingProcess[To]] = {}
@@ -89,6 +94,23 @@ class Gathering(Generic[To]):
     def expects(self, process: int) -> bool:
         """Return whether the next arrival of this process is for this gathering."""
         return process in self.unanswered if self.answer else process not in self.arrived
+
+    @property
+    def points(self) -> dict[int, Point]:
+        """Where each process that waits here has arrived."""
+        return {process: wait.point for process, wait in self.arrived.items()}
+
+    def is_elsewhere(self, point: Point) -> bool:
+        """Return whether the call here, which has failed or is under way, is another one."""
+        call = self.call
+        if call is None and self.arrived:
+            call = next(iter(self.arrived.values())).point
+        return call is not None and compared_fields(call) != compared_fields(point)
+
+    def begin_again(self) -> None:
+        """Remove those that wait here, with their deadlines and trails."""
+        self.arrived, self.marks, self.stack_request = {}, SharedMarks(), None
+        self.deadline, self.limit = math.inf, (-1, math.inf)
 
     def missing(self, gone: Container[int]) -> list[int]:
         """Return the members that have not arrived."""
@@ -174,17 +196,24 @@ def differ(one: Point, other: Point) -> bool:
     return compared_fields(one) != compared_fields(other) or trails_differ(one.trail, other.trail)
 
 
-def divergence(gathering: Gathering[Any]) -> SidesDiffer | TrailsApart:
+def divergence(points: Mapping[int, Point]) -> SidesDiffer | TrailsApart:
     """Group the arrivals by their point; the first arrival of each side represents it.
+
+    Args:
+      points: where each process has arrived.
 
     The answer is sent at the first arrival that differs, so there are two sides. If trails differ,
     the answer is about them: the earlier calls are the cause.
     """
-    if found := trail_versions((p, wait.point) for p, wait in gathering.arrived.items()):
-        return TrailsApart(found)
+    found = trail_versions(points.items())
+    return TrailsApart(found) if found else sides_of(points)
+
+
+def sides_of(points: Mapping[int, Point]) -> SidesDiffer:
+    """Group the arrivals by their point, whatever their trails."""
     sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
-    for process, wait in gathering.arrived.items():
-        sides.setdefault(compared_fields(wait.point), (wait.point, []))[1].append(process)
+    for process, point in points.items():
+        sides.setdefault(compared_fields(point), (point, []))[1].append(process)
     rows = sorted((sorted(processes), point) for point, processes in sides.values())
     names = excerpts([point.name for _, point in rows])
     return SidesDiffer([

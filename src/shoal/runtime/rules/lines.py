@@ -13,18 +13,38 @@ Three rules keep the count right where calls do not pair up one by one:
   answered in one of them is not answered again in another (`alike`).
 * Survivors of a loss start again from their current positions: they pass earlier failures, but not
   a failed point of survivors (`restarts`), which belongs to the new start.
+
+Counts alone would leave processes apart for ever once one of them has made a call less than the
+others in a line, because it made it in another lane, for another group, or not at all. So names are
+compared too, where counts have failed:
+
+* A process is *late* for a call if it arrives there, the others are at a call of another name, and
+  all of them have had this call before, which failed, more often than it has since all of the line
+  last met (`FailedCalls`). It gets that error alone, at once, and the others wait for it to come to
+  their call under the same name.
+* If it comes under another name instead, it was not late: its call stood in the place of that of
+  the others, which fails as it would have without this rule, only later, and the counts are those
+  without it. So the rule can make calls of one name meet, and nothing else. Meanwhile the others
+  wait as for a process that has yet to arrive: deadlines, losses and cycles end the wait.
+* Once all members of a line have met in its lane, also among more processes, none of them can be
+  on its way to a call of that line that failed before. It is owed to a process only if that
+  comes there under the same name after all, perhaps in another order of its program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Hashable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Collection, Container, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from shoal.runtime.rules.gathering import Gathering, Line
+from shoal.runtime.rules.gathering import Gathering, Line, compared_fields
 from shoal.runtime.rules.meeting_answers import Outcome
 from shoal.runtime.rules.point import Point
 
 To = TypeVar("To", bound=Hashable)
+_Key: TypeAlias = tuple[tuple[int, ...] | None, str]  # of a line: its group and lane
+
+_MOST_CALLS = 16  # that have failed and are kept, of a line
+_MOST_LINES = 8  # of which any are kept
 
 
 class OpenGatherings(Generic[To]):
@@ -32,7 +52,8 @@ class OpenGatherings(Generic[To]):
 
     def __init__(self, processes: range) -> None:
         self._processes = processes
-        self._lines: dict[tuple[tuple[int, ...] | None, str], Line[To]] = {}
+        self._lines: dict[_Key, Line[To]] = {}
+        self.failed: dict[_Key, FailedCalls] = {}  # oldest first
         self._open: dict[str, dict[Gathering[To], None]] = {}  # by lane, in order of opening
         self._count = 0  # gatherings opened so far
 
@@ -66,7 +87,9 @@ class OpenGatherings(Generic[To]):
         for gathering in tuple(line.gatherings) if line is not None else ():
             if not gathering.expects(process):
                 continue
-            if gathering.answer is None or not _passes(gathering, point, after_loss):
+            if gathering.answer is None or not (
+                _passes(gathering, point, after_loss) or _is_elsewhere(process, gathering, point)
+            ):
                 return gathering
             self.settle(process, gathering)
         return None
@@ -144,16 +167,50 @@ class OpenGatherings(Generic[To]):
                 gathering.unanswered.discard(process)
             self._forget(line)
 
+    def note_failure(self, processes: Iterable[int], point: Point) -> None:
+        """Record that processes have made a call that failed."""
+        if point.follows or point.survivors:
+            return
+        key = (point.group, point.lane)
+        if key not in self.failed and len(self.failed) == _MOST_LINES:
+            del self.failed[next(iter(self.failed))]
+        self.failed.setdefault(key, FailedCalls()).note(processes, point)
+
+    def late_for(self, gathering: Gathering[To], process: int, point: Point) -> Collection[int]:
+        """Return the processes that are late for a call that failed: the one that arrives at
+        `point`, those that wait at this gathering, or none."""
+        arrived, failed = gathering.arrived, self.failed.get((point.group, point.lane))
+        if failed is None or not arrived or gathering.left or point.follows or point.survivors:
+            return ()
+        other = next(iter(arrived.values())).point
+        if not gathering.is_elsewhere(point) or other.follows or other.survivors:
+            return ()
+        is_late = failed.is_missed_by((process,), point, arrived)
+        if is_late == failed.is_missed_by(arrived, other, (process,)):
+            return ()  # neither, or each for the call of the other
+        return (process,) if is_late else tuple(arrived)
+
+    def agree(self, met: Gathering[To], members: Container[int]) -> None:
+        """Record that all of `members` but those that are gone have met: they are in step."""
+        if not self.failed:  # nearly always
+            return
+        for key in [key for key in self.failed if key[1] == met.line.lane]:
+            if all(process in members for process in key[0] or self._processes):
+                del self.failed[key]
+                for gathering in self._lines[key].gatherings if key in self._lines else ():
+                    if gathering.call is not None and _is_before(gathering, met):
+                        gathering.late.update(gathering.unanswered)
+
     def restart(self, met: Gathering[To], members: Container[int]) -> None:
         """Drop what earlier failures in the lane of `met` owe to the survivors that met there.
 
         Calls that a survivor has left again since it arrived there were made later, and stay.
         """
+        self.agree(met, members)
         for line in [line for line in self._lines.values() if line.lane == met.line.lane]:
             if all(process in members for process in line.members):
                 for gathering in line.gatherings:
-                    _, number = met.left.get(gathering.opener, (None, gathering.number + 1))
-                    if gathering.number < number:
+                    if _is_before(gathering, met):
                         gathering.unanswered.clear()
                 self._forget(line)
 
@@ -168,7 +225,41 @@ class OpenGatherings(Generic[To]):
                 self._open.pop(line.lane, None)
 
 
-def _passes(gathering: Gathering[To], point: Point, after_loss: bool) -> bool:
+class FailedCalls:
+    """How often each member of a line has made each call that failed since all of them last met."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[str, str, bool], dict[int, int]] = {}  # oldest first
+
+    def note(self, processes: Iterable[int], point: Point) -> None:
+        """Record that processes have made a call that failed."""
+        counts = self._calls.setdefault(compared_fields(point), {})
+        for process in processes:
+            counts[process] = counts.get(process, 0) + 1
+        if len(self._calls) > _MOST_CALLS:
+            del self._calls[next(iter(self._calls))]
+
+    def is_missed_by(self, late: Iterable[int], point: Point, others: Iterable[int]) -> bool:
+        """Return whether all `others` have made a call more often than any of `late`."""
+        counts = self._calls.get(compared_fields(point))
+        if counts is None:
+            return False
+        most = max(counts.get(process, 0) for process in late)
+        return all(counts.get(other, 0) > most for other in others)
+
+
+def _is_elsewhere(process: int, gathering: Gathering[Any], point: Point) -> bool:
+    """Return whether a process that is late for a gathering has come to another call instead."""
+    return process in gathering.late and gathering.is_elsewhere(point)
+
+
+def _is_before(gathering: Gathering[Any], met: Gathering[Any]) -> bool:
+    """Return whether the opener of a gathering made that call before it arrived at `met`."""
+    _, number = met.left.get(gathering.opener, (None, gathering.number + 1))
+    return gathering.number < number
+
+
+def _passes(gathering: Gathering[Any], point: Point, after_loss: bool) -> bool:
     """Return whether an arrival at `point` passes this failed gathering."""
     has_left_the_call = gathering.follows and not point.follows
     return has_left_the_call or (after_loss and point.survivors and not gathering.restarts)

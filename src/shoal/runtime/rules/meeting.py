@@ -25,11 +25,13 @@ from shoal.runtime.rules.gathering import (
     WaitingProcess,
     Waits,
     abandoned_answer,
+    compared_fields,
     cycle_of,
     differ,
     divergence,
     find_cycle,
     place_text,
+    sides_of,
 )
 from shoal.runtime.rules.lines import OpenGatherings
 from shoal.runtime.rules.meeting_answers import (
@@ -105,6 +107,7 @@ class Meeting(Roster[To]):
         line = gathering.line
         if answer is not None:
             record.note(now, "last at", point)
+            self._note_failure([process], point, answer)
             return [*replies, Reply(to, ticket, answer)]
         gathering.arrived[process] = WaitingProcess(to, ticket, point, payload, now)
         gathering.restarts |= point.survivors
@@ -259,9 +262,46 @@ class Meeting(Roster[To]):
                     other, wait = next(iter(gathering.arrived.items()))
                     return gathering, abandoned_answer(other, wait.point), replies
                 answer = abandoned_answer(process, point)
-            else:
+            elif not (self._lines.failed or gathering.late):  # nearly always
                 return gathering, None, replies
+            else:
+                late = self._lines.late_for(gathering, process, point)
+                if late and self._records[process].acknowledged < len(self._losses.services):
+                    return gathering, None, replies  # of that loss it hears first
+                was_late = process in gathering.late and gathering.is_elsewhere(point)
+                if not (late or was_late):
+                    return gathering, None, replies
+                answer = sides_of({**gathering.points, process: point})
+                gathering.late.update(late)
+                if process in late:
+                    return gathering, answer, replies
+                if late:
+                    return gathering, None, replies + self._send_on(now, process, gathering, answer)
             replies += self._finish(now, gathering, answer)
+
+    def _send_on(
+        self, now: float, process: int, gathering: Gathering[To], answer: Outcome
+    ) -> list[Reply[To]]:
+        """Answer those that wait at a gathering and are late: it begins again with `process`."""
+        arrived, gathering.opener = gathering.arrived, process
+        self._note_failures(arrived, answer)
+        if gathering.stack_request is not None:
+            self._stack_requests.take(gathering.stack_request)
+        gathering.begin_again()
+        return self._release(now, gathering, arrived, answer)
+
+    def _note_failures(self, arrived: Waits[To], answer: Outcome) -> None:
+        """Record that the call of each of those that wait at a gathering failed."""
+        sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
+        for process, wait in arrived.items():
+            sides.setdefault(compared_fields(wait.point), (wait.point, []))[1].append(process)
+        for point, processes in sides.values():
+            self._note_failure(processes, point, answer)
+
+    def _note_failure(self, processes: Iterable[int], point: Point, answer: Outcome) -> None:
+        """Record that a call failed. After a loss survivors are in step by other means."""
+        if not isinstance(answer, Loss):
+            self._lines.note_failure(processes, point)
 
     def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Loss | CallLeft:
         """Return why a call fails that a process has left: perhaps a loss that it knew of."""
@@ -283,7 +323,7 @@ class Meeting(Roster[To]):
             if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
                 return self._finish(now, gathering, self._losses.answer(line.members))
         if mine is not first and differ(mine, first):
-            return self._finish(now, gathering, divergence(gathering))
+            return self._finish(now, gathering, divergence(gathering.points))
         if "\n" in mine.trail and (found := gathering.marks.add(process, mine.trail)):
             return self._finish(now, gathering, TrailsApart(found))
         if self._is_complete(gathering):
@@ -322,7 +362,9 @@ class Meeting(Roster[To]):
         line, arrived = gathering.line, gathering.arrived
         if not gathering.survivors:
             payloads = {p: arrived[p].payload for p in line.members}
-            return self._finish(now, gathering, AllMet(payloads))
+            replies = self._finish(now, gathering, AllMet(payloads))
+            self._lines.agree(gathering, line.members)
+            return replies
         alive = dict.fromkeys(sorted(arrived))
         replies = self._finish(now, gathering, self._losses.survivors(alive, line.members))
         self._start_again(gathering, alive)
@@ -356,6 +398,9 @@ class Meeting(Roster[To]):
         if not answer.is_success:
             missing = gathering.missing(self._gone)
             gathering.unanswered = {p for p in missing if p not in self._gone}
+            if gathering.arrived and not gathering.follows:
+                gathering.call = next(iter(gathering.points.values()))
+                self._note_failures(gathering.arrived, answer)
         elif gathering.left:
             self._lines.fail_after(gathering, self._gone)
         arrived, gathering.arrived = gathering.arrived, {}
