@@ -10,6 +10,7 @@ JAX filters tracebacks in the same place (*jax_traceback_filtering* in its docum
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import os
@@ -24,6 +25,7 @@ __all__ = [
     "BUG",
     "HIDDEN",
     "at_caller",
+    "block_at_caller",
     "has_hidden",
     "is_installed",
     "is_ours",
@@ -36,10 +38,14 @@ T = TypeVar("T")
 
 BUG = "This is a bug in shoal: please report it, with the log."
 HIDDEN = "Frames of shoal are left out: SHOAL_TRACEBACK=full shows them."
-_OF_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
+# Not TypeError and ValueError: a value of the caller may have reached NumPy, or an operator.
+_OF_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError)
+_WRAPPERS = ("call", "facade", "helper", "__init__")  # in which Python refuses arguments
+_MOST = 100  # errors of a chain
 _MARK = "_shoal_frames_hidden"
 _SHOAL = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _THROUGH = ("contextlib", "functools")  # frames of shoal's `with` blocks and decorators
+_FACADES = os.path.join(_SHOAL, "compat") + os.sep
 _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
@@ -77,40 +83,93 @@ def at_caller(function: Callable[P, T]) -> Callable[P, T]:
 def class_at_caller(target: type) -> None:
     """Let the tracebacks of a class's constructor end at its caller, too."""
     for name in ("__new__", "__init__"):
-        if name in vars(target) and not isinstance(vars(target)[name], staticmethod):
-            setattr(target, name, at_caller(cast(Any, vars(target)[name])))
+        method: Any = vars(target).get(name)
+        if isinstance(method, staticmethod):  # as `type` makes of `__new__`
+            setattr(target, name, staticmethod(at_caller(method.__func__)))
+        elif method is not None:
+            setattr(target, name, at_caller(method))
+
+
+class _Block(contextlib._GeneratorContextManager[Any]):
+    """A `with` block whose errors end at its line."""
+
+    @at_caller
+    def __enter__(self) -> Any:
+        return super().__enter__()
+
+    @at_caller
+    def __exit__(self, *raised: Any) -> bool | None:
+        return super().__exit__(*raised)
+
+
+def block_at_caller(
+    function: Callable[P, Iterator[T]],
+) -> Callable[P, contextlib.AbstractContextManager[T]]:
+    """Decorate as `contextlib.contextmanager` does a function that user code calls."""
+
+    @functools.wraps(function)
+    def helper(*args: P.args, **kwargs: P.kwargs) -> contextlib.AbstractContextManager[T]:
+        return _Block(cast(Any, function), args, kwargs)
+
+    return helper
 
 
 def shorten(error: BaseException) -> None:
-    """Remove shoal's frames from an error that shoal raised on purpose, and from its causes."""
-    if settings.text("SHOAL_TRACEBACK") == "full" or isinstance(error, StopIteration):
-        return
-    if isinstance(error, ShoalError) or _is_refused(error):
-        for one in _chain(error):
-            _shorten(one)
-    elif _is_bug(error) and BUG not in getattr(error, "__notes__", ()):
-        error.add_note(BUG)
+    """Remove shoal's frames from an error that shoal raised on purpose, and from its causes.
+
+    Errors of the program stay as they are, also those that it was handling; so do bugs, which are
+    marked as such. Never raises: the error that is raised is more important.
+    """
+    with contextlib.suppress(Exception):
+        if settings.text("SHOAL_TRACEBACK") != "full" and not isinstance(error, StopIteration):
+            _shorten_all(error)
 
 
 def has_hidden(error: BaseException) -> bool:
     """Return whether frames were removed from an error."""
-    return any(hasattr(one, _MARK) for one in _chain(error))
+    return any(_MARK in vars(one) for one in _chain(error))
+
+
+def _shorten_all(error: BaseException) -> None:
+    is_ours_to_cut = isinstance(error, ShoalError) or _is_refused(error)
+    for one in _chain(error) if is_ours_to_cut else [error]:
+        first = next(_entries(one), None)
+        if _is_bug(one):
+            if BUG not in getattr(one, "__notes__", ()):
+                one.add_note(BUG)
+        elif isinstance(one, ShoalError) or (
+            # Caught within shoal: what the program catches begins with a frame of it.
+            is_ours_to_cut and first is not None and is_own_file(_file(first))
+        ):
+            _shorten(one)
 
 
 def _shorten(error: BaseException) -> None:
+    entries = [*_entries(error)]
     kept: list[TracebackType] = []
     is_below = False  # a frame of ours: what that calls is ours, too, but for the program's own
-    for trace in _entries(error):
-        if is_ours(trace.tb_frame):
+    for trace, below in zip(entries, [*entries[1:], None], strict=True):
+        if is_own_file(_file(trace)):
             is_below = True
-        elif not (is_below and is_installed(trace.tb_frame.f_code.co_filename)):
+        elif _is_between(trace) and below is not None and is_own_file(_file(below)):
+            pass  # of a `with` block or decorator of ours
+        elif not (is_below and is_installed(_file(trace))):
             is_below = False
             kept.append(trace)
-    if len(kept) < len([*_entries(error)]):
-        setattr(error, _MARK, True)
+    if len(kept) == len(entries):
+        return
     for trace, below in zip(kept, [*kept[1:], None], strict=False):
         trace.tb_next = below
-    error.__traceback__ = kept[0] if kept else None
+    BaseException.with_traceback(error, kept[0] if kept else None)
+    BaseException.__setattr__(error, _MARK, True)  # its class may forbid it
+
+
+def _file(trace: TracebackType) -> str:
+    return trace.tb_frame.f_code.co_filename
+
+
+def _is_between(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_globals.get("__name__") in _THROUGH
 
 
 def _entries(error: BaseException) -> Iterator[TracebackType]:
@@ -121,30 +180,37 @@ def _entries(error: BaseException) -> Iterator[TracebackType]:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and all that led to it."""
+    """Yield an error and those that led to it."""
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
-    while todo:
+    while todo and len(seen) < _MOST:
         one = todo.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
             yield one
             todo += [one.__cause__, one.__context__]
-            todo += getattr(one, "exceptions", ())
+            if isinstance(one, BaseExceptionGroup):
+                todo += one.exceptions
 
 
 def _is_refused(error: BaseException) -> bool:
     """Return whether Python refused the arguments of a call: no decorated function was entered."""
-    *_, last = [None, *_entries(error)]
-    if not isinstance(error, TypeError) or last is None:
+    entries = [*_entries(error)]
+    if not isinstance(error, TypeError) or not entries or not is_own_file(_file(entries[0])):
         return False
-    return is_ours(last.tb_frame) and last.tb_frame.f_code.co_name == "call"
+    is_wrapper = entries[-1].tb_frame.f_code.co_name in _WRAPPERS
+    return is_wrapper and all(is_ours(trace.tb_frame) for trace in entries)
 
 
 def _is_bug(error: BaseException) -> bool:
-    """Return whether Python raised an error in code of shoal, which has no `raise` there."""
+    """Return whether Python raised an error in code of shoal, which has no `raise` there.
+
+    The facades pass what they are given to objects of the program.
+    """
     *_, last = [None, *_entries(error)]
-    if last is None or not isinstance(error, _OF_BUGS) or not is_ours(last.tb_frame):
+    if last is None or not isinstance(error, _OF_BUGS):
         return False
-    line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno)
-    return not line.lstrip().startswith("raise")
+    file = _file(last)
+    if not is_own_file(file) or file.startswith(_FACADES):
+        return False
+    return not linecache.getline(file, last.tb_lineno).lstrip().startswith("raise")

@@ -180,7 +180,7 @@ def test_trees_shapes_and_dtypes_that_differ_are_told_as_such():
     for one, other in pairs:
         for error in compare(one, other):
             assert type(error) is DivergenceError
-            assert "processes disagree on the next call" in str(error)
+            assert "processes gave assert_same different values" in str(error)
 
 
 @pytest.mark.parametrize(

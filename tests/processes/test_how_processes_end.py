@@ -195,7 +195,7 @@ def _told(address, count, programs):
 def test_the_others_hear_how_a_program_ended_in_its_own_words(ended):
     found = {}
     for process, (end, (error, code, err)) in enumerate(ended.items(), 1):
-        first, *more = str(error).splitlines()
+        first, more = str(error), error.details.splitlines()
         fate = re.sub(r"\.py:[0-9]+ ", ".py:N ", first.partition(f"process {process} (")[2])
         fate = fate.partition(") ")[2]
         last = (err.splitlines() or [""])[-1].strip()
@@ -204,6 +204,6 @@ def test_the_others_hear_how_a_program_ended_in_its_own_words(ended):
             last = expected[2]
         found[end] = (None if expected[0] is None else code, fate, last)
         assert all(line.startswith("  | ") for line in more)
-        assert ("Traceback" in str(error)) == ("raised" in fate or "while handling" in fate)
+        assert ("Traceback" in error.details) == ("raised" in fate or "while handling" in fate)
         assert headline_of(error.failed[process]) in first
     assert found == {end: tuple(expected) for end, (_, *expected) in ENDS.items()}

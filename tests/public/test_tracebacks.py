@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import os
 import subprocess
@@ -11,7 +13,8 @@ import traceback
 import pytest
 
 import shoal
-from shoal.tracebacks import BUG, HIDDEN, at_caller, shorten
+from shoal.compat import torch_xla
+from shoal.tracebacks import BUG, HIDDEN, at_caller, has_hidden, shorten
 
 HERE = __file__
 
@@ -29,6 +32,9 @@ def raised_by(function, *args, **kwargs):
 
 
 CALLS = {
+    "a block": lambda: shoal.use_mesh(5).__enter__(),
+    "a block without arguments": lambda: shoal.use_mesh(),
+    "a facade": lambda: torch_xla.mark_sharding(),
     "a verb": lambda: shoal.barrier(5),
     "a class": lambda: shoal.Layout(5),
     "an unknown keyword": lambda: shoal.barrier(nam="x"),
@@ -150,3 +156,71 @@ def test_values_in_the_environment_are_checked(monkeypatch):
     monkeypatch.setenv("SHOAL_TRACEBACK", "no")
     with pytest.raises(shoal.UsageError, match="SHOAL_TRACEBACK"):
         shoal.initialize()
+
+
+def test_an_exception_may_have_a_member_called_exceptions_or_be_frozen():
+    class Own(Exception):
+        exceptions = ("a",)
+
+    @dataclasses.dataclass(frozen=True)
+    class Frozen(Exception):
+        word: str
+
+    for one in (Own(), Frozen("x")):
+        try:
+            raise one
+        except (Own, Frozen):
+            error = raised_by(shoal.barrier, 5)
+        assert type(error) is shoal.UsageTypeError
+        assert has_hidden(error)
+        shorten(one)
+
+
+def test_what_the_program_was_handling_stays_as_it_is():
+    def opened():
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: os.stat("/none"))
+
+    def fails():
+        try:
+            opened()
+        except OSError as handled:
+            before.extend(files_of(handled))
+            shoal.barrier(5)
+
+    before = []
+    error = raised_by(fails)
+    assert files_of(error.__context__) == before
+    assert len(before) == 6
+
+
+def test_a_bug_that_leads_to_an_error_keeps_its_frames():
+    def saves():
+        try:
+            in_shoal("def f(): return [][0]")()
+        except IndexError as error:
+            raise shoal.UsageError("not saved") from error
+
+    error = raised_by(at_caller(saves))
+    assert error.__cause__.__notes__ == [BUG]
+    assert len(files_of(error.__cause__)) == 3
+
+
+def test_mistakes_of_the_program_are_no_bugs():
+    @contextlib.contextmanager
+    def own():
+        yield
+
+    for call in (own, lambda _: contextlib.closing(5).__exit__()):
+        error = raised_by(call, 5)
+        shorten(error)
+        assert not getattr(error, "__notes__", ())
+
+
+def test_a_program_that_is_installed_keeps_its_frames_above_shoal():
+    source = "import functools, contextlib\n" + "def f(call):\n    with block(): call()\n"
+    source += "@contextlib.contextmanager\ndef block():\n    yield\n"
+    space = {}
+    exec(compile(source, "/x/site-packages/trainer.py", "exec"), space)
+    error = raised_by(space["f"], lambda: shoal.barrier(5))
+    assert "/x/site-packages/trainer.py" in files_of(error)

@@ -70,7 +70,26 @@ def test_who_comes_too_late_is_told_both_points():
     ]
     sides = [("save", "", "a.py:1 (f)", [1]), ("load", "", "a.py:2 (f)", [2])]
     error = error_of(SidesDiffer(list(starmap(MeetingSide, sides))), ME, POINT, 0.0)
-    assert str(error).splitlines()[0].endswith("; 'epoch' (train.py:31 (main)) arrived too late")
+    assert str(error).splitlines() == [
+        "process 3 of 100 (host3): processes made different calls",
+        "  process 1: 'save' at a.py:1 (f)",
+        "  process 2: 'load' at a.py:2 (f)",
+        "  process 3: 'epoch' at train.py:31 (main)",
+    ]
+
+
+def test_who_comes_later_is_shown_with_those_that_said_the_same():
+    versions = [(f"x\n\n\n{end}", who) for end, who in (("int 1", [1]), ("int 2", [2]))]
+    sides = [MeetingSide("x", fingerprint, "a.py:1 (f)", who) for fingerprint, who in versions]
+    for process, shown in (
+        (0, ["processes 0-1", "process 2"]),
+        (5, ["process 1", "processes 2, 5"]),
+    ):
+        point = Point("x", fingerprint=versions[process == 5][0], site="a.py:1 (f)")
+        error = error_of(SidesDiffer(sides), ThisProcess(process, ME.hosts), point, 0.0)
+        first, *told = str(error).splitlines()
+        assert first.endswith(": processes gave x different values")
+        assert [line.strip().partition(":")[0] for line in told] == shown
 
 
 def test_a_failure_shows_its_headline_first_and_then_its_traceback():
@@ -128,25 +147,25 @@ def test_a_divergence_shows_what_differs_and_no_more():
         assert (str(again), again.sides) == (str(error), error.sides)
         assert list(error.sides.values()) == [(0, 1), (2, 3)]
         first, *told = str(error).splitlines()
-        assert first.startswith("process 3 of 100 (host3): processes disagree on the next call")
-        return [first.partition("next call")[2], *told]
+        assert first.startswith("process 3 of 100 (host3): processes ")
+        return [first.partition("processes ")[2], *told]
 
     site = "a.py:1 (f)"
     assert lines(("save", "barrier", site), ("epoch", "barrier", "")) == [
-        "",
+        "made different calls",
         "  processes 0-1: 'save' at a.py:1 (f)",
         "  processes 2-3: 'epoch'",
     ]
     # a barrier and a broadcast of one name
     assert lines(("w", "barrier", site), ("w", "broadcast\n\n\nx: int", site)) == [
-        "",
+        "made different calls",
         "  processes 0-1: 'w' [barrier] at a.py:1 (f)",
         "  processes 2-3: broadcast 'w' at a.py:1 (f)",
     ]
     spec = "\n".join(f"leaf {n}" for n in range(90))
     versions = [("x", f"x\n\n\n{spec}\n{end}", site) for end in ("a", "b")]
     assert lines(*versions, lane="side") == [
-        " (lane 'side')",
+        "gave x different values (lane 'side')",
         "  processes 0-1: x at a.py:1 (f): a",
         "  processes 2-3: x at a.py:1 (f): b",
     ]
@@ -155,7 +174,8 @@ def test_a_divergence_shows_what_differs_and_no_more():
 def test_a_call_with_a_name_is_told_from_one_without():
     named, unnamed = "assert_same\n\n\nint", "assert_same\na.py:1 (f)\n\nint"
     rows = [("assert_same", named, "a.py:1 (f)", [0]), ("assert_same", unnamed, "a.py:1 (f)", [1])]
-    error = error_of(SidesDiffer(list(starmap(MeetingSide, rows))), ME, POINT, 0.0)
+    first = ThisProcess(0, ME.hosts)
+    error = error_of(SidesDiffer(list(starmap(MeetingSide, rows))), first, POINT, 0.0)
     assert error.sides == {
         "assert_same 'assert_same' at a.py:1 (f)": (0,),
         "assert_same at a.py:1 (f)": (1,),

@@ -221,7 +221,7 @@ def test_other_errors_leave_the_trail_as_it_is(make_job):
         meet(second, "go")
     names = job.on_all(lambda c: meet(c, f"name {c.process}"))
     assert [type(error) for error in names] == [DivergenceError] * 2
-    assert "the next call" in str(names[0])
+    assert "processes made different calls" in str(names[0])
     put(second)
     assert [type(error) for error in job.on_all(lambda c: meet(c, "go"))] == [DivergenceError] * 2
     assert job.on_all(lambda c: len(meet(c, "go"))) == [2, 2]

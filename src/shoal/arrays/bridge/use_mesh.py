@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 import jax
@@ -12,12 +11,13 @@ from shoal.arrays.bridge.devices import mesh_of
 from shoal.colour import local
 from shoal.errors import UsageTypeError
 from shoal.plan.mesh import Mesh
+from shoal.tracebacks import block_at_caller
 
 _mesh: ContextVar[Mesh | None] = ContextVar("shoal_default_mesh", default=None)
 
 
 @local
-@contextmanager
+@block_at_caller
 def use_mesh(mesh: Mesh | jax.sharding.Mesh) -> Iterator[Mesh]:
     """Set the mesh for plain tuples, names and PartitionSpecs given as layouts.
 

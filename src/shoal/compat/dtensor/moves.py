@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -28,6 +27,7 @@ from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.numbers import array_from
 from shoal.compat.dtensor.refused import check_eager, prefix_errors
 from shoal.errors import UsageError, UsageTypeError
+from shoal.tracebacks import block_at_caller
 
 __all__ = [
     "call_with_layout",
@@ -190,7 +190,7 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 @local
-@contextmanager
+@block_at_caller
 def default_mesh(mesh: Mesh) -> Iterator[Mesh]:
     """Make a mesh the default in a block, or in a decorated function: `shoal.use_mesh`.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 
 import jax
 
@@ -16,6 +15,7 @@ from shoal.errors import ProcessLostError, UsageError
 from shoal.runtime import process
 from shoal.runtime.client.lanes import fail_call, refused_for_all
 from shoal.runtime.verb import coordinator_here
+from shoal.tracebacks import block_at_caller
 
 __all__ = ["live_devices"]
 
@@ -27,7 +27,7 @@ def _fail(error: BaseException, *_: object, **__: object) -> None:
 
 
 @collective("the devices' processes")
-@contextmanager
+@block_at_caller
 @refused_for_all(_fail)
 def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
     """Return a context manager that yields the devices whose processes are alive.

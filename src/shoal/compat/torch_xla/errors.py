@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from shoal.errors import NotCommitted, UsageError, UsageTypeError
+from shoal.tracebacks import at_caller
 
 __all__ = [
     "NoMeaningHere",
@@ -58,7 +59,7 @@ def stands_for(ours: str) -> Callable[[T], T]:
                     raise
                 raise _translated(error, function.__qualname__, ours) from error
 
-        return facade  # type: ignore[return-value]
+        return at_caller(facade)  # type: ignore[return-value]
 
     return mark
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.first_difference import excerpts
 from shoal.runtime.rules.meeting_answers import (
+    MOST_TEXT,
     Answer,
     CallLeft,
     CycleSide,
@@ -22,8 +23,6 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail_marks import SharedMarks, trail_versions, trails_differ
 
 To = TypeVar("To", bound=Hashable)
-
-_TEXT = 1000  # characters of each text in an answer about sides, which is sent to all members
 
 
 class Reply(NamedTuple, Generic[To]):
@@ -217,7 +216,7 @@ def sides_of(points: Mapping[int, Point]) -> SidesDiffer:
     rows = sorted((sorted(processes), point) for point, processes in sides.values())
     names = excerpts([point.name for _, point in rows])
     return SidesDiffer([
-        MeetingSide(name, point.fingerprint[:_TEXT], point.site[:_TEXT], processes)
+        MeetingSide(name, point.fingerprint[:MOST_TEXT], point.site[:MOST_TEXT], processes)
         for name, (processes, point) in zip(names, rows, strict=True)
     ])  # fmt: skip
 

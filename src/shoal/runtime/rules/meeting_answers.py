@@ -43,6 +43,9 @@ class SurvivorsMet(NamedTuple):
         return {"alive": [*self.alive], **rows}
 
 
+MOST_TEXT = 1000  # characters of each text of a side, which is sent to all members
+
+
 class MeetingSide(NamedTuple):
     """The processes that arrived with one point."""
 

@@ -19,6 +19,7 @@ from shoal.errors import (
 from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
 from shoal.runtime.rules.meeting_answers import (
+    MOST_TEXT,
     CallLeft,
     CycleSide,
     Failure,
@@ -100,7 +101,7 @@ def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) ->
         case ProcessesGone(kind, gone):
             return gone_error(kind, dict(gone), me, what)
         case SidesDiffer(sides):
-            return _sides_error(_heading(sides, me, point), sides)
+            return _sides_error(sides, me, point)
         case WaitCycle(sides):
             return _cycle_error(sides, me, point)
         case TrailsApart(found):
@@ -159,11 +160,16 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
     )
 
 
-def _heading(sides: Sequence[MeetingSide], me: ThisProcess, point: Point) -> str:
-    heading = f"{me}: processes disagree on the next call{_lane(point)}"
-    if not any(me.process in side.processes for side in sides):
-        heading += f"; {point.place} arrived too late"
-    return heading
+def _with_this(
+    sides: Sequence[MeetingSide], me: ThisProcess, point: Point
+) -> Sequence[MeetingSide]:
+    """Return the sides with this process, which may have arrived after they were found."""
+    if any(me.process in side.processes for side in sides):
+        return sides
+    mine = MeetingSide(point.name, point.fingerprint[:MOST_TEXT], point.site, [me.process])
+    alike = [side for side in sides if side[:2] == mine[:2]]
+    joined = [side._replace(processes=sorted([*side.processes, me.process])) for side in alike]
+    return [*(side for side in sides if side not in alike), *(joined or [mine])]
 
 
 def _lane(point: Point) -> str:
@@ -177,23 +183,30 @@ def _cycle_error(sides: Sequence[CycleSide], me: ThisProcess, point: Point) -> D
     return DivergenceError("\n  ".join([heading, *lines]), sides=by_text)
 
 
-def _sides_error(heading: str, sides: Sequence[MeetingSide]) -> DivergenceError:
+def _sides_error(found: Sequence[MeetingSide], me: ThisProcess, point: Point) -> DivergenceError:
     """Show only the first difference: operation or name, else the place, else the first line."""
+    sides = sorted(_with_this(found, me, point), key=lambda side: [*side.processes])
     prints = [Fingerprint.parse(side.fingerprint) for side in sides]
     calls = _calls(sides, prints)
     known = [fingerprint for fingerprint in prints if fingerprint is not None]
     same_call = len({(f.operation, s.name) for f, s in zip(known, sides, strict=False)}) == 1
+    heading = f"{me}: processes made different calls{_lane(point)}"
     if len(known) < len(sides) or not same_call:
         return disagreement(heading, calls)
+    gave = f"{me}: processes gave {known[0].operation} different values{_lane(point)}"
     are_elsewhere = len({fingerprint.site for fingerprint in known}) > 1
-    index = first_difference([fingerprint.lines for fingerprint in known])
+    # This process may have come later: what the others differ in is shown to it, too.
+    apart = [Fingerprint.parse(side.fingerprint) for side in found]
+    index = first_difference([fingerprint.lines for fingerprint in apart if fingerprint])
     is_hidden = len({fingerprint.digest for fingerprint in known}) > 1
     if index is not None and all(index < len(f.lines) or not f.digest for f in known):
         lines = [f.lines[index] if index < len(f.lines) else ENDED for f in known]
         rows = zip(calls, excerpts(lines), strict=True)
-        return disagreement(heading, [(f"{call}: {line}", who) for (call, who), line in rows])
+        return disagreement(gave, [(f"{call}: {line}", who) for (call, who), line in rows])
     if is_hidden and not are_elsewhere:
-        return HiddenDifference(heading, calls, [fingerprint.digest for fingerprint in known])
+        # Those that were found apart look for the difference together; see `agreement`.
+        digests = [fingerprint.digest for fingerprint in apart if fingerprint]
+        return HiddenDifference(gave, _calls(found, apart), digests)
     return disagreement(heading, calls, "" if is_hidden else _NAME_HINT)
 
 

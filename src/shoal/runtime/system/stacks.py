@@ -29,6 +29,7 @@ _LIMIT = struct.Struct("<d")
 _DUMP_S = 0.5
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _MOST_SOURCE = 120  # characters of a line
+_READ_S = 1.0  # for the source lines of all
 _OWN_THREAD = "Thread 'shoal "
 _LAUNCHER = os.path.join("launch", "child.py")
 _HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+).*:$")
@@ -44,7 +45,7 @@ def stacks(max_bytes: int = MAX_BYTES) -> str:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         text = file.read().decode(errors="replace")
-    blocks = [_readable(_named(block)) for block in _blocks(text)]
+    blocks = _with_sources([_without_launcher(_named(block)) for block in _blocks(text)])
     head = f"Thread {threading.main_thread().name!r} "
     blocks.sort(key=lambda block: not block[0].startswith(head))  # stable
     if not blocks or not blocks[0][0].startswith(head):
@@ -160,21 +161,38 @@ def _is_of_shoal(line: str) -> bool:
     return found is not None and is_own_file(found[1])
 
 
-def _readable(block: list[str]) -> list[str]:
-    """Leave out the launcher's frames; add the source lines of the program's."""
+def _without_launcher(block: list[str]) -> list[str]:
+    """Leave out the frames of the launcher, which stand above every program."""
     lines = block[:1]
     for line in block[1:]:
         found = _FRAME.search(line)
-        if found is None:
+        file = "" if found is None else found[1]
+        if file != "<frozen runpy>" and not (is_own_file(file) and file.endswith(_LAUNCHER)):
             lines.append(line)
-            continue
-        file, number = found[1], int(found[2])
-        if file == "<frozen runpy>" or (is_own_file(file) and file.endswith(_LAUNCHER)):
-            continue
-        is_of_program = not (is_own_file(file) or is_installed(file))
-        source = linecache.getline(file, number).strip() if is_of_program else ""
-        lines.append(f"{line}: {source[:_MOST_SOURCE]}" if source else line)
     return lines
+
+
+def _with_sources(blocks: list[list[str]]) -> list[list[str]]:
+    """Add the source lines of the program, unless reading them takes long: its disk may hang."""
+    read: list[list[list[str]]] = []
+    name = "shoal source reader"
+    if not any(thread.name == name for thread in threading.enumerate()):
+        reader = threading.Thread(
+            target=lambda: read.append([[*map(_with_source, block)] for block in blocks]),
+            name=name,
+            daemon=True,
+        )
+        reader.start()
+        reader.join(_READ_S)
+    return read[0] if read else blocks
+
+
+def _with_source(line: str) -> str:
+    found = _FRAME.search(line)
+    if found is None or is_own_file(found[1]) or is_installed(found[1]):
+        return line
+    source = linecache.getline(found[1], int(found[2])).strip()
+    return f"{line}: {source[:_MOST_SOURCE]}" if source else line
 
 
 def _main_block() -> list[str]:
