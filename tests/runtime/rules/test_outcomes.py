@@ -90,6 +90,7 @@ def test_who_comes_later_is_shown_with_those_that_said_the_same():
         first, *told = str(error).splitlines()
         assert first.endswith(": processes gave x different values")
         assert [line.strip().partition(":")[0] for line in told] == shown
+        assert [*error.sides.values()] == [(1,), (2,)], "equal on all"
 
 
 def test_a_failure_shows_its_headline_first_and_then_its_traceback():

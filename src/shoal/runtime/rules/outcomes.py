@@ -101,7 +101,11 @@ def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) ->
         case ProcessesGone(kind, gone):
             return gone_error(kind, dict(gone), me, what)
         case SidesDiffer(sides):
-            return _sides_error(sides, me, point)
+            error = _sides_error(sides, me, point)
+            if not any(me.process in side.processes for side in sides):
+                # `sides` is equal on all processes, also on one that came later.
+                error.sides = _without(me.process, error.sides)
+            return error
         case WaitCycle(sides):
             return _cycle_error(sides, me, point)
         case TrailsApart(found):
@@ -170,6 +174,11 @@ def _with_this(
     alike = [side for side in sides if side[:2] == mine[:2]]
     joined = [side._replace(processes=sorted([*side.processes, me.process])) for side in alike]
     return [*(side for side in sides if side not in alike), *(joined or [mine])]
+
+
+def _without(process: int, sides: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    others = {said: tuple(p for p in who if p != process) for said, who in sides.items()}
+    return {said: who for said, who in others.items() if who}
 
 
 def _lane(point: Point) -> str:
