@@ -78,7 +78,7 @@ def why_refused(error: OSError, path: str) -> str:
     return dangling_link(path) or error.strerror or str(error)
 
 
-def open_unlinked(path: str, flags: int, mode: int = 0o666) -> int:
+def open_no_link(path: str, flags: int, mode: int = 0o666) -> int:
     """Open a file of shoal's own, never through a symbolic link: its target would be overwritten.
 
     Raises:

@@ -26,6 +26,7 @@ __all__ = [
     "HIDDEN",
     "at_caller",
     "block_at_caller",
+    "class_at_caller",
     "has_hidden",
     "is_installed",
     "is_ours",

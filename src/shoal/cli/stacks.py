@@ -18,6 +18,7 @@ from shoal.draw.roll import GONE, Roll, standing
 from shoal.errors import UsageError, raise_all
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.stacks import OWN_THREAD
 
 _HELP = """\
 Show the Python stacks of a running job's processes.
@@ -53,7 +54,6 @@ Exit code:
 """
 
 _INDICES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*")
-_OWN = "Thread 'shoal "
 _SHOAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The processes may run elsewhere, shoal's code too (a zip file, a checkout, a link): only the paths
 # are known, and what lies in this package.
@@ -162,7 +162,7 @@ def _paragraph(main: str, members: list[Member], answers: dict[int, str]) -> str
     others: dict[str, list[int]] = {}
     for member in members:
         for thread in _threads(answers[member.process])[1:]:
-            if not thread.startswith(_OWN):
+            if not thread.startswith(OWN_THREAD):
                 others.setdefault(thread, []).append(member.process)
     blocks = [main]
     for thread, processes in others.items():

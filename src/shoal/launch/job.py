@@ -28,7 +28,7 @@ from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system import progress_file
 from shoal.runtime.system.cgroup import oom_kills
 from shoal.runtime.system.progress_file import Reached, reached_together
-from shoal.runtime.system.stacks import dumped
+from shoal.runtime.system.stacks import seen
 
 _START_S = 60.0  # time limit for the services to listen
 _LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for processes left behind
@@ -246,7 +246,7 @@ class Job:
         for process in lost:  # the others may go on without it
             process.is_lost = True
             # On a host of one process no other process could look.
-            gone, site = self._crew.news.gone[process.index], dumped(process.popen.pid).site
+            gone, site = self._crew.news.gone[process.index], seen(process.popen.pid).site
             if site and site not in gone.words:
                 self._print(f"process {process.index} is lost, in native code called at {site}")
         return 0.0 if lost else due_s

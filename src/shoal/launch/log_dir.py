@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shoal.errors import UsageError
-from shoal.paths import local_path, open_unlinked, why_refused
+from shoal.paths import local_path, open_no_link, why_refused
 
 _LOCK = "job.lock"
 _LETTERS = 200  # of a command in a message
@@ -75,7 +75,7 @@ def _lock(folder: str, name: str, command: Sequence[str]) -> int:
     path = os.path.join(folder, name)
     while True:
         try:
-            fd = open_unlinked(path, os.O_RDWR | os.O_CREAT, 0o600)  # arguments may hold secrets
+            fd = open_no_link(path, os.O_RDWR | os.O_CREAT, 0o600)  # arguments may hold secrets
         except PermissionError:
             raise _refusal(folder, path, "another user") from None
         try:

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from shoal.paths import open_unlinked
+from shoal.paths import open_no_link
 
 _ATOMIC_BYTES = 4096  # a writable pipe (poll) takes this much without blocking: pipe(7)
 _LINE_BYTES = 65536  # a longer line is shown in pieces
@@ -90,7 +90,7 @@ class Log:
     def __init__(self, path: str) -> None:
         self.path = path
         self.trouble = ""
-        file = open_unlinked(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        file = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._file = open(file, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
 
     def write(self, data: bytes) -> None:

@@ -8,7 +8,8 @@ import math
 
 import pytest
 
-from shoal.runtime.rules.stalls import Idle, Seen, Stalls, idle_header, idle_of, seen_of
+from shoal.runtime.rules.stalls import Idle, Stalls, idle_header, idle_of, seen_header, seen_of
+from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import FrameError
 
 SEEN = Seen("train.py:7 (native)", share=0.0, limit_s=5.0)
@@ -152,9 +153,7 @@ def test_reports_survive_the_wire_and_others_are_refused():
     for idle in (None, STUCK, STUCK._replace(limit_s=math.inf, below="jax", is_held=True)):
         assert idle_of(json.loads(json.dumps(idle_header(idle)))) == idle
     for seen in (SEEN, Seen()):
-        limit_s = None if math.isinf(seen.limit_s) else seen.limit_s
-        header = {**seen._asdict(), "limit_s": limit_s}
-        assert seen_of(json.loads(json.dumps(header))) == seen
+        assert seen_of(json.loads(json.dumps(seen_header(3, seen)))) == seen
     for wrong in ({"is_stuck": 1}, {"below": "x"}, {"idle_s": "1"}, {"site": None}):
         with pytest.raises(FrameError):
             idle_of({**idle_header(STUCK), **wrong})

@@ -16,7 +16,7 @@ from shoal.runtime.client.progress import STEPS, Progress, memory_bytes
 from shoal.runtime.exit.hang import TICK_S, HangTimeout, main_frame
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
-from shoal.runtime.system.stacks import innermost, stacks
+from shoal.runtime.system.stacks import innermost, stacks, without_own
 from shoal.runtime.wire.frames import Frame
 from shoal.testing.clock import Clock
 
@@ -318,3 +318,17 @@ def test_a_program_whose_logging_raises_stays_in_the_job(caplog):
     assert watching._on_frame(Frame({"is": "silent", "process": 1}, b"for 4 s"))
     told = "process 0 of 3 (here): process 1 (there) is silent: for 4 s"
     assert [record.getMessage() for record in caplog.records] == [told]
+
+
+def test_stacks_do_not_depend_on_a_thread_that_can_start(monkeypatch):
+    """None can while the interpreter exits, or where the host has too many."""
+
+    def refused(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert "test_stacks_do_not_depend_on_a_thread_that_can_start" in stacks()
+
+
+def test_the_reason_why_there_are_no_stacks_is_shown_whole():
+    assert without_own("no stacks: Too many open files") == "no stacks: Too many open files"

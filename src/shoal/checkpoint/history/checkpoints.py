@@ -384,7 +384,6 @@ class Checkpoints(ReadOnlyHistory):
         self._is_closed = True
         self._saver.settle(None)
 
-    @at_caller
     def __enter__(self) -> Self:
         return self
 

@@ -20,10 +20,11 @@ from shoal.runtime.client.known_losses import TICK_S, Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.rules.messages import notice_of, stop_agreement_of
 from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.rules.stalls import seen_header
 from shoal.runtime.rules.stopping import Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import Found, TrailVersion
-from shoal.runtime.system.stacks import dumped, stacks
+from shoal.runtime.system.stacks import seen, stacks
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, text_field, whole_field
 
@@ -239,10 +240,7 @@ class Watcher:
     def _locate(self, frame: Frame) -> None:
         """Find out where a silent process of this host stands, and what it does."""
         process, pid = (whole_field(frame.header, name) for name in ("process", "pid"))
-        seen = dumped(pid)
-        limit_s = None if math.isinf(seen.limit_s) else seen.limit_s
-        header = {"do": "seen", "process": process, **seen._asdict(), "limit_s": limit_s}
-        self._watched.send(header)
+        self._watched.send(seen_header(process, seen(pid)))
 
     def _silent(self, frame: Frame) -> None:
         silent = self._me.name(whole_field(frame.header, "process"))

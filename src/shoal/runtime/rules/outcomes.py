@@ -102,7 +102,7 @@ def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) ->
             return gone_error(kind, dict(gone), me, what)
         case SidesDiffer(sides):
             error = _sides_error(sides, me, point)
-            if not any(me.process in side.processes for side in sides):
+            if not _is_on(sides, me.process):
                 # `sides` is equal on all processes, also on one that came later.
                 error.sides = _without(me.process, error.sides)
             return error
@@ -164,11 +164,15 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
     )
 
 
+def _is_on(sides: Sequence[MeetingSide], process: int) -> bool:
+    return any(process in side.processes for side in sides)
+
+
 def _with_this(
     sides: Sequence[MeetingSide], me: ThisProcess, point: Point
 ) -> Sequence[MeetingSide]:
     """Return the sides with this process, which may have arrived after they were found."""
-    if any(me.process in side.processes for side in sides):
+    if _is_on(sides, me.process):
         return sides
     mine = MeetingSide(point.name, point.fingerprint[:MOST_TEXT], point.site, [me.process])
     alike = [side for side in sides if side[:2] == mine[:2]]

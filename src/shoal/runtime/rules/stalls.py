@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import FrameError, number_field, text_field
 
 MOST_SITE = 300  # characters
@@ -51,8 +52,12 @@ def idle_header(idle: Idle | None) -> dict[str, Any]:
     """Return the message of a process that is idle; None: it has moved again."""
     if idle is None:
         return {"do": "idle"}
-    limit_s = None if math.isinf(idle.limit_s) else idle.limit_s
-    return {"do": "idle", **idle._asdict(), "limit_s": limit_s}
+    return {"do": "idle", **_sent(idle)}
+
+
+def _sent(facts: Idle | Seen) -> dict[str, Any]:
+    limit_s = None if math.isinf(facts.limit_s) else facts.limit_s
+    return {**facts._asdict(), "limit_s": limit_s}
 
 
 def idle_of(header: Mapping[str, Any]) -> Idle | None:
@@ -69,20 +74,17 @@ def idle_of(header: Mapping[str, Any]) -> Idle | None:
     return Idle(idle_s, limit_s, site, below, **facts)  # type: ignore[arg-type]
 
 
-class Seen(NamedTuple):
-    """What another process of its host has seen of a process that gives no sign of life."""
+def seen_words(seen: Seen | None) -> str:
+    """Return where a silent process is, and how."""
+    if seen is None or not seen.site:
+        return "without a sign of life"
+    slow = "slow, " if seen.share >= BUSY else ""
+    return f"{slow}in native code that holds the interpreter lock, called at {seen.site}"
 
-    site: str = ""  # where it stands in its program; empty: its signal handler did not answer
-    share: float = 1.0  # of a core, used by its main thread since its watcher last ran
-    limit_s: float = math.inf  # after which it is stuck
 
-    @property
-    def words(self) -> str:
-        """Where and how it is."""
-        if not self.site:
-            return "without a sign of life"
-        slow = "slow, " if self.share >= BUSY else ""
-        return f"{slow}in native code that holds the interpreter lock, called at {self.site}"
+def seen_header(process: int, seen: Seen) -> dict[str, Any]:
+    """Return the message about a silent process."""
+    return {"do": "seen", "process": process, **_sent(seen)}
 
 
 def seen_of(header: Mapping[str, Any]) -> Seen:
@@ -229,7 +231,7 @@ train.py:14 (main)'
     ) -> tuple[StalledGroup, ...]:
         found: dict[tuple[str, int, int], list[int]] = {}
         for process in silent_s:
-            found.setdefault(((self.seen(process) or Seen()).words, 0, 0), []).append(process)
+            found.setdefault((seen_words(self.seen(process)), 0, 0), []).append(process)
         for process, one in idle.items():
             found.setdefault(_words_of(one), []).append(process)
         # One that left explains why others wait, unless one of the living does.

@@ -17,11 +17,12 @@ from shoal.runtime.rules.joint_arrivals import JointMeeting
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.meeting_answers import MembersKnown, StacksHeard
 from shoal.runtime.rules.messages import ArrivalHeaders, Beat
-from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Seen, Stalls
+from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls, seen_words
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
 from shoal.runtime.server.keeper_connections import KeeperConnections
 from shoal.runtime.server.leaving import Leaving
 from shoal.runtime.server.mail import JobMail, Life
+from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import pack_frame
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
@@ -159,10 +160,12 @@ class ServedJob:
 
     def _judge_stall(self, meeting: JointMeeting[Connection]) -> None:
         """Report the job as stalled, or end it, if it is."""
+        if self.now() < self._judge_at:
+            return  # others have just reported
         gone = meeting.gone
         living = [process for process in range(self.num_processes) if process not in gone]
-        if self.now() < self._judge_at or meeting.owes_losses(living):
-            return  # others have just reported; or a loss, which ends it anyway
+        if meeting.owes_losses(living):
+            return  # a loss, which ends it anyway
         self._judge_at = self.now() + _JUDGE_S * len(living)
         now = self._running.read(self.now())
         others = [process for process in living if not self._stalls.are_idle(now, [process])]
@@ -305,7 +308,7 @@ class ServedJob:
         for process, state, words, silent_s in self._liveness.tick(running_s):
             seen = self._stalls.seen(process)
             if state == "lost":
-                where = f", {seen.words}" if silent_s and seen and seen.site else ""
+                where = f", {seen_words(seen)}" if silent_s and seen and seen.site else ""
                 self._dismiss(process, words + where)
                 continue
             meeting.mark_silent(process, now - silent_s)

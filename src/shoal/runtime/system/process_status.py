@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -28,6 +29,14 @@ class ProcessStatus(NamedTuple):
     def is_stopped(self) -> bool:
         """Return whether a signal or a debugger has stopped it."""
         return self.state in "Tt"
+
+
+class Seen(NamedTuple):
+    """What another process of its host has seen of a process that gives no sign of life."""
+
+    site: str = ""  # where it stands in its program; empty: its signal handler did not answer
+    share: float = 1.0  # of a core, used by its main thread since its watcher last ran
+    limit_s: float = math.inf  # after which it is stuck
 
 
 def shows_own_pids() -> bool:
@@ -58,14 +67,31 @@ def status_of(pid: int) -> ProcessStatus | None:
 
 def _read(pid: int) -> ProcessStatus | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # pid (name, of any characters) state ppid pgrp session … num_threads, the 20th, …
-            # starttime, the 22nd
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _fields(f"/proc/{pid}/stat")
         parent, session, num_threads, started = (int(fields[at]) for at in (1, 3, 17, 19))
         return ProcessStatus(fields[0].decode(), parent, session, started, num_threads)
     except (OSError, IndexError):
         return None  # it has ended, perhaps meanwhile
+
+
+def _fields(path: str) -> list[bytes]:
+    """Return the fields of such a file from the third on.
+
+    pid (name, of any characters) state ppid pgrp session … utime stime, the 14th and 15th, …
+    num_threads, the 20th, … starttime, the 22nd.
+    """
+    with open(path, "rb") as file:
+        return file.read().rpartition(b")")[2].split()
+
+
+def main_thread_s(pid: int) -> float:
+    """Return the processor time of a process's main thread, seconds.
+
+    Raises:
+      OSError: there is no such process, or it cannot be seen.
+    """
+    used, in_kernel = _fields(f"/proc/{pid}/task/{pid}/stat")[11:13]
+    return (int(used) + int(in_kernel)) / os.sysconf("SC_CLK_TCK")
 
 
 def is_stopped(pid: int) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from shoal import settings
-from shoal.paths import open_unlinked
+from shoal.paths import open_no_link
 
 VARIABLE = "SHOAL_PROGRESS_FILE"
 _FIELDS = struct.Struct("<qqq")  # of `Reached`
@@ -56,7 +56,7 @@ def reached_together(each: Iterable[Reached]) -> Reached:
 
 def prepare(path: str) -> None:
     """Write a file for a process that has not reached any step yet."""
-    with open(open_unlinked(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with open(open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(_FIELDS.pack(*Reached()) + 2 * _NUMBER.pack(0))
 
 

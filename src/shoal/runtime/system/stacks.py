@@ -14,10 +14,11 @@ import sys
 import threading
 import time
 import traceback
-from typing import IO, NamedTuple
+from typing import IO
 
 from shoal import settings
 from shoal.runtime.system.memory_file import open_memory_file
+from shoal.runtime.system.process_status import Seen, main_thread_s
 from shoal.tracebacks import is_installed, is_own_file
 
 MAX_BYTES = 64 << 10
@@ -30,7 +31,7 @@ _DUMP_S = 0.5
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _MOST_SOURCE = 120  # characters of a line
 _READ_S = 1.0  # for the source lines of all
-_OWN_THREAD = "Thread 'shoal "
+OWN_THREAD = "Thread 'shoal "  # how the stacks of shoal's threads begin
 _LAUNCHER = os.path.join("launch", "child.py")
 _HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+).*:$")
 
@@ -53,16 +54,8 @@ def stacks(max_bytes: int = MAX_BYTES) -> str:
     return _cut(blocks, max_bytes)
 
 
-class Dumped(NamedTuple):
-    """What `dumped` finds of another process."""
-
-    site: str = ""  # where its main thread stands in its program; empty: no answer
-    share: float = 1.0  # of a core, used by its main thread since its watcher last ran
-    limit_s: float = math.inf  # after which it counts as stuck
-
-
 class DumpFile:
-    """The file in memory that shows this process to `dumped` while native code holds its
+    """The file in memory that shows this process to `seen` while native code holds its
     interpreter lock.
 
     The signal handler, which needs no lock, appends where the main thread stands. The head says
@@ -84,7 +77,7 @@ class DumpFile:
 
 
 def register_dump() -> DumpFile | None:
-    """Let `dumped` look at this process; None if that is impossible here."""
+    """Let `seen` look at this process; None if that is impossible here."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # no such signal or memory file
         if signal.getsignal(_DUMP) == signal.SIG_DFL:
             file = open_memory_file(_DUMP_NAME)
@@ -94,12 +87,12 @@ def register_dump() -> DumpFile | None:
     return None
 
 
-def dumped(pid: int) -> Dumped:
+def seen(pid: int) -> Seen:
     """Return what another process of this host does, even if it holds its interpreter lock."""
     try:
         path = _dump_path(pid)
         if path is None or not _catches(pid, _DUMP):
-            return Dumped()
+            return Seen()
         begin = os.stat(path).st_size
         os.kill(pid, _DUMP)
         limit = time.monotonic() + _DUMP_S
@@ -109,13 +102,13 @@ def dumped(pid: int) -> Dumped:
             at_s, main_s, limit_s = _SHOWN.unpack(file.read(_SHOWN.size))
             file.seek(begin)
             frames = _FRAME.findall(file.read().decode(errors="replace"))
-        used_s = _main_thread_s(pid) - main_s
+        used_s = main_thread_s(pid) - main_s
         share = max(0.0, used_s) / max(time.monotonic() - at_s, 1e-3) if at_s else 1.0
     except (OSError, struct.error):
-        return Dumped()
+        return Seen()
     own = [frame for frame in frames if not is_installed(frame[0])] or frames
     sites = (f"{os.path.basename(file)}:{line} ({name})" for file, line, name in own)
-    return Dumped(next(sites, ""), share, limit_s)
+    return Seen(next(sites, ""), share, limit_s)
 
 
 def _dump_path(pid: int) -> str | None:
@@ -127,13 +120,6 @@ def _dump_path(pid: int) -> str | None:
     return None
 
 
-def _main_thread_s(pid: int) -> float:
-    """Return the processor time of the main thread of a process, seconds; proc_pid_stat(5)."""
-    with open(f"/proc/{pid}/task/{pid}/stat", encoding="ascii", errors="replace") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def _catches(pid: int, number: int) -> bool:
     """Return whether a process handles a signal: it would end it otherwise."""
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
@@ -143,9 +129,10 @@ def _catches(pid: int, number: int) -> bool:
 
 def without_own(text: str) -> str:
     """Return stacks without shoal's own threads and frames; all with SHOAL_TRACEBACK=full."""
-    if settings.text("SHOAL_TRACEBACK") == "full":
+    blocks = _blocks(text)
+    if settings.text("SHOAL_TRACEBACK") == "full" or not blocks:  # why there are no stacks
         return text
-    blocks = [block for block in _blocks(text) if not block[0].startswith(_OWN_THREAD)]
+    blocks = [block for block in blocks if not block[0].startswith(OWN_THREAD)]
     shown = [[line for line in block if not _is_of_shoal(line)] for block in blocks]
     return "\n\n".join("\n".join(block) for block in shown)
 
@@ -182,8 +169,9 @@ def _with_sources(blocks: list[list[str]]) -> list[list[str]]:
             name=name,
             daemon=True,
         )
-        reader.start()
-        reader.join(_READ_S)
+        with contextlib.suppress(RuntimeError):  # too many threads, or the interpreter exits
+            reader.start()
+            reader.join(_READ_S)
     return read[0] if read else blocks
 
 
