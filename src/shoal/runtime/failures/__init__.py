@@ -1,0 +1,1 @@
+"""What is known of a failure, and how it is shown."""

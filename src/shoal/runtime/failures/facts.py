@@ -1,0 +1,264 @@
+"""The facts of a failure: what `failure.json` holds and every report is printed from.
+
+All are frozen values. `to_json` leaves out what is absent (None, "", an empty list), and writes
+processes as inclusive ranges; `of_json` ignores fields that it does not know, so that a reader of
+version 1 can read what a later writer adds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+FORMAT, VERSION = "shoal-failure", 1
+MESSAGE_CHARACTERS = 8192
+
+T = TypeVar("T")
+
+
+class Processes(tuple[int, ...]):
+    """Indices of processes, in order."""
+
+    __slots__ = ()
+
+    def __new__(cls, numbers: Iterable[int] = ()) -> Processes:
+        return super().__new__(cls, sorted(set(numbers)))
+
+    @classmethod
+    def of_ranges(cls, ranges: Iterable[tuple[int, int]]) -> Processes:
+        """Return the processes of inclusive ranges."""
+        return cls(number for first, last in ranges for number in range(first, last + 1))
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """Inclusive ranges of consecutive indices."""
+        runs: list[tuple[int, int]] = []
+        for number in self:
+            if runs and runs[-1][1] == number - 1:
+                runs[-1] = (runs[-1][0], number)
+            else:
+                runs.append((number, number))
+        return runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A call of shoal in the program, or the line at which a process stood."""
+
+    call: str = ""  # "barrier"; empty: not in one
+    name: str = ""  # of the point: barrier 'step'
+    file: str = ""
+    line: int = 0
+    source: str = ""
+    age_s: float | None = None  # how old it is at the failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorFacts:
+    """An exception."""
+
+    type: str  # without its module
+    module: str = "builtins"
+    message: str = ""  # at most MESSAGE_CHARACTERS
+    message_characters: int | None = None  # if there are more
+    notes: tuple[str, ...] = ()
+    caused_by: tuple[ErrorFacts, ...] = ()
+    place: str = ""  # "conf.py:12", of one in `caused_by`
+    leaves: tuple[ErrorFacts, ...] = ()  # of an exception group
+    repeats: int = 0  # frames that recursion repeats, and `frames` leaves out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """What a group of processes gave or called."""
+
+    processes: Processes
+    said: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """What processes disagree on; the smallest group first."""
+
+    what: str  # call name tree shape dtype value group program layout
+    call: str = ""
+    path: str = ""  # of the leaf
+    name: str = ""  # of the point
+    sides: tuple[Side, ...] = ()
+    found_at: Place | None = None  # where a call that sends nothing was compared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Where processes stood when a wait ended."""
+
+    processes: Processes
+    place: Place | None = None
+    frames: tuple[Frame, ...] = ()
+    last_met: Place | None = None
+    words: str = ""  # "runs (pid 24012); it has not called initialize"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A wait that ended before all had arrived."""
+
+    call: str
+    name: str = ""
+    limit_s: float | None = None
+    arrived: tuple[Waiting, ...] = ()
+    missing: tuple[Waiting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """A checkpoint that cannot be read or written."""
+
+    path: str
+    step: int | None = None
+    file: str = ""
+    leaf: str = ""
+    offset_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The memory of a process that was killed, and of its cgroup."""
+
+    peak_bytes: int | None = None
+    cgroup_oom_kills: int | None = None
+    cgroup_peak_bytes: int | None = None
+    cgroup_limit_bytes: int | None = None
+    host_free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A failure of processes' own."""
+
+    processes: Processes
+    kind: str
+    at_s: float | None = None  # after the start
+    exit_code: int | None = None  # None: the launcher had to end it
+    signal: str = ""
+    sent_by_launcher: bool | None = None
+    error: ErrorFacts | None = None
+    is_bug: bool = False  # of shoal
+    thread: str = ""  # empty: the main thread
+    frames: tuple[Frame, ...] = ()  # the outermost first
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)  # package -> frames
+    step: int | None = None
+    place: Place | None = None
+    memory: Memory | None = None
+    difference: Difference | None = None
+    wait: Wait | None = None
+    checkpoint: CheckpointFacts | None = None
+    words: tuple[str, ...] = ()  # sentences of evidence, where no other field holds it
+    last_output: tuple[str, ...] = ()
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Others:
+    """Processes that did not fail by themselves, alike in state and place."""
+
+    processes: Processes
+    state: str  # waiting running left ended stopped unknown
+    place: Place | None = None
+    exit_code: int | None = None
+    ended_by: str = ""  # "SIGTERM", sent by the launcher
+    at_s: float | None = None
+    words: str = ""  # how it ended, where the state does not tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The failure of a job."""
+
+    kind: str
+    headline: str  # without time
+    exit_code: int
+    started: str = ""  # UTC
+    failed_after_s: float | None = None
+    ended_after_s: float | None = None
+    attempt: int = 1
+    attempts: int = 1
+    num_processes: int = 1
+    hosts: Mapping[str, Processes] = dataclasses.field(default_factory=dict)
+    causes: tuple[Cause, ...] = ()
+    others: tuple[Others, ...] = ()
+    advice: tuple[str, ...] = ()
+    logs: str = ""  # the folder, as given
+    text: str = ""  # the report as printed to a file
+
+
+def to_json(value: Any) -> Any:
+    """Return facts as what `json.dumps` takes."""
+    if isinstance(value, Failure):
+        return {"format": FORMAT, "version": VERSION, **_fields(value)}
+    if dataclasses.is_dataclass(value):
+        return _fields(value)
+    if isinstance(value, Processes):
+        return [list(one) for one in value.ranges]
+    if isinstance(value, Mapping):
+        return {key: to_json(one) for key, one in value.items()}
+    return [to_json(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    needed = ("processes", "kind", "headline", "exit_code", "attempt", "attempts", "num_processes")
+    pairs = ((one.name, getattr(value, one.name)) for one in dataclasses.fields(value))
+    always = ("causes", "others") if isinstance(value, Failure) else ()
+    return {
+        name: to_json(one)
+        for name, one in pairs
+        if name in always or one not in (None, "", (), {}, False) or (name in needed and one == 0)
+    }
+
+
+def of_json(kind: type[T], data: Mapping[str, Any]) -> T:
+    """Return the facts of what `to_json` returned, or of what a later version wrote.
+
+    Raises:
+      ValueError, TypeError, KeyError, AttributeError: it is something else.
+    """
+    if kind is Failure and data.get("format") != FORMAT:
+        raise ValueError(f"not {FORMAT}: {data.get('format')!r}")
+    hints = _hints(typing.cast(Any, kind))
+    return kind(**{name: _value(hints[name], one) for name, one in data.items() if name in hints})
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _value(hint: Any, data: Any) -> Any:
+    arguments = typing.get_args(hint)
+    if type(None) in arguments:
+        return None if data is None else _value(arguments[0], data)
+    if hint is Processes:
+        return Processes.of_ranges(data)
+    if dataclasses.is_dataclass(hint):
+        return of_json(typing.cast(type, hint), data)
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return tuple(_value(arguments[0], one) for one in data)
+    if origin is Mapping:
+        return {str(key): _value(arguments[1], one) for key, one in data.items()}
+    return float(data) if hint is float else hint(data)
