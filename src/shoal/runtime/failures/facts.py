@@ -1,8 +1,8 @@
 """The facts of a failure: what `failure.json` holds and every report is printed from.
 
-All are frozen values. `to_json` leaves out what is absent (None, "", an empty list), and writes
-processes as inclusive ranges; `of_json` ignores fields that it does not know, so that a reader of
-version 1 can read what a later writer adds.
+All are frozen values. `to_json` leaves out what is absent, which is what equals its default, and
+writes processes as inclusive ranges; `of_json` ignores fields that it does not know, so that a
+reader of version 1 can read what a later writer adds.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class Place:
     line: int = 0
     source: str = ""
     age_s: float | None = None  # how old it is at the failure
+    columns: tuple[int, ...] = ()  # in `source`: where the expression begins, and its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ class Frame:
     line: int
     function: str
     source: str = ""
+    columns: tuple[int, ...] = ()  # in `source`: where the failing expression begins, and its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,8 @@ class CheckpointFacts:
     file: str = ""
     leaf: str = ""
     offset_bytes: int | None = None
+    damage: str = ""  # "its hash is not the one saved"
+    read_well: Processes = dataclasses.field(default_factory=Processes)  # which found no damage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +163,14 @@ class Cause:
     sent_by_launcher: bool | None = None
     error: ErrorFacts | None = None
     is_bug: bool = False  # of shoal
+    first: int | None = None  # the earliest of several processes, if known
     thread: str = ""  # empty: the main thread
+    thread_age_s: float | None = None  # how long before the failure the thread had raised
     frames: tuple[Frame, ...] = ()  # the outermost first
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)  # package -> frames
     step: int | None = None
     place: Place | None = None
+    last_met: Place | None = None  # where it last met the others
     memory: Memory | None = None
     difference: Difference | None = None
     wait: Wait | None = None
@@ -183,7 +190,9 @@ class Others:
     exit_code: int | None = None
     ended_by: str = ""  # "SIGTERM", sent by the launcher
     at_s: float | None = None
-    words: str = ""  # how it ended, where the state does not tell
+    step: int | None = None
+    peak_bytes: int | None = None  # the largest of them
+    words: str = ""  # the predicate, where the state does not tell: "was killed by SIGABRT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +212,9 @@ class Failure:
     causes: tuple[Cause, ...] = ()
     others: tuple[Others, ...] = ()
     advice: tuple[str, ...] = ()
+    as_before: bool = False  # equal to the failure of the attempt before: the report is short
+    signal: str = ""  # that interrupted it
+    step: int | None = None  # in which it was interrupted or preempted
     logs: str = ""  # the folder, as given
     text: str = ""  # the report as printed to a file
 
@@ -221,14 +233,18 @@ def to_json(value: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    needed = ("processes", "kind", "headline", "exit_code", "attempt", "attempts", "num_processes")
-    pairs = ((one.name, getattr(value, one.name)) for one in dataclasses.fields(value))
-    always = ("causes", "others") if isinstance(value, Failure) else ()
+    always = ("causes", "others", "attempt", "attempts", "num_processes", "module")
     return {
-        name: to_json(one)
-        for name, one in pairs
-        if name in always or one not in (None, "", (), {}, False) or (name in needed and one == 0)
+        one.name: to_json(getattr(value, one.name))
+        for one in dataclasses.fields(value)
+        if one.name in always or getattr(value, one.name) != _default(one)
     }
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field; MISSING, which equals no value, if there is none."""
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
 
 
 def of_json(kind: type[T], data: Mapping[str, Any]) -> T:

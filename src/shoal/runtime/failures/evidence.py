@@ -1,0 +1,588 @@
+"""The evidence of a report, and what the other processes did.
+
+The evidence is one or several of: a table of the groups that differ or of those that arrived; how
+a process died and what was counted; a traceback with its error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.runtime.failures.facts import (
+    Cause,
+    CheckpointFacts,
+    Difference,
+    ErrorFacts,
+    Failure,
+    Frame,
+    Memory,
+    Others,
+    Place,
+    Processes,
+    Side,
+    Waiting,
+)
+from shoal.runtime.failures.headline import (
+    FILE_COLUMNS,
+    HOST_COLUMNS,
+    NAME_COLUMNS,
+    TYPE_COLUMNS,
+    is_out_of_memory,
+    on_host,
+    place_words,
+    predicate,
+    seconds,
+)
+from shoal.runtime.failures.page import Line, Page, Span, Style
+from shoal.runtime.failures.shortening import (
+    columns,
+    message_parts,
+    path_end,
+    process_ranges,
+    shortened,
+    source_part,
+    values_from_difference,
+)
+
+PATH_COLUMNS = 160  # of the file of a frame
+_DEATHS = ("signal", "exit", "lost", "host_lost", "service_lost")
+
+
+def evidence(failure: Failure, page: Page) -> list[Line]:
+    """Return the lines that show the causes."""
+    causes = failure.causes
+    if len(causes) == 1:
+        lines = _cause(causes[0], failure, page)
+        return [*lines, []] if _has_traceback(causes[0]) else lines
+    lines = []
+    for cause in causes[: page.limits.causes]:
+        label = process_ranges(cause.processes)
+        how = ", first" if cause is causes[0] else ", on its own"
+        what = "" if cause.error is not None else f", {predicate(cause)}"
+        inner = page._replace(limits=page.limits._replace(frames=min(page.limits.frames, 3)))
+        below = _cause(cause, failure, inner.deeper())
+        end = ":" if below else "."
+        role = "cause" if cause is causes[0] else "plain"
+        lines += page.spans(Span(label, role), Span(f"{how}{what}{end}"))
+        lines += below
+    rest = causes[page.limits.causes :]
+    if rest:
+        told = "; ".join(f"{process_ranges(one.processes)} {predicate(one)}" for one in rest)
+        errors = "error" if len(rest) == 1 else "errors"
+        lines += page.text(f"{page.style.dots} {len(rest)} more {errors}: {told}", "quiet", most=1)
+    shown = causes[: page.limits.causes]
+    return [*lines, []] if not rest and shown and _has_traceback(shown[-1]) else lines
+
+
+def _cause(cause: Cause, failure: Failure, page: Page) -> list[Line]:
+    lines = []
+    if cause.wait is not None:
+        lines += _waits(cause, page)
+    if cause.difference is not None:
+        lines += _difference(cause.difference, failure, page)
+    if cause.checkpoint is not None:
+        lines += _checkpoint(cause, cause.checkpoint, failure, page)
+    for sentence in _sentences(cause, failure)[:6]:
+        lines += page.text(sentence, most=3)
+    if _has_traceback(cause):
+        inner = page
+        if cause.thread:
+            inner = page.deeper()
+            lines += page.text(_of_thread(cause), most=2)
+        lines += _traceback(cause, inner)
+    output = [line for line in cause.last_output if line.strip()][-3:]
+    if output and page.limits.output:
+        lines += page.text("Its last output:")
+        for line in output:
+            lines += page.deeper().text(shortened(line, page.room - 2, page.style.dots))
+    return lines
+
+
+def _has_traceback(cause: Cause) -> bool:
+    return cause.error is not None or bool(cause.frames)
+
+
+def _of_thread(cause: Cause) -> str:
+    name = f"Its thread '{cause.thread}'"
+    if cause.wait is None:
+        return f"{name} raised:"
+    age = cause.thread_age_s
+    before = "" if age is None else f", {seconds(age)} before"
+    return f"{name} had ended with an exception{before}:"
+
+
+def _sentences(cause: Cause, failure: Failure) -> list[str]:
+    """Return the evidence that is neither a traceback nor a table."""
+    has_died = cause.kind in _DEATHS and not cause.frames
+    ended = f"The wait ended after {cause.wait.limit_s:g} s." if (
+        cause.kind == "deadline" and cause.wait is not None and cause.wait.limit_s is not None
+        and cause.error is None
+    ) else ""  # fmt: skip
+    if ended and cause.words:
+        return [f"{ended} {cause.words[0]}", *cause.words[1:]]
+    sentences = _signal_sentences(cause, failure) if has_died and cause.kind == "signal" else []
+    sentences += [ended] if ended else []
+    sentences += cause.words
+    seen = _last_seen(cause, failure) if has_died else ""
+    return [*sentences, seen] if seen else sentences
+
+
+def _signal_sentences(cause: Cause, failure: Failure) -> list[str]:
+    memory = cause.memory or Memory()
+    kills = memory.cgroup_oom_kills
+    if is_out_of_memory(cause):
+        noun = "kill" if kills == 1 else "kills"
+        used, most = memory.cgroup_peak_bytes, memory.cgroup_limit_bytes
+        at = f", at {_sizes(used, most)} in use" if used is not None and most is not None else ""
+        counted = f"Its cgroup counted {kills} out-of-memory {noun} in this job{at}."
+        peaks = [(cause.processes, memory.peak_bytes)]
+        peaks += [(one.processes, one.peak_bytes) for one in failure.others]
+        sizes = [f"{process_ranges(of)} {_size(n)}" for of, n in peaks if n is not None]
+        return [counted, f"Peak resident size: {', '.join(sizes)}."] if sizes else [counted]
+    if cause.sent_by_launcher is None:
+        return []
+    if cause.sent_by_launcher:
+        return ["Sent by shoal run."]
+    uncounted = "; its cgroup counted no out-of-memory kill"
+    is_clear = cause.signal == "SIGKILL" and kills == 0
+    return [f"Not sent by shoal run{uncounted if is_clear else ''}."]
+
+
+def _last_seen(cause: Cause, failure: Failure) -> str:
+    place, memory = cause.place, cause.memory
+    seen = f"at {place_words(place)}" if place is not None else ""
+    if cause.step is not None:
+        seen += f"{' ' if seen else ''}in step {cause.step}"
+    if place is not None and (place.age_s or 0.0) >= 1.0:
+        seen += f", {seconds(place.age_s or 0.0)} before"
+    if seen and cause.kind == "host_lost":
+        are = "was" if len(cause.processes) == 1 else "were"
+        return f"{_capital(process_ranges(cause.processes))} {are} last seen {seen}."
+    parts = [f"last seen {seen}"] if seen else []
+    if cause.last_met is not None:
+        parts.append(f"last met the others at {place_words(cause.last_met)}")
+    if memory is not None and memory.peak_bytes is not None and not is_out_of_memory(cause):
+        parts.append(f"peak resident size {_size(memory.peak_bytes)}")
+    if memory is not None and memory.host_free_bytes is not None:
+        parts.append(f"free memory of its host {_size(memory.host_free_bytes)}")
+    return _capital("; ".join(parts)) + "." if parts else ""
+
+
+# Tables.
+
+
+def _difference(difference: Difference, failure: Failure, page: Page) -> list[Line]:
+    sides = sorted(difference.sides, key=lambda side: (len(side.processes), side.processes))
+    shown, left_out = _ends(sides, page.limits.groups)
+    at = {(side.place.file, side.place.line) if side.place is not None else None for side in sides}
+    first = sides[0].place if sides else None
+    is_one_place = len(at) == 1
+    lines: list[Line] = []
+    if is_one_place and first is not None:
+        lines += _place_row(first, page)
+    if difference.what == "program" and difference.path:
+        lines += page.text(f"first difference, {difference.path}:", most=2)
+    inner = page.deeper() if is_one_place else page
+    said = [_said(difference, side) for side in shown]
+    labels = [[_label(side.processes, failure, page.style.dots)] for side in shown]
+
+    def values(room: int) -> list[str]:
+        return values_from_difference(said, room, page.style.dots)
+
+    def places(room: int) -> list[str]:
+        is_call = difference.what == "call"
+        told = [side.place.source if is_call and side.place else "" for side in shown]
+        texts = [source or one for source, one in zip(told, said, strict=True)]
+        return _placed([side.place for side in shown], texts, room, page.style)
+
+    if shown:
+        table = inner.rows(labels, values if is_one_place else places)
+        lines += _with_note(table, left_out, [side.processes for side in sides], inner)
+    if difference.found_at is not None:
+        found = f"the difference was found at {place_words(difference.found_at)}"
+        lines += page.text(f"{difference.call} sends nothing; {found}.", most=2)
+    return lines
+
+
+def _said(difference: Difference, side: Side) -> str:
+    if not difference.path or difference.what == "program":
+        return side.said
+    equals = " = " if difference.what == "value" else ": "
+    return f"{difference.path}{equals}{side.said}"
+
+
+def _ends(items: Sequence[Any], limit: int) -> tuple[list[Any], tuple[int, int]]:
+    """Return the first and the last of many, and the slice that is left out between them."""
+    if len(items) <= limit:
+        return list(items), (0, 0)
+    first, last = (limit + 1) // 2, limit // 2
+    return [*items[:first], *items[len(items) - last :]], (first, len(items) - last)
+
+
+def _with_note(
+    table: list[list[Line]], left_out: tuple[int, int], groups: Sequence[Processes], page: Page
+) -> list[Line]:
+    """Return the lines of a table, with a note of the groups left out between its rows."""
+    first, after = left_out
+    lines = [line for row in table[: first or len(table)] for line in row]
+    if after > first:
+        count = sum(len(group) for group in groups[first:after])
+        noun = "group" if after - first == 1 else "groups"
+        of = "process" if count == 1 else "processes"
+        note = f"{page.style.dots} {after - first} more {noun}, {count} {of}"
+        lines += page.text(note, "quiet")
+        lines += [line for row in table[first:] for line in row]
+    return lines
+
+
+def _waits(cause: Cause, page: Page) -> list[Line]:
+    """Return where processes stood: those that arrived, those that are missing."""
+    wait = cause.wait
+    if wait is None:
+        return []
+    is_stall = cause.kind == "stalled"
+    arrived = [("arrived", one) for one in wait.arrived]
+    missing = [("missing", one) for one in wait.missing]
+    lines: list[Line] = []
+    every = [*missing, *arrived] if is_stall else [*arrived, *missing]
+    shown: list[tuple[str, Waiting]] = []
+    most = max(1, page.limits.groups // 2)
+    for group in (missing, arrived) if is_stall else (arrived, missing):
+        shown += group[:most]
+    if not shown:
+        return []
+    labels = [_wide_ranges(one.processes) for _, one in shown]
+    heads = [
+        [label] if is_stall else [s, label] for (s, _), label in zip(shown, labels, strict=True)
+    ]
+    places = [one.place or _frameplace_words(one.frames) for _, one in shown]
+    texts = [
+        one.words or (at.source if at else "") for (_, one), at in zip(shown, places, strict=True)
+    ]
+    places = [None if one.words else at for (_, one), at in zip(shown, places, strict=True)]
+    table = page.rows(
+        heads,
+        lambda room: _placed(places, texts, room, page.style),
+        label_at=0 if is_stall else 1,
+    )
+    for (_, one), row in zip(shown, table, strict=True):
+        lines += row
+        if one.last_met is not None:
+            age = one.last_met.age_s
+            before = "" if age is None else f", {seconds(age)} before"
+            met = f"last met the others at {place_words(one.last_met)}{before}"
+            lines += page.deeper(0 if is_stall else 10).text(met, most=2)
+    left = len(every) - len(shown)
+    if left:
+        noun = "group" if left == 1 else "groups"
+        lines += page.text(f"{page.style.dots} {left} more {noun}", "quiet")
+    return lines
+
+
+def _frameplace_words(frames: Sequence[Frame]) -> Place | None:
+    if not frames:
+        return None
+    last = frames[-1]
+    return Place(file=last.file, line=last.line, source=last.source, columns=last.columns)
+
+
+def _checkpoint(
+    cause: Cause, checkpoint: CheckpointFacts, failure: Failure, page: Page
+) -> list[Line]:
+    lines = _place_row(cause.place, page) if cause.place is not None else []
+    file = os.path.join(checkpoint.path, checkpoint.file) if checkpoint.file else checkpoint.path
+    at = (
+        f"the block at byte {checkpoint.offset_bytes:,}"
+        if checkpoint.offset_bytes is not None
+        else ""
+    )
+    leaf = (
+        f"of leaf '{shortened(checkpoint.leaf, NAME_COLUMNS, page.style.dots)}'"
+        if checkpoint.leaf
+        else ""
+    )
+    where = ", ".join(part for part in (at, leaf) if part)
+    damage = ": ".join(part for part in (where, checkpoint.damage) if part)
+    is_all = len(cause.processes) == failure.num_processes > 1
+    found = f"all {failure.num_processes} processes" if is_all else process_ranges(cause.processes)
+    if checkpoint.read_well:
+        found += f"; {process_ranges(checkpoint.read_well)} read it well"
+    facts = [("file", file), ("damage", damage), ("found by", found)]
+    facts = [(label, text) for label, text in facts if text]
+
+    def texts(room: int) -> list[str]:
+        dots = page.style.dots
+        return [
+            path_end(text, room, dots) if label == "file" else shortened(text, room, dots)
+            for label, text in facts
+        ]
+
+    table = page.rows([[f"{label:<10}"] for label, _ in facts], texts)
+    return lines + [line for row in table for line in row]
+
+
+def _place_row(place: Place, page: Page) -> list[Line]:
+    where = f"{path_end(place.file, FILE_COLUMNS, page.style.dots)}:{place.line}"
+    if not place.source:
+        return page.text(where)
+
+    def source(room: int) -> list[str]:
+        return [source_part(place.source, place.columns, room, page.style.dots)]
+
+    return page.rows([[where]], source, label_at=-1)[0]
+
+
+def _placed(
+    places: Sequence[Place | None], texts: Sequence[str], room: int, style: Style
+) -> list[str]:
+    """Return texts of at most `room` columns, each after its place, if it has one."""
+    most = max(12, min(FILE_COLUMNS, room - 28))
+    heads = [
+        f"{path_end(one.file, most, style.dots)}:{one.line}" if one is not None and one.file else ""
+        for one in places
+    ]
+    width = max(map(columns, heads), default=0)
+    lines = []
+    for place, head, text in zip(places, heads, texts, strict=True):
+        before = f"{head}{' ' * (width - columns(head))}   " if head else ""
+        expression = place.columns if place is not None and text == place.source else ()
+        left = room - columns(before)
+        if left < 8:
+            lines.append(shortened(f"{head} {text}", room, style.dots))
+        else:
+            lines.append(before + source_part(text, expression, left, style.dots))
+    return lines
+
+
+def _label(processes: Processes, failure: Failure, dots: str) -> str:
+    """Return processes as the label of a row, with the hosts of which they are all."""
+    label = _wide_ranges(processes)
+    if len(failure.hosts) > 1:
+        whole = [host for host, of in failure.hosts.items() if of and set(of) <= set(processes)]
+        count = sum(len(failure.hosts[host]) for host in whole)
+        names = ", ".join(shortened(host, HOST_COLUMNS, dots) for host in whole)
+        if len(whole) <= 2 and count == len(processes):
+            label += f" (all of {names})"
+    return label
+
+
+def _wide_ranges(processes: Processes) -> str:
+    text = process_ranges(processes)
+    if len(text) <= 28 or len(processes.ranges) == 1:
+        return text
+    first, last = processes.ranges[0]
+    return f"{len(processes)} processes ({first}-{last} and others)"
+
+
+# Tracebacks.
+
+
+def _traceback(cause: Cause, page: Page) -> list[Line]:
+    """Return frames as Python prints them, what was left out, and the error."""
+    dots = page.style.dots
+    frames, left = _frames(cause.frames, page.limits.frames)
+    lines: list[Line] = []
+    for at, frame in enumerate(frames):
+        if left and at == (1 if len(frames) > 1 else 0):
+            lines += page.text(
+                f"{dots} {left} {'frame' if left == 1 else 'frames'} {dots}", "quiet"
+            )
+        lines += _frame(frame, page)
+    repeats = cause.error.repeats if cause.error is not None else 0
+    if repeats:
+        times = "time" if repeats == 1 else "times"
+        lines += page.text(f"{dots} the same frame {repeats:,} {times}", "quiet")
+    lines += _left_out(cause, page)
+    if cause.error is not None:
+        lines += _error(cause.error, page)
+    if cause.is_bug:
+        lines += page.text("This is a bug in shoal: please report it, with the log.")
+    return lines
+
+
+def _frames(frames: Sequence[Frame], limit: int) -> tuple[list[Frame], int]:
+    """Return the outermost frame and the innermost ones, and how many are left out."""
+    if len(frames) <= limit:
+        return list(frames), 0
+    inner = min(3, limit - 1)
+    shown = [*frames[:1], *frames[-inner:]] if inner else list(frames[-1:])
+    return shown, len(frames) - len(shown)
+
+
+def _frame(frame: Frame, page: Page) -> list[Line]:
+    dots = page.style.dots
+    tail = f'", line {frame.line}, in {shortened(frame.function, NAME_COLUMNS, dots)}'
+    file = path_end(frame.file, max(PATH_COLUMNS, page.room - 6 - columns(tail)), dots)
+    lines = page.text(f'File "{file}{tail}')
+    source = source_part(frame.source, frame.columns, page.room - 2, dots)
+    return lines + (page.deeper().text(source) if source else [])
+
+
+def _left_out(cause: Cause, page: Page) -> list[Line]:
+    counts = sorted(cause.left_out.items(), key=lambda one: (one[0] == "shoal", -one[1], one[0]))
+    told = [
+        f"{count} {('frame' if count == 1 else 'frames') + ' ' if at == 0 else ''}in {package}"
+        for at, (package, count) in enumerate(counts)
+    ]
+    if not told:
+        return []
+    words = f"{page.style.dots} {', '.join(told)}"
+    words += ", then native code" if cause.kind == "signal" else ""
+    words += " (SHOAL_TRACEBACK=full shows them)" if "shoal" in cause.left_out else ""
+    return page.text(words, "quiet", most=1)
+
+
+def _error(error: ErrorFacts, page: Page) -> list[Line]:
+    """Return the type and the message, then what caused it, or the leaves of a group."""
+    lines = _message(error, page)
+    dots = page.style.dots
+    for cause in error.caused_by[:2]:
+        at = f" ({cause.place})" if cause.place else ""
+        room = max(20, page.room - len("caused by ") - columns(at))
+        said = shortened(_on_one_line(cause), room, dots)
+        lines += page.text(f"caused by {said}{at}", most=1)
+    for leaf in error.leaves[:2]:
+        inner = page.deeper()
+        lines += inner.text(shortened(_on_one_line(leaf), inner.room, dots), most=1)
+    left = len(error.leaves) - 2
+    if left > 0:
+        lines += page.deeper().text(f"{dots} {left} more", "quiet")
+    return lines
+
+
+def _on_one_line(error: ErrorFacts) -> str:
+    message = " ".join(error.message.split())
+    return f"{error.type}: {message}" if message else error.type
+
+
+def _message(error: ErrorFacts, page: Page) -> list[Line]:
+    """Return the type and the message: all of it, or its beginning and its end."""
+    limit = page.limits.message
+    text = "\n".join(part for part in (error.message, *error.notes) if part.strip())
+    text = re.sub(r"\((\d+) sub-exceptions?\)", _errors, text)
+    length = (error.message_characters or len(error.message)) + len(text) - len(error.message)
+    if len(text) <= limit * page.room:
+        parts = message_parts(text, None, is_whole=True)
+        lines = _typed(error.type, parts.head, page)
+        if len(lines) <= limit and length <= len(text):
+            return lines
+    parts = message_parts(text, length, is_whole=False)
+    lines = _typed(error.type, parts.head, page)
+    if len(lines) > limit:
+        lines = _typed(error.type, ["\\n".join(parts.head)], page)
+    if parts.left_out:
+        dots = page.style.dots
+        lines += page.deeper().text(f"{dots} {parts.left_out} {dots}", "quiet")
+        lines += page.deeper().text(parts.tail, most=2) if parts.tail else []
+    return lines
+
+
+def _errors(found: re.Match[str]) -> str:
+    return f"({found[1]} error{'' if found[1] == '1' else 's'})"
+
+
+def _typed(kind: str, message: Sequence[str], page: Page) -> list[Line]:
+    """Return lines of a message after the type of its error."""
+    bold = Span(shortened(kind, TYPE_COLUMNS, page.style.dots), "cause")
+    lines = page.spans(bold, Span(f": {message[0]}")) if message else page.spans(bold)
+    for line in message[1:]:
+        lines += page.deeper().text(line)
+    return lines
+
+
+# The other processes.
+
+
+def others(failure: Failure, page: Page) -> list[Line]:
+    """Return a sentence for each state of the processes that did not fail by themselves."""
+    lines: list[Line] = []
+    sentences = [_other(one, failure, page.style.dots) for one in failure.others]
+    step = _in_step(failure)
+    if step:
+        sentences[:1] = [f"{step} {sentences[0]}" if sentences else step]
+    shown = page.limits.others
+    for sentence in sentences[:shown]:
+        lines += page.text(sentence, most=3 if shown > 1 else 2)
+    left = sum(len(one.processes) for one in failure.others[shown:])
+    if left:
+        noun = "process" if left == 1 else "processes"
+        lines += page.text(f"{page.style.dots} {left} other {noun}", "quiet")
+    return lines
+
+
+def _in_step(failure: Failure) -> str:
+    if len(failure.causes) != 1 or not _has_traceback(failure.causes[0]):
+        return ""
+    cause = failure.causes[0]
+    return f"In step {cause.step}." if cause.step is not None and cause.wait is None else ""
+
+
+def _other(other: Others, failure: Failure, dots: str) -> str:
+    """Return what processes did when the job failed."""
+    host = on_host(other.processes, failure, dots)
+    label = f"{_capital(process_ranges(other.processes))}{host}"
+    was = "was" if len(other.processes) == 1 else "were"
+    if other.words:
+        is_open = ":" in other.words or not (other.words[-1].isalnum() or other.words[-1] in "')")
+        return f"{label} {other.words}" + ("" if is_open else ".")
+    place = place_words(other.place) if other.place is not None else ""
+    step = f" in step {other.step}" if other.step is not None else ""
+    if other.state == "waiting":
+        at = f" at {place}" if place else ""
+        return f"{label} {was} waiting{' there' if _is_there(other, failure) else at}{step}."
+    if other.state == "running":
+        by = f", and {was} ended by shoal run with {other.ended_by}" if other.ended_by else ""
+        return f"{label} {was} running{f' at {place}' if place else ''}{step}{by}."
+    if other.state == "stopped":
+        at_step = f"step {other.step}" if other.step is not None else ""
+        if at_step and other.place is not None and not other.place.call:
+            at_step, place = f"{at_step} ({place})", ""
+        at = place + step if place else at_step
+        return f"{label} learned of it{f' at {at}' if at else ''}."
+    if other.state == "left":
+        return f"{label} had left the job."
+    if other.state == "ended":
+        by = f", by {other.ended_by} of shoal run" if other.ended_by else " because of it"
+        return f"{label} ended{by}."
+    return f"What {process_ranges(other.processes)}{host} did is unknown."
+
+
+def _is_there(other: Others, failure: Failure) -> bool:
+    """Return whether processes waited at the place that the evidence has named."""
+    cause, place = failure.causes[0] if failure.causes else None, other.place
+    if cause is None or len(failure.causes) > 1 or cause.kind != "signal" or cause.frames:
+        return False
+    there = cause.place
+    if there is None or place is None or cause.kind == "host_lost":
+        return False
+    key = (place.call, place.name, place.file, place.line)
+    return key == (there.call, there.name, there.file, there.line)
+
+
+def end_of_all(failure: Failure) -> str:
+    """Return how soon an interrupted job had ended, "" if not all of its processes did."""
+    states = {one.state for one in failure.others}
+    begin, end = failure.failed_after_s, failure.ended_after_s
+    count = sum(len(one.processes) for one in failure.others)
+    if states != {"ended"} or count != failure.num_processes or begin is None or end is None:
+        return ""
+    all_of_them = f"All {count} processes" if count > 1 else "The process"
+    return f"{all_of_them} ended within {seconds(max(0.1, end - begin))}."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):.0f} MiB" if count < 10 << 30 else f"{count / (1 << 30):.1f} GiB"
+
+
+def _sizes(used: int, limit: int) -> str:
+    """Return `900 of 900 MiB`."""
+    if _size(used).split()[1] == _size(limit).split()[1]:
+        return f"{_size(used).split()[0]} of {_size(limit)}"
+    return f"{_size(used)} of {_size(limit)}"

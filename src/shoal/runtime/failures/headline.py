@@ -1,0 +1,133 @@
+"""The headline of a failure: who failed, and how; and the words that the evidence shares."""
+
+from __future__ import annotations
+
+from shoal.runtime.failures.facts import Cause, Difference, Failure, Place, Processes
+from shoal.runtime.failures.shortening import path_end, process_ranges, shortened
+
+# Columns of names that may be long.
+NAME_COLUMNS, HOST_COLUMNS, FILE_COLUMNS, TYPE_COLUMNS = 40, 24, 40, 120
+_PLURALS = {
+    "name": "names", "tree": "trees", "shape": "shapes", "dtype": "dtypes", "value": "values",
+    "group": "groups", "layout": "layouts",
+}  # fmt: skip
+
+
+def headline_of(failure: Failure) -> str:
+    """Return the headline of a failure, without time, from its causes: who and what.
+
+    >>> cause = Cause(processes=Processes([1]), kind="signal", signal="SIGKILL")
+    >>> headline_of(Failure(kind="signal", headline="", exit_code=137, causes=(cause,)))
+    'process 1 was killed by SIGKILL'
+    """
+    if failure.kind in ("interrupted", "preempted"):
+        by = f" by {failure.signal}" if failure.signal else ""
+        step = f", in step {failure.step}" if failure.step is not None else ""
+        return f"{failure.kind}{by}{step}"
+    if not failure.causes:
+        return f"the job ended with exit code {failure.exit_code}"
+    cause, count = failure.causes[0], len(failure.causes)
+    return _claim(cause, failure) + (f" (1 of {count} errors)" if count > 1 else "")
+
+
+def _claim(cause: Cause, failure: Failure) -> str:
+    """Return who failed, and how."""
+    if cause.kind == "diverged" and cause.difference is not None:
+        return _difference_claim(cause.difference)
+    if cause.kind == "stalled" and cause.wait is not None:
+        missing = Processes(p for one in cause.wait.missing for p in one.processes)
+        verb = "is" if len(missing) == 1 else "are"
+        where = f"; {process_ranges(missing)} {verb} elsewhere" if missing else ""
+        return f"no process moved for {cause.wait.limit_s or 0.0:g} s{where}"
+    if cause.kind == "checkpoint" and cause.checkpoint is not None:
+        what = f"checkpoint {cause.checkpoint.path}"
+        if cause.checkpoint.step is not None:
+            what = f"step {cause.checkpoint.step} of {what}"
+        return f"{what} is damaged"
+    if cause.kind == "service_lost":
+        return "a service of the job was lost"
+    if cause.kind == "host_lost":
+        nodes = [i for i, of in enumerate(failure.hosts.values()) if set(of) & set(cause.processes)]
+        name = f"node {nodes[0]}" if len(nodes) == 1 else "a host"
+        lost = f", with {process_ranges(cause.processes)} of {failure.num_processes}"
+        return f"{name}{on_host(cause.processes, failure)} was lost{lost}"
+    return f"{_who(cause.processes, failure)} {predicate(cause)}"
+
+
+def _who(processes: Processes, failure: Failure) -> str:
+    if not processes:
+        return "a process"
+    if len(processes) == failure.num_processes > 1:
+        return f"all {failure.num_processes} processes"
+    of_all = f" of {failure.num_processes}" if failure.num_processes > 1 else ""
+    return f"{process_ranges(processes)}{of_all}{on_host(processes, failure)}"
+
+
+def on_host(processes: Processes, failure: Failure, dots: str = "…") -> str:
+    """Return ` (node3)` if one host of several runs all of the processes."""
+    if len(failure.hosts) < 2 or not processes:
+        return ""
+    names = [name for name, of in failure.hosts.items() if set(processes) <= set(of)]
+    return f" ({shortened(names[0], HOST_COLUMNS, dots)})" if names else ""
+
+
+def predicate(cause: Cause) -> str:
+    """Return how processes failed, as what they did."""
+    was = "was" if len(cause.processes) == 1 else "were"
+    wait = cause.wait
+    if cause.kind == "deadline" and wait is not None:
+        thread = "; a thread had raised" if cause.error is not None else ""
+        return f"did not reach {point(wait.call, wait.name)}{thread}"
+    if cause.kind == "signal":
+        memory = " (out of memory)" if is_out_of_memory(cause) else ""
+        return f"{was} killed by {cause.signal or 'a signal'}{memory}"
+    if cause.kind == "exit":
+        code = "" if cause.exit_code is None else f" with exit code {cause.exit_code}"
+        return f"ended{code}"
+    if cause.kind == "not_joined":
+        return "did not join"
+    if cause.kind == "lost":
+        return f"{was} lost"
+    if cause.error is not None:
+        return f"raised {shortened(cause.error.type, TYPE_COLUMNS)}"
+    return "failed"
+
+
+def _difference_claim(difference: Difference) -> str:
+    what, call = difference.what, difference.call or "a call"
+    if what == "call":
+        return "processes made different calls"
+    if what == "program":
+        return "processes compiled different programs"
+    where = point(call, difference.name)
+    if call == "assert_same":
+        return f"{where} found different {_PLURALS.get(what, what)}"
+    if what == "name":
+        where = f"{'an' if call[:1] in 'aeiou' else 'a'} {call}"
+    return f"processes gave {where} different {_PLURALS.get(what, what)}"
+
+
+def is_out_of_memory(cause: Cause) -> bool:
+    """Return whether the cgroup counted a kill, and the signal was the kernel's."""
+    kills = (cause.memory.cgroup_oom_kills or 0) if cause.memory is not None else 0
+    return kills > 0 and cause.signal == "SIGKILL" and not cause.sent_by_launcher
+
+
+def point(call: str, name: str) -> str:
+    """Return a call and the name of its point: `barrier 'step'`."""
+    call = shortened(call, NAME_COLUMNS)
+    return f"{call} '{shortened(name, NAME_COLUMNS)}'" if name else call
+
+
+def place_words(place: Place) -> str:
+    """Return a place as in a sentence: `barrier 'step' (train.py:6)`, `train.py:6`."""
+    where = f"{path_end(place.file, FILE_COLUMNS)}:{place.line}" if place.file else ""
+    if not place.call:
+        return where or "an unknown place"
+    call = point(place.call, place.name)
+    return f"{call} ({where})" if where else call
+
+
+def seconds(duration_s: float) -> str:
+    """Return a duration: `1.1 s`, `812 s`."""
+    return f"{duration_s:.1f} s" if duration_s < 99.95 else f"{duration_s:.0f} s"

@@ -1,0 +1,278 @@
+"""The report of a failure: what a person sees, from the facts.
+
+A report is at most LINES lines: the headline, the evidence, what the other processes did, advice,
+and the exit code with the log. What does not fit goes in a fixed order: see `_LADDER`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.runtime.failures.evidence import end_of_all, evidence, others
+from shoal.runtime.failures.facts import (
+    Cause,
+    CheckpointFacts,
+    Difference,
+    ErrorFacts,
+    Failure,
+    Place,
+    Processes,
+    Wait,
+)
+from shoal.runtime.failures.headline import (
+    FILE_COLUMNS,
+    HOST_COLUMNS,
+    NAME_COLUMNS,
+    TYPE_COLUMNS,
+    headline_of,
+    seconds,
+)
+from shoal.runtime.failures.page import (
+    LINES,
+    WORD_CODES,
+    Limits,
+    Line,
+    Page,
+    Span,
+    Style,
+    painted,
+    wrapped,
+)
+from shoal.runtime.failures.shortening import (
+    HIDDEN,
+    columns,
+    is_secret_leaf,
+    path_end,
+    printable,
+    process_ranges,
+    shortened,
+    without_secrets,
+)
+
+__all__ = [
+    "Line", "Span", "Style", "facts_without_secrets", "headline_of", "plain_text",
+    "process_ranges", "report", "without_secrets",
+]  # fmt: skip
+
+_EDGE_LINES = 6  # of a headline, of a last line
+_KEEPS_LINES = ("message", "notes")
+_POINT = {"call": NAME_COLUMNS, "name": NAME_COLUMNS}
+_NAMES: Mapping[type, Mapping[str, int]] = {  # fields that a sentence names -> columns
+    Place: _POINT,
+    Wait: _POINT,
+    Difference: _POINT,
+    Cause: {"thread": NAME_COLUMNS},
+    CheckpointFacts: {"leaf": NAME_COLUMNS},
+    ErrorFacts: {"type": TYPE_COLUMNS},
+}
+_LADDER = (
+    Limits(),
+    Limits(output=0),
+    Limits(output=0, advice=0),
+    Limits(output=0, advice=0, others=1),
+    Limits(output=0, advice=0, others=1, frames=3),
+    Limits(output=0, advice=0, others=1, frames=3, message=3),
+    Limits(output=0, advice=0, others=1, frames=3, message=3, groups=2),
+    Limits(output=0, advice=0, others=1, frames=1, message=3, groups=2),
+    Limits(output=0, advice=0, others=1, frames=1, message=3, groups=2, causes=1),
+)
+
+
+def report(failure: Failure, style: Style, program: str = "shoal run") -> list[str]:
+    """Return the lines of a report, painted: the headline first, the exit code last.
+
+    Never raises: if the facts cannot be shown, these two lines remain.
+
+    Args:
+      failure: its facts, with the headline.
+      style: of the stream.
+      program: what prints it. "shoal" is a process of the job itself: it has no log to name.
+    """
+    try:
+        facts = _printable_facts(facts_without_secrets(failure), style)
+        lines: list[Line] = []
+        for limits in _LADDER:
+            lines, last = _lines(facts, style, program, limits)
+            if len(lines) + len(last) <= LINES:
+                break
+        else:
+            left = len(lines) + len(last) + 1 - LINES
+            note = Span(f"  {style.dots} {left} lines", "quiet")
+            lines = [*lines[:-left], [note]]
+        return [painted(line, style) for line in [*lines, *last]]
+    except Exception:  # noqa: BLE001 (a report that cannot be laid out must not hide the failure)
+        headline = printable(
+            without_secrets(str(getattr(failure, "headline", ""))), only_ascii=True
+        )
+        code = getattr(failure, "exit_code", "unknown")
+        return [f"{program}: failed: {headline}", f"  Exit code {code}."]
+
+
+def plain_text(failure: Failure) -> str:
+    """Return the report as printed to a file: 80 columns, no colour."""
+    return "\n".join(report(failure, Style()))
+
+
+def facts_without_secrets(failure: Failure) -> Failure:
+    """Return the facts with credentials hidden in every text: for `failure.json`.
+
+    Of a leaf whose path names a secret the values are hidden, too.
+    """
+    hidden: Failure = _changed(failure, lambda text, _: without_secrets(text), _hide_leaf)
+    return hidden
+
+
+def _hide_leaf(fact: Any) -> Any:
+    if not (isinstance(fact, Difference) and fact.what == "value" and is_secret_leaf(fact.path)):
+        return fact
+    sides = tuple(dataclasses.replace(side, said=HIDDEN) for side in fact.sides)
+    return dataclasses.replace(fact, sides=sides)
+
+
+def _printable_facts(failure: Failure, style: Style) -> Failure:
+    """Return the facts escaped, and with names no longer than a sentence takes."""
+
+    def escape(text: str, keeps_lines: bool) -> str:
+        return printable(text, only_ascii=style.ascii, keeps_lines=keeps_lines)
+
+    def bound(fact: Any) -> Any:
+        limits = _NAMES.get(type(fact), {})
+        names = {n: shortened(getattr(fact, n), limits[n], style.dots) for n in limits}
+        if isinstance(fact, Place):
+            names["file"] = path_end(fact.file, FILE_COLUMNS, style.dots)
+        return dataclasses.replace(fact, **names) if names else fact
+
+    facts: Failure = _changed(failure, escape, bound)
+    return facts
+
+
+def _changed(
+    value: Any,
+    change_text: Callable[[str, bool], str],
+    change_fact: Callable[[Any], Any],
+    keeps_lines: bool = False,
+) -> Any:
+    """Return facts with every text changed, then every fact."""
+    if isinstance(value, str):
+        return change_text(value, keeps_lines)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [one.name for one in dataclasses.fields(value)]
+        fields = {
+            name: _changed(getattr(value, name), change_text, change_fact, name in _KEEPS_LINES)
+            for name in names
+        }
+        return change_fact(dataclasses.replace(value, **fields))
+    if isinstance(value, Mapping):
+        pairs = ((key, _changed(one, change_text, change_fact)) for key, one in value.items())
+        return {change_text(key, False): one for key, one in pairs}
+    if isinstance(value, tuple) and not isinstance(value, Processes):
+        return tuple(_changed(one, change_text, change_fact, keeps_lines) for one in value)
+    return value
+
+
+def _headline_lines(failure: Failure, style: Style, program: str) -> tuple[list[Line], bool, str]:
+    """Return the headline, whether the time is left for the last line, and the host left out."""
+    word, rest = "failed", f": {failure.headline}"
+    if failure.kind in WORD_CODES and failure.headline.startswith(failure.kind):
+        word, rest = failure.kind, failure.headline.removeprefix(failure.kind)
+    before = " as before" if failure.as_before else ""
+    time = _after(failure)
+
+    def length(time: str, rest: str) -> int:
+        return columns(f"{program}: {word}{time}{before}{rest}")
+
+    moved, host = False, ""
+    if time and length(time, rest) > style.width:
+        time, moved = "", True
+    if length(time, rest) > style.width:
+        host = next((h for h in failure.hosts if f" ({shortened(h, HOST_COLUMNS)})" in rest), "")
+        rest = rest.replace(f" ({shortened(host, HOST_COLUMNS)})", "", 1) if host else rest
+    if length(time, rest) > style.width:
+        total = failure.num_processes
+        rest = re.sub(rf"(process(?:es)? \d[\d, -]*) of {total}\b", r"\1", rest, count=1)
+    rest = shortened(rest, (_EDGE_LINES - 1) * style.width, style.dots)
+    spans = [
+        Span(f"{program}: ", "cause"),
+        Span(word, "failed"),
+        Span(time + before + rest, "cause"),
+    ]
+    return wrapped(spans, style.width, 0, is_hard=False)[:_EDGE_LINES], moved, host
+
+
+def _after(failure: Failure) -> str:
+    return "" if failure.failed_after_s is None else f" after {seconds(failure.failed_after_s)}"
+
+
+def _lines(
+    failure: Failure, style: Style, program: str, limits: Limits
+) -> tuple[list[Line], list[Line]]:
+    """Return a report: all but the last line, and the last line."""
+    page = Page(style, limits)
+    lines, moved, host = _headline_lines(failure, style, program)
+    lines += page.text(f"On host {host}.") if host else []
+    last = _last_words(failure, program, _after(failure) if moved else "")
+    if not failure.as_before:
+        lines += evidence(failure, page)
+        if failure.kind == "interrupted" and (end := end_of_all(failure)):
+            if columns(f"  {end} {last}") <= style.width:
+                last = f"{end} {last}"
+            else:
+                lines += page.text(end)
+        else:
+            lines += others(failure, page)
+    for advice in failure.advice[: limits.advice]:
+        lines += page.text(advice, most=2)
+    return lines, _last_lines(last, failure, style)
+
+
+def _last_words(failure: Failure, program: str, time: str) -> str:
+    if program != "shoal run":
+        return f"Exit code {failure.exit_code} (of this process){time}."
+    logs = _logs(failure)
+    return f"Exit code {failure.exit_code}{time}." + (f" {logs}" if logs else "")
+
+
+def _last_lines(words: str, failure: Failure, style: Style) -> list[Line]:
+    """Return the last line, all of it quiet but the number."""
+    words = shortened(words, (_EDGE_LINES - 1) * style.width, style.dots)
+    before, code, after = words.partition(f"Exit code {failure.exit_code}")
+    number = str(failure.exit_code)
+    spans = [
+        Span("  "),
+        Span(before + code.removesuffix(number), "quiet"),
+        Span(number if code else ""),
+        Span(after, "quiet"),
+    ]
+    return wrapped(spans, style.width, 4, is_hard=False)[:_EDGE_LINES]
+
+
+def _logs(failure: Failure) -> str:
+    """Return where the logs are, "" if there are none."""
+    folder, hosts = failure.logs, failure.hosts
+    lost = [host for cause in failure.causes if cause.kind == "host_lost" for host in hosts
+            if set(hosts[host]) <= set(cause.processes)]  # fmt: skip
+    if lost and folder:
+        left = [host for host in hosts if host not in lost]
+        where = f"{left[0]}:{folder}" if len(left) == 1 else f"{folder}, on each host"
+        on_lost = f"what is left on {lost[0]}: {lost[0]}:{folder}"
+        return f"Logs: {where}; {on_lost}" if len(lost) == 1 else f"Logs: {where}"
+    logs = list(dict.fromkeys(_log(cause.log, failure) for cause in failure.causes if cause.log))
+    if len(logs) == 1:
+        cause = next(cause for cause in failure.causes if cause.log)
+        is_one = cause.first is None or len(cause.processes) == 1
+        return f"Log: {logs[0]}" + ("" if is_one else f" (process {cause.first} was the first)")
+    if len(logs) == 2 or (logs and not folder):
+        more = f" and {len(logs) - 2} more" if len(logs) > 2 else ""
+        return f"Logs: {', '.join(logs[:2])}{more}"
+    return f"Logs: {folder}{', on each host' if len(hosts) > 1 else ''}" if folder else ""
+
+
+def _log(log: str, failure: Failure) -> str:
+    host, colon, file = log.partition(":")
+    if colon and host in failure.hosts:
+        return f"{host}:{os.path.join(failure.logs, file)}"
+    return os.path.join(failure.logs, log)

@@ -1,0 +1,286 @@
+"""Texts of a failure made safe to print, and cut to a number of columns.
+
+What comes from a program may hold anything. `printable` escapes what a terminal would obey,
+`without_secrets` hides credentials. All that cuts a text cuts it in the middle where it can, and
+leaves a mark: `dots`, which is `…` or, where a stream takes ASCII only, `...`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from shoal.runtime.failures.facts import Processes
+
+HIDDEN = "(hidden)"
+MESSAGE_HEAD, MESSAGE_TAIL = 240, 80  # characters of a message that are kept
+
+_URL_USER = re.compile(r"""(?<=://)[^\s/'"]*@""")
+_BEARER = re.compile(r"\b(Bearer|Basic) +[A-Za-z0-9._~+/=-]{8,}")
+_ASSIGNED = re.compile(
+    r"""(?<![\w-])([\w-]{1,100})(["']?\s{0,3}[:=]\s{0,3})"""
+    r"""(b?"(?:[^"\\]|\\.)*"|b?'(?:[^'\\]|\\.)*'|[^\s,;&)\]}]+)"""
+)
+_SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSWORD|KEY")
+_SECRET_NAME = re.compile(
+    r"secret|passw(or)?d|(^|[_-])token$|(api|access|auth|private)[_-]?(key|token)", re.IGNORECASE
+)
+_SECRET_LEAF = re.compile(r"secret|passw(or)?d|token(?!s|i)|(?<![a-z])key(?![a-z])", re.IGNORECASE)
+
+
+class MessageParts(NamedTuple):
+    """A message, or its beginning and its end."""
+
+    head: list[str]
+    left_out: str = ""  # "118 lines, 9,204 characters"; empty: nothing
+    tail: str = ""
+
+
+def without_secrets(text: str) -> str:
+    """Return a text with the credentials in it hidden.
+
+    They are users and passwords in URLs, and the values of names such as `HF_TOKEN`,
+    `AWS_SECRET_ACCESS_KEY`, `password` and `api_key`.
+
+    >>> without_secrets("cannot open https://me:pw@host/x with HF_TOKEN=hf_abc")
+    'cannot open https://(hidden)@host/x with HF_TOKEN=(hidden)'
+    """
+    text = _URL_USER.sub(f"{HIDDEN}@", text)
+    text = _BEARER.sub(rf"\1 {HIDDEN}", text)
+    return _ASSIGNED.sub(_hide_value, text)
+
+
+def is_secret_leaf(path: str) -> bool:
+    """Return whether the path of a leaf names a secret: `['api_key']`, `auth/password`."""
+    names = re.findall(r"[\w-]+", path)
+    return bool(_SECRET_LEAF.search(path)) or any(map(_is_secret_variable, names))
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    name = found[1]
+    is_secret = _is_secret_variable(name) or _SECRET_NAME.search(name) is not None
+    return f"{name}{found[2]}{HIDDEN}" if is_secret else found[0]
+
+
+def _is_secret_variable(name: str) -> bool:
+    return name.isupper() and _SECRET_VARIABLE.search(name) is not None
+
+
+def printable(text: str, *, only_ascii: bool = False, keeps_lines: bool = False) -> str:
+    r"""Return a text with its control characters and direction marks escaped, tabs as spaces.
+
+    Args:
+      text: anything.
+      only_ascii: escape all letters outside ASCII; an ellipsis becomes three dots.
+      keeps_lines: leave newlines in it; otherwise they are escaped, too.
+
+    >>> printable("a\tb\x1b[0m\n")
+    'a b\\x1b[0m\\n'
+    """
+    if keeps_lines:
+        lines = text.replace("\r\n", "\n").split("\n")
+        return "\n".join(printable(line, only_ascii=only_ascii) for line in lines)
+    if text.isprintable() and (text.isascii() or not only_ascii):
+        return text
+    return "".join(_printable(letter, only_ascii) for letter in text)
+
+
+def _printable(letter: str, only_ascii: bool) -> str:
+    if letter == "\t":
+        return " "
+    if letter.isprintable() and (letter.isascii() or not only_ascii):
+        return letter
+    if letter == "…":
+        return "..."
+    code = ord(letter)
+    if code <= 0xFF and not letter.isprintable():
+        return ascii(letter)[1:-1]
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def columns(text: str) -> int:
+    """Return how many columns a terminal needs for a text: two for a wide letter."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(letter: str) -> int:
+    if letter.isascii():
+        return 1
+    if unicodedata.category(letter) in ("Mn", "Me"):  # is drawn over the letter before it
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+
+
+def beginning(text: str, limit: int) -> str:
+    """Return as much of the beginning of a text as `limit` columns hold."""
+    return text[: fitting(text, 0, limit)]
+
+
+def ending(text: str, limit: int) -> str:
+    """Return as much of the end of a text as `limit` columns hold."""
+    return text[len(text) - fitting(text[::-1], 0, limit) :]
+
+
+def fitting(text: str, start: int, limit: int) -> int:
+    """Return the end of the longest part of a text from `start` that `limit` columns hold."""
+    used = 0
+    for at in range(start, len(text)):
+        used += _columns(text[at])
+        if used > limit:
+            return at
+    return len(text)
+
+
+def shortened(text: str, limit: int, dots: str = "…") -> str:
+    """Return a text of at most `limit` columns: cut in the middle, with what is missing.
+
+    >>> shortened("/data/" + "x" * 2000 + "-0001", 48)
+    '/data/xxxxxxx… 1,984 characters …xxxxxxxxx-0001'
+    """
+    if columns(text) <= limit:
+        return text
+    note = f"{dots} {len(text):,} characters {dots}"
+    if limit < columns(note) + 16:
+        note = dots
+    room = max(0, limit - columns(note))
+    head, tail = beginning(text, room - room // 2), ending(text, room // 2)
+    if note != dots:
+        note = f"{dots} {len(text) - len(head) - len(tail):,} characters {dots}"
+    return beginning(f"{head}{note}{tail}", limit)
+
+
+def path_end(path: str, limit: int, dots: str = "…") -> str:
+    """Return a path of at most `limit` columns, which keeps its end.
+
+    >>> path_end("/home/me/project/data/shard-00001.npy", 24)
+    '…/data/shard-00001.npy'
+    """
+    if columns(path) <= limit:
+        return path
+    end = ending(path, max(0, limit - len(dots)))
+    slash = end.find("/")
+    return beginning(dots + (end[slash:] if 0 <= slash < len(end) - 1 else end), limit)
+
+
+def values_from_difference(texts: Sequence[str], limit: int, dots: str = "…") -> list[str]:
+    """Return texts of at most `limit` columns that show where they begin to differ.
+
+    >>> values_from_difference(["x" * 90 + "ab, c", "x" * 90 + "b, c"], 20)
+    ['…xxxxxxxxab, c', '…xxxxxxxxb, c']
+    """
+    if all(columns(text) <= limit for text in texts):
+        return list(texts)
+    common = _common_beginning(texts)
+    start = common - 8
+    if start <= len(dots):
+        return [shortened(text, limit, dots) for text in texts]
+    parts = [dots + text[start:] for text in texts]
+    return [
+        part if columns(part) <= limit else beginning(part, limit - len(dots)) + dots
+        for part in parts
+    ]
+
+
+def _common_beginning(texts: Sequence[str]) -> int:
+    """Return how many letters texts begin with that are equal; none for a single text."""
+    if len(texts) < 2:
+        return 0
+    pairs = enumerate(zip(min(texts), max(texts), strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(map(len, texts)))
+
+
+def source_part(source: str, expression: Sequence[int], limit: int, dots: str = "…") -> str:
+    """Return at most `limit` columns of a line of source, around an expression in it.
+
+    Args:
+      source: the line, without indentation.
+      expression: the first and the last column of the expression; empty: unknown.
+      limit: columns.
+      dots: the mark of what is left out.
+
+    >>> source_part("x = read(); y = load(path)", (16, 26), 20)
+    '… y = load(path)'
+    """
+    if columns(source) <= limit:
+        return source
+    if len(expression) != 2 or not 0 <= expression[0] <= expression[1] <= len(source):
+        return beginning(source, limit - len(dots)) + dots
+    before = source.rfind("; ", 0, expression[0])
+    start = before + 2 if before >= 0 else 0
+    after = source.find("; ", expression[1])
+    end = after + 1 if after >= 0 else len(source)
+    if columns(source[start:end]) > limit - 2 * len(dots) - 2:  # not the whole statement
+        start = max(start, min(expression[0], end - limit + 2 * len(dots) + 2))
+    head = f"{dots} " if start else ""
+    tail = f" {dots}" if end < len(source) else ""
+    if columns(head + source[start:end] + tail) <= limit:
+        return head + source[start:end] + tail
+    return beginning(head + source[start:], limit - len(dots)) + dots
+
+
+def process_ranges(processes: Iterable[int], limit: int = 5) -> str:
+    """Return `process 1`, or `processes 0, 2-4`; after `limit` ranges, how many more there are.
+
+    >>> process_ranges([0, 2, 3, 4]), process_ranges([7]), process_ranges([0, 2, 4, 6], limit=3)
+    ('processes 0, 2-4', 'process 7', 'processes 0, 2, 4 and 1 more')
+    """
+    numbers = Processes(processes)
+    ranges = numbers.ranges
+    noun = "process" if len(numbers) == 1 else "processes"
+    shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges[:limit])
+    left = sum(b - a + 1 for a, b in ranges[limit:])
+    return f"{noun} {shown}" + (f" and {left} more" if left else "")
+
+
+def message_parts(message: str, characters: int | None, *, is_whole: bool) -> MessageParts:
+    r"""Return the lines of a message, blank ones left out, or its beginning and its end.
+
+    Args:
+      message: as far as it is known.
+      characters: its true length, if more.
+      is_whole: return all lines.
+    """
+    lines = [line.rstrip() for line in message.split("\n") if line.strip()]
+    if is_whole or len(message) <= MESSAGE_HEAD:
+        return MessageParts(lines)
+    head = message[:MESSAGE_HEAD]
+    rest = message[MESSAGE_HEAD:]
+    last = [line for line in rest.split("\n") if line.strip()][-1:]
+    tail = last[0].strip()[-MESSAGE_TAIL:] if last else ""
+    left = max(characters or 0, len(message)) - len(head) - len(tail)
+    count = rest.count("\n")
+    note = f"{left:,} characters" if left > 0 else ""
+    if count > 1 and note:
+        note = f"{count:,} lines, {note}"
+    return MessageParts([line for line in head.split("\n") if line.strip()], note, tail)
+
+
+def breaks(text: str, width: int, hanging: int, *, is_hard: bool) -> list[tuple[int, int]]:
+    """Return the parts of a text, as slices, that fill lines of at most `width` columns.
+
+    Lines break at spaces. Those after the first are `hanging` columns shorter.
+
+    Args:
+      text: one line.
+      width: columns of a line.
+      hanging: columns by which lines after the first are indented.
+      is_hard: break a word that is longer than a line; otherwise the line is too long.
+    """
+    parts: list[tuple[int, int]] = []
+    start, room, length = 0, width, len(text.rstrip(" "))
+    while (end := fitting(text[:length], start, room)) < length:
+        lead = len(text) - len(text[start:].lstrip(" "))
+        at = text.rfind(" ", lead, end + 1)
+        if at < 0 and is_hard:
+            at = max(end, start + 1)
+        elif at < 0:
+            at = text.find(" ", end, length)
+            if at < 0:
+                break
+        parts.append((start, at))
+        start = at + len(text[at:]) - len(text[at:].lstrip(" "))
+        room = max(1, width - hanging)
+    parts.append((start, length))
+    return parts
