@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.launch.output import LineStream, Log, Outlet, paint_prefixes
+from shoal.runtime.failures.record import BEGIN, END
 
 # What matters to the cutting of lines, and characters of one to four bytes.
 BYTES = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r", b"\0", b"\xff", "€".encode()])).map(
@@ -22,7 +23,7 @@ class Memory(Log):
     """A log that is not a file."""
 
     def __init__(self) -> None:
-        self.data, self.trouble = b"", ""
+        self.data, self.trouble, self.tail = b"", "", b""
 
     def write(self, data: bytes) -> None:
         self.data += data
@@ -155,14 +156,45 @@ def test_a_colour_that_is_left_on_does_not_run_into_the_next_line(terminal):
     assert bytes(terminal.waiting) == b"p0| \x1b[31mred\x1b[0m\n"
 
 
-def test_who_is_not_shown_is_still_logged_and_remembered():
-    log = Memory()
+def test_who_is_not_shown_is_still_logged_and_remembered(tmp_path):
+    log = Log(str(tmp_path / "log"))
     voice = LineStream(None, b"", log)
-    voice.feed(b"Traceback (most", 1.0)
-    voice.feed(b" recent call last):\n", 2.0)
+    voice.feed(b"one", 1.0)
+    voice.feed(b" line\n", 2.0)
     assert voice.due_s is None
-    assert log.data == voice.tail == b"Traceback (most recent call last):\n"
-    assert voice.traceback_s == 2.0
+    assert log.tail == (tmp_path / "log").read_bytes() == b"one line\n"
+    voice.feed(b"x" * 100_000 + b"the end\n", 3.0)
+    assert log.tail.endswith(b"the end\n")
+    assert len(log.tail) < 1 << 16
+    log.close()
+
+
+@given(data=BYTES, rest=BYTES, cuts=st.lists(st.integers(0, 90)))
+def test_what_is_for_the_log_is_not_shown_however_it_arrives(data, rest, cuts):
+    whole = b"before\n" + BEGIN + b"Traceback\n" + data + b"\n" + END + rest + b"\n"
+    places = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    shown, log = speak(a_pipe(), [whole[a:b] for a, b in itertools.pairwise(places)])
+    assert log.data == b"before\nTraceback\n" + data + b"\n" + rest + b"\n"
+    assert shown == speak(a_pipe(), [b"before\n" + rest + b"\n"])[0]
+
+
+def test_what_only_looks_like_a_mark_is_shown():
+    for data in (b"\x1e\n", BEGIN[:-1], b"a" + BEGIN[:7] + b"b\n", b"\x1b[31mred\n"):
+        shown, log = speak(a_pipe(), [data])
+        assert log.data == data
+        assert shown == b"p0| " + data.rstrip(b"\n") + b"\n"
+
+
+def test_a_process_that_dies_within_what_is_for_the_log_shows_nothing_of_it():
+    shown, log = speak(a_pipe(), [b"before\n" + BEGIN + b"Traceback\nhalf"])
+    assert shown == b"p0| before\n"
+    assert log.data == b"before\nTraceback\nhalf"
+
+
+def test_an_unfinished_line_before_what_is_for_the_log_is_shown(terminal):
+    shown, log = speak(terminal, [b"10 %", BEGIN + b"Traceback\n" + END, b"next\n"])
+    assert shown == b"p0| 10 %\np0| next\n"
+    assert log.data == b"10 %Traceback\nnext\n"
 
 
 def test_a_full_disk_ends_the_log_and_not_the_job():

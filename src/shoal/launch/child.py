@@ -52,6 +52,7 @@ def run(arguments: list[str]) -> None:
         names["__annotations__"] = {}
     main.__dict__.update(names)
     pid = _pid()
+    _note_faults()
     try:
         if arguments[0] == "-m":
             _run_module(arguments[1], arguments[1:])
@@ -59,8 +60,8 @@ def run(arguments: list[str]) -> None:
             _run_script(main, arguments)
     except SystemExit as error:
         _show_to_hooks(error)
-        if _pid() == pid:  # no fork that ends here, too
-            _note_exit()
+        if error.code and _pid() == pid:  # no fork that ends here, too
+            _record(error)
         raise
     except BaseException as error:
         _hide_our_frames(error)
@@ -117,17 +118,19 @@ def _pid() -> int:
     return os.getpid()
 
 
-def _note_exit() -> None:
-    """Let a launcher that restarts the program know that no exception of it was the end."""
+def _note_faults() -> None:
+    """Let Python write where it stands when a fault of native code ends it, for the launcher."""
     import os
 
-    if "SHOAL_PROGRESS_FILE" in os.environ:
-        try:
-            from shoal.runtime.system.progress_file import note_exit
+    if path := os.environ.get("SHOAL_RECORD_FILE"):
+        import faulthandler
 
-            note_exit()
-        except Exception:  # noqa: BLE001 (the program may have changed what an import needs)
-            pass
+        if not faulthandler.is_enabled():  # by PYTHONFAULTHANDLER
+            try:
+                file = os.open(f"{path}.fault", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            except OSError:
+                return
+            faulthandler.enable(file, all_threads=False)
 
 
 def _hide_our_frames(error: BaseException) -> None:
@@ -135,12 +138,34 @@ def _hide_our_frames(error: BaseException) -> None:
     trace = error.__traceback__
     while trace is not None and _is_ours(trace):
         trace = trace.tb_next
-    shown_by = sys.excepthook
+    shown_by, pid = sys.excepthook, _pid()
 
     def show(kind: type[BaseException], value: BaseException, _trace: TracebackType | None) -> None:
-        shown_by(kind, value.with_traceback(trace), trace)
+        value = value.with_traceback(trace)
+        is_recorded = _pid() == pid and _record(value)
+        if is_recorded and shown_by is sys.__excepthook__:
+            from shoal.runtime.failures.record import for_the_log
+
+            with for_the_log(is_recorded):
+                shown_by(kind, value, trace)
+        else:
+            shown_by(kind, value, trace)
 
     sys.excepthook = show
+
+
+def _record(error: BaseException) -> bool:
+    """Let the launcher know how the program ended; return whether it can."""
+    import os
+
+    if "SHOAL_RECORD_FILE" not in os.environ:
+        return False
+    try:
+        from shoal.runtime.failures.record import record
+
+        return record(error)
+    except Exception:  # noqa: BLE001 (the program may have changed what an import needs)
+        return False
 
 
 def _is_ours(trace: TracebackType) -> bool:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.errors import InitializeError, ProcessLostError, StalledError, UsageError
+from shoal.launch.evidence import Attempt, of_keeper
 from shoal.launch.news import News
 from shoal.launch.report import (
     Ending,
     cause_of,
     dead_host_keeper,
-    describe_failure,
-    describe_host_keeper,
-    describe_others,
     exit_code,
     fails_by_itself,
     first_failure,
     is_from_outside,
 )
+from shoal.runtime.failures.facts import Cause, Failure, Processes
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED
 from shoal.runtime.system.failure_words import listed
 
@@ -52,8 +52,7 @@ class Conclusion(NamedTuple):
 
     code: int
     lines: tuple[str, ...] = ()
-    sentence: str = ""  # the last line, which names the cause
-    names_logs: bool = False  # the first line names the log directory
+    failure: Failure | None = None
     has_failed: bool = False  # its logs are kept
     is_final: bool = False  # a new attempt is unwanted, or would end in the same way
     again: bool | None = None  # whether a new attempt begins; None: not judged yet
@@ -76,25 +75,20 @@ def conclude(facts: Facts) -> Conclusion:
 
 def _conclude(facts: Facts) -> Conclusion:
     endings, news = facts.endings, facts.news
+    attempt = Attempt(endings, max(facts.total, len(endings)), facts.start_s)
     # Without a notice, 75 is a failure: the job would be started again for ever.
     is_requeue = bool(news.has_notice or news.preempted)
     failed = [e for e in endings if not (is_requeue and e.code == REQUEUE)]
     is_alike = {e.code for e in endings} <= {0, REQUEUE}  # a program that has its own reason
     root = None if is_alike else first_failure(failed)
     if facts.losses and not (root and _precedes(root, facts.losses[0])):
-        return _lost(facts)
+        return _lost(attempt, facts.losses)
     if news.stalled and any(ending.code == StalledError.exit_code for ending in endings):
-        lines = tuple(describe_others(endings))
-        code = StalledError.exit_code
-        return Conclusion(code, lines, f"the job was stalled: {news.stalled}", has_failed=True)
+        return _stalled(attempt, news.stalled)
     if facts.trouble:
-        complete = len(endings) == facts.total
-        code = (ProcessLostError if complete else InitializeError).exit_code
-        lines = tuple(facts.trouble.splitlines())
-        killed = facts.is_service_killed
-        return Conclusion(code, lines, names_logs=True, has_failed=True, is_from_outside=killed)
+        return _troubled(attempt, facts)
     if root:
-        return _failed(root, facts)
+        return _failed(root, attempt, news)
     codes = {ending.code for ending in endings}
     if facts.interrupted and not (codes and codes <= {0, REQUEUE}):
         words = f"the job was ended by {facts.interrupted.name}"
@@ -114,35 +108,55 @@ def _precedes(root: Ending, loss: Loss) -> bool:
     return fails_by_itself(root) and (root.known_failed_s or 0.0) < loss.last_seen_s
 
 
-def _lost(facts: Facts) -> Conclusion:
-    lines = [*describe_others(facts.endings)]
-    for loss in facts.losses[1:]:
-        lines.append(f"{loss.name} was lost too: {loss.words}")
-    first = facts.losses[0]
+def _lost(attempt: Attempt, losses: Sequence[Loss]) -> Conclusion:
+    first = losses[0]
     having = f", with {listed(first.processes)}," if first.processes else ""
-    sentence = (
-        f"{first.name}{having} was lost {max(0.0, first.last_seen_s - facts.start_s):.1f} s "
-        f"after the start: {first.words}"
-    )
-    code = ProcessLostError.exit_code
-    return Conclusion(code, tuple(lines), sentence, has_failed=True, is_from_outside=True)
+    at_s = max(0.0, first.last_seen_s - attempt.start_s)
+    words = [f"{first.words[:1].upper()}{first.words[1:]}."]
+    words += [f"{loss.name} was lost too: {loss.words}" for loss in losses[1:]]
+    processes, code = Processes(first.processes), ProcessLostError.exit_code
+    cause = Cause(processes=processes, kind="host_lost", at_s=at_s, words=tuple(words))
+    headline = f"{first.name}{having} was lost"
+    failure = attempt.failure("host_lost", code, [cause], headline)
+    return Conclusion(code, failure=failure, has_failed=True, is_from_outside=True)
 
 
-def _failed(root: Ending, facts: Facts) -> Conclusion:
+def _troubled(attempt: Attempt, facts: Facts) -> Conclusion:
+    """Return the conclusion of a job that failed for want of its services, or could not start."""
+    complete = len(facts.endings) == facts.total
+    code = (ProcessLostError if complete else InitializeError).exit_code
+    headline, *words = facts.trouble.splitlines()
+    kind = "service_lost" if complete or facts.is_of_services else "not_joined"
+    cause = Cause(processes=Processes(), kind=kind, words=tuple(words))
+    failure = attempt.failure(kind, code, [cause], headline)
+    killed = facts.is_service_killed
+    return Conclusion(code, failure=failure, has_failed=True, is_from_outside=killed)
+
+
+def _stalled(attempt: Attempt, words: str) -> Conclusion:
+    code = StalledError.exit_code
+    headline, _, places = words.partition(": ")
+    stuck = Processes(e.process for e in attempt.endings if e.code == code)
+    lines = [f"{line[:1].upper()}{line[1:]}." for line in places.split("; ")]
+    cause = Cause(processes=stuck, kind="stalled", words=tuple(lines))
+    failure = attempt.failure("stalled", code, [cause], headline)
+    return Conclusion(code, failure=failure, has_failed=True)
+
+
+def _failed(root: Ending, attempt: Attempt, news: News) -> Conclusion:
     """Return the conclusion about the first failure."""
-    endings, news = facts.endings, facts.news
-    if keeper := dead_host_keeper(root, news.host_keepers.values()):
-        code = ProcessLostError.exit_code
-        lines, sentence = describe_host_keeper(keeper, root, endings, facts.start_s)
+    keeper = dead_host_keeper(root, news.host_keepers.values())
+    if keeper is not None:
+        failure = of_keeper(attempt, keeper)
     else:
-        code = exit_code(root, endings)
-        lines, sentence = describe_failure(root, endings, facts.start_s)
-    if code == InitializeError.exit_code and news.joined and (absent := news.absent_words()):
-        lines.append(absent)
+        failure = attempt.of_process(root, exit_code(root))
+    is_explained = any(cause.wait is not None for cause in failure.causes)
+    absent = "" if is_explained else news.absent_words()
+    if failure.kind == "not_joined" and news.joined and absent:
+        failure = dataclasses.replace(failure, advice=(f"{absent[:1].upper()}{absent[1:]}.",))
     return Conclusion(
-        code,
-        tuple(lines),
-        sentence,
+        failure.exit_code,
+        failure=failure,
         has_failed=True,
         cause=cause_of(root),
         step=root.step,

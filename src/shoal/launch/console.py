@@ -6,6 +6,8 @@ import os
 
 from shoal.launch.loop import Loop
 from shoal.launch.output import Outlet
+from shoal.runtime.failures.facts import Failure
+from shoal.runtime.failures.rendering import Style, report
 
 
 class Console:
@@ -22,9 +24,13 @@ class Console:
             named = line if line.startswith(" ") else f"shoal run: {line}"
             self.err.put(f"{named}\n".encode(errors="replace"))
 
-    def red(self, sentence: str) -> str:
-        """Return a sentence in red, where stderr shows colours."""
-        return f"\x1b[31m{sentence}\x1b[0m" if self.err.colour and sentence else sentence
+    def report(self, failure: Failure) -> None:
+        """Print the report of a failure."""
+        self.err.end_line()
+        columns = os.get_terminal_size(self.err.fd).columns if self.err.terminal else 80
+        style = Style.for_stream(self.err.terminal, columns, os.environ, "utf-8")
+        for line in report(failure, style):
+            self.err.put(f"{line}\n".encode(errors="replace"))
 
 
 def _open_outlets() -> tuple[Outlet, Outlet]:

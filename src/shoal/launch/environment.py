@@ -20,6 +20,7 @@ _STALE = (
     "JAX_SLICE_INDEX",
     "SHOAL_MEMBER",  # the launcher may run within a member of another job
     "SHOAL_PROGRESS_FILE",
+    "SHOAL_RECORD_FILE",
     "TORCHELASTIC_USE_AGENT_STORE",  # torch would wait for a store that only torchrun starts
 )
 
@@ -63,6 +64,7 @@ def variables(
     start: JobStart,
     devices: int | None,
     progress_file: str = "",
+    record_file: str = "",
 ) -> dict[str, str]:
     """Return the whole environment of one process: `outer`, updated with the job's variables.
 
@@ -78,6 +80,8 @@ def variables(
         ours["SHOAL_REPORTED"] = ",".join([*unknown, outer.get("SHOAL_REPORTED", "")])
     if progress_file:
         ours["SHOAL_PROGRESS_FILE"] = progress_file
+    if record_file:
+        ours["SHOAL_RECORD_FILE"] = record_file
     if devices is not None:
         ours |= {
             "SHOAL_VIRTUAL_DEVICES": str(devices),

@@ -6,9 +6,12 @@ a signal to the launcher, or by the launcher's death; of several hosts' launcher
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -17,13 +20,20 @@ from shoal.launch.console import Console
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
 from shoal.launch.descendants import Relative, descendants, send
 from shoal.launch.environment import JobStart, variables
-from shoal.launch.job_file import JOB_FILE, remove_job_file, write_job_file
+from shoal.launch.job_file import (
+    JOB_FILE,
+    remove_failure,
+    remove_job_file,
+    write_failure,
+    write_job_file,
+)
 from shoal.launch.order import JobOrder
 from shoal.launch.outliving import Outliving
 from shoal.launch.output import Log, paint_prefixes
 from shoal.launch.processes import Processes
 from shoal.launch.report import is_signal_from_outside
 from shoal.launch.services import late_words
+from shoal.runtime.failures.rendering import facts_without_secrets, plain_text
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system import progress_file
 from shoal.runtime.system.cgroup import oom_kills
@@ -36,6 +46,7 @@ _DRAIN_S = 1.0  # for the last output, if an unreachable process holds the pipe 
 _TAKE_S = 2.0  # for a reader to take the last output, if a signal has ended the job
 _UNKILLABLE_S = 2.0  # after SIGKILL: a process in an uninterruptible wait is not waited for
 _POLL_S = 0.02
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes, of getrusage(2)
 _SAVE_POLL_S = 0.05
 _SERVICES_POLL_S = 0.25
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they do not end the job
@@ -165,11 +176,13 @@ class Job:
         self._processes.first = start.share.first
         self._log_dir = order.attempt_dir(start.attempt)
         os.makedirs(self._log_dir, exist_ok=True)
+        remove_failure(self._log_dir)
         for index in range(start.share.first, start.share.first + start.share.processes):
             log = Log(os.path.join(self._log_dir, f"p{index:04d}.log"))
-            progress = self._progress_file(index) if order.restarts else ""
-            if progress:
-                progress_file.prepare(progress)
+            progress, record = self._progress_file(index), self._record_file(index)
+            progress_file.prepare(progress)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(record)  # of an earlier job
             is_shown = order.shown is None or index in order.shown
             shown = [
                 (outlet if is_shown else None, prefixes[index])
@@ -181,13 +194,18 @@ class Job:
                 start=start,
                 devices=order.devices,
                 progress_file=progress,
+                record_file=record,
             )
+            is_alone = start.total == 1
             self._processes.start(
-                order.command, env, self._loop, shown, log, stdin=start.total == 1
+                order.command, env, self._loop, shown, log, record=record, stdin=is_alone
             )
 
     def _progress_file(self, process: int) -> str:
         return os.path.join(self._log_dir, f".p{process:04d}.progress")
+
+    def _record_file(self, process: int) -> str:
+        return os.path.join(self._log_dir, f".p{process:04d}.record")
 
     def _take_reached(self) -> list[Reached]:
         """Return how far each process of this host has come, and remove the files."""
@@ -263,17 +281,19 @@ class Job:
     def _reap(self) -> None:
         """Reap every child that has ended; adopted orphans are children too."""
         try:
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._note_end(ended[0], os.waitstatus_to_exitcode(ended[1]))
+            while (ended := os.wait4(-1, os.WNOHANG))[0]:
+                pid, status, used = ended
+                peak_bytes = used.ru_maxrss * _RSS_UNIT
+                self._note_end(pid, os.waitstatus_to_exitcode(status), peak_bytes)
         except ChildProcessError:
             return
 
-    def _note_end(self, pid: int, code: int) -> None:
+    def _note_end(self, pid: int, code: int, peak_bytes: int) -> None:
         services = self._crew.services
         words = services.note_end(pid, code) if services else ""
         if words and not self._processes.failed and not self._interrupted:
             self._lose_services(words, is_from_outside=is_signal_from_outside(code))
-        is_process = self._processes.note_end(pid, code)
+        is_process = self._processes.note_end(pid, code, peak_bytes)
         if words or (is_process and code not in (0, REQUEUE)):
             self._begin_aftermath()
         if services and not is_process:
@@ -401,19 +421,16 @@ class Job:
 
     def _end_of_host(self) -> JobEnd:
         """Wait for the end of the other nodes; return how the job ended on this one."""
-        endings = [
-            process.ending()._replace(
-                has_exited=progress_file.has_exited(self._progress_file(process.index))
-            )
-            for process in self._processes.all
-        ]
+        endings = [process.ending() for process in self._processes.all]
         each = self._take_reached()
         endings = [
             ending._replace(step=reached.step)
             for ending, reached in zip(endings, each, strict=True)
         ]
-        if oom_kills() > self._oom_kills:
-            endings = [ending.if_out_of_memory() for ending in endings]
+        before, after = self._oom_kills, oom_kills()
+        kills = None if before is None or after is None else after - before
+        endings = [ending._replace(oom_kills=kills) for ending in endings]
+        if kills:
             self._is_service_killed = False  # it may have been killed for want of memory
         reached = reached_together(each)
         end = JobEnd(
@@ -453,14 +470,17 @@ class Job:
 
     def _report(self, conclusion: Conclusion) -> None:
         """Print how the job ended, the cause last."""
-        nodes = self._order.nodes
-        if conclusion.names_logs:
-            self._print(f"logs: {self._log_dir}")
-        elif nodes and conclusion.has_failed and self._processes.all:
-            self._print(f"logs of node {nodes.node}: {self._log_dir}")
-        self._print(*conclusion.lines)
-        if conclusion.sentence:
-            self._print(self._console.red(conclusion.sentence))
+        if conclusion.failure is None:
+            self._print(*conclusion.lines)
+            return
+        advice = (*conclusion.failure.advice, *conclusion.lines)
+        logs = min(self._log_dir, os.path.relpath(self._log_dir), key=len)
+        failure = dataclasses.replace(conclusion.failure, advice=advice, logs=logs)
+        failure = facts_without_secrets(failure)
+        failure = dataclasses.replace(failure, text=plain_text(failure))
+        if words := write_failure(self._log_dir, failure):
+            self._print(words)
+        self._console.report(failure)
 
     def _without_deadlines(self) -> None:
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf

@@ -1,4 +1,4 @@
-"""The file beside the logs with the address of a running job, for observers outside the job."""
+"""The files beside the logs: the address of a running job, and the facts of its failure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 from shoal.launch.environment import Addresses
+from shoal.runtime.failures.facts import Failure, to_json
 
 JOB_FILE = "job.json"  # in the log directory, as long as the job runs
+FAILURE_FILE = "failure.json"  # of the last job there, if it failed
 
 
 def write_job_file(
@@ -35,22 +37,42 @@ def write_job_file(
         "services": dict(services),
         "processes": list(processes),
     }
-    path = os.path.join(log_dir, JOB_FILE)
-    temporary = f"{path}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(file, "w") as stream:
-            stream.write(json.dumps(posted) + "\n")
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    _write(os.path.join(log_dir, JOB_FILE), json.dumps(posted))
 
 
 def remove_job_file(log_dir: str) -> None:
     """Remove it: the job has ended."""
     with contextlib.suppress(OSError):
         os.unlink(os.path.join(log_dir, JOB_FILE))
+
+
+def write_failure(log_dir: str, failure: Failure) -> str:
+    """Write the facts of a failure; return why they cannot be written, or ""."""
+    path = os.path.join(log_dir, FAILURE_FILE)
+    try:
+        _write(path, json.dumps(to_json(failure), ensure_ascii=False))
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    return ""
+
+
+def remove_failure(log_dir: str) -> None:
+    """Remove the file of an earlier job."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(log_dir, FAILURE_FILE))
+
+
+def _write(path: str, text: str) -> None:
+    """Write a file that only this user may read, whole or not at all."""
+    temporary = f"{path}.{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(file, "w", encoding="utf-8", errors="replace") as stream:
+            stream.write(f"{text}\n")
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise

@@ -7,10 +7,22 @@ which failure is the cause.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from shoal.runtime.failures.facts import Place
+from shoal.runtime.failures.record import place_of
+from shoal.runtime.rules.point import Point
 from shoal.runtime.system.failure_words import listed
+
+
+class Whereabouts(NamedTuple):
+    """The last call of a process."""
+
+    step: int | None
+    place: Place | None
+    is_waiting: bool  # for others, there
 
 
 class Gone(NamedTuple):
@@ -21,6 +33,7 @@ class Gone(NamedTuple):
     at_s: float  # on the monotonic clock, which all processes of a host share
     is_dismissed: bool = False  # declared lost for its silence, while its connection stood
     follows: bool = False  # it failed because of others, as it reported
+    at: Whereabouts | None = None  # of one that has not left in order
     is_missed: bool = True  # other processes were in the job then, or had not left it in order
 
 
@@ -32,6 +45,16 @@ class KeeperNews(NamedTuple):
     processes: tuple[int, ...]
     gone_s: float | None = None  # when its connection ended, if before the job's end
     code: int | None = None  # its return code as in subprocess, if known
+
+
+def whereabouts_of(row: Mapping[str, Any] | None) -> Whereabouts | None:
+    """Parse the last call of a process."""
+    if row is None:
+        return None
+    point = Point(str(row["name"]), fingerprint=str(row["call"]), site=str(row["site"]))
+    place = dataclasses.replace(place_of(point), age_s=float(row["age_s"]))
+    is_known = bool(place.call or place.file)
+    return Whereabouts(row["step"], place if is_known else None, bool(row["waits"]))
 
 
 class News:
@@ -118,5 +141,6 @@ class News:
             float(message["at_s"]),
             process in self._dismissed,
             bool(message.get("follows")),
-            is_missed if knows_missed is None else bool(knows_missed),
+            whereabouts_of(message.get("at")),
+            is_missed=is_missed if knows_missed is None else bool(knows_missed),
         )

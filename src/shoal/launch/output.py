@@ -10,14 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from shoal.paths import open_no_link
+from shoal.runtime.failures.record import BEGIN, END
 
 _ATOMIC_BYTES = 4096  # a writable pipe (poll) takes this much without blocking: pipe(7)
 _LINE_BYTES = 65536  # a longer line is shown in pieces
 _TAIL_BYTES = 32768
-_TRACEBACK = b"Traceback (most recent call last)"
 _TERMINAL_PAUSE_S = 0.1  # an unfinished line (a prompt, a progress bar) is shown after this
 _FILE_PAUSE_S = 5.0  # a progress bar leaves a line in a file or pipe this often; in a log, all
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # red is for errors
@@ -30,6 +30,7 @@ _PIECES_OF_NOTICES = re.compile(
     rb"(?:\[Gloo\] Rank | is connected to | peer ranks\. |"
     rb"Expected number of connected peer ranks is : |\d)+"
 )
+_ESCAPES = BEGIN[:1]
 _RESET = b"\x1b[0m"
 _CLEAR_REST = b"\x1b[K"
 
@@ -90,11 +91,13 @@ class Log:
     def __init__(self, path: str) -> None:
         self.path = path
         self.trouble = ""
+        self.tail = b""  # its end, for the report of a failure
         file = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._file = open(file, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
 
     def write(self, data: bytes) -> None:
         """Append bytes; after the first failure do nothing and keep the reason in `trouble`."""
+        self.tail = (self.tail + data)[-_TAIL_BYTES:]
         if not self.trouble:
             try:
                 self._file.write(data)
@@ -119,25 +122,48 @@ class LineStream:
     """
 
     def __init__(self, outlet: Outlet | None, prefix: bytes, log: Log) -> None:
-        self.tail = b""  # the end of the output, for the report of a failure
-        self.traceback_s: float | None = None  # when the last traceback began
         self.due_s: float | None = None  # when the unfinished line must be shown
         self._outlet, self._prefix, self._log = outlet, prefix, log
         self._unlogged = b""  # of the unfinished line
         self._rest = b""  # the unfinished line
         self._shown = b""  # the part of it that is shown
+        self._held = b""  # what may be the beginning of a mark
+        self._is_for_log = False  # between two marks of `record.for_the_log`
         self._redraws = False  # it is a progress bar
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Take bytes: log and show the lines that they complete."""
+        for piece in self._pieces(data):
+            self._feed(piece, now_s)
+
+    def _pieces(self, data: bytes) -> Iterator[bytes]:
+        """Yield what is between the marks, which set `_is_for_log`."""
+        data, self._held = self._held + data, b""
+        while (at := data.find(_ESCAPES)) >= 0:
+            mark = BEGIN if data.startswith(BEGIN, at) else END
+            if data.startswith(mark, at):
+                if at:
+                    yield data[:at]
+                data = data[at + len(mark) :]
+                if self._rest and self._outlet is not None:
+                    self._finish(self._outlet, self._rest)
+                    self._rest = b""
+                self._is_for_log = mark == BEGIN
+            elif any(one.startswith(data[at:]) for one in (BEGIN, END)):
+                self._held = data[at:]
+                data = data[:at]
+            else:
+                yield data[: at + 1]
+                data = data[at + 1 :]
+        if data:
+            yield data
+
+    def _feed(self, data: bytes, now_s: float) -> None:
         lines, newline, self._unlogged = (self._unlogged + data).rpartition(b"\n")
         self._log.write(lines + newline)
         if len(self._unlogged) > _LINE_BYTES:
             self._log_unfinished()
-        self.tail = (self.tail + data)[-_TAIL_BYTES:]
-        if _TRACEBACK in self.tail[-len(data) - len(_TRACEBACK) + 1 :]:
-            self.traceback_s = now_s
-        if self._outlet is not None:
+        if self._outlet is not None and not self._is_for_log:
             self._show_lines(self._outlet, data)
         if not self._rest and not self._unlogged:
             self.due_s = None
@@ -175,6 +201,9 @@ class LineStream:
 
     def close(self) -> None:
         """Log the rest, and show it as a line."""
+        if self._held:
+            self._feed(self._held, 0.0)
+            self._held = b""
         self._log_unfinished()
         if self._rest and self._outlet is not None:
             self._finish(self._outlet, self._rest)

@@ -15,17 +15,27 @@ from shoal.launch import child
 from shoal.launch.loop import Loop
 from shoal.launch.output import LineStream, Log, Outlet
 from shoal.launch.report import Ending
+from shoal.runtime.failures.facts import Frame
+from shoal.runtime.failures.record import LastRecord, take, take_fault
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.process_status import is_stopped, shows_own_pids
-
-_TEARDOWN_S = 10.0  # an older traceback did not end the process
 
 
 class ChildProcess:
     """One process of the job, and its output."""
 
-    def __init__(self, index: int, popen: subprocess.Popen[bytes], errors: LineStream, log: Log):
-        self.index, self.popen, self.errors, self.log = index, popen, errors, log
+    def __init__(
+        self,
+        index: int,
+        popen: subprocess.Popen[bytes],
+        log: Log,
+        record: str,
+    ) -> None:
+        self.index, self.popen, self.log = index, popen, log
+        self._record_file = record
+        self.record: LastRecord | None = None  # once it has ended
+        self._crashed_at: tuple[Frame, ...] = ()
+        self.peak_bytes = 0  # resident, once it has ended
         self.code: int | None = None
         self.ended_s = math.inf
         self.sent: tuple[signal.Signals, ...] = ()  # the signals sent to end it
@@ -35,29 +45,35 @@ class ChildProcess:
 
     def ending(self) -> Ending:
         """Return how it ended; a process that cannot even be killed counts as killed."""
+        if self.record is None:
+            self.record = take(self._record_file, self.popen.pid)
+            self._crashed_at = take_fault(self._record_file)
         return Ending(
             self.index,
             -signal.SIGKILL if self.code is None else self.code,
             self._failed_s(),
             self.sent,
-            self.errors.tail.decode(errors="replace"),
+            self.log.tail.decode(errors="replace"),
             self.log.path,
             self.was_frozen,
             is_lost=self.is_lost,
             sent_s=self.sent_s,
+            record=self.record,
+            peak_bytes=self.peak_bytes,
+            ended_s=self.ended_s,
+            crashed_at=self._crashed_at,
         )
 
     def _failed_s(self) -> float | None:
         """Return when it failed by itself, or None.
 
-        That is when its last traceback began: what it does between that and its end (waiting for
+        That is when it recorded its exception: what it does between that and its end (waiting for
         threads, closing devices) may take longer than the failure takes to end the others.
         """
-        raised_s = self.errors.traceback_s
-        latest_s = min(self.ended_s, self.sent_s)
-        raises = self.sent or (self.code or 0) > 0  # else a signal ended it, not the traceback
-        if raises and raised_s is not None and latest_s - _TEARDOWN_S < raised_s < latest_s:
-            return raised_s
+        record = self.record
+        raises = self.sent or (self.code or 0) > 0  # else a signal ended it, not the exception
+        if raises and record is not None and record.at_s < min(self.ended_s, self.sent_s):
+            return record.at_s
         return None if self.sent else self.ended_s
 
 
@@ -91,6 +107,7 @@ class Processes:
         shown: Sequence[tuple[Outlet | None, bytes]],
         log: Log,
         *,
+        record: str,
         stdin: bool,
     ) -> None:
         """Start the next process.
@@ -98,6 +115,7 @@ class Processes:
         Args:
           command: `script, args…` or `-m, module, args…`.
           shown: for stdout and stderr: the outlet (None: not shown) and the prefix.
+          record: the file in which it records how it failed.
           stdin: whether it reads the launcher's standard input; if not, /dev/null.
         """
         popen = subprocess.Popen(
@@ -109,16 +127,18 @@ class Processes:
             start_new_session=True,
         )
         words, errors = (LineStream(outlet, prefix, log) for outlet, prefix in shown)
-        self.all.append(ChildProcess(self.first + len(self.all), popen, errors, log))
+        index = self.first + len(self.all)
+        self.all.append(ChildProcess(index, popen, log, record))
         loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
         loop.listen_to(popen.stderr, errors)  # type: ignore[arg-type]
 
-    def note_end(self, pid: int, code: int) -> bool:
+    def note_end(self, pid: int, code: int, peak_bytes: int) -> bool:
         """Note the end of `pid`; return whether it is a process of the job."""
         for process in self.all:
             if process.popen.pid == pid and process.code is None:
                 process.code = process.popen.returncode = code
                 process.ended_s = time.monotonic()
+                process.peak_bytes = peak_bytes
                 return True
         return False
 

@@ -79,7 +79,7 @@ class ServiceProcess:
 
     def describe_end(self, code: int) -> str:
         """Describe its end, with its last output."""
-        said = self.errors.tail.decode(errors="replace").strip()
+        said = self.log.tail.decode(errors="replace").strip()
         said = said.replace("\n", "\n    ")
         return f"the {self.name} ended, code {code}" + (f": {said}" if said else "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 
@@ -25,12 +26,18 @@ from shoal.launch.nodes.messages import (
     verdict_of,
 )
 from shoal.launch.report import Ending
+from shoal.runtime.failures.facts import Failure, Processes
+from shoal.runtime.failures.record import LastRecord, cause_of
 from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, FrameReader
 
 SIGNALS = st.lists(st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])).map(tuple)
 TIMES_S = st.floats(0, 1e6)
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]))
+RECORDS = [
+    LastRecord(pid=1, at_s=2.0, cause=cause_of(ValueError("no data"), process=1, step=3)),
+    LastRecord(pid=2, at_s=2.0, cause=cause_of(SystemExit(3)), because_of=Processes([0, 1])),
+]
 ENDINGS = st.lists(
     st.builds(
         Ending,
@@ -42,9 +49,12 @@ ENDINGS = st.lists(
         TEXT,
         st.booleans(),
         gone=st.none(),
+        record=st.none() | st.sampled_from(RECORDS),
+        peak_bytes=st.integers(0, 1 << 40),
+        ended_s=TIMES_S | st.just(math.inf),
         is_lost=st.booleans(),
         sent_s=st.just(math.inf) | TIMES_S,
-        is_oom=st.booleans(),
+        oom_kills=st.integers(0, 3),
         step=st.integers(-1, 1 << 40),
     )
 )
@@ -65,12 +75,15 @@ def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s, reache
     assert (came.trouble, came.reached) == (trouble, reached)
     for sent, ending in zip(endings, came.endings, strict=True):
         failed_s = None if sent.failed_s is None else sent.failed_s + shift_s
-        assert ending == sent._replace(failed_s=failed_s, sent_s=sent.sent_s + shift_s, host="h")
+        times_s = {"sent_s": sent.sent_s + shift_s, "ended_s": sent.ended_s + shift_s}
+        assert ending == sent._replace(failed_s=failed_s, host="h", **times_s)
 
 
 @given(st.integers(-30, 255), st.lists(TEXT).map(tuple), TEXT, st.booleans())
 def test_a_verdict_arrives(code, lines, sentence, flag):
-    verdict = Conclusion(code, lines, sentence, not flag, has_failed=flag, again=flag)
+    cause = dataclasses.replace(RECORDS[0].cause, words=(sentence,))
+    failure = Failure(kind="exception", headline=sentence, exit_code=code, causes=(cause,))
+    verdict = Conclusion(code, lines, failure if flag else None, has_failed=flag, again=flag)
     assert verdict_of(frame_of(pack_verdict(verdict)).body) == verdict
 
 

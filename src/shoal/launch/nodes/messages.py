@@ -22,6 +22,9 @@ from shoal.launch.environment import Addresses, HostShare, JobStart
 from shoal.launch.news import Gone
 from shoal.launch.nodes.assembly import NodeCard
 from shoal.launch.report import Ending
+from shoal.runtime.failures.facts import Failure, of_json, to_json
+from shoal.runtime.failures.facts import Frame as StackFrame
+from shoal.runtime.failures.record import LastRecord
 from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
 
@@ -135,9 +138,12 @@ def pack_end(end: JobEnd, shift_s: float) -> bytes:
         {
             **ending._asdict(),
             "failed_s": _shifted(ending.failed_s, shift_s),
+            "ended_s": ending.ended_s + shift_s,
             "sent_s": None if ending.sent_s == math.inf else ending.sent_s + shift_s,
             "sent": [int(number) for number in ending.sent],
             "gone": None,
+            "record": ending.record and to_json(ending.record),
+            "crashed_at": to_json(ending.crashed_at),
         }
         for ending in end.endings
     ]
@@ -156,7 +162,7 @@ def end_of(body: bytes, host: str) -> NodeEnd:
         step, saved, ended = map(int, done["reached"])
         endings = [_ending_of(row, host) for row in done["endings"]]
         return NodeEnd(endings, str(done["trouble"]), Reached(step, saved, ended))
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise FrameError("the endings are incomplete") from None
 
 
@@ -166,21 +172,25 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         code=int(row["code"]),
         failed_s=None if row["failed_s"] is None else float(row["failed_s"]),
         sent=tuple(signal.Signals(number) for number in row["sent"]),
-        stderr=str(row["stderr"]),
+        output=str(row["output"]),
         log=str(row["log"]),
         was_frozen=bool(row["was_frozen"]),
         is_lost=bool(row["is_lost"]),
         sent_s=math.inf if row["sent_s"] is None else float(row["sent_s"]),
         host=host,
-        is_oom=bool(row["is_oom"]),
+        oom_kills=None if row["oom_kills"] is None else int(row["oom_kills"]),
         step=int(row["step"]),
-        has_exited=bool(row["has_exited"]),
+        record=None if row["record"] is None else of_json(LastRecord, row["record"]),
+        peak_bytes=int(row["peak_bytes"]),
+        ended_s=float(row["ended_s"]),
+        crashed_at=tuple(of_json(StackFrame, one) for one in row["crashed_at"]),
     )
 
 
 def pack_verdict(conclusion: Conclusion) -> bytes:
     """Return the frame of how the job ended."""
-    text = json.dumps(conclusion._asdict()).encode(errors="replace")
+    failure = conclusion.failure and to_json(conclusion.failure)
+    text = json.dumps({**conclusion._asdict(), "failure": failure}).encode(errors="replace")
     return pack_frame({"is": "verdict"}, text)
 
 
@@ -192,8 +202,9 @@ def verdict_of(body: bytes) -> Conclusion:
     """
     try:
         row = json.loads(body)
-        return Conclusion(**{**row, "lines": tuple(row["lines"])})
-    except (KeyError, TypeError, ValueError):
+        failure = row["failure"] and of_json(Failure, row["failure"])
+        return Conclusion(**{**row, "lines": tuple(row["lines"]), "failure": failure})
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise FrameError("the verdict is incomplete") from None
 
 

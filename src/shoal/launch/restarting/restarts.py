@@ -94,17 +94,17 @@ class RestartRules:
         if restarts is None or not self._may_go_on(conclusion):
             return ""
         if conclusion.code != REQUEUE and self._failures > restarts.most:
-            return f"no new attempt: --max-restarts {restarts.most}"
+            return f"No new attempt: --max-restarts {restarts.most}."
         if self._is_alike and _is_own(conclusion):
             step = self._last[1]
             when = f"at step {step}" if step >= 0 else "before the first step"
-            return f"no new attempt: two failed alike, {conclusion.cause} {when}"
+            return f"No new attempt: two failed alike, {conclusion.cause} {when}."
         if self._idle < MOST_IDLE or not _is_own(conclusion):
             return ""
-        words = f"no new attempt: a crash loop, {MOST_IDLE} failed"
+        words = f"No new attempt: a crash loop, {MOST_IDLE} failed"
         if self._reached == Reached():
-            return f"{words} and noted no step (shoal.step, shoal.preempted, shoal.saved)"
-        return f"{words} without progress{self._after()}"
+            return f"{words} and noted no step (shoal.step, shoal.preempted, shoal.saved)."
+        return f"{words} without progress{self._after()}."
 
     def _after(self) -> str:
         """Return the progress of the attempts, as text."""

@@ -34,6 +34,7 @@ class Progress:
         "is_watched",
         "on_limit",
         "outer",
+        "point",
         "saved",
         "step",
         "turns",
@@ -51,6 +52,7 @@ class Progress:
         self.step: int | None = None  # the label: the innermost open step, else the last one
         self.outer: int | None = None  # the innermost open step
         self.ended = 0  # steps, timed or not
+        self.point: Point | None = None  # where it has waited last
         self.is_waiting = False  # in a call that waits for others, with a deadline
         self.is_watched = False  # whether a thread looks for a lack of progress
         self.worked = 0  # grows while a long call makes progress; any thread may increment it
@@ -109,6 +111,7 @@ class Progress:
     def begin_wait(self, point: Point, now: float) -> None:
         """Record that the main thread begins to wait at `point`."""
         self._last = (point, now)
+        self.point = point
         self._points += 1
         self.is_waiting = True
 

@@ -44,6 +44,7 @@ from shoal.runtime.exit.explaining import explain, lost_services, report_cut, re
 from shoal.runtime.exit.main_program import MainProgram
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.exit.unfinished import await_devices, pause_s
+from shoal.runtime.failures.record import for_launcher, for_the_log, record
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (
@@ -82,6 +83,7 @@ class ExitGuard:
         self._agent = TorchAgent(os.environ)
         self._error: BaseException | None = None  # the uncaught exception
         self._peers: Mapping[int, str] | None = None  # whose end led to it, or to sys.exit()
+        self._is_recorded = False  # where its launcher reads it
         self._explanation = ""  # which processes those are, if the exception does not say it
 
     def hook(self) -> None:
@@ -152,12 +154,10 @@ class ExitGuard:
         trace = error.__traceback__
         coordinator = self._coordinator if self._is_owner() else None
         self._code = _code_of(error)
-        if has_hidden(error) and (coordinator is None or coordinator.process == 0):
-            print(f"shoal: {HIDDEN}", file=sys.stderr)  # once per job
         if coordinator is None:
             if self._is_owner():
                 self._record(error, {}, time.time())
-            self._excepthook(kind, error, trace)
+            self._show(kind, error, trace)
             if self._is_owner():
                 self._outlast(None)
                 if isinstance(error, ShoalError):
@@ -166,10 +166,25 @@ class ExitGuard:
         self._agent.note_signals(coordinator.process)
         gone = self._report_failure(coordinator, error)
         try:
-            self._excepthook(kind, error, trace)
+            self._show(kind, error, trace)
         finally:
-            self._explain(coordinator, error, gone)
+            with for_the_log(self._is_recorded):
+                self._explain(coordinator, error, gone)
             self._limit_end()
+
+    def _show(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Show an uncaught exception by the hook that was installed before this one.
+
+        Python's own is for the log where a launcher reports the failure. That of the program (rich,
+        a debugger) appears as it comes.
+        """
+        is_alone = self._coordinator is None or self._coordinator.process == 0
+        with for_the_log(self._is_recorded and self._excepthook is sys.__excepthook__):
+            if has_hidden(error) and is_alone and self._is_owner():
+                print(f"shoal: {HIDDEN}", file=sys.stderr)  # once per job
+            self._excepthook(kind, error, trace)
 
     def _report_failure(self, coordinator: Coordinator, error: BaseException) -> dict[int, Member]:
         """Report an uncaught exception; return the lost processes if they may be its cause."""
@@ -182,8 +197,14 @@ class ExitGuard:
         return gone
 
     def _record(self, error: BaseException, gone: Mapping[int, Member], at_s: float) -> None:
-        """Write torch's error file of an exception, if no other process led to it."""
+        """Record an exception, in torch's error file too if no other process led to it."""
         self._error, self._peers = error, peers_behind(error, gone)
+        process = step = point = None
+        if (here := self._coordinator) is not None:
+            process, step, point = here.process, here.progress.step, here.progress.point
+        self._is_recorded = record(
+            error, process=process, step=step, point=point, because_of=self._peers
+        )
         if self._peers is None:
             self._agent.record(error, at_s)
 
@@ -252,7 +273,8 @@ class ExitGuard:
             gone = gone_members(coordinator)
         is_busy = _works_on_devices()
         if gone or is_busy or (fails and not is_idle):
-            code = self._exit_status & 0xFF or report_cut(coordinator, gone)
+            with for_launcher():
+                code = self._exit_status & 0xFF or report_cut(coordinator, gone)
             flush()  # before the services may end, because JAX's client aborts then
             write_open_files()
             with contextlib.suppress(ShoalError, OSError):
@@ -335,11 +357,13 @@ class ExitGuard:
         while self._coordinator is coordinator:
             now = time.monotonic()
             if self._limit is not None and now >= self._limit[0]:
-                report_stuck(coordinator)
+                with for_launcher():
+                    report_stuck(coordinator)
                 _end(self._limit[1])
             if now >= max(query_at, self._native_since + _IN_TIME_S):
                 if gone_members(coordinator):
-                    report_stuck(coordinator)
+                    with for_launcher():
+                        report_stuck(coordinator)
                     _end(self._exit_status & 0xFF or ProcessLostError.exit_code)
                 query_at = now + pause_s(coordinator)
             time.sleep(0.2)

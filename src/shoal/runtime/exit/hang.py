@@ -23,6 +23,7 @@ from shoal.runtime.client.known_losses import TICK_S, Trouble, Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.exit.guard import flush
 from shoal.runtime.exit.torch_agent import TorchAgent
+from shoal.runtime.failures.record import for_launcher
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.system.stacks import stacks, without_own
@@ -130,7 +131,7 @@ def write_before_exit(text: str) -> None:
     """Write `text` to stderr and flush Python's buffers, giving up after _FLUSH_S."""
 
     def run() -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), for_launcher():
             os.write(2, text.encode(errors="replace"))
         flush()
         TorchAgent(os.environ).record_words(text, time.time())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.gathering import Gathering, Reply, WaitingProcess, Waits, place_text
 from shoal.runtime.rules.meeting_answers import Answer
@@ -103,6 +103,24 @@ class Record(Generic[To]):
         self.departure_reason = words if is_trace else words + self._last_seen(now)
         self.state, self.silent_since, self.stopped_since = state, None, None
         self.note(now, words)
+
+    def whereabouts(self, now: float) -> dict[str, Any]:
+        """Return its step and its last call, for the launcher's report."""
+        waits = self._waits()
+        _, place, since = self._last()
+        point = self.activity.point
+        if waits:
+            point, since = waits[0].point, waits[0].since
+        elif point is None or place != place_text(point):
+            point = Point("", site=place)
+        return {
+            "step": self.step,
+            "call": point.call,
+            "name": point.name,
+            "site": point.site,
+            "age_s": round(max(0.0, now - since), 3),
+            "waits": bool(waits),
+        }
 
     def last_words(self, now: float) -> str:
         """Return its last words: where it waits, its last call, or why it is gone."""

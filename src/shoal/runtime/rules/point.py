@@ -36,6 +36,11 @@ class Point(NamedTuple):
         """Its name and call site: `'epoch' (train.py:31 (main))`."""
         return f"{self.name!r} ({self.site})" if self.site else repr(self.name)
 
+    @property
+    def call(self) -> str:
+        """The call that it belongs to: "barrier"."""
+        return self.fingerprint.partition("\n")[0].partition(":")[0] or self.name
+
 
 class Member(NamedTuple):
     """The state of one process of the job."""

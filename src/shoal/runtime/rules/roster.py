@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from shoal.runtime.rules.meeting_answers import Loss, ProcessesGone, ServicesLost, SurvivorsMet
 from shoal.runtime.rules.member_record import Record
@@ -50,6 +50,10 @@ class Roster(Generic[To]):
     def departure_reason(self, process: int) -> str:
         """Return why a process is gone, and its last place."""
         return self._records[process].departure_reason
+
+    def whereabouts(self, now: float, process: int) -> dict[str, Any]:
+        """Return the step and the last call of a process."""
+        return self._records[process].whereabouts(now)
 
     def record_activity(self, now: float, process: int, words: str) -> None:
         """Record a process's activity."""

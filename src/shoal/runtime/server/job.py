@@ -206,7 +206,9 @@ class ServedJob:
         if meeting is None or meeting.has_gone(process):
             return
         self._liveness.forget(process)
-        more = {"follows": True} if follows else {}
+        more: dict[str, Any] = {"follows": True} if follows else {}
+        if state != "left":
+            more["at"] = meeting.whereabouts(self.now(), process)
         self.on_news(gone=process, state=state, words=words, at_s=self.now(), **more)
         replies = meeting.depart(self.now(), process, state, words)
         if not self._stalls.has_ended:  # else all know why their waits end: see `_judge_stall`

@@ -23,8 +23,7 @@ VARIABLE = "SHOAL_PROGRESS_FILE"
 _FIELDS = struct.Struct("<qqq")  # of `Reached`
 _NUMBER = struct.Struct("<q")
 _SAVES_AT = _FIELDS.size  # how many saves are running
-_EXITED_AT = _SAVES_AT + _NUMBER.size  # whether a SystemExit has ended the program
-_SIZE = _EXITED_AT + _NUMBER.size
+_SIZE = _SAVES_AT + _NUMBER.size
 _MOST = (1 << 63) - 1
 
 
@@ -57,7 +56,7 @@ def reached_together(each: Iterable[Reached]) -> Reached:
 def prepare(path: str) -> None:
     """Write a file for a process that has not reached any step yet."""
     with open(open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(_FIELDS.pack(*Reached()) + 2 * _NUMBER.pack(0))
+        file.write(_FIELDS.pack(*Reached()) + _NUMBER.pack(0))
 
 
 def read(path: str) -> Reached:
@@ -71,18 +70,9 @@ def read(path: str) -> Reached:
 
 def is_saving(path: str) -> bool:
     """Return whether a save of a process is running; False if the file is gone."""
-    return _is_set(path, _SAVES_AT)
-
-
-def has_exited(path: str) -> bool:
-    """Return whether a SystemExit has ended the program, no other exception."""
-    return _is_set(path, _EXITED_AT)
-
-
-def _is_set(path: str, at: int) -> bool:
     try:
         with open(path, "rb") as file:
-            (count,) = _NUMBER.unpack_from(file.read(), at)
+            (count,) = _NUMBER.unpack_from(file.read(), _SAVES_AT)
             return bool(count > 0)
     except (OSError, struct.error):
         return False
@@ -109,12 +99,6 @@ def note_saved(number: int) -> None:
 def note_ended(number: int) -> None:
     """Record that this process has ended a step."""
     _raise(2, number)
-
-
-def note_exit() -> None:
-    """Record that a SystemExit has ended the program."""
-    if (file := _own_file()) is not None:
-        _NUMBER.pack_into(file, _EXITED_AT, 1)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,336 @@
+"""The facts of a job's failure, from how its processes ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.errors import CorruptCheckpoint, ProcessLostError
+from shoal.launch.news import KeeperNews
+from shoal.launch.report import (
+    Ending,
+    fails_by_itself,
+    is_of_runtime,
+    is_signal_from_outside,
+    shell_code,
+    signal_name,
+)
+from shoal.runtime.failures.facts import (
+    Cause,
+    Failure,
+    Memory,
+    Others,
+    Place,
+    Processes,
+    Side,
+    Waiting,
+)
+from shoal.runtime.failures.rendering import headline_of
+from shoal.runtime.rules.stopping import REQUEUE
+from shoal.runtime.system.cgroup import memory_limit, memory_peak
+from shoal.runtime.system.failure_words import headline_of as headline_of_words
+from shoal.runtime.system.failure_words import listed
+
+# Of errors that all processes of a meeting share.
+_SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
+# Of the interpreter; of C++, as printed by absl and the standard library.
+_FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\* Check failure")
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_OUTPUT_LINES = 3
+_SAID = 240  # characters of a later error
+_ALL_CALLS = "All processes must make the same collective calls, in the same order."
+
+
+class Attempt(NamedTuple):
+    """The run of a job that has failed. Times are on one monotonic clock."""
+
+    endings: Sequence[Ending]
+    total: int
+    start_s: float
+
+    def failure(self, kind: str, code: int, causes: Iterable[Cause], headline: str = "") -> Failure:
+        """Return the failure with these causes; the headline is derived from them if not given."""
+        causes = tuple(causes)
+        taken = {process for cause in causes for process in _shown_in(cause)}
+        rest = [ending for ending in self.endings if ending.process not in taken]
+        at_s = [cause.at_s for cause in causes if cause.at_s is not None]
+        ended_s = [e.ended_s for e in self.endings if e.ended_s < float("inf")]
+        started = time.time() - (time.monotonic() - self.start_s)
+        logs = {os.path.dirname(ending.log) for ending in self.endings if ending.log}
+        failure = Failure(
+            kind=kind,
+            headline=headline,
+            exit_code=code,
+            started=_utc(started),
+            failed_after_s=round(min(at_s), 3) if at_s else None,
+            ended_after_s=round(max(ended_s) - self.start_s, 3) if ended_s else None,
+            num_processes=self.total,
+            hosts=_hosts(self.endings),
+            causes=causes,
+            others=_others(rest),
+            advice=_advice(causes),
+            logs=min(logs, default=""),
+        )
+        return failure if headline else dataclasses.replace(failure, headline=headline_of(failure))
+
+    def of_process(self, root: Ending, code: int) -> Failure:
+        """Return the failure of a job whose first failure is that of a process."""
+        first = self._cause(root)
+        shared = [e for e in self.endings if _kind(e) == first.kind]
+        if first.kind in _SHARED and root.record is not None:
+            return self.failure(first.kind, code, [self._of_all(first, shared)])
+        own = [e for e in self.endings if e.process != root.process and _is_independent(e)]
+        own.sort(key=lambda ending: ending.known_failed_s or 0.0)
+        groups: dict[object, list[Cause]] = {}
+        for cause in (first, *map(self._cause, own)):
+            groups.setdefault(_digest(cause), []).append(cause)
+        causes = [
+            dataclasses.replace(group[0], processes=_processes(group)) for group in groups.values()
+        ]
+        return self.failure(first.kind, code, causes)
+
+    def _cause(self, ending: Ending) -> Cause:
+        """Return the failure of one process."""
+        at_s = None
+        if ending.known_failed_s is not None:
+            at_s = round(ending.known_failed_s - self.start_s, 3)
+        log = os.path.basename(ending.log)
+        found = _recorded(ending) or _by_itself(ending)
+        host = f"{ending.host}:" if ending.host else ""
+        code = None if ending.sent else shell_code(ending.code)
+        step = found.step if found.step is not None or ending.step < 0 else ending.step
+        return dataclasses.replace(
+            found,
+            processes=Processes([ending.process]),
+            at_s=at_s,
+            exit_code=code,
+            step=step,
+            log=log and f"{host}{log}",
+        )
+
+    def _of_all(self, first: Cause, shared: Sequence[Ending]) -> Cause:
+        """Return a failure that all who met have been given."""
+        causes = [self._cause(ending) for ending in shared]
+        processes = _processes(causes)
+        if first.wait is not None:
+            arrived: dict[Place | None, list[int]] = {}
+            for cause in causes:
+                place = cause.place
+                if place is None and cause.frames:
+                    frame = cause.frames[-1]
+                    place = Place(file=frame.file, line=frame.line, source=frame.source)
+                arrived.setdefault(place, []).extend(cause.processes)
+            waiting = [
+                Waiting(processes=Processes(group), place=place) for place, group in arrived.items()
+            ]
+            call = first.place.call if first.place else first.wait.call
+            missing = Processes(p for one in first.wait.missing for p in one.processes)
+            wait = dataclasses.replace(first.wait, call=call, arrived=tuple(waiting))
+            logs = [e.log for e in self.endings if e.process in missing and len(missing) == 1]
+            log = os.path.basename(min(logs, default=""))
+            processes = missing or processes
+            return dataclasses.replace(
+                first, wait=wait, processes=processes, log=log, error=None, frames=(), left_out={}
+            )
+        if first.difference is not None:
+            sides: Iterable[Side] = first.difference.sides
+            processes = Processes([*processes, *(p for side in sides for p in side.processes)])
+            first = dataclasses.replace(first, error=None, frames=(), left_out={})
+        if first.checkpoint is not None and first.checkpoint.file:
+            first = dataclasses.replace(first, error=None, frames=(), left_out={})
+        log = first.log if len(processes) == 1 else ""
+        return dataclasses.replace(first, processes=processes, log=log)
+
+
+def _shown_in(cause: Cause) -> Iterator[int]:
+    """Yield the processes that the evidence of a cause shows."""
+    yield from cause.processes
+    for group in () if cause.wait is None else cause.wait.arrived:
+        yield from group.processes
+
+
+def of_keeper(attempt: Attempt, keeper: KeeperNews) -> Failure:
+    """Return the failure of a job by the death of a host's keeper, upon which JAX aborts."""
+    died = "died"
+    if keeper.code is not None and keeper.code < 0:
+        died = f"was killed by {signal_name(-keeper.code)}"
+    elif keeper.code is not None:
+        died = f"ended with exit code {keeper.code}"
+    ended = attempt.endings
+    aborted = [e.process for e in ended if e.code == -signal.SIGABRT and not e.sent]
+    at_s = keeper.gone_s - attempt.start_s if keeper.gone_s else None
+    words = f"Its processes reach JAX's service through it: JAX aborted {listed(aborted)}."
+    cause = Cause(
+        processes=Processes(aborted), kind="service_lost", at_s=at_s, words=(words,), log=""
+    )
+    headline = f"the keeper of host {keeper.host} (pid {keeper.pid}) {died}"
+    return attempt.failure("service_lost", ProcessLostError.exit_code, [cause], headline)
+
+
+def _recorded(ending: Ending) -> Cause | None:
+    """Return what a process has recorded of its end, if that was its end."""
+    if ending.record is None or ending.is_lost or ending.was_frozen:
+        return None
+    cause = ending.record.cause
+    if ending.code == cause.exit_code or ending.sent:
+        return cause
+    if ending.code == 0:
+        words = "It ended with code 0 before it left the job."
+    elif ending.code < 0:
+        words = f"It was then killed by {signal_name(-ending.code)}."
+    else:
+        words = f"It then ended with exit code {ending.code}."
+    return dataclasses.replace(cause, words=(*cause.words, words))
+
+
+def _by_itself(ending: Ending) -> Cause:
+    """Return the cause of a process that has recorded nothing."""
+    cause = Cause(processes=Processes(), kind="exit", last_output=_last_output(ending.output))
+    if ending.gone is not None and ending.gone.at is not None:
+        at = ending.gone.at
+        cause = dataclasses.replace(cause, place=at.place, step=at.step)
+    if ending.was_frozen or ending.is_lost:
+        return dataclasses.replace(cause, kind="lost", words=(_lost(ending),))
+    if ending.code < 0:
+        name, is_outside = signal_name(-ending.code), is_signal_from_outside(ending.code)
+        return dataclasses.replace(
+            cause,
+            kind="signal",
+            signal=name,
+            sent_by_launcher=-ending.code in ending.sent if is_outside else None,
+            frames=ending.crashed_at,
+            memory=_memory(ending) if name == "SIGKILL" else None,
+        )
+    words = "It raised nothing and called no sys.exit: os._exit, or exit() in native code."
+    if ending.gone is not None and ending.gone.state == "failed":
+        words = f"It had reported: {headline_of_words(ending.gone.words)}"
+    elif ending.code == 0:
+        words = "It ended before it left the job: os._exit, or exit() in native code."
+    elif ending.code == REQUEUE:
+        words = f"Exit code {REQUEUE} means preempted and saved, but there was no notice."
+    return dataclasses.replace(cause, words=(words,))
+
+
+def _memory(ending: Ending) -> Memory:
+    return Memory(
+        peak_bytes=ending.peak_bytes or None,
+        cgroup_oom_kills=ending.oom_kills,
+        cgroup_peak_bytes=memory_peak() if ending.is_oom else None,
+        cgroup_limit_bytes=memory_limit() if ending.is_oom else None,
+    )
+
+
+def _lost(ending: Ending) -> str:
+    """Describe how a process was lost, and how it ended."""
+    how = f"was ended by shoal run with {signal_name(ending.sent[-1])}" if ending.sent else ""
+    if not how:
+        code = ending.code
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    if ending.was_frozen:
+        return f"It was stopped by a signal (SIGSTOP), and {how}."
+    words = ending.gone.words.removesuffix(" (killed?)") if ending.gone is not None else ""
+    lived = "" if ending.gone is not None and ending.gone.is_dismissed else ", but it lived on"
+    return f"{words}{lived}; it {how}." if words else f"It {how}."
+
+
+def _last_output(output: str) -> tuple[str, ...]:
+    """Return the last lines that a process wrote, without shoal's own; from a fatal one, if any."""
+    lines = [line.rstrip() for line in _ESCAPE.sub("", output).splitlines()]
+    lines = [line for line in lines if line.strip() and not line.startswith("shoal: ")]
+    fatal = next((i for i, line in enumerate(lines) if _FATAL.match(line)), None)
+    if fatal is not None:
+        return tuple(lines[fatal : fatal + _OUTPUT_LINES])
+    return tuple(lines[-_OUTPUT_LINES:])
+
+
+def _kind(ending: Ending) -> str:
+    return "" if ending.record is None else ending.record.cause.kind
+
+
+def _is_independent(ending: Ending) -> bool:
+    """Return whether a process raised an exception of its own before it knew of another failure."""
+    record = ending.record
+    if record is None or record.because_of is not None or ending.known_failed_s is None:
+        return False
+    if record.cause.kind in _SHARED or not fails_by_itself(ending):
+        return False
+    error = record.cause.error
+    words = f"{error.type}: {error.message}" if error else ""
+    return not is_of_runtime(words) and bool(error and error.type != "KeyboardInterrupt")
+
+
+def _digest(cause: Cause) -> object:
+    error = cause.error
+    said = (error.type, error.message) if error else (cause.kind, cause.signal)
+    return said, cause.frames, cause.exit_code, cause.thread, cause.words
+
+
+def _processes(causes: Iterable[Cause]) -> Processes:
+    return Processes(process for cause in causes for process in cause.processes)
+
+
+def _others(endings: Iterable[Ending]) -> tuple[Others, ...]:
+    """Group the processes that did not fail by themselves, by what they did."""
+    groups: dict[Others, list[int]] = {}
+    for ending in endings:
+        groups.setdefault(_other(ending), []).append(ending.process)
+    return tuple(
+        dataclasses.replace(other, processes=Processes(group)) for other, group in groups.items()
+    )
+
+
+def _other(ending: Ending) -> Others:
+    none, code, record = Processes(), shell_code(ending.code), ending.record
+    if record is not None and (record.because_of is not None or record.cause.kind in _SHARED):
+        place = record.cause.place
+        state = "waiting" if place is not None and place.call else "running"
+        return Others(processes=none, state=state, place=place, exit_code=code)
+    if ending.sent:
+        name = signal_name(ending.sent[-1] if ending.code >= 0 else -ending.code)
+        return Others(processes=none, state="running", ended_by=name)
+    if ending.code == 0:
+        return Others(processes=none, state="ended", exit_code=0)
+    if record is not None and record.cause.error is not None:
+        error, frames = record.cause.error, record.cause.frames
+        at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
+        words = f"raised {error.type}{at}: {' '.join(error.message.split())}"[:_SAID]
+    elif ending.code < 0:
+        words = f"was killed by {signal_name(-ending.code)}"
+    else:
+        words = f"ended with exit code {code}"
+    return Others(processes=none, state="ended", exit_code=code, words=words)
+
+
+def _advice(causes: Sequence[Cause]) -> tuple[str, ...]:
+    """Return what to do, where that follows from the facts."""
+    (first, *_) = causes or (None,)
+    if first is None:
+        return ()
+    if first.kind == "not_joined":
+        by = "shoal.initialize or jax.distributed.initialize"
+        return (f"Every process must call {by}.",)
+    if first.kind == "deadline":
+        return ("If it is only slow, raise timeout_s= of this call, or SHOAL_TIMEOUT_S.",)
+    if first.kind == "checkpoint" and first.exit_code == CorruptCheckpoint.exit_code:
+        return ("No value of it was returned. Restore another step, or put back a good copy.",)
+    if first.difference is not None and first.difference.what == "call":
+        return (_ALL_CALLS,)
+    return ()
+
+
+def _hosts(endings: Sequence[Ending]) -> Mapping[str, Processes]:
+    hosts: dict[str, list[int]] = {}
+    for ending in endings:
+        hosts.setdefault(ending.host or socket.gethostname(), []).append(ending.process)
+    return {host: Processes(group) for host, group in hosts.items()}
+
+
+def _utc(at: float) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
+    return f"{whole}.{int(at % 1 * 1000):03d}Z"

@@ -1,0 +1,400 @@
+"""The record of a process that fails: written before anything is printed, read by its launcher.
+
+One line of JSON for each event, appended with one write; a torn last line is ignored. What a
+process prints is no evidence: a traceback on stderr may be of an exception that it handled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import linecache
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+from shoal import settings
+from shoal.errors import (
+    CheckpointError,
+    DeadlineError,
+    DivergenceError,
+    InitializeError,
+    PeerFailedError,
+    ProcessLostError,
+    ShoalError,
+    StalledError,
+)
+from shoal.paths import open_no_link
+from shoal.runtime.failures.facts import (
+    MESSAGE_CHARACTERS,
+    Cause,
+    CheckpointFacts,
+    Difference,
+    ErrorFacts,
+    Frame,
+    Place,
+    Processes,
+    Wait,
+    Waiting,
+    of_json,
+    to_json,
+)
+from shoal.runtime.rules.point import Point
+from shoal.runtime.system.callsite import site_of
+from shoal.runtime.system.failure_words import causes_of, is_of_program, text_of
+from shoal.tracebacks import BUG, is_installed, is_ours, is_own_file
+
+VARIABLE = "SHOAL_RECORD_FILE"
+BEGIN, END = b"\x1e[shoal: for the log]\x1e\n", b"\x1e[shoal: for all]\x1e\n"
+_BYTES = 64 << 10
+_FRAMES = 40  # the outermost and the innermost of them
+_CHAIN = 3
+_OF_JAX = "For simplicity, JAX has removed its internal frames"  # the note on a traceback
+_LEAVES = 20
+_SOURCE = 200  # characters of a line of source
+_SITE = re.compile(r"(?:.*\()?([^()]+):(\d+) \([^()]*\)\)?", re.DOTALL)
+_MET = re.compile(r"(?:step \d+, )?last at (?:'(.*)'|.*?) (\(.*\)), ([\d.]+) s ago")
+_KINDS: tuple[tuple[type[BaseException], str], ...] = (
+    (DivergenceError, "diverged"),
+    (DeadlineError, "deadline"),
+    (StalledError, "stalled"),
+    (InitializeError, "not_joined"),
+    (CheckpointError, "checkpoint"),
+    (ProcessLostError, "lost"),
+    (SystemExit, "exit"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastRecord:
+    """What a process has recorded of its own end."""
+
+    pid: int
+    at_s: float  # on the monotonic clock
+    cause: Cause
+    because_of: Processes | None = None  # whose end led to it; empty: a service's. None: its own
+
+
+def record(
+    error: BaseException,
+    *,
+    process: int | None = None,
+    step: int | None = None,
+    point: Point | None = None,
+    because_of: Mapping[int, str] | None = None,
+) -> bool:
+    """LastRecord an uncaught exception; return whether a launcher can read it.
+
+    Args:
+      process: this one, in its job.
+      point: where it has waited last.
+      because_of: the processes whose end led to it; None: those that it names, if any.
+
+    Never raises: the end of the process is more important.
+    """
+    path = settings.text(VARIABLE)
+    if not path:
+        return False
+    try:
+        cause = cause_of(error, process=process, step=step, point=point)
+        because_of = _peers(error) if because_of is None else because_of
+        peers = None if because_of is None else Processes(because_of)
+        one = LastRecord(pid=os.getpid(), at_s=time.monotonic(), cause=cause, because_of=peers)
+        data = json.dumps(to_json(one)).encode() + b"\n"
+        if len(data) > _BYTES:
+            return False
+        file = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return os.write(file, data) == len(data)
+        finally:
+            os.close(file)
+    except Exception:  # noqa: BLE001 (methods of the exception may raise anything)
+        return False
+
+
+def take(path: str, pid: int) -> LastRecord | None:
+    """Return the last record of a process, and remove the file; None if there is none."""
+    found = None
+    with contextlib.suppress(OSError):
+        with open(path, "rb") as file:
+            lines = file.read().splitlines()
+        os.unlink(path)
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+                one = of_json(LastRecord, json.loads(line))
+                found = one if one.pid == pid else found
+    return found
+
+
+def take_fault(path: str) -> tuple[Frame, ...]:
+    """Return where a process stood when a fault of native code ended it, and remove the file.
+
+    The program's own lines, the outermost first; none if it did not end so.
+
+    Args:
+      path: of its record.
+    """
+    try:
+        with open(f"{path}.fault", errors="replace") as file:
+            text = file.read()
+        os.unlink(f"{path}.fault")
+    except OSError:
+        return ()
+    _, _, stack = text.partition("(most recent call first):")
+    return _frames_of(stack)
+
+
+def for_launcher() -> contextlib.AbstractContextManager[None]:
+    """Mark what is printed in the block, as `for_the_log`, where a launcher reports failures."""
+    return for_the_log(bool(settings.text(VARIABLE)))
+
+
+@contextlib.contextmanager
+def for_the_log(is_recorded: bool) -> Iterator[None]:
+    """Mark what is printed to stderr in the block: `shoal run` writes it to the log only.
+
+    Args:
+      is_recorded: False: nothing is marked, since no report would show it.
+    """
+    if not is_recorded:
+        yield
+        return
+    _mark(BEGIN)
+    try:
+        yield
+    finally:
+        _mark(END)
+
+
+def _mark(mark: bytes) -> None:
+    with contextlib.suppress(Exception):  # the program may have closed or replaced the stream
+        sys.stderr.flush()
+        os.write(2, mark)
+
+
+def cause_of(
+    error: BaseException,
+    *,
+    process: int | None = None,
+    step: int | None = None,
+    point: Point | None = None,
+) -> Cause:
+    """Return the facts of an exception of this process."""
+    frames, left_out = _stack(error)
+    facts = _facts(error, _CHAIN)
+    return Cause(
+        processes=Processes([] if process is None else [process]),
+        kind=next((kind for of, kind in _KINDS if isinstance(error, of)), "exception"),
+        exit_code=_exit_code(error),
+        error=facts,
+        is_bug=BUG in facts.notes,
+        frames=frames,
+        left_out=left_out,
+        step=step,
+        place=None if point is None else place_of(point),
+        difference=_difference(error),
+        wait=_wait(error),
+        checkpoint=_checkpoint(error),
+    )
+
+
+def place_of(point: Point) -> Place:
+    """Return the facts of a point.
+
+    >>> place_of(Point("step", fingerprint="barrier", site="train.py:6 (main)"))
+    Place(call='barrier', name='step', file='train.py', line=6, source='', age_s=None)
+    """
+    found = _SITE.fullmatch(point.site)
+    file, line = (found[1], int(found[2])) if found else ("", 0)
+    name = "" if point.name == point.call else point.name
+    source = source_at(file, line)
+    return Place(call=point.call, name=name, file=file, line=line, source=source)
+
+
+def source_at(file: str, line: int) -> str:
+    """Return a line of source of this program, "" if it cannot be read.
+
+    Args:
+      file: as `callsite` gives it, relative to the root of its imports.
+    """
+    if not file or file.startswith("<"):
+        return ""
+    for module in [*sys.modules.values()]:
+        whole = getattr(module, "__file__", None)
+        if isinstance(whole, str) and (whole == file or whole.endswith(os.sep + file)):
+            return linecache.getline(whole, line).strip()[:_SOURCE]
+    return ""
+
+
+def _peers(error: BaseException) -> Mapping[int, str] | None:
+    """Return the processes that an error is about; None: it is this process's own."""
+    for at in causes_of(error):
+        if isinstance(at, PeerFailedError):
+            return at.failed
+        if isinstance(at, ProcessLostError):
+            return at.lost
+    return None
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, ShoalError):
+        return error.exit_code
+    if isinstance(error, SystemExit):
+        return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _facts(error: BaseException, depth: int) -> ErrorFacts:
+    """Return an exception, and those that led to it."""
+    kind = type(error)
+    message = text_of(error.code if isinstance(error, SystemExit) else error)
+    inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    leaves = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    notes = [note for note in getattr(error, "__notes__", ()) if _OF_JAX not in text_of(note)]
+    return ErrorFacts(
+        type=kind.__qualname__,
+        module=kind.__module__,
+        message=message[:MESSAGE_CHARACTERS],
+        message_characters=len(message) if len(message) > MESSAGE_CHARACTERS else None,
+        notes=tuple(text_of(note)[:MESSAGE_CHARACTERS] for note in notes[:_CHAIN]),
+        caused_by=() if inner is None or not depth else (_facts(inner, depth - 1),),
+        place="" if trace is None else _short(trace.tb_frame, trace.tb_lineno),
+        leaves=tuple(_facts(leaf, 0) for leaf in leaves[:_LEAVES]) if depth else (),
+    )
+
+
+def _short(frame: FrameType, line: int | None) -> str:
+    return site_of(frame, line).rpartition(" (")[0]
+
+
+def _stack(error: BaseException) -> tuple[tuple[Frame, ...], dict[str, int]]:
+    """Return the program's own frames, and how many of each package stand below the last of them.
+
+    All frames if the user asks for them, or if the error is a bug; the innermost three if none is
+    the program's.
+    """
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        place = Frame(
+            file=os.path.basename(error.filename),
+            line=error.lineno,
+            function="<module>",
+            source=(error.text or "").strip()[:_SOURCE],
+        )
+        return (*_own(error), place), {}
+    entries = [*_entries(error.__traceback__)]
+    shows_all = settings.text("SHOAL_TRACEBACK") == "full" or BUG in getattr(error, "__notes__", ())
+    own = [i for i, entry in enumerate(entries) if shows_all or is_of_program(entry.tb_frame)]
+    if not own:
+        return tuple(map(_frame, entries[-3:])), {}
+    below = Counter(_owner(entry.tb_frame) for entry in entries[own[-1] + 1 :])
+    chosen = [entries[i] for i in own]
+    if len(chosen) > _FRAMES:
+        chosen = [*chosen[: _FRAMES // 2], *chosen[-_FRAMES // 2 :]]
+    return tuple(map(_frame, chosen)), dict(below)
+
+
+def _own(error: BaseException) -> Sequence[Frame]:
+    entries = _entries(error.__traceback__)
+    return [_frame(entry) for entry in entries if is_of_program(entry.tb_frame)]
+
+
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _owner(frame: FrameType) -> str:
+    """Return the package that a frame belongs to."""
+    name = frame.f_globals.get("__name__")
+    return "shoal" if is_ours(frame) else str(name or "?").partition(".")[0]
+
+
+def _frame(trace: TracebackType) -> Frame:
+    frame, line = trace.tb_frame, trace.tb_lineno or 0
+    code = frame.f_code
+    source = linecache.getline(code.co_filename, line, frame.f_globals).strip()[:_SOURCE]
+    file = _short(frame, line).rpartition(":")[0]
+    return Frame(file=file, line=line, function=code.co_qualname, source=source)
+
+
+def _difference(error: BaseException) -> Difference | None:
+    found: Any = getattr(error, "difference", None)
+    if isinstance(found, Mapping):
+        return of_json(Difference, found)
+    return found if isinstance(found, Difference) else None
+
+
+def _wait(error: BaseException) -> Wait | None:
+    """Return the wait that ended; the launcher adds those that had arrived."""
+    if isinstance(error, DeadlineError) and error.missing:
+        missing = [
+            _missing(process, error.last_words.get(process, ""), error.stacks.get(process, ""))
+            for process in error.missing
+        ]
+        limit_s = round(error.waited_s, 1)
+        return Wait(call="", name=error.name, limit_s=limit_s, missing=tuple(missing))
+    if isinstance(error, InitializeError) and error.missing:
+        words = "has not called initialize"
+        missing = [Waiting(processes=Processes(error.missing), words=words)]
+        return Wait(call="initialize", missing=tuple(missing))
+    return None
+
+
+def _missing(process: int, words: str, stack: str) -> Waiting:
+    """Return where a process was, by its last words and its stack."""
+    frames, last_met = _frames_of(stack), _last_met(words)
+    if frames or last_met:
+        words = ""
+    return Waiting(processes=Processes([process]), frames=frames, last_met=last_met, words=words)
+
+
+def _last_met(words: str) -> Place | None:
+    """Return where a process met the others last, by its last words."""
+    found = _MET.fullmatch(words)
+    if found is None:
+        return None
+    place = place_of(Point(found[1] or "", site=found[2]))
+    return dataclasses.replace(place, age_s=float(found[3]))
+
+
+_STACK_LINE = re.compile(r'\s*File "(.*)", line (\d+) in (.+?)(?:: (.*))?')
+
+
+def _frames_of(stack: str) -> tuple[Frame, ...]:
+    """Return the program's frames of a stack as `stacks` and faulthandler write it: the outermost
+    first. The innermost three if none is the program's."""
+    frames: list[tuple[bool, Frame]] = []
+    for line in stack.splitlines():
+        found = _STACK_LINE.fullmatch(line)
+        if found:
+            file, number = found[1], int(found[2])
+            name = os.path.basename(file)
+            source = found[4] or linecache.getline(file, number).strip()[:_SOURCE]
+            frame = Frame(file=name, line=number, function=found[3], source=source)
+            frames.append((is_installed(file) or is_own_file(file) or file.startswith("<"), frame))
+        elif frames:
+            break  # the next thread
+    own = [frame for is_library, frame in frames if not is_library]
+    return tuple(reversed(own or [frame for _, frame in frames[:3]]))
+
+
+def _checkpoint(error: BaseException) -> CheckpointFacts | None:
+    if not isinstance(error, CheckpointError) or not error.path:
+        return None
+    return CheckpointFacts(
+        path=str(error.path),
+        file=str(getattr(error, "file", "") or ""),
+        leaf=str(getattr(error, "leaf", "") or ""),
+        offset_bytes=getattr(error, "offset", None),
+    )

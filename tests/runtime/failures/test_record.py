@@ -1,0 +1,191 @@
+"""What a process records of its end, and what its launcher reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, ProcessLostError
+from shoal.runtime.failures.facts import MESSAGE_CHARACTERS, Place, Processes, of_json, to_json
+from shoal.runtime.failures.record import (
+    BEGIN,
+    END,
+    LastRecord,
+    cause_of,
+    place_of,
+    record,
+    take,
+)
+from shoal.runtime.rules.point import Point
+from shoal.tracebacks import BUG
+
+
+def raised(error_of):
+    try:
+        error_of()
+    except BaseException as error:  # noqa: BLE001 (any)
+        return error
+    raise AssertionError
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_RECORD_FILE", str(tmp_path / "record"))
+    return str(tmp_path / "record")
+
+
+def test_the_last_record_of_the_process_is_read_and_the_file_removed(path):
+    assert record(ValueError("first"))
+    assert record(KeyError("second"), process=2, step=7, because_of={0: "it failed"})
+    with open(path, "ab") as file:
+        file.write(b'{"pid": 1, "at_s": 0, "cause": {"processes": [], "kind": "exception"}}\n')
+        file.write(b'{"pid": ')  # torn
+    assert oct(os.stat(path).st_mode & 0o777) == "0o600"
+    found = take(path, os.getpid())
+    assert found is not None
+    assert (found.cause.error.type, found.cause.error.message) == ("KeyError", "'second'")
+    assert (found.cause.processes, found.cause.step) == ((2,), 7)
+    assert found.because_of == (0,)
+    assert not os.path.exists(path)
+    assert take(path, os.getpid()) is None
+
+
+def test_nothing_is_recorded_without_a_launcher_or_through_a_link(path, tmp_path, monkeypatch):
+    os.symlink(tmp_path / "target", path)
+    assert not record(ValueError("x"))
+    assert not os.path.exists(tmp_path / "target")
+    monkeypatch.delenv("SHOAL_RECORD_FILE")
+    assert not record(ValueError("x"))
+
+
+class Hostile(Exception):
+    def __str__(self):
+        raise RuntimeError("no")
+
+
+def test_an_exception_that_cannot_be_shown_is_recorded(path):
+    assert record(raised(lambda: (_ for _ in ()).throw(Hostile())))
+    assert take(path, os.getpid()).cause.error.type == "Hostile"
+
+
+def test_the_frames_are_the_programs_and_the_rest_is_counted():
+    cause = cause_of(raised(lambda: np.load("no-such-file")))
+    assert cause.frames[-1].file.endswith("test_record.py")
+    assert cause.frames[-1].source.startswith("cause = cause_of(raised(lambda: np.load(")
+    assert cause.left_out == {"numpy": 1}
+    assert (cause.kind, cause.exit_code, cause.is_bug) == ("exception", 1, False)
+
+
+def test_a_refused_call_of_shoal_shows_no_frame_of_it():
+    cause = cause_of(raised(lambda: shoal.make_mesh({"data": -7})))
+    assert all("shoal/" not in frame.file for frame in cause.frames)
+    assert cause.exit_code == 2
+    assert cause.left_out == {}
+
+
+def test_a_bug_shows_all_frames():
+    error = raised(lambda: json.loads("{"))
+    error.add_note(BUG)
+    cause = cause_of(error)
+    assert cause.is_bug
+    assert cause.frames[-1].file.endswith("json/decoder.py")
+
+
+def test_recursion_and_long_messages_are_bounded(path):
+    def deep(n):
+        if n == 0:
+            raise ValueError("x" * 100_000)
+        deep(n - 1)
+
+    cause = cause_of(raised(lambda: deep(500)))
+    assert len(cause.frames) <= 40
+    assert len(cause.error.message) == MESSAGE_CHARACTERS
+    assert cause.error.message_characters == 100_000
+    assert record(raised(lambda: deep(500)))
+    assert take(path, os.getpid()) is not None
+
+
+def test_causes_and_groups_are_kept():
+    def chained():
+        try:
+            {}["lr"]
+        except KeyError as error:
+            raise ValueError("no rate") from error
+
+    (inner,) = cause_of(raised(chained)).error.caused_by
+    assert (inner.type, inner.message) == ("KeyError", "'lr'")
+    line = chained.__code__.co_firstlineno + 2
+    assert inner.place.endswith(f"test_record.py:{line}")
+    group = ExceptionGroup("shards", [OSError("a"), ValueError("b")])
+    assert [leaf.type for leaf in cause_of(group).error.leaves] == ["OSError", "ValueError"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "because_of"),
+    [
+        (PeerFailedError("b", failed={1: "KeyError"}), "exception", (1,)),
+        (ProcessLostError("b", lost={2: "silent"}), "lost", (2,)),
+        (DivergenceError("b"), "diverged", None),
+        (SystemExit(3), "exit", None),
+        (ValueError("b"), "exception", None),
+    ],
+)
+def test_who_led_to_it_is_recorded(path, error, kind, because_of):
+    assert record(error)
+    found = take(path, os.getpid())
+    assert (found.cause.kind, found.because_of) == (kind, because_of)
+    wrapped = RuntimeError("in the loop")
+    wrapped.__context__ = error
+    assert record(wrapped)
+    assert take(path, os.getpid()).because_of == because_of
+
+
+def test_a_deadline_says_who_was_missing_and_where():
+    error = DeadlineError(
+        "late",
+        name="ready",
+        waited_s=6.0,
+        missing=[1],
+        last_words={1: "step 3, last at 'initialize' (train.py:1 (<module>)), 5.5 s ago"},
+        stacks={1: 'File "/x/t.py", line 2 in f: sleep(6)\nFile "t.py", line 3 in <module>: f()'},
+    )
+    (missing,) = cause_of(error).wait.missing
+    assert missing.processes == (1,)
+    assert [(frame.line, frame.source) for frame in missing.frames] == [(3, "f()"), (2, "sleep(6)")]
+    assert missing.last_met == Place(call="initialize", file="train.py", line=1, age_s=5.5)
+
+
+def test_a_place_is_the_call_and_its_name():
+    assert place_of(Point("b", fingerprint="broadcast\n\n1 lines, 3f", site="a.py:3 (f)")) == Place(
+        call="broadcast", name="b", file="a.py", line=3
+    )
+    assert place_of(Point("initialize")) == Place(call="initialize")
+
+
+def test_a_record_survives_json():
+    one = LastRecord(pid=3, at_s=1.5, cause=cause_of(ValueError("x")), because_of=Processes([]))
+    assert of_json(LastRecord, json.loads(json.dumps(to_json(one)))) == one
+
+
+CHILD = """
+import sys, threading
+from shoal.runtime.failures.record import for_the_log
+print("before", file=sys.stderr)
+with for_the_log(True):
+    print("within", file=sys.stderr)
+with for_the_log(False):
+    print("after", file=sys.stderr)
+"""
+
+
+def test_what_is_for_the_log_stands_between_two_marks(child_env):
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], env=child_env, capture_output=True, check=True
+    )
+    assert done.stderr == b"before\n" + BEGIN + b"within\n" + END + b"after\n"
