@@ -46,7 +46,7 @@ _ROWS = (
     ("SHOAL_TOKEN", "", "text", "the secret that processes present to the meeting place"),
     ("SHOAL_ATTEMPT", "0", "number", "of this attempt of `shoal run --max-restarts`, from 0"),
     ("SHOAL_PROGRESS_FILE", "", "file", "in which a process of `shoal run` notes its step"),
-    ("SHOAL_RECORD_FILE", "", "file", "in which a process of `shoal run` records its failure"),
+    ("SHOAL_RECORD_FILE", "", "PID:FILE", "in which a process of `shoal run` records its failure"),
     ("SHOAL_MEMBER", "", "text", "set by `initialize` for the children of its process: they are no "
      "members"),
     ("SHOAL_REPORTED", "", "names", "set by `shoal run`: variables that do not exist, which it has "

@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> None:
         names["__annotations__"] = {}
     main.__dict__.update(names)
     pid = _pid()
-    _note_faults()
+    _take_record_file(pid)
     try:
         if arguments[0] == "-m":
             _run_module(arguments[1], arguments[1:])
@@ -118,19 +118,23 @@ def _pid() -> int:
     return os.getpid()
 
 
-def _note_faults() -> None:
-    """Let Python write where it stands when a fault of native code ends it, for the launcher."""
+def _take_record_file(pid: int) -> None:
+    """Keep the file of the record for this process alone, and note in one beside it where a fault
+    of native code ends it."""
     import os
 
-    if path := os.environ.get("SHOAL_RECORD_FILE"):
-        import faulthandler
+    path = os.environ.get("SHOAL_RECORD_FILE")
+    if not path:
+        return
+    os.environ["SHOAL_RECORD_FILE"] = f"{pid}:{path}"  # its children record nothing
+    import faulthandler
 
-        if not faulthandler.is_enabled():  # by PYTHONFAULTHANDLER
-            try:
-                file = os.open(f"{path}.fault", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            except OSError:
-                return
-            faulthandler.enable(file, all_threads=False)
+    if not faulthandler.is_enabled():  # by PYTHONFAULTHANDLER
+        try:
+            file = os.open(f"{path}.fault", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError:
+            return
+        faulthandler.enable(file, all_threads=False)
 
 
 def _hide_our_frames(error: BaseException) -> None:

@@ -126,7 +126,8 @@ def _troubled(attempt: Attempt, facts: Facts) -> Conclusion:
     complete = len(facts.endings) == facts.total
     code = (ProcessLostError if complete else InitializeError).exit_code
     headline, *words = facts.trouble.splitlines()
-    kind = "service_lost" if complete or facts.is_of_services else "not_joined"
+    kind = "service_lost" if complete or facts.is_of_services else "not_started"
+    words = [f"{line[:1].upper()}{line[1:]}." for line in map(str.strip, words)]
     cause = Cause(processes=Processes(), kind=kind, words=tuple(words))
     failure = attempt.failure(kind, code, [cause], headline)
     killed = facts.is_service_killed

@@ -44,6 +44,7 @@ _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTPUT_LINES = 3
 _SAID = 240  # characters of a later error
+_REQUEUED = f"Exit code {REQUEUE} means preempted and saved, but there was no notice."
 _ALL_CALLS = "All processes must make the same collective calls, in the same order."
 
 
@@ -104,13 +105,14 @@ class Attempt(NamedTuple):
         found = _recorded(ending) or _by_itself(ending)
         host = f"{ending.host}:" if ending.host else ""
         code = None if ending.sent else shell_code(ending.code)
-        step = found.step if found.step is not None or ending.step < 0 else ending.step
+        place, step = _last_call(ending, found)
         return dataclasses.replace(
             found,
             processes=Processes([ending.process]),
             at_s=at_s,
             exit_code=code,
             step=step,
+            place=place,
             log=log and f"{host}{log}",
         )
 
@@ -178,9 +180,14 @@ def _recorded(ending: Ending) -> Cause | None:
     if ending.record is None or ending.is_lost or ending.was_frozen:
         return None
     cause = ending.record.cause
-    if ending.code == cause.exit_code or ending.sent:
+    if ending.sent:
+        name = signal_name(ending.sent[-1])
+        words = f"It did not end by itself, and was ended by shoal run with {name}."
+    elif ending.code == REQUEUE:
+        words = _REQUEUED
+    elif ending.code == cause.exit_code:
         return cause
-    if ending.code == 0:
+    elif ending.code == 0:
         words = "It ended with code 0 before it left the job."
     elif ending.code < 0:
         words = f"It was then killed by {signal_name(-ending.code)}."
@@ -189,12 +196,18 @@ def _recorded(ending: Ending) -> Cause | None:
     return dataclasses.replace(cause, words=(*cause.words, words))
 
 
+def _last_call(ending: Ending, cause: Cause) -> tuple[Place | None, int | None]:
+    """Return the last call and step of a process: as it recorded them, or as others know them."""
+    at = ending.gone.at if ending.gone is not None else None
+    place, step = cause.place or (at and at.place), cause.step
+    if step is None:
+        step = at.step if at is not None and ending.step < 0 else ending.step
+    return place, None if step is None or step < 0 else step
+
+
 def _by_itself(ending: Ending) -> Cause:
     """Return the cause of a process that has recorded nothing."""
     cause = Cause(processes=Processes(), kind="exit", last_output=_last_output(ending.output))
-    if ending.gone is not None and ending.gone.at is not None:
-        at = ending.gone.at
-        cause = dataclasses.replace(cause, place=at.place, step=at.step)
     if ending.was_frozen or ending.is_lost:
         return dataclasses.replace(cause, kind="lost", words=(_lost(ending),))
     if ending.code < 0:
@@ -213,7 +226,7 @@ def _by_itself(ending: Ending) -> Cause:
     elif ending.code == 0:
         words = "It ended before it left the job: os._exit, or exit() in native code."
     elif ending.code == REQUEUE:
-        words = f"Exit code {REQUEUE} means preempted and saved, but there was no notice."
+        words = _REQUEUED
     return dataclasses.replace(cause, words=(words,))
 
 
@@ -235,6 +248,7 @@ def _lost(ending: Ending) -> str:
     if ending.was_frozen:
         return f"It was stopped by a signal (SIGSTOP), and {how}."
     words = ending.gone.words.removesuffix(" (killed?)") if ending.gone is not None else ""
+    words = words[:1].upper() + words[1:]
     lived = "" if ending.gone is not None and ending.gone.is_dismissed else ", but it lived on"
     return f"{words}{lived}; it {how}." if words else f"It {how}."
 
@@ -288,15 +302,14 @@ def _others(endings: Iterable[Ending]) -> tuple[Others, ...]:
 def _other(ending: Ending) -> Others:
     none, code, record = Processes(), shell_code(ending.code), ending.record
     if record is not None and (record.because_of is not None or record.cause.kind in _SHARED):
-        place = record.cause.place
+        place, _ = _last_call(ending, record.cause)
+        place = place and dataclasses.replace(place, age_s=None)
         state = "waiting" if place is not None and place.call else "running"
         return Others(processes=none, state=state, place=place, exit_code=code)
     if ending.sent:
         name = signal_name(ending.sent[-1] if ending.code >= 0 else -ending.code)
         return Others(processes=none, state="running", ended_by=name)
-    if ending.code == 0:
-        return Others(processes=none, state="ended", exit_code=0)
-    if record is not None and record.cause.error is not None:
+    if record is not None and record.cause.error is not None and record.cause.kind != "exit":
         error, frames = record.cause.error, record.cause.frames
         at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
         words = f"raised {error.type}{at}: {' '.join(error.message.split())}"[:_SAID]

@@ -78,7 +78,7 @@ def test_the_limit_is_named():
         "attempt 1 begins (1 of --max-restarts 1); so far step 7 and saved step 5"
     )
     judged = rules.judge(Conclusion(1, ("why",)), Reached(9, 5), 1)
-    assert judged.lines == ("why", "no new attempt: --max-restarts 1")
+    assert judged.lines == ("why", "No new attempt: --max-restarts 1.")
 
 
 def test_a_crash_loop_is_named():
@@ -86,13 +86,13 @@ def test_a_crash_loop_is_named():
     silent = [rules.judge(Conclusion(1), Reached(), n) for n in range(MOST_IDLE)]
     assert [judged.again for judged in silent] == [True] * (MOST_IDLE - 1) + [False]
     assert silent[-1].lines == (
-        "no new attempt: a crash loop, 3 failed and noted no step (shoal.step, "
-        "shoal.preempted, shoal.saved)",
+        "No new attempt: a crash loop, 3 failed and noted no step (shoal.step, "
+        "shoal.preempted, shoal.saved).",
     )
     rules = RestartRules(Restarts(9, False))
     stuck = [rules.judge(Conclusion(1), Reached(7, ended=6), n) for n in range(1 + MOST_IDLE)]
     assert stuck[-1].lines == (
-        "no new attempt: a crash loop, 3 failed without progress; so far step 7",
+        "No new attempt: a crash loop, 3 failed without progress; so far step 7.",
     )
 
 
@@ -118,12 +118,12 @@ def test_the_same_exception_at_the_same_place_and_step_twice_ends_it():
     judged = rules.judge(NAN, Reached(15, 9), 1)  # another process has come further
     assert (judged.again, judged.lines) == (
         False,
-        ("no new attempt: two failed alike, FloatingPointError at train.py:30 at step 12",),
+        ("No new attempt: two failed alike, FloatingPointError at train.py:30 at step 12.",),
     )
     rules = RestartRules(Restarts(100, False))
     again = [rules.judge(Conclusion(1, cause="NameError at t.py:3"), Reached(), n) for n in (0, 1)]
     assert [judged.again for judged in again] == [True, False]
-    assert again[1].lines[0].endswith("failed alike, NameError at t.py:3 before the first step")
+    assert again[1].lines[0].endswith("failed alike, NameError at t.py:3 before the first step.")
 
 
 def test_another_line_or_step_is_another_failure():
@@ -152,7 +152,7 @@ def test_a_preemption_is_no_crash_loop():
     assert rules.judge(NAN, Reached(), 50).again
     assert rules.judge(preempted, Reached(), 51).again
     judged = rules.judge(NAN, Reached(), 52)  # the program itself has failed twice
-    assert judged.lines[0].startswith("no new attempt: two failed alike, ")
+    assert judged.lines[0].startswith("No new attempt: two failed alike, ")
 
 
 def test_what_comes_from_outside_is_no_crash_loop():

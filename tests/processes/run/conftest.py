@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from processes.run.launchers import verdict_of
 from shoal.runtime.system.process_status import status_of
 from shoal.testing.warden import MARK, marked
 from shoal.testing.warding import Warden
@@ -35,8 +36,8 @@ class Finished(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The last line: one sentence."""
-        return self.err.splitlines()[-1]
+        """What is said first of the last failure; else the last line."""
+        return verdict_of(self.err)
 
 
 class Launch:
@@ -48,7 +49,7 @@ class Launch:
         self.temporary.mkdir()
         self.warden = Warden(0)
         self.env = {**env, MARK: self.warden.mark, "TMPDIR": str(self.temporary)}
-        self.env |= {"SHOAL_AFTERMATH_S": "0.3", "SHOAL_GRACE_S": "5"}
+        self.env |= {"SHOAL_AFTERMATH_S": "0.3", "SHOAL_GRACE_S": "5", "COLUMNS": "200"}
         self.popen: subprocess.Popen[str] | None = None
 
     def start(

@@ -30,7 +30,8 @@ class Launchers:
         host, self.port = quiet_row(NUM_PORTS)
         self.host = address_of(0) if warden.namespaces else host
         self.env = {
-            **env, MARK: warden.mark, "TMPDIR": str(folder), "SHOAL_TOKEN": "a secret",
+            **env, MARK: warden.mark, "TMPDIR": str(folder), "COLUMNS": "200",
+            "SHOAL_TOKEN": "a secret",
             "SHOAL_AFTERMATH_S": "0.3", "SHOAL_GRACE_S": "5", "SHOAL_INITIALIZE_TIMEOUT_S": "60",
         }  # fmt: skip
         self._started: list[Started] = []
@@ -103,8 +104,15 @@ class Launchers:
 
 
 def verdict(started: Started) -> str:
-    """Return the last line of a launcher."""
-    return started.said.splitlines()[-1]
+    """Return what a launcher says first of the last failure; else its last line."""
+    return verdict_of(started.said)
+
+
+def verdict_of(text: str) -> str:
+    """Return the headline of the last report in a launcher's output; else the last line."""
+    lines = text.splitlines()
+    heads = [line for line in lines if line.startswith("shoal run: failed")]
+    return heads[-1] if heads else lines[-1]
 
 
 def codes(launchers: Iterable[Started]) -> list[int]:

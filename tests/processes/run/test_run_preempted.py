@@ -117,8 +117,8 @@ def test_after_a_failure_sigterm_ends_who_watches_for_it(launch):
     hangs += "while True: signal.pause()\n"
     finished = launch.run("-n", "2", script=HEAD + hangs)
     assert finished.code == 1
-    assert "ValueError: no data" in finished.verdict
-    assert "p0: ended by shoal run with SIGTERM" in finished.err
+    assert finished.verdict.endswith(": process 1 of 2 raised ValueError")
+    assert "Process 0 was running, and was ended by shoal run with SIGTERM.\n" in finished.err
 
 
 LOOP = """

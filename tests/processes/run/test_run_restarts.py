@@ -61,10 +61,10 @@ def test_a_crash_loop_ends_early(launch):
     finished = launch.run("--max-restarts", "9", script=HEAD + "say('ran'); sys.exit(4)")
     assert finished.code == 4
     assert finished.out.count("ran") == 3
-    words = "no new attempt: a crash loop, 3 failed and noted no step (shoal.step, "
-    assert f"shoal run: {words}shoal.preempted, shoal.saved)\n" in finished.err
-    assert "process 0 of 1 failed first" in finished.verdict
-    assert finished.err.count("shoal run: log of process 0: ") == 3
+    words = "No new attempt: a crash loop, 3 failed and noted no step (shoal.step, "
+    assert f"  {words}shoal.preempted, shoal.saved).\n" in finished.err
+    assert finished.err.count(": process 0 ended with exit code 4\n") == 3
+    assert finished.err.count("  Exit code 4. Log: ") == 3
     (logs,) = launch.temporary.glob("shoal-run-*")
     assert sorted(path.name for path in logs.iterdir()) == ["attempt0", "attempt1", "attempt2"]
 
@@ -73,10 +73,10 @@ def test_the_same_exception_twice_ends_it_also_before_the_first_step(launch):
     finished = launch.run("--max-restarts", "9", script=HEAD + "say('ran')\nundefined\n")
     assert finished.code == 1
     assert finished.out.count("ran") == 2
-    words = "no new attempt: two failed alike, NameError at script.py:"
+    words = "  No new attempt: two failed alike, NameError at script.py:"
     (line,) = [one for one in finished.err.splitlines() if words in one]
-    assert line.endswith(" before the first step")
-    assert "NameError: name 'undefined' is not defined" in finished.verdict
+    assert line.endswith(" before the first step.")
+    assert "  NameError: name 'undefined' is not defined\n" in finished.err
 
 
 def test_the_same_exception_at_other_steps_goes_on(launch):
@@ -90,9 +90,9 @@ def test_the_same_exception_at_other_steps_goes_on(launch):
     finished = launch.run("--max-restarts", "9", script=HEAD + textwrap.dedent(script))
     assert finished.code == 1
     assert finished.out.count("ran") == 4  # steps 5, 6, 7 and 7
-    words = "no new attempt: two failed alike, ZeroDivisionError at script.py:"
+    words = "No new attempt: two failed alike, ZeroDivisionError at script.py:"
     assert words in finished.err
-    assert " at step 7\n" in finished.err
+    assert " at step 7.\n" in finished.err
 
 
 def test_the_same_exception_after_a_new_saved_step_goes_on(launch):
@@ -106,7 +106,7 @@ def test_the_same_exception_after_a_new_saved_step_goes_on(launch):
     finished = launch.run("--max-restarts", "9", script=HEAD + textwrap.dedent(script))
     assert finished.code == 1
     assert finished.out.count("ran") == 4, finished.err
-    assert " before the first step\n" in finished.err
+    assert " before the first step.\n" in finished.err
 
 
 def test_preemptions_before_the_first_step_are_no_crash_loop(launch):
@@ -126,7 +126,7 @@ def test_signals_from_outside_are_no_crash_loop(launch):
     finished = launch.run("--max-restarts", "100", script=HEAD + textwrap.dedent(script))
     assert finished.code == 0, finished.err
     assert finished.out.count("ran") == 8
-    assert "no new attempt" not in finished.err
+    assert "No new attempt" not in finished.err
 
 
 @pytest.mark.parametrize("steps", [4, 0], ids=["at a step", "before the first step"])
@@ -149,7 +149,7 @@ def test_the_step_of_a_failure_is_that_of_the_process_that_failed(launch, steps)
     assert finished.out.count("ran") == 2 * 2
     when = "at step 3" if steps else "before the first step"
     (line,) = [one for one in finished.err.splitlines() if "two failed alike" in one]
-    assert line.endswith(when)
+    assert line.endswith(f"{when}.")
 
 
 @pytest.mark.parametrize("ends", ["sys.exit(3)", "sys.exit(1)", "raise SystemExit('no data')"])
@@ -264,7 +264,7 @@ def test_with_progress_it_goes_on_up_to_the_limit(launch):
     assert finished.code == 4
     assert finished.out.count("ran") == 5
     assert "attempt 4 begins (4 of --max-restarts 4); so far saved step 3\n" in finished.err
-    assert "shoal run: no new attempt: --max-restarts 4\n" in finished.err
+    assert "  No new attempt: --max-restarts 4.\n" in finished.err
 
 
 @pytest.mark.parametrize("after", [True, False], ids=["wanted", "not wanted"])
@@ -290,7 +290,7 @@ def test_a_signal_to_the_launcher_ends_it_for_good(launch, number):
     launch.popen.send_signal(number)
     finished = launch.finish()
     assert finished.code == 128 + number, finished.err
-    assert finished.verdict == f"shoal run: the job was ended by {number.name}"
+    assert finished.err.endswith(f"shoal run: the job was ended by {number.name}\n")
     assert launch.leaves_nobody()
 
 
@@ -306,7 +306,7 @@ def test_all_nodes_go_to_the_next_attempt_together(launchers):
     assert codes(both) == [0, 0], said(both)
     tokens = []
     for started in both:
-        assert "RuntimeError: out of luck" in started.said
+        assert "  RuntimeError: out of luck\n" in started.said
         assert "shoal run: attempt 1 begins (1 of --max-restarts 1)" in started.said
         lines = [line.split() for line in started.said.splitlines()]
         tokens.append([line[2] for line in lines if line[:1] == ["attempt"]])
@@ -340,7 +340,7 @@ def test_a_launcher_that_was_lost_may_come_again(launchers, node):
     for started in both:
         started.until("ready 0")
     launchers.kill(node)
-    both[1 - node].until(f"shoal run: node {node} (")
+    both[1 - node].until(f": node {node} (")
     both[1 - node].until("attempt 1 begins")
     again = launchers.start(node, "--max-restarts", "1")
     assert codes([again, both[1 - node]]) == [0, 0], said([again, both[1 - node]])
@@ -355,7 +355,7 @@ def test_a_crash_loop_on_several_hosts_ends_on_all(launchers):
     assert codes(both) == [4, 4], said(both)
     for started in both:
         assert started.said.count("| ran") == 3, started.said
-        assert "no new attempt: a crash loop, 3 failed and noted no step" in started.said
+        assert "  No new attempt: a crash loop, 3 failed and noted no step" in started.said
         assert verdict(started) == verdict(both[0])
     assert launchers.leaves_nobody()
 
@@ -363,7 +363,7 @@ def test_a_crash_loop_on_several_hosts_ends_on_all(launchers):
 def test_a_signal_after_a_failure_forbids_the_next_attempt(launch):
     script = HEAD + "say('x' * 400_000)\nsys.exit(3)\n"
     popen = launch.start("--max-restarts", "3", "--no-prefix", script=script)
-    lines = until(popen.stderr, "failed first")  # and the output is not taken
+    lines = until(popen.stderr, "Exit code 3. Log:")  # and the output is not taken
     popen.send_signal(signal.SIGTERM)
     lines += until(popen.stderr, "shoal run: SIGTERM: no new attempt\n")
     assert launch.finish().code == 128 + signal.SIGTERM
@@ -416,7 +416,7 @@ def test_services_that_fail_between_two_attempts_are_a_failed_attempt(launch, nu
     assert finished.code == 0, finished
     assert finished.lines == ["ran 0", "ran 2"]
     words = {"SIGKILL": "ended, code -9", "SIGSTOP": "is stopped (SIGSTOP?), for 1 s"}
-    assert f"shoal run: the meeting place {words[number]}" in finished.err
+    assert f": the meeting place {words[number]}\n" in finished.err
     assert "shoal run: attempt 2 begins (2 of --max-restarts 2)" in finished.err
     assert launch.leaves_nobody()
 
@@ -434,7 +434,7 @@ def test_node_0_that_is_lost_between_two_attempts_is_not_waited_for(launchers):
     connection.close()
     words = f"the launcher of node 0 cannot be reached at {launchers.address} after "
     assert words in started.said
-    assert verdict(started) == "shoal run: it was lost between two attempts"
+    assert "  It was lost between two attempts.\n" in started.said
 
 
 @pytest.fixture
@@ -466,5 +466,5 @@ def test_a_kill_for_want_of_memory_counts_as_the_programs_own(launch, small_cgro
     finished = launch.run("--max-restarts", "9", script=script, before=within)
     assert finished.code == 137, finished.err
     assert finished.out.count("ran") == 3
-    assert "no new attempt: a crash loop, 3 failed" in finished.err
-    assert finished.verdict.endswith("killed by SIGKILL: out of memory, by the count of its cgroup")
+    assert "  No new attempt: a crash loop, 3 failed" in finished.err
+    assert finished.verdict.endswith(": process 0 was killed by SIGKILL (out of memory)")

@@ -36,7 +36,7 @@ def raised(error_of):
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    monkeypatch.setenv("SHOAL_RECORD_FILE", str(tmp_path / "record"))
+    monkeypatch.setenv("SHOAL_RECORD_FILE", f"{os.getpid()}:{tmp_path / 'record'}")
     return str(tmp_path / "record")
 
 
@@ -60,8 +60,11 @@ def test_nothing_is_recorded_without_a_launcher_or_through_a_link(path, tmp_path
     os.symlink(tmp_path / "target", path)
     assert not record(ValueError("x"))
     assert not os.path.exists(tmp_path / "target")
+    monkeypatch.setenv("SHOAL_RECORD_FILE", f"{os.getppid()}:{tmp_path / 'other'}")
+    assert not record(ValueError("x"))  # a child of the process
     monkeypatch.delenv("SHOAL_RECORD_FILE")
     assert not record(ValueError("x"))
+    assert not os.path.exists(tmp_path / "other")
 
 
 class Hostile(Exception):

@@ -99,7 +99,7 @@ def record(
 
     Never raises: the end of the process is more important.
     """
-    path = settings.text(VARIABLE)
+    path = _path()
     if not path:
         return False
     try:
@@ -117,6 +117,12 @@ def record(
             os.close(file)
     except Exception:  # noqa: BLE001 (methods of the exception may raise anything)
         return False
+
+
+def _path() -> str:
+    """Return the file of this process, "" if no launcher reads it."""
+    pid, _, path = settings.text(VARIABLE).partition(":")
+    return path if pid == str(os.getpid()) else ""
 
 
 def take(path: str, pid: int) -> LastRecord | None:
@@ -153,7 +159,7 @@ def take_fault(path: str) -> tuple[Frame, ...]:
 
 def for_launcher() -> contextlib.AbstractContextManager[None]:
     """Mark what is printed in the block, as `for_the_log`, where a launcher reports failures."""
-    return for_the_log(bool(settings.text(VARIABLE)))
+    return for_the_log(bool(_path()))
 
 
 @contextlib.contextmanager
@@ -209,7 +215,7 @@ def place_of(point: Point) -> Place:
     """Return the facts of a point.
 
     >>> place_of(Point("step", fingerprint="barrier", site="train.py:6 (main)"))
-    Place(call='barrier', name='step', file='train.py', line=6, source='', age_s=None)
+    Place(call='barrier', name='step', file='train.py', line=6, source='', age_s=None, columns=())
     """
     found = _SITE.fullmatch(point.site)
     file, line = (found[1], int(found[2])) if found else ("", 0)
@@ -296,6 +302,8 @@ def _stack(error: BaseException) -> tuple[tuple[Frame, ...], dict[str, int]]:
     own = [i for i, entry in enumerate(entries) if shows_all or is_of_program(entry.tb_frame)]
     if not own:
         return tuple(map(_frame, entries[-3:])), {}
+    if isinstance(error, SystemExit):  # raised by the hook of `sys.exit`
+        entries = entries[: own[-1] + 1]
     below = Counter(_owner(entry.tb_frame) for entry in entries[own[-1] + 1 :])
     chosen = [entries[i] for i in own]
     if len(chosen) > _FRAMES:
