@@ -52,9 +52,7 @@ def failed(kind: str, code: int, after_s: float, *causes: Cause, n: int = 3, **m
                        | {"headline": headline_of(facts)})  # fmt: skip
 
 
-def raised(
-    *numbers: int, error: str, message: str, frames=(), module="builtins", **more
-) -> Cause:
+def raised(*numbers: int, error: str, message: str, frames=(), module="builtins", **more) -> Cause:
     return Cause(
         processes=these(*numbers), kind="exception",
         error=ErrorFacts(type=error, module=module, message=message), frames=frames, **more,
@@ -64,9 +62,7 @@ def raised(
 def differing(after_s: float, what: str, sides, *, others=(), advice: str, **more) -> Failure:
     sides = tuple(Side(processes=these(*who), said=said, place=at_) for who, said, at_ in sides)
     difference = Difference(what=what, sides=sides, **more)
-    cause = Cause(
-        processes=these(0, 1, 2), kind="diverged", exit_code=70, difference=difference
-    )
+    cause = Cause(processes=these(0, 1, 2), kind="diverged", exit_code=70, difference=difference)
     advices = tuple(advice.split("\n"))
     return failed("diverged", 70, after_s, cause, advice=advices, others=others)
 
@@ -253,7 +249,7 @@ def differences() -> dict[str, Failure]:
 def waits() -> dict[str, Failure]:
     arrow = GET.index("shoal.")
     met = at(1, "initialize", age_s=5.0)
-    joined = 'shoal.initialize(timeout_s=6)'
+    joined = "shoal.initialize(timeout_s=6)"
     jit = "x = jax.jit(lambda v: v / jnp.sum(v))(x).block_until_ready()"
     return {
         "04": failed(

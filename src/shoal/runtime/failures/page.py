@@ -100,6 +100,7 @@ class Page(NamedTuple):
 
     def text(self, text: str, role: str = "plain", most: int = LINES) -> list[Line]:
         """Return a text in at most that many lines; those after the first are indented more."""
+        text = shortened(text, most * self.room, self.style.dots)
         lines = self.spans(Span(text, role))
         if len(lines) > most:
             lines = self.spans(Span(shortened(text, most * (self.room - 8), self.style.dots), role))

@@ -93,23 +93,26 @@ def report(failure: Failure, style: Style, program: str = "shoal run") -> list[s
       program: what prints it. "shoal" is a process of the job itself: it has no log to name.
     """
     try:
-        facts = _printable_facts(facts_without_secrets(failure), style)
-        lines: list[Line] = []
-        for limits in _LADDER:
-            lines, last = _lines(facts, style, program, limits)
-            if len(lines) + len(last) <= LINES:
-                break
-        else:
-            left = len(lines) + len(last) + 1 - LINES
-            note = Span(f"  {style.dots} {left} lines", "quiet")
-            lines = [*lines[:-left], [note]]
-        return [painted(line, style) for line in [*lines, *last]]
+        return [painted(line, style) for line in laid_out(failure, style, program)]
     except Exception:  # noqa: BLE001 (a report that cannot be laid out must not hide the failure)
-        headline = printable(
-            without_secrets(str(getattr(failure, "headline", ""))), only_ascii=True
-        )
+        headline = without_secrets(str(getattr(failure, "headline", "")))
         code = getattr(failure, "exit_code", "unknown")
-        return [f"{program}: failed: {headline}", f"  Exit code {code}."]
+        return [
+            f"{program}: failed: {printable(headline, only_ascii=True)}",
+            f"  Exit code {code}.",
+        ]
+
+
+def laid_out(failure: Failure, style: Style, program: str = "shoal run") -> list[Line]:
+    """Return the lines of a report as spans; raises what `report` catches."""
+    facts = _printable_facts(facts_without_secrets(failure), style)
+    for limits in _LADDER:
+        lines, last = _lines(facts, style, program, limits)
+        if len(lines) + len(last) <= LINES:
+            return [*lines, *last]
+    left = len(lines) + len(last) + 1 - LINES
+    note = Span(f"  {style.dots} {left} more lines", "quiet")
+    return [*lines[:-left], [note], *last]
 
 
 def plain_text(failure: Failure) -> str:
