@@ -70,7 +70,7 @@ def _is_utf8(encoding: str | None) -> bool:
         return False
 
 
-class Limits(NamedTuple):
+class Shown(NamedTuple):
     """How much a report shows of each part."""
 
     output: int = 3
@@ -86,7 +86,7 @@ class Page(NamedTuple):
     """Where lines go: a style, an indentation, and how much is shown."""
 
     style: Style
-    limits: Limits
+    limits: Shown
     indent: int = 2
 
     @property

@@ -34,7 +34,7 @@ from shoal.runtime.failures.headline import (
 from shoal.runtime.failures.page import (
     LINES,
     WORD_CODES,
-    Limits,
+    Shown,
     Line,
     Page,
     Span,
@@ -70,15 +70,15 @@ _NAMES: Mapping[type, Mapping[str, int]] = {  # fields that a sentence names -> 
     ErrorFacts: {"type": TYPE_COLUMNS},
 }
 _LADDER = (
-    Limits(),
-    Limits(output=0),
-    Limits(output=0, advice=0),
-    Limits(output=0, advice=0, others=1),
-    Limits(output=0, advice=0, others=1, frames=3),
-    Limits(output=0, advice=0, others=1, frames=3, message=3),
-    Limits(output=0, advice=0, others=1, frames=3, message=3, groups=2),
-    Limits(output=0, advice=0, others=1, frames=1, message=3, groups=2),
-    Limits(output=0, advice=0, others=1, frames=1, message=3, groups=2, causes=1),
+    Shown(),
+    Shown(output=0),
+    Shown(output=0, advice=0),
+    Shown(output=0, advice=0, others=1),
+    Shown(output=0, advice=0, others=1, frames=3),
+    Shown(output=0, advice=0, others=1, frames=3, message=3),
+    Shown(output=0, advice=0, others=1, frames=3, message=3, groups=2),
+    Shown(output=0, advice=0, others=1, frames=1, message=3, groups=2),
+    Shown(output=0, advice=0, others=1, frames=1, message=3, groups=2, causes=1),
 )
 
 
@@ -211,7 +211,7 @@ def _after(failure: Failure) -> str:
 
 
 def _lines(
-    failure: Failure, style: Style, program: str, limits: Limits
+    failure: Failure, style: Style, program: str, limits: Shown
 ) -> tuple[list[Line], list[Line]]:
     """Return a report: all but the last line, and the last line."""
     page = Page(style, limits)
