@@ -34,9 +34,9 @@ from shoal.runtime.failures.headline import (
 from shoal.runtime.failures.page import (
     LINES,
     WORD_CODES,
-    Shown,
     Line,
     Page,
+    Shown,
     Span,
     Style,
     painted,

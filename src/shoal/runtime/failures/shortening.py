@@ -143,7 +143,7 @@ def shortened(text: str, limit: int, dots: str = "…") -> str:
     """Return a text of at most `limit` columns: cut in the middle, with what is missing.
 
     >>> shortened("/data/" + "x" * 2000 + "-0001", 48)
-    '/data/xxxxxxx… 1,984 characters …xxxxxxxxx-0001'
+    '/data/xxxxxxxx… 1,983 characters …xxxxxxxxx-0001'
     """
     if fits(text, limit):
         return text
