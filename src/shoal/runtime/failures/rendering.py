@@ -203,7 +203,7 @@ def _headline_lines(failure: Failure, style: Style, program: str) -> tuple[list[
         Span(word, "failed"),
         Span(time + before + rest, "cause"),
     ]
-    return wrapped(spans, style.width, 0, is_hard=False)[:_EDGE_LINES], moved, host
+    return wrapped(spans, style.width, 2, is_hard=False)[:_EDGE_LINES], moved, host
 
 
 def _after(failure: Failure) -> str:

@@ -232,6 +232,8 @@ def process_ranges(processes: Iterable[int], limit: int = 5) -> str:
     ('processes 0, 2-4', 'process 7', 'processes 0, 2, 4 and 1 more')
     """
     numbers = Processes(processes)
+    if not numbers:
+        return "no process"
     ranges = numbers.ranges
     noun = "process" if len(numbers) == 1 else "processes"
     shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges[:limit])
