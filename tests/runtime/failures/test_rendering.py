@@ -120,6 +120,32 @@ def test_out_of_memory_is_told_only_where_it_was_counted(kills, signal, by_launc
 
 
 @pytest.mark.parametrize(
+    ("kills", "expected"),
+    [
+        (0, "  Not sent by shoal run; its cgroup counted no out-of-memory kill."),
+        (None, "  Not sent by shoal run."),
+    ],
+)
+def test_a_count_of_the_cgroup_that_is_unknown_is_not_told(kills, expected):
+    cause = Cause(
+        processes=these(1), kind="signal", signal="SIGKILL", sent_by_launcher=False,
+        memory=Memory(cgroup_oom_kills=kills),
+    )  # fmt: skip
+    assert report(failed("signal", 137, 1.0, cause), Style())[1] == expected
+
+
+def test_a_table_that_is_too_wide_has_its_last_column_below():
+    place = Place(file="a/long/path/to/the/program/train.py", line=1, source="shoal.barrier()")
+    groups = [Processes(range(0, 900, 9)), Processes(range(1, 900, 9))]
+    wait = Wait(call="barrier", arrived=(Waiting(processes=groups[0], place=place),))
+    cause = Cause(processes=groups[1], kind="deadline", wait=wait)
+    lines = report(failed("deadline", 73, 1.0, cause, n=1024), Style(60))
+    at = next(i for i, line in enumerate(lines) if line.startswith("  arrived"))
+    assert lines[at] == "  arrived   100 processes (0 and others)"
+    assert lines[at + 1] == "      …/to/the/program/train.py:1   shoal.barrier()"
+
+
+@pytest.mark.parametrize(
     ("width", "expected"),
     [
         (90, ["{} after 6.2 s: process 3 of 4 (beta) did not reach barrier 'epoch'", "  arr"]),

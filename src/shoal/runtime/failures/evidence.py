@@ -47,6 +47,7 @@ from shoal.runtime.failures.shortening import (
 )
 
 PATH_COLUMNS = 160  # of the file of a frame
+_PLACED_COLUMNS = 30  # of a place and its source, at least
 _LABEL_COLUMNS = 13  # of a fact of a checkpoint
 _DEATHS = ("signal", "exit", "lost", "host_lost", "service_lost")
 
@@ -85,7 +86,7 @@ def _cause(cause: Cause, failure: Failure, page: Page) -> list[Line]:
         lines += _difference(cause.difference, failure, page)
     if cause.checkpoint is not None:
         lines += _checkpoint(cause, cause.checkpoint, failure, page)
-    for sentence in _sentences(cause, failure)[:6]:
+    for sentence in _sentences(cause, failure)[: page.limits.groups * 3 // 2]:
         lines += page.text(sentence, most=3)
     if _has_traceback(cause):
         inner = page
@@ -199,7 +200,8 @@ def _difference(difference: Difference, failure: Failure, page: Page) -> list[Li
         return _placed([side.place for side in shown], texts, room, page.style)
 
     if shown:
-        table = inner.rows(labels, values if is_one_place else places)
+        least = 16 if is_one_place else _PLACED_COLUMNS
+        table = inner.rows(labels, values if is_one_place else places, least=least)
         lines += _with_note(table, left_out, [side.processes for side in sides], inner)
     if difference.found_at is not None:
         found = f"the difference was found at {place_words(difference.found_at)}"
@@ -268,6 +270,7 @@ def _waits(cause: Cause, page: Page) -> list[Line]:
         [[*state, label] for state, label in zip(states, labels, strict=True)],
         lambda room: _placed(places, texts, room, page.style),
         label_at=0 if is_stall else 1,
+        least=_PLACED_COLUMNS,
     )
     lines: list[Line] = []
     for (_, one), row in zip(shown, table, strict=True):

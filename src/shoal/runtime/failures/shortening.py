@@ -286,7 +286,7 @@ def breaks(text: str, width: int, hanging: int, *, is_hard: bool) -> list[tuple[
             at = text.find(" ", end, length)
             if at < 0:
                 break
-        parts.append((start, at))
+        parts.append((start, max(start, len(text[:at].rstrip(" ")))))
         start = at + len(text[at:]) - len(text[at:].lstrip(" "))
         room = max(1, width - hanging)
     parts.append((start, length))
