@@ -69,8 +69,6 @@ def differing(after_s: float, what: str, sides, *, others=(), advice: str, **mor
 
 def exceptions() -> dict[str, Failure]:
     shard = "data/shard-00001.npy"
-    reached = "In step 2."
-    del reached
     return {
         "01": failed(
             "exception", 1, 1.1,
@@ -174,6 +172,11 @@ def deaths() -> dict[str, Failure]:
                 Others(processes=these(2), state="running", ended_by="SIGTERM"),
             ),
         ),
+    }  # fmt: skip
+
+
+def exits() -> dict[str, Failure]:
+    return {
         "10": failed(
             "exit", 3, 1.1,
             Cause(
@@ -249,8 +252,6 @@ def differences() -> dict[str, Failure]:
 def waits() -> dict[str, Failure]:
     arrow = GET.index("shoal.")
     met = at(1, "initialize", age_s=5.0)
-    joined = "shoal.initialize(timeout_s=6)"
-    jit = "x = jax.jit(lambda v: v / jnp.sum(v))(x).block_until_ready()"
     return {
         "04": failed(
             "deadline", 73, 6.2,
@@ -291,6 +292,13 @@ def waits() -> dict[str, Failure]:
             ),
             advice=("If it is only slow, raise timeout_s= of this call.",),
         ),
+    }  # fmt: skip
+
+
+def stalls() -> dict[str, Failure]:
+    joined = "shoal.initialize(timeout_s=6)"
+    jit = "x = jax.jit(lambda v: v / jnp.sum(v))(x).block_until_ready()"
+    return {
         "20": failed(
             "stalled", 77, 11.4,
             Cause(
@@ -334,14 +342,7 @@ def ends() -> dict[str, Failure]:
     )  # fmt: skip
     damaged = at(5, "restore", source='shoal.barrier("damaged"); shoal.restore("ck")')
     step = at(3, "barrier", "step")
-    nan = raised(
-        1, error="RuntimeError", message="loss is NaN", log="p0001.log",
-        frames=(frame(
-            4, "<module>", 'if step == 4 and p == 1: raise RuntimeError("loss is NaN")'
-        ),),
-    )  # fmt: skip
     put_back = "No value of it was returned. Restore another step, or put back a good copy."
-    loop = "A crash loop ends the job: 3 attempts in a row went no further than step 5."
     return {
         "21": Failure(
             kind="preempted", exit_code=75, failed_after_s=4.1,
@@ -372,6 +373,19 @@ def ends() -> dict[str, Failure]:
             others=(waiting(0, 1, place=step),), n=4,
             hosts={"node2": these(0, 1), "node3": these(2, 3)},
         ),
+    }  # fmt: skip
+
+
+def attempts() -> dict[str, Failure]:
+    step = at(3, "barrier", "step")
+    nan = raised(
+        1, error="RuntimeError", message="loss is NaN", log="p0001.log",
+        frames=(frame(
+            4, "<module>", 'if step == 4 and p == 1: raise RuntimeError("loss is NaN")'
+        ),),
+    )  # fmt: skip
+    loop = "A crash loop ends the job: 3 attempts in a row went no further than step 5."
+    return {
         "25": failed(
             "interrupted", 130, 4.0, signal="SIGINT", step=61, ended_after_s=4.2,
             others=(Others(processes=these(0, 1, 2), state="ended"),),
@@ -438,5 +452,6 @@ def many() -> dict[str, Failure]:
 
 def example_failures() -> dict[str, Failure]:
     """Return every example by the heading of its report."""
-    examples = exceptions() | deaths() | differences() | waits() | ends() | many()
+    examples = exceptions() | deaths() | exits() | differences() | waits() | stalls() | ends()
+    examples |= attempts() | many()
     return dict(sorted(examples.items()))

@@ -23,7 +23,6 @@ from shoal.runtime.failures.facts import (
     Place,
     Processes,
     Side,
-    Waiting,
 )
 from shoal.runtime.failures.headline import (
     FILE_COLUMNS,
@@ -48,6 +47,8 @@ from shoal.runtime.failures.shortening import (
 )
 
 PATH_COLUMNS = 160  # of the file of a frame
+_PLACED_COLUMNS = 30  # of a place and its source, at least
+_LABEL_COLUMNS = 13  # of a fact of a checkpoint
 _DEATHS = ("signal", "exit", "lost", "host_lost", "service_lost")
 
 
@@ -85,7 +86,7 @@ def _cause(cause: Cause, failure: Failure, page: Page) -> list[Line]:
         lines += _difference(cause.difference, failure, page)
     if cause.checkpoint is not None:
         lines += _checkpoint(cause, cause.checkpoint, failure, page)
-    for sentence in _sentences(cause, failure)[:6]:
+    for sentence in _sentences(cause, failure)[: page.limits.groups * 3 // 2]:
         lines += page.text(sentence, most=3)
     if _has_traceback(cause):
         inner = page
@@ -199,7 +200,8 @@ def _difference(difference: Difference, failure: Failure, page: Page) -> list[Li
         return _placed([side.place for side in shown], texts, room, page.style)
 
     if shown:
-        table = inner.rows(labels, values if is_one_place else places)
+        least = 16 if is_one_place else _PLACED_COLUMNS
+        table = inner.rows(labels, values if is_one_place else places, least=least)
         lines += _with_note(table, left_out, [side.processes for side in sides], inner)
     if difference.found_at is not None:
         found = f"the difference was found at {place_words(difference.found_at)}"
@@ -229,13 +231,19 @@ def _with_note(
     first, after = left_out
     lines = [line for row in table[: first or len(table)] for line in row]
     if after > first:
-        count = sum(len(group) for group in groups[first:after])
-        noun = "group" if after - first == 1 else "groups"
-        of = "process" if count == 1 else "processes"
-        note = f"{page.style.dots} {after - first} more {noun}, {count} {of}"
-        lines += page.text(note, "quiet")
+        lines += page.text(_more_groups(groups[first:after], page), "quiet")
         lines += [line for row in table[first:] for line in row]
     return lines
+
+
+def _more_groups(groups: Sequence[Processes], page: Page) -> str:
+    count = sum(len(group) for group in groups)
+    noun = "group" if len(groups) == 1 else "groups"
+    return f"{page.style.dots} {len(groups)} more {noun}, {count} {_noun(count)}"
+
+
+def _noun(count: int) -> str:
+    return "process" if count == 1 else "processes"
 
 
 def _waits(cause: Cause, page: Page) -> list[Line]:
@@ -244,30 +252,27 @@ def _waits(cause: Cause, page: Page) -> list[Line]:
     if wait is None:
         return []
     is_stall = cause.kind == "stalled"
-    arrived = [("arrived", one) for one in wait.arrived]
-    missing = [("missing", one) for one in wait.missing]
-    lines: list[Line] = []
-    every = [*missing, *arrived] if is_stall else [*arrived, *missing]
-    shown: list[tuple[str, Waiting]] = []
+    groups = [("arrived", wait.arrived), ("missing", wait.missing)]
     most = max(1, page.limits.groups // 2)
-    for group in (missing, arrived) if is_stall else (arrived, missing):
-        shown += group[:most]
+    shown = [(state, one) for state, group in groups for one in group[:most]]
+    if is_stall:
+        shown.sort(key=lambda pair: pair[0], reverse=True)
     if not shown:
         return []
     labels = [_wide_ranges(one.processes) for _, one in shown]
-    heads = [
-        [label] if is_stall else [s, label] for (s, _), label in zip(shown, labels, strict=True)
-    ]
-    places = [one.place or _frameplace_words(one.frames) for _, one in shown]
+    states = [[] if is_stall else [state] for state, _ in shown]
+    stands = [one.place or _innermost(one.frames) for _, one in shown]
     texts = [
-        one.words or (at.source if at else "") for (_, one), at in zip(shown, places, strict=True)
+        one.words or (at.source if at else "") for (_, one), at in zip(shown, stands, strict=True)
     ]
-    places = [None if one.words else at for (_, one), at in zip(shown, places, strict=True)]
+    places = [None if one.words else at for (_, one), at in zip(shown, stands, strict=True)]
     table = page.rows(
-        heads,
+        [[*state, label] for state, label in zip(states, labels, strict=True)],
         lambda room: _placed(places, texts, room, page.style),
         label_at=0 if is_stall else 1,
+        least=_PLACED_COLUMNS,
     )
+    lines: list[Line] = []
     for (_, one), row in zip(shown, table, strict=True):
         lines += row
         if one.last_met is not None:
@@ -275,14 +280,11 @@ def _waits(cause: Cause, page: Page) -> list[Line]:
             before = "" if age is None else f", {seconds(age)} before"
             met = f"last met the others at {place_words(one.last_met)}{before}"
             lines += page.deeper(0 if is_stall else 10).text(met, most=2)
-    left = len(every) - len(shown)
-    if left:
-        noun = "group" if left == 1 else "groups"
-        lines += page.text(f"{page.style.dots} {left} more {noun}", "quiet")
-    return lines
+    left = [one.processes for _, group in groups for one in group[most:]]
+    return lines + (page.text(_more_groups(left, page), "quiet") if left else [])
 
 
-def _frameplace_words(frames: Sequence[Frame]) -> Place | None:
+def _innermost(frames: Sequence[Frame]) -> Place | None:
     if not frames:
         return None
     last = frames[-1]
@@ -294,34 +296,22 @@ def _checkpoint(
 ) -> list[Line]:
     lines = _place_row(cause.place, page) if cause.place is not None else []
     file = os.path.join(checkpoint.path, checkpoint.file) if checkpoint.file else checkpoint.path
-    at = (
-        f"the block at byte {checkpoint.offset_bytes:,}"
-        if checkpoint.offset_bytes is not None
-        else ""
-    )
-    leaf = (
-        f"of leaf '{shortened(checkpoint.leaf, NAME_COLUMNS, page.style.dots)}'"
-        if checkpoint.leaf
-        else ""
-    )
+    at = leaf = ""
+    if checkpoint.offset_bytes is not None:
+        at = f"the block at byte {checkpoint.offset_bytes:,}"
+    if checkpoint.leaf:
+        leaf = f"of leaf '{checkpoint.leaf}'"
     where = ", ".join(part for part in (at, leaf) if part)
     damage = ": ".join(part for part in (where, checkpoint.damage) if part)
     is_all = len(cause.processes) == failure.num_processes > 1
     found = f"all {failure.num_processes} processes" if is_all else process_ranges(cause.processes)
     if checkpoint.read_well:
         found += f"; {process_ranges(checkpoint.read_well)} read it well"
-    facts = [("file", file), ("damage", damage), ("found by", found)]
-    facts = [(label, text) for label, text in facts if text]
-
-    def texts(room: int) -> list[str]:
-        dots = page.style.dots
-        return [
-            path_end(text, room, dots) if label == "file" else shortened(text, room, dots)
-            for label, text in facts
-        ]
-
-    table = page.rows([[f"{label:<10}"] for label, _ in facts], texts)
-    return lines + [line for row in table for line in row]
+    file = path_end(file, page.room - _LABEL_COLUMNS, page.style.dots)
+    for label, text in (("file", file), ("damage", damage), ("found by", found)):
+        if text:
+            lines += page.text(f"{label:<{_LABEL_COLUMNS}}{text}", most=3)
+    return lines
 
 
 def _place_row(place: Place, page: Page) -> list[Line]:
@@ -373,8 +363,8 @@ def _wide_ranges(processes: Processes) -> str:
     text = process_ranges(processes)
     if len(text) <= 28 or len(processes.ranges) == 1:
         return text
-    first, last = processes.ranges[0]
-    return f"{len(processes)} processes ({first}-{last} and others)"
+    first = process_ranges(Processes.of_ranges(processes.ranges[:1])).partition(" ")[2]
+    return f"{len(processes)} processes ({first} and others)"
 
 
 # Tracebacks.
@@ -508,8 +498,7 @@ def others(failure: Failure, page: Page) -> list[Line]:
         lines += page.text(sentence, most=3 if shown > 1 else 2)
     left = sum(len(one.processes) for one in failure.others[shown:])
     if left:
-        noun = "process" if left == 1 else "processes"
-        lines += page.text(f"{page.style.dots} {left} other {noun}", "quiet")
+        lines += page.text(f"{page.style.dots} {left} other {_noun(left)}", "quiet")
     return lines
 
 
@@ -545,8 +534,8 @@ def _other(other: Others, failure: Failure, dots: str) -> str:
     if other.state == "left":
         return f"{label} had left the job."
     if other.state == "ended":
-        by = f", by {other.ended_by} of shoal run" if other.ended_by else " because of it"
-        return f"{label} ended{by}."
+        by = f"{was} ended by shoal run with {other.ended_by}" if other.ended_by else ""
+        return f"{label} {by or 'ended because of it'}."
     return f"What {process_ranges(other.processes)}{host} did is unknown."
 
 

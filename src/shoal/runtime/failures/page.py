@@ -33,13 +33,13 @@ class Style(NamedTuple):
 
     @classmethod
     def for_stream(
-        cls, is_terminal: bool, terminal_columns: int, env: Mapping[str, str], encoding: str | None
+        cls, is_terminal: bool, columns: int, env: Mapping[str, str], encoding: str | None
     ) -> Style:
         """Return the style for a stream.
 
         Args:
           is_terminal: is it one?
-          terminal_columns: its width now; unused if it is none.
+          columns: its width now; unused if it is none.
           env: COLUMNS, CI, NO_COLOR, FORCE_COLOR and TERM are read.
           encoding: of the stream; unknown is taken for ASCII.
 
@@ -49,7 +49,7 @@ class Style(NamedTuple):
         told = env.get("COLUMNS", "")
         width = 120 if env.get("CI") else 80
         if is_terminal:
-            width = min(max(terminal_columns, 60), 120)
+            width = min(max(columns, 60), 120)
         elif told.isascii() and told.isdigit() and 60 <= int(told[:9]) <= 200:
             width = int(told)
         is_forced = env.get("FORCE_COLOR", "0") not in ("", "0")
@@ -70,7 +70,7 @@ def _is_utf8(encoding: str | None) -> bool:
         return False
 
 
-class Limits(NamedTuple):
+class Shown(NamedTuple):
     """How much a report shows of each part."""
 
     output: int = 3
@@ -86,7 +86,7 @@ class Page(NamedTuple):
     """Where lines go: a style, an indentation, and how much is shown."""
 
     style: Style
-    limits: Limits
+    limits: Shown
     indent: int = 2
 
     @property
@@ -100,6 +100,7 @@ class Page(NamedTuple):
 
     def text(self, text: str, role: str = "plain", most: int = LINES) -> list[Line]:
         """Return a text in at most that many lines; those after the first are indented more."""
+        text = shortened(text, most * self.room, self.style.dots)
         lines = self.spans(Span(text, role))
         if len(lines) > most:
             lines = self.spans(Span(shortened(text, most * (self.room - 8), self.style.dots), role))
@@ -113,7 +114,9 @@ class Page(NamedTuple):
         self,
         heads: Sequence[Sequence[str]],
         last: Callable[[int], Sequence[str]],
+        *,
         label_at: int = 0,
+        least: int = 16,
     ) -> list[list[Line]]:
         """Return a table, as lines for each row, its columns three spaces apart.
 
@@ -121,10 +124,11 @@ class Page(NamedTuple):
           heads: the cells of each row but the last, equally many.
           last: from the columns that remain to the last cell of each row, none of them wider.
           label_at: the cell with the label, which is bold in the first row.
+          least: columns of the last cell; if fewer remain, it goes on a line of its own.
         """
         widths = [max(columns(row[i]) for row in heads) for i in range(len(heads[0]))]
         used = sum(width + len(_GAP) for width in widths)
-        is_narrow = self.room - used < 16
+        is_narrow = self.room - used < least
         cells = last(self.room - 4 if is_narrow else self.room - used)
         table: list[list[Line]] = []
         for row, cell in zip(heads, cells, strict=True):

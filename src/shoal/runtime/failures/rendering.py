@@ -34,9 +34,9 @@ from shoal.runtime.failures.headline import (
 from shoal.runtime.failures.page import (
     LINES,
     WORD_CODES,
-    Limits,
     Line,
     Page,
+    Shown,
     Span,
     Style,
     painted,
@@ -70,15 +70,15 @@ _NAMES: Mapping[type, Mapping[str, int]] = {  # fields that a sentence names -> 
     ErrorFacts: {"type": TYPE_COLUMNS},
 }
 _LADDER = (
-    Limits(),
-    Limits(output=0),
-    Limits(output=0, advice=0),
-    Limits(output=0, advice=0, others=1),
-    Limits(output=0, advice=0, others=1, frames=3),
-    Limits(output=0, advice=0, others=1, frames=3, message=3),
-    Limits(output=0, advice=0, others=1, frames=3, message=3, groups=2),
-    Limits(output=0, advice=0, others=1, frames=1, message=3, groups=2),
-    Limits(output=0, advice=0, others=1, frames=1, message=3, groups=2, causes=1),
+    Shown(),
+    Shown(output=0),
+    Shown(output=0, advice=0),
+    Shown(output=0, advice=0, others=1),
+    Shown(output=0, advice=0, others=1, frames=3),
+    Shown(output=0, advice=0, others=1, frames=3, message=3),
+    Shown(output=0, advice=0, others=1, frames=3, message=3, groups=2),
+    Shown(output=0, advice=0, others=1, frames=1, message=3, groups=2),
+    Shown(output=0, advice=0, others=1, frames=1, message=3, groups=2, causes=1),
 )
 
 
@@ -93,23 +93,26 @@ def report(failure: Failure, style: Style, program: str = "shoal run") -> list[s
       program: what prints it. "shoal" is a process of the job itself: it has no log to name.
     """
     try:
-        facts = _printable_facts(facts_without_secrets(failure), style)
-        lines: list[Line] = []
-        for limits in _LADDER:
-            lines, last = _lines(facts, style, program, limits)
-            if len(lines) + len(last) <= LINES:
-                break
-        else:
-            left = len(lines) + len(last) + 1 - LINES
-            note = Span(f"  {style.dots} {left} lines", "quiet")
-            lines = [*lines[:-left], [note]]
-        return [painted(line, style) for line in [*lines, *last]]
+        return [painted(line, style) for line in laid_out(failure, style, program)]
     except Exception:  # noqa: BLE001 (a report that cannot be laid out must not hide the failure)
-        headline = printable(
-            without_secrets(str(getattr(failure, "headline", ""))), only_ascii=True
-        )
+        headline = without_secrets(str(getattr(failure, "headline", "")))
         code = getattr(failure, "exit_code", "unknown")
-        return [f"{program}: failed: {headline}", f"  Exit code {code}."]
+        return [
+            f"{program}: failed: {printable(headline, only_ascii=True)}",
+            f"  Exit code {code}.",
+        ]
+
+
+def laid_out(failure: Failure, style: Style, program: str = "shoal run") -> list[Line]:
+    """Return the lines of a report as spans; raises what `report` catches."""
+    facts = _printable_facts(facts_without_secrets(failure), style)
+    for limits in _LADDER:
+        lines, last = _lines(facts, style, program, limits)
+        if len(lines) + len(last) <= LINES:
+            return [*lines, *last]
+    left = len(lines) + len(last) + 1 - LINES
+    note = Span(f"  {style.dots} {left} more lines", "quiet")
+    return [*lines[:-left], [note], *last]
 
 
 def plain_text(failure: Failure) -> str:
@@ -200,7 +203,7 @@ def _headline_lines(failure: Failure, style: Style, program: str) -> tuple[list[
         Span(word, "failed"),
         Span(time + before + rest, "cause"),
     ]
-    return wrapped(spans, style.width, 0, is_hard=False)[:_EDGE_LINES], moved, host
+    return wrapped(spans, style.width, 2, is_hard=False)[:_EDGE_LINES], moved, host
 
 
 def _after(failure: Failure) -> str:
@@ -208,7 +211,7 @@ def _after(failure: Failure) -> str:
 
 
 def _lines(
-    failure: Failure, style: Style, program: str, limits: Limits
+    failure: Failure, style: Style, program: str, limits: Shown
 ) -> tuple[list[Line], list[Line]]:
     """Return a report: all but the last line, and the last line."""
     page = Page(style, limits)

@@ -84,14 +84,13 @@ def printable(text: str, *, only_ascii: bool = False, keeps_lines: bool = False)
         return "\n".join(printable(line, only_ascii=only_ascii) for line in lines)
     if text.isprintable() and (text.isascii() or not only_ascii):
         return text
-    return "".join(_printable(letter, only_ascii) for letter in text)
+    escaped = (c for c in set(text) if not (c.isprintable() and (c.isascii() or not only_ascii)))
+    return text.translate({ord(letter): _escape(letter) for letter in escaped})
 
 
-def _printable(letter: str, only_ascii: bool) -> str:
+def _escape(letter: str) -> str:
     if letter == "\t":
         return " "
-    if letter.isprintable() and (letter.isascii() or not only_ascii):
-        return letter
     if letter == "…":
         return "..."
     code = ord(letter)
@@ -123,8 +122,15 @@ def ending(text: str, limit: int) -> str:
     return text[len(text) - fitting(text[::-1], 0, limit) :]
 
 
+def fits(text: str, limit: int) -> bool:
+    """Return whether `limit` columns hold a text."""
+    return len(text) <= limit if text.isascii() else fitting(text, 0, limit) == len(text)
+
+
 def fitting(text: str, start: int, limit: int) -> int:
     """Return the end of the longest part of a text from `start` that `limit` columns hold."""
+    if text.isascii():
+        return min(len(text), start + max(0, limit))
     used = 0
     for at in range(start, len(text)):
         used += _columns(text[at])
@@ -137,9 +143,9 @@ def shortened(text: str, limit: int, dots: str = "…") -> str:
     """Return a text of at most `limit` columns: cut in the middle, with what is missing.
 
     >>> shortened("/data/" + "x" * 2000 + "-0001", 48)
-    '/data/xxxxxxx… 1,984 characters …xxxxxxxxx-0001'
+    '/data/xxxxxxxx… 1,983 characters …xxxxxxxxx-0001'
     """
-    if columns(text) <= limit:
+    if fits(text, limit):
         return text
     note = f"{dots} {len(text):,} characters {dots}"
     if limit < columns(note) + 16:
@@ -157,7 +163,7 @@ def path_end(path: str, limit: int, dots: str = "…") -> str:
     >>> path_end("/home/me/project/data/shard-00001.npy", 24)
     '…/data/shard-00001.npy'
     """
-    if columns(path) <= limit:
+    if fits(path, limit):
         return path
     end = ending(path, max(0, limit - len(dots)))
     slash = end.find("/")
@@ -170,7 +176,7 @@ def values_from_difference(texts: Sequence[str], limit: int, dots: str = "…") 
     >>> values_from_difference(["x" * 90 + "ab, c", "x" * 90 + "b, c"], 20)
     ['…xxxxxxxxab, c', '…xxxxxxxxb, c']
     """
-    if all(columns(text) <= limit for text in texts):
+    if all(fits(text, limit) for text in texts):
         return list(texts)
     common = _common_beginning(texts)
     start = common - 8
@@ -178,8 +184,7 @@ def values_from_difference(texts: Sequence[str], limit: int, dots: str = "…") 
         return [shortened(text, limit, dots) for text in texts]
     parts = [dots + text[start:] for text in texts]
     return [
-        part if columns(part) <= limit else beginning(part, limit - len(dots)) + dots
-        for part in parts
+        part if fits(part, limit) else beginning(part, limit - len(dots)) + dots for part in parts
     ]
 
 
@@ -203,7 +208,7 @@ def source_part(source: str, expression: Sequence[int], limit: int, dots: str = 
     >>> source_part("x = read(); y = load(path)", (16, 26), 20)
     '… y = load(path)'
     """
-    if columns(source) <= limit:
+    if fits(source, limit):
         return source
     if len(expression) != 2 or not 0 <= expression[0] <= expression[1] <= len(source):
         return beginning(source, limit - len(dots)) + dots
@@ -215,7 +220,7 @@ def source_part(source: str, expression: Sequence[int], limit: int, dots: str = 
         start = max(start, min(expression[0], end - limit + 2 * len(dots) + 2))
     head = f"{dots} " if start else ""
     tail = f" {dots}" if end < len(source) else ""
-    if columns(head + source[start:end] + tail) <= limit:
+    if fits(head + source[start:end] + tail, limit):
         return head + source[start:end] + tail
     return beginning(head + source[start:], limit - len(dots)) + dots
 
@@ -227,6 +232,8 @@ def process_ranges(processes: Iterable[int], limit: int = 5) -> str:
     ('processes 0, 2-4', 'process 7', 'processes 0, 2, 4 and 1 more')
     """
     numbers = Processes(processes)
+    if not numbers:
+        return "no process"
     ranges = numbers.ranges
     noun = "process" if len(numbers) == 1 else "processes"
     shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges[:limit])
@@ -279,7 +286,7 @@ def breaks(text: str, width: int, hanging: int, *, is_hard: bool) -> list[tuple[
             at = text.find(" ", end, length)
             if at < 0:
                 break
-        parts.append((start, at))
+        parts.append((start, max(start, len(text[:at].rstrip(" ")))))
         start = at + len(text[at:]) - len(text[at:].lstrip(" "))
         room = max(1, width - hanging)
     parts.append((start, length))

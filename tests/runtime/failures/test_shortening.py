@@ -1,0 +1,95 @@
+"""Texts made safe to print, and cut to a number of columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.runtime.failures.shortening import (
+    breaks,
+    columns,
+    path_end,
+    printable,
+    shortened,
+    source_part,
+    values_from_difference,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("\x1b[31m\r\x07\x00", r"\x1b[31m\r\x07\x00"),
+        ("a\tb", "a b"),
+        ("a\nb", r"a\nb"),
+        ("\u202eabc\u2066", r"\u202eabc\u2066"),
+        ("\x9b\xa0", r"\x9b\xa0"),
+        ("\u2028\U000e0001", r"\u2028\U000e0001"),
+        ("é 日本", "é 日本"),
+        ("\udc80", r"\udc80"),
+    ],
+)
+def test_control_characters_and_marks_of_direction_are_escaped(text, expected):
+    assert printable(text) == expected
+
+
+def test_letters_outside_ascii_are_escaped_on_request():
+    assert printable("é…\U0001f600\xff", only_ascii=True) == r"\u00e9...\U0001f600\u00ff"
+
+
+def test_lines_are_kept_on_request():
+    assert printable("a\r\nb\rc\n\x1b", keeps_lines=True) == "a\nb\\rc\n\\x1b"
+
+
+def test_a_wide_letter_has_two_columns_and_a_mark_none():
+    assert [columns(text) for text in ("abc", "日本", "é", "e\u0301", "ｱ", "Ａ")] == [
+        3,
+        4,
+        1,
+        1,
+        1,
+        2,
+    ]
+
+
+@pytest.mark.parametrize("limit", range(60))
+@pytest.mark.parametrize("text", ["x" * 100, "日本" * 50, "a日" * 30, "/data/x" * 20])
+def test_nothing_is_wider_than_its_limit(text, limit):
+    for cut in (shortened, path_end):
+        assert columns(cut(text, limit)) <= limit
+        assert columns(cut(text, limit, "...")) <= max(limit, 0)
+    assert columns(source_part(text, (3, 9), max(limit, 4))) <= max(limit, 4)
+    for part in values_from_difference([text, text + "!"], max(limit, 4)):
+        assert columns(part) <= max(limit, 4)
+
+
+def test_what_fits_is_not_cut():
+    assert shortened("日本", 4) == "日本"
+    assert path_end("/a/b", 4) == "/a/b"
+    assert source_part("f(x)", (), 4) == "f(x)"
+    assert values_from_difference(["ab", "ac"], 2) == ["ab", "ac"]
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "hanging", "is_hard", "lines"),
+    [
+        ("one two three", 8, 2, True, ["one two", "three"]),
+        ("one  two", 4, 0, True, ["one", "two"]),
+        ("  abcdefgh", 6, 2, True, ["  abcd", "efgh"]),
+        ("a bcdefghij k", 6, 0, False, ["a", "bcdefghij", "k"]),
+        ("日本語 日本", 6, 0, True, ["日本語", "日本"]),
+        ("日本語日本", 7, 1, True, ["日本語", "日本"]),
+        ("", 6, 0, True, [""]),
+        ("a   ", 2, 0, True, ["a"]),
+    ],
+)
+def test_lines_break_at_spaces_and_words_only_if_they_must(text, width, hanging, is_hard, lines):
+    parts = breaks(text, width, hanging, is_hard=is_hard)
+    assert [text[start:end] for start, end in parts] == lines
+
+
+def test_an_expression_in_the_middle_of_a_long_line_is_shown():
+    source = "if " + "x and " * 20 + 'load("data") and ' + "y and " * 20 + "z: f()"
+    begin = source.index("load")
+    part = source_part(source, (begin, begin + len('load("data")')), 30)
+    assert part.startswith('… load("data")')
+    assert columns(part) <= 30
