@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.order import Restarts
+from shoal.runtime.failures.facts import Failure
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.progress_file import Reached
 
@@ -30,6 +33,7 @@ class RestartRules:
         # The cause and step of the program's latest failure, and the step that was saved by then.
         self._last = ("", -1, -1)
         self._is_alike = False  # the one before it was the same
+        self._failure: Failure | None = None  # as reported last
 
     @property
     def is_last(self) -> bool:
@@ -60,6 +64,8 @@ class RestartRules:
             again = not refusal and self._may_go_on(conclusion)
             words = self._next_words(attempt + 1) if again else ""
             conclusion = conclusion._replace(again=again, lines=lines, next_words=words)
+        if conclusion.failure is not None:
+            conclusion = conclusion._replace(failure=self._numbered(conclusion.failure, attempt))
         self.attempt = attempt + bool(conclusion.again)
         return conclusion
 
@@ -72,6 +78,17 @@ class RestartRules:
         if max(earlier.saved, reached.saved) >= 0:
             return reached.saved > earlier.saved
         return reached.ended > earlier.ended
+
+    def _numbered(self, failure: Failure, attempt: int) -> Failure:
+        """Return a failure with the number of its attempt, and whether it is the same again."""
+        most = self._restarts.most if self._restarts else 0
+        before, self._failure = self._failure, failure
+        return dataclasses.replace(
+            failure,
+            attempt=attempt + 1,
+            attempts=max(most, attempt) + 1,
+            as_before=before is not None and _shown(before) == _shown(failure),
+        )
 
     def _next_words(self, attempt: int) -> str:
         """Return the line between two attempts."""
@@ -111,6 +128,15 @@ class RestartRules:
         rows = [("step", self._reached.step), ("saved step", self._reached.saved)]
         known = [f"{name} {number}" for name, number in rows if number >= 0]
         return f"; so far {' and '.join(known)}" if known else ""
+
+
+def _shown(failure: Failure) -> object:
+    """Return what a report of a failure shows, without what differs between attempts."""
+    causes = [
+        (cause.kind, cause.error, cause.frames, cause.difference, cause.signal, cause.words)
+        for cause in failure.causes
+    ]
+    return failure.headline, causes
 
 
 def _is_own(conclusion: Conclusion) -> bool:
