@@ -50,7 +50,7 @@ class Style(NamedTuple):
         width = 120 if env.get("CI") else 80
         if is_terminal:
             width = min(max(columns, 60), 120)
-        elif told.isascii() and told.isdigit() and 60 <= int(told[:9]) <= 200:
+        elif len(told) < 4 and told.isascii() and told.isdigit() and 60 <= int(told) <= 200:
             width = int(told)
         is_forced = env.get("FORCE_COLOR", "0") not in ("", "0")
         is_wanted = is_terminal and env.get("TERM") != "dumb"
