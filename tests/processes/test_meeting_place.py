@@ -208,7 +208,7 @@ def test_a_frozen_process_is_late_is_named_and_may_come_back(stage):
     frozen.order("barrier", "epoch", PATIENCE_S)
     told = frozen.answer()
     assert told["error"] == "DeadlineError"
-    assert "arrived too late" in told["words"]
+    assert "missed the wait at" in told["words"]
     for child in (frozen, other):
         child.order("barrier", "next", PATIENCE_S)
     barrier.on(me, "next", timeout_s=PATIENCE_S)

@@ -78,15 +78,15 @@ def _explained(
 ) -> DivergenceError:
     """Return the error with the first line that differs, or without it if it cannot be found.
 
-    A process that arrived too late to be on a side does not take part, and is not waited for.
+    A process that arrives later, and is on no side, does not take part, and is not waited for.
     """
     deadline = time.monotonic() + limit_s
-    group = tuple(sorted(process for _, processes in known.calls for process in processes))
+    group = tuple(sorted(process for side in known.calls for process in side.processes))
     if coordinator.process not in group:
         advice = f"this process arrived later; the first difference is shown on {listed(group)}"
         return known.explained({}, advice)
     lane = f"{point.lane}: the first difference"
-    representatives = [processes[0] for _, processes in known.calls][:MAX_GROUPS_SHOWN]
+    representatives = [side.processes[0] for side in known.calls][:MAX_GROUPS_SHOWN]
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
         here = Point(point.name, group, lane, "first difference", call.site)

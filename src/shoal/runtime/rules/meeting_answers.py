@@ -87,9 +87,23 @@ class TrailsApart(NamedTuple):
 class CycleSide(NamedTuple):
     """The processes that wait at one gathering of a cycle."""
 
-    words: str  # "wait at 'epoch' (train.py:31)"
+    name: str
+    fingerprint: str
+    site: str
+    group: str  # "processes=[0, 1]"
     processes: Sequence[int]
     awaited: Sequence[int]
+
+
+def group_text(group: Iterable[int] | None, num_processes: int) -> str:
+    """Return a group as it is given to a call.
+
+    >>> group_text([1, 0], 3), group_text(None, 3)
+    ('processes=[0, 1]', 'processes=None (all 3)')
+    """
+    if group is None:
+        return f"processes=None (all {num_processes})"
+    return f"processes={sorted(group)}"[:MOST_TEXT]
 
 
 class WaitCycle(NamedTuple):
