@@ -199,7 +199,9 @@ def test_the_rest_is_told_late_and_is_in_step(make_job):
     assert [type(error) for error in errors] == [DivergenceError] * 3
     sides = [f"{SPEC[1]}: values {p}" for p in (0, 1)]
     assert errors[0].sides == errors[1].sides == {sides[0]: (0,), sides[1]: (1,)}
-    assert str(errors[2]).endswith("the errors on processes 0-1 name the first call that differs")
+    assert errors[2].sides == errors[0].sides
+    assert f"  process 1: put at train.py:12 (main): {sides[1]}\n" in str(errors[2])
+    assert "\n  process 2: 1 call, digest " in str(errors[2])
     for coordinator in job.coordinators:
         put(coordinator)
     assert job.on_all(lambda c: len(meet(c, "go"))) == [3] * 3

@@ -143,7 +143,12 @@ def test_who_knows_nothing_of_the_difference_has_the_error_too():
     stage = KillableJob(job.coordinators, job.lose)
     errors = stage.on_all(lambda c: meet(c, "go"))
     assert [type(error) for error in errors] == [DivergenceError] * 3
-    assert "the errors on processes 1-2 name the first call that differs" in str(errors[0])
+    for process in (1, 2):
+        assert (
+            f"\n  process {process}: put at feed.py:0 (f): x: f4[8]: values own {process}"
+            in str(errors[0])
+        )
+    assert "\n  process 0: no call; then it reached 'go'" in str(errors[0])
     assert stage.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
 
 

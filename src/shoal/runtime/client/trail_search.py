@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from typing import NamedTuple
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
 from shoal.hashing import SHORT_BYTES, short_digest
+from shoal.runtime.client.explanations import ask, key_of, tell
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.failures.comparison import (
     Kind,
@@ -22,6 +23,7 @@ from shoal.runtime.failures.comparison import (
     compared,
     headline,
     needs,
+    with_late,
 )
 from shoal.runtime.rules.first_difference import (
     ENDED,
@@ -33,7 +35,7 @@ from shoal.runtime.rules.first_difference import (
 from shoal.runtime.rules.outcomes import ThisProcess, call_at
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailsDiffer
-from shoal.runtime.rules.trail_marks import TrailVersion
+from shoal.runtime.rules.trail_marks import UNKNOWN, TrailVersion
 
 Arrive = Callable[..., Mapping[int, bytes]]
 
@@ -91,16 +93,23 @@ def _explained(
     me = ThisProcess(coordinator.process, coordinator.hosts)
     group = tuple(sorted(process for side in sides for process in side.processes))
     shown = _Shown([_unexplained(side) for side in sides], advice=needs("", "call", is_silent=True))
-    if me.process in group:
+    key = key_of([known.lane, *sides])
+    if me.process not in group:
+        shown = _told(ask(coordinator, key, group, limit_s)) or shown
+    else:
         representatives = [side.processes[0] for side in sides][:MAX_GROUPS_SHOWN]
         mine = trail if me.process in representatives else None
         meet = _rounds(coordinator, point, group, limit_s)
+        found = None
         try:
             with coordinator.call("the trail", f"{point.lane}: the trail", group):
-                shown = _search(meet, mine, sides, representatives) or shown
+                found = _search(meet, mine, sides, representatives)
         except (ShoalError, ValueError, LookupError):  # that they differ is known anyway
             pass
-    return _error(me, point, known, shown)
+        finally:
+            tell(coordinator, key, point, group, found)
+        shown = found or shown
+    return _error(me, point, known, shown, trail.text)
 
 
 class _Shown(NamedTuple):
@@ -111,20 +120,47 @@ class _Shown(NamedTuple):
     advice: str = ""
 
 
-def _error(me: ThisProcess, point: Point, known: TrailsDiffer, shown: _Shown) -> DivergenceError:
+def _told(facts: Any) -> _Shown | None:
+    """Return what another process has found, as it came from JSON."""
+    try:
+        rows, kind, advice = facts
+        return _Shown([Said((), *row[1:]) for row in rows], Kind(*kind), advice)
+    except (TypeError, ValueError):
+        return None
+
+
+def _error(
+    me: ThisProcess, point: Point, known: TrailsDiffer, shown: _Shown, mine: str
+) -> DivergenceError:
+    """Return the error; `mine` is the text of this process's calls, which may be on no side."""
     name = known.lane or point.lane
     lane = "" if name == "main" else f" (lane {name!r})"
     rows: dict[Said, list[int]] = {}
     for row, side in zip(shown.rows, known.versions, strict=False):
         rows.setdefault(row, []).extend(side.processes)
     call = next((row.call for row in shown.rows if row.call), "")
-    return compared(
+    build = partial(
+        compared,
         f"{me}: {headline(shown.kind, call)}{lane}",
-        [row._replace(processes=sorted(who)) for row, who in rows.items()],
         kind=shown.kind,
         advice=shown.advice,
         found_at=call_at(point),
     )
+    groups = [row._replace(processes=sorted(who)) for row, who in rows.items()]
+    error = build(groups)
+    if mine == UNKNOWN or any(me.process in group.processes for group in groups):
+        return error
+    same = {
+        row for row, side in zip(shown.rows, known.versions, strict=False) if _is_of(side, mine)
+    }
+    late = _unexplained(TrailVersion(mine, point.name, point.site, ()))
+    late = late._replace(processes=[me.process])
+    return build(with_late(groups, [row in same for row in rows], late), sides_of=error.sides)
+
+
+def _is_of(side: TrailVersion, mine: str) -> bool:
+    """Return whether calls, as text, are those of a side, whose digest may be a short one."""
+    return mine.startswith(side.text) if side.text else not mine
 
 
 def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:

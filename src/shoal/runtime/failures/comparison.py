@@ -7,7 +7,7 @@ what is different, and what a call needs to be equal, are here and nowhere else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import DivergenceError
@@ -109,6 +109,7 @@ def compared(
     advice: str = "",
     intro: str = "",
     found_at: Said | None = None,
+    sides_of: Mapping[str, tuple[int, ...]] | None = None,
 ) -> DivergenceError:
     """Return the error that shows each group of processes, the smallest first.
 
@@ -119,6 +120,8 @@ def compared(
       advice: what to do; the last line.
       intro: a line before the groups.
       found_at: the call at which earlier calls were compared.
+      sides_of: the attribute `sides`, if it is not that of these groups: it is equal on all
+        processes, also on one that arrives later and is in the groups of its own message alone.
     """
     rows = sorted(sides, key=lambda side: (len(side.processes), [*side.processes]))
     is_one_call = len({side[2:5] for side in rows}) == 1 and all(side.said for side in rows)
@@ -145,7 +148,18 @@ def compared(
     for row, text in zip(rows, shown, strict=True):
         held[text] = tuple(sorted({*held.get(text, ()), *row.processes}))
     difference = _difference(rows, kind, found_at)
-    return DivergenceError("\n".join(lines), sides=held, difference=difference)
+    return DivergenceError("\n".join(lines), sides=sides_of or held, difference=difference)
+
+
+def with_late(rows: Sequence[Said], alike: Sequence[bool], late: Said) -> list[Said]:
+    """Return the groups with a process that arrived after they were found: in each that is `alike`,
+    or else in one of its own."""
+    if not any(alike):
+        return [*rows, late]
+    return [
+        row._replace(processes=sorted([*row.processes, *late.processes])) if is_alike else row
+        for row, is_alike in zip(rows, alike, strict=True)
+    ]
 
 
 def headline(kind: Kind, call: str, name: str = "") -> str:

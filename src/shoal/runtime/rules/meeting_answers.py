@@ -241,12 +241,25 @@ class StepsAwaited(NamedTuple):
         return {"awaited": self.processes}
 
 
+class Explanation(NamedTuple):
+    """What the processes that found a difference have learned of it."""
+
+    text: str | None  # None: they look for it; empty: they will not tell
+
+    kind: Literal["explanation"] = "explanation"
+
+    @property
+    def facts(self) -> Facts:
+        """Return the facts as sent."""
+        return {"text": self.text}
+
+
 Success: TypeAlias = AllMet | SurvivorsMet
 Loss: TypeAlias = ProcessesGone | ServicesLost
 Divergence: TypeAlias = SidesDiffer | TrailsApart | WaitCycle
 Failure: TypeAlias = Divergence | TooLate | Loss | CallLeft
 Outcome: TypeAlias = Success | Failure  # of a gathering
-Answer: TypeAlias = Outcome | StillMissing | MembersKnown | StacksHeard | StepsAwaited
+Answer: TypeAlias = Outcome | StillMissing | MembersKnown | StacksHeard | StepsAwaited | Explanation
 
 
 def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:

@@ -23,6 +23,7 @@ from shoal.runtime.failures.comparison import (
     compared,
     headline,
     needs,
+    with_late,
 )
 from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
@@ -68,14 +69,15 @@ class ThisProcess(NamedTuple):
 
 class HiddenDifference(DivergenceError):
     """All make the same call at the same place; the difference is in a long specification of which
-    only a digest was sent. `calls` holds what is known of each side."""
+    only a digest was sent. `calls` holds what is known of each side; `late` is the call of this
+    process, if it arrived after they were found."""
 
-    def __init__(self, whose: str, where: str, calls: Sequence[Said]) -> None:
-        self.whose, self.where, self.calls = whose, where, calls
+    def __init__(self, whose: str, where: str, calls: Sequence[Said], late: Said | None) -> None:
+        self.whose, self.where, self.calls, self.late = whose, where, calls, late
         plain = self.explained({})
         super().__init__(str(plain), sides=plain.sides, difference=plain.difference)
 
-    def explained(self, lines: Mapping[int, str], advice: str = "") -> DivergenceError:
+    def explained(self, lines: Mapping[int, str]) -> DivergenceError:
         """Return the error with the line of each side's first process, if known."""
         texts = [lines.get(side.processes[0], side.said) for side in self.calls]
         if set(lines) >= {side.processes[0] for side in self.calls}:
@@ -83,11 +85,18 @@ class HiddenDifference(DivergenceError):
         else:
             kind = Kind()
         call = self.calls[0].call
+        heading, advice = f"{self.whose}{headline(kind, call)}{self.where}", needs(call, kind.what)
+        rows = [side._replace(said=text) for side, text in zip(self.calls, texts, strict=True)]
+        error = compared(heading, rows, kind=kind, advice=advice)
+        if self.late is None:
+            return error
+        alike = [side.said == self.late.said for side in self.calls]
         return compared(
-            f"{self.whose}{headline(kind, call)}{self.where}",
-            [side._replace(said=text) for side, text in zip(self.calls, texts, strict=True)],
+            heading,
+            with_late(rows, alike, self.late),
             kind=kind,
-            advice="\n".join(filter(None, (needs(call, kind.what), advice))),
+            advice=advice,
+            sides_of=error.sides,
         )
 
 
@@ -115,7 +124,7 @@ def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) ->
             error = _sides_error(sides, me, point)
             if not _is_on(sides, me.process):
                 # `sides` is equal on all processes, also on one that came later.
-                error.sides = _sides_error(sides, me, point, is_late=False).sides
+                error.sides = _sides_error(sides, me, point, with_me=False).sides
             return error
         case WaitCycle(sides):
             return _cycle_error(sides, me, point)
@@ -216,10 +225,8 @@ def _groups_error(
     if any(me.process in side.processes for side in sides):
         return error
     mine = group_text(point.group, len(me.hosts))
-    joined = [
-        row._replace(processes=sorted([*row.processes, me.process])) if row.said == mine else row
-        for row in rows
-    ]
+    late = call_at(point)._replace(processes=[me.process], said=mine)
+    joined = with_late(rows, [row.said == mine for row in rows], late)
     later = _compared(Kind("group"), joined, me, point)
     later.sides = error.sides  # equal on all processes
     return later
@@ -239,14 +246,14 @@ def _compared(
 
 
 def _sides_error(
-    found: Sequence[MeetingSide], me: ThisProcess, point: Point, *, is_late: bool = True
+    found: Sequence[MeetingSide], me: ThisProcess, point: Point, *, with_me: bool = True
 ) -> DivergenceError:
     """Show only the first difference: operation or name, else the place, else the first line.
 
     Args:
-      is_late: whether to add this process, which may have arrived after they were found.
+      with_me: whether to add this process, which may have arrived after they were found.
     """
-    sides = _with_this(found, me, point) if is_late else found
+    sides = _with_this(found, me, point) if with_me else found
     sides = sorted(sides, key=lambda side: [*side.processes])
     prints = [Fingerprint.parse(side.fingerprint) for side in sides]
     calls = _calls(sides)
@@ -270,11 +277,22 @@ def _sides_error(
         return _compared(kind, [call._replace(said=line) for call, line in rows], me, point)
     if is_hidden and not are_elsewhere:
         # Those that were found apart look for the difference together; see `agreement`.
-        digests = [fingerprint.digest for fingerprint in apart if fingerprint]
-        rows = zip(_calls(found), digests, strict=True)
-        hidden = [call._replace(said=digest) for call, digest in rows]
-        return HiddenDifference(f"{me}: ", _lane(point), hidden)
+        hidden = [
+            call._replace(said=_digest_of(side.fingerprint))
+            for call, side in zip(_calls(found), found, strict=True)
+        ]
+        late = None
+        if not _is_on(found, me.process):
+            said = _digest_of(point.fingerprint)
+            late = call_at(point)._replace(processes=[me.process], said=said)
+        return HiddenDifference(f"{me}: ", _lane(point), hidden, late)
     return _compared(Kind("call"), calls, me, point, "" if is_hidden else _NAME_HINT)
+
+
+def _digest_of(fingerprint: str) -> str:
+    """Return what is known of a long specification: the number of its lines, and their digest."""
+    parts = Fingerprint.parse(fingerprint)
+    return (parts.digest or "; ".join(parts.lines) if parts else "") or ENDED
 
 
 def operation_of(fingerprint: str) -> str:
