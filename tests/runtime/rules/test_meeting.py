@@ -133,7 +133,7 @@ def test_two_that_wait_for_each_other_are_told_at_once():
     assert table.kind(pair) == table.kind(everybody) == "diverged"
     circle = table.answers[pair].facts["circle"]
     assert sorted(circle) == [
-        ["all", "", "", "processes=None (all 3)", [1], [0, 2]],
+        ["all", "", "", "all 3 processes", [1], [0, 2]],
         ["pair", "", "", "processes=[0, 1]", [0], [1]],
     ]
     assert table.kind(table.arrive(2, "all")) == "diverged"
@@ -145,7 +145,7 @@ def test_several_that_wait_at_one_point_are_told_of_together():
     keys.append(table.arrive(0, "pair", group=(0, 1)))
     assert table.answers[keys[0]].facts["circle"] == [
         ["pair", "", "", "processes=[0, 1]", [0], [1]],
-        ["all", "", "t.py:1 (f)", "processes=None (all 4)", [1, 2], [0, 3]],
+        ["all", "", "t.py:1 (f)", "all 4 processes", [1, 2], [0, 3]],
     ]
 
 

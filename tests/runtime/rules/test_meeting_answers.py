@@ -46,11 +46,11 @@ TRAVELS = [
         WaitCycle(
             [
                 CycleSide("a", "barrier", "a.py:1 (f)", "processes=[0, 1]", [0], [1]),
-                CycleSide("b", "barrier", "a.py:2 (f)", "processes=None (all 2)", [1], [0]),
+                CycleSide("b", "barrier", "a.py:2 (f)", "all 2 processes", [1], [0]),
             ]
         ),
         '{"circle": [["a", "barrier", "a.py:1 (f)", "processes=[0, 1]", [0], [1]], '
-        '["b", "barrier", "a.py:2 (f)", "processes=None (all 2)", [1], [0]]]}',
+        '["b", "barrier", "a.py:2 (f)", "all 2 processes", [1], [0]]]}',
     ),
     (
         TooLate(StillMissing([1, 2], [(1, "joined")]), 0, 5.0, "'a'", [(1, "in fit")]),

@@ -7,11 +7,13 @@ import pytest
 
 from shoal.errors import DeadlineError
 from shoal.runtime.rules.meeting_answers import (
+    CycleSide,
     MeetingSide,
     ProcessesGone,
     SidesDiffer,
     StillMissing,
     TooLate,
+    WaitCycle,
 )
 from shoal.runtime.rules.outcomes import ThisProcess, error_of, waiting_line
 from shoal.runtime.rules.point import Point
@@ -190,6 +192,56 @@ def test_a_call_with_a_name_is_told_from_one_without():
         "assert_same 'assert_same' at a.py:1 (f)": (0,),
         "assert_same at a.py:1 (f)": (1,),
     }
+
+
+def cycle(*groups, names=("pair", "pair"), process=0, point=None):
+    """Return the error of a process about waits for each other at barriers."""
+    sides = [
+        CycleSide(name, "barrier", f"a.py:{n} (f)", group, [n], [1 - n])
+        for n, (name, group) in enumerate(zip(names, groups, strict=True))
+    ]
+    point = point or Point("pair", fingerprint="barrier", group=(0, 1), site="a.py:0 (f)")
+    return error_of(WaitCycle(sides), ThisProcess(process, ["h"] * 3), point, 0.0)
+
+
+def test_one_call_that_was_given_different_groups_is_told_as_such():
+    error = cycle("processes=[0, 1]", "all 3 processes")
+    assert str(error).splitlines() == [
+        "process 0 of 3 (h): processes gave barrier 'pair' different groups",
+        "  process 0: barrier 'pair' at a.py:0 (f): processes=[0, 1]",
+        "  process 1: barrier 'pair' at a.py:1 (f): all 3 processes",
+        "Every process of a group must pass the same processes=.",
+    ]
+    assert (error.difference.what, error.difference.name) == ("group", "pair")
+    late = Point("pair", fingerprint="barrier", site="a.py:1 (f)")
+    later = cycle("processes=[0, 1]", "all 3 processes", process=2, point=late)
+    assert "  processes 1-2: barrier 'pair' at a.py:1 (f): all 3 processes" in str(later)
+    assert later.sides == error.sides
+    other = cycle("processes=[0, 1]", "all 3 processes", process=2, point=POINT)
+    assert str(other).splitlines()[1:] == str(error).splitlines()[1:]
+
+
+def test_different_calls_that_wait_for_each_other_are_named():
+    error = cycle("processes=[0, 1]", "all 3 processes", names=("pair", "all"))
+    assert str(error).splitlines() == [
+        "process 0 of 3 (h): processes wait for each other in a cycle",
+        "  process 0: barrier 'pair' at a.py:0 (f): waits for process 1",
+        "  process 1: barrier 'all' at a.py:1 (f): waits for process 0",
+        SAME_CALLS,
+    ]
+
+
+def test_a_barrier_of_other_names_at_one_place_is_told_by_its_names():
+    sides = [MeetingSide(f"epoch {n}", "barrier", "a.py:1 (f)", [n]) for n in (0, 1)]
+    point = Point("epoch 1", fingerprint="barrier", site="a.py:1 (f)")
+    error = error_of(SidesDiffer(sides), ThisProcess(2, ME.hosts), point, 0.0)
+    assert str(error).splitlines() == [
+        "process 2 of 100 (host2): processes gave a barrier different names",
+        "  barrier at a.py:1 (f)",
+        "    process 0: 'epoch 0'",
+        "    processes 1-2: 'epoch 1'",
+        "A barrier needs the same name on every process.",
+    ]
 
 
 def test_the_waiting_line_is_one_line():

@@ -287,7 +287,7 @@ def _difference(rows: Sequence[Said], kind: Kind, found_at: Said | None) -> Diff
     from shoal.runtime.failures.facts import Difference, Processes, Side
 
     calls = {row.call for row in rows if row.call}
-    names = {row.name for row in rows if row.name}
+    names = {row.name for row in rows}
     sides = tuple(
         Side(processes=Processes(row.processes), said=row.said or row.where, place=_place(row))
         for row in rows

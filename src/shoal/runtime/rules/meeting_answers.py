@@ -90,7 +90,7 @@ class CycleSide(NamedTuple):
     name: str
     fingerprint: str
     site: str
-    group: str  # "processes=[0, 1]"
+    group: str  # see `group_text`
     processes: Sequence[int]
     awaited: Sequence[int]
 
@@ -99,10 +99,10 @@ def group_text(group: Iterable[int] | None, num_processes: int) -> str:
     """Return a group as it is given to a call.
 
     >>> group_text([1, 0], 3), group_text(None, 3)
-    ('processes=[0, 1]', 'processes=None (all 3)')
+    ('processes=[0, 1]', 'all 3 processes')
     """
     if group is None:
-        return f"processes=None (all {num_processes})"
+        return f"all {num_processes} processes"
     return f"processes={sorted(group)}"[:MOST_TEXT]
 
 

@@ -206,7 +206,7 @@ def _lane(point: Point) -> str:
 
 def _cycle_error(sides: Sequence[CycleSide], me: ThisProcess, point: Point) -> DivergenceError:
     calls = _calls([MeetingSide(s.name, s.fingerprint, s.site, s.processes) for s in sides])
-    if len({(side.name, side.fingerprint) for side in sides}) == 1:
+    if len({(side.name, _identity(side.fingerprint)) for side in sides}) == 1:
         return _groups_error(sides, calls, me, point)
     heading = f"{me}: processes wait for each other in a cycle{_lane(point)}"
     rows = [
@@ -216,13 +216,21 @@ def _cycle_error(sides: Sequence[CycleSide], me: ThisProcess, point: Point) -> D
     return compared(heading, rows, kind=Kind("call"), advice=needs("", "call"))
 
 
+def _identity(fingerprint: str) -> tuple[str, str]:
+    """Return what tells a call from others, whatever it is given: its operation and place."""
+    parts = Fingerprint.parse(fingerprint)
+    return (fingerprint, "") if parts is None else (parts.operation, parts.site)
+
+
 def _groups_error(
     sides: Sequence[CycleSide], calls: Sequence[Said], me: ThisProcess, point: Point
 ) -> DivergenceError:
     """Return the error of processes that gave one call different groups."""
     rows = [call._replace(said=side.group) for call, side in zip(calls, sides, strict=True)]
     error = _compared(Kind("group"), rows, me, point)
-    if any(me.process in side.processes for side in sides):
+    is_same_call = _identity(point.fingerprint) == _identity(sides[0].fingerprint)
+    is_late = not any(me.process in side.processes for side in sides)
+    if not (is_late and is_same_call and point.name == sides[0].name):
         return error
     mine = group_text(point.group, len(me.hosts))
     late = call_at(point)._replace(processes=[me.process], said=mine)
