@@ -58,7 +58,9 @@ def test_a_reader_that_stops_before_it_began(told):
 
 
 def test_feeds_that_are_taken_from_in_another_order(told):
-    assert all("the difference was found at 'both'" in one for one in of(told, "other_order"))
+    assert all(
+        "the difference was found at barrier 'both'" in one for one in of(told, "other_order")
+    )
 
 
 def test_batches_may_change_if_all_do(told):

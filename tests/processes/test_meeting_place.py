@@ -244,8 +244,10 @@ def test_disagreeing_processes_are_shown_both_sides(stage):
         barrier.on(me, "evaluate", timeout_s=PATIENCE_S)
     words = child.answer()["words"]
     for told in (str(caught.value), words):
-        assert re.search(r"process 0: 'evaluate' at \S*test_meeting_place\.py:\d+ \(test_", told)
-        assert "process 1: 'save' at child.py:" in told
+        assert re.search(
+            r"process 0: barrier 'evaluate' at \S*test_meeting_place\.py:\d+ \(test_", told
+        )
+        assert "process 1: barrier 'save' at child.py:" in told
 
 
 def test_a_failure_brings_its_traceback(stage):

@@ -153,6 +153,8 @@ def _error(
     same = {
         row for row, side in zip(shown.rows, known.versions, strict=False) if _is_of(side, mine)
     }
+    if known.lane is not None and not same:  # beside the main line it need not have come as far
+        return error
     late = _unexplained(TrailVersion(mine, point.name, point.site, ()))
     late = late._replace(processes=[me.process])
     return build(with_late(groups, [row in same for row in rows], late), sides_of=error.sides)

@@ -21,9 +21,9 @@ _MOST_GROUPS = 4  # in a message: the smallest and the largest ones; the attribu
 _MOST_RANGES = 5  # of processes, in a row
 _SOURCE = 48  # columns of a source line
 _WHOLE = ("the value", "the array")  # paths of a tree that is one leaf
-_LEAF = re.compile(  # "['w']: float32[3,4] as (data, -): values 3f2a", "['n']: int"
-    r"(?:(?P<path>.+?): )?(?P<dtype>(?:np\.)?\w+(?:<[^>]*>)?)"
-    r"(?:\[(?P<shape>[\d,*]*)\](?P<layout>.*?))?(?::? values (?P<value>.*))?",
+_LEAF = re.compile(  # "['w']: float32[3,4] as (data, -): values 3f2a", "n: int \"1\""
+    r"(?:(?P<path>.+?): )?(?P<dtype>(?:array )?(?:np\.)?\w+(?:<[^>]*>)?)"
+    r"(?:\[(?P<shape>[\d,*]*)\](?P<layout>.*?)(?:(?:: values| =|, bits of) (?P<value>.*))?| .*)?",
     re.DOTALL,
 )
 _SHOWN = {"tree": "trees", "shape": "shapes", "dtype": "dtypes", "layout": "layouts"}

@@ -270,7 +270,10 @@ def _sides_error(
     if len(known) < len(sides) or not same_call:
         one_place = len({(side.site, call.call) for side, call in zip(sides, calls, strict=True)})
         if one_place == 1 and calls[0].call and len({call.name for call in calls}) > 1:
-            named = [call._replace(said=repr(call.name), name="") for call in calls]
+            named = [
+                call._replace(said=repr(call.name) if call.name else "(no name)", name="")
+                for call in calls
+            ]
             return _compared(Kind("name"), named, me, point)
         return _compared(Kind("call"), calls, me, point)
     are_elsewhere = len({fingerprint.site for fingerprint in known}) > 1
