@@ -186,7 +186,7 @@ def test_trees_shapes_and_dtypes_that_differ_are_told_as_such():
     for one, other, what, path in pairs:
         for error in compare(one, other):
             assert type(error) is DivergenceError
-            assert f"processes gave assert_same different {what}s" in str(error)
+            assert f": assert_same found different {what}s" in str(error)
             assert (error.difference.what, error.difference.path) == (what, path)
             assert error.difference.sides[0].place.source == ASSERT_SAME
 
@@ -203,7 +203,7 @@ def test_trees_shapes_and_dtypes_that_differ_are_told_as_such():
 )
 def test_a_leaf_that_one_side_lacks_is_shown_on_the_other(one, other, shown):
     for error in compare(one, other):
-        assert "processes gave assert_same different trees" in str(error)
+        assert ": assert_same found different trees" in str(error)
         assert [line[15:] for line in str(error).splitlines()[2:-1]] == [*shown]
 
 

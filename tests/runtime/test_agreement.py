@@ -98,7 +98,7 @@ def test_other_operations_of_one_name():
 
 def test_other_names():
     calls = [Call("broadcast", name, "a.py:1 (f)") for name in ("w", "b")]
-    assert texts(agree_all(calls), "processes gave broadcast different names") == [
+    assert texts(agree_all(calls), "processes gave a broadcast different names") == [
         "  broadcast at a.py:1 (f)",
         "    process 0: 'w'",
         "    process 1: 'b'",
@@ -128,7 +128,7 @@ def test_where_the_values_differ_too_no_name_is_advised():
 def test_the_first_line_that_differs_is_shown():
     specs = [("source=0", *LINES[:3]), ("source=0", LINES[0])]
     errors = agree_all([Call("broadcast", "w", "a.py:1 (f)", spec) for spec in specs])
-    assert texts(errors, "processes gave broadcast different trees") == [
+    assert texts(errors, "processes gave broadcast 'w' different trees") == [
         "  broadcast 'w' at a.py:1 (f)",
         "    process 0: ['layer1']['w']: float32[1,8]",
         f"    process 1: {ENDED}",
@@ -249,7 +249,7 @@ def test_a_message_stays_short():
     for error in agree_all(calls):
         assert len(str(error)) < 1500
     calls = [Call("broadcast", "w", "a:1 (f)", ("x" * 10**6 + n + "y" * 10**6,)) for n in "ab"]
-    for line in texts(agree_all(calls), "processes gave broadcast different values")[1:-1]:
+    for line in texts(agree_all(calls), "processes gave broadcast 'w' different values")[1:-1]:
         assert len(line) < 300
         assert line[-170:].count("a") + line[-170:].count("b") == 1
 

@@ -123,11 +123,12 @@ def _difference(
         representatives[0]
     ]
     after = f", after: {previous.decode(errors='replace')}" if index else ""
+    at = f"line {index + 1} of the StableHLO text"
     texts = [shown[process].strip() for process in representatives]
     return compared(
         heading,
         version_rows(texts, groups, here),
-        kind=kind,
-        intro=f"first difference, line {index + 1} of the StableHLO text{after}:",
+        kind=Kind("program", at),
+        intro=f"first difference, {at}{after}:",
         advice=needs(call.operation, kind.what),
     )

@@ -20,7 +20,7 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
-from shoal.runtime.failures.comparison import Kind, Said, compared, needs
+from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
 from shoal.runtime.rules.first_difference import Meet, find_first
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system import fault_points
@@ -169,8 +169,7 @@ def _judge(
     """Raise if something differs; deterministic, so all processes end alike."""
     me = ThisProcess(coordinator.process, coordinator.hosts)
     here = Said((), call="assert_same", name=call.name or "", site=call.site)
-    label = "assert_same" + (f" {call.name!r}" if call.name else "")
-    heading = f"{me}: {label} found different values"
+    heading = f"{me}: {headline(Kind(), here.call, here.name)}"
     words = {process: one["words"] for process, one in reports.items() if "words" in one}
     if words:
         groups = groups_of(words)
@@ -204,7 +203,7 @@ def _difference(
     return compared(
         heading,
         version_rows(texts, groups, call),
-        kind=Kind("value", part.leaf.path),
+        kind=Kind("value", part.place(item)),
         intro=f"first difference, in {part.leaf.line}:",
         advice=needs("assert_same", "value"),
     )

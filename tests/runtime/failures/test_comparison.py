@@ -65,14 +65,14 @@ def test_scattered_processes_are_shown_by_their_first_range():
 
 def test_a_call_that_all_make_is_shown_once_with_its_source_line():
     site = callsite()
-    sides = [Said([n], f"int32[{n}]", "broadcast", "w", site) for n in range(2)]
+    sides = [Said([n], f"['w']: int32[{n}]", "broadcast", "w", site) for n in range(2)]
     error = compared("they differ", sides, kind=Kind("shape", "['w']"))
     assert rows(error) == [
         f"  broadcast 'w' at {site}   site = callsite()",
-        "    process 0: int32[0]",
-        "    process 1: int32[1]",
+        "    process 0: ['w']: int32[0]",
+        "    process 1: ['w']: int32[1]",
     ]
-    assert error.sides == {"int32[0]": (0,), "int32[1]": (1,)}
+    assert error.sides == {"['w']: int32[0]": (0,), "['w']: int32[1]": (1,)}
     found = error.difference
     assert (found.what, found.call, found.name, found.path) == (
         "shape", "broadcast", "w", "['w']",
@@ -80,6 +80,7 @@ def test_a_call_that_all_make_is_shown_once_with_its_source_line():
     file, line = site.split(" ")[0].rsplit(":", 1)
     place = Place(call="broadcast", name="w", file=file, line=int(line), source="site = callsite()")
     assert [side.place for side in found.sides] == [place, place]
+    assert [side.said for side in found.sides] == ["int32[0]", "int32[1]"], "the path is apart"
     assert of_json(Difference, to_json(found)) == found
     assert pickle.loads(pickle.dumps(error)).difference == found
 
@@ -151,7 +152,13 @@ def test_what_differs_is_read_from_two_lines_about_a_leaf(lines, kind, said):
     [
         ("call", "", "", "processes made different calls", "All processes must make the same coll"),
         ("name", "barrier", "", "processes gave a barrier different names", "A barrier needs the"),
-        ("name", "allgather", "", "processes gave allgather different names", "allgather needs th"),
+        (
+            "name",
+            "allgather",
+            "",
+            "processes gave an allgather different names",
+            "allgather needs th",
+        ),
         ("shape", "broadcast", "", "processes gave broadcast different shapes", "broadcast needs"),
         ("dtype", "broadcast", "", "processes gave broadcast different dtypes", "broadcast needs"),
         ("tree", "save", "", "processes gave save different trees", "save needs the same tree"),

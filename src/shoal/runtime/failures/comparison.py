@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.errors import DivergenceError
+from shoal.errors import DivergenceError, with_article
 from shoal.runtime.system.callsite import source_at, split_site
 from shoal.runtime.system.failure_words import listed, one_line
 
@@ -26,7 +26,7 @@ _LEAF = re.compile(  # "['w']: float32[3,4] as (data, -): values 3f2a", "n: int 
     r"(?:\[(?P<shape>[\d,*]*)\](?P<layout>.*?)(?:(?:: values| =|, bits of) (?P<value>.*))?| .*)?",
     re.DOTALL,
 )
-_SHOWN = {"tree": "trees", "shape": "shapes", "dtype": "dtypes", "layout": "layouts"}
+_OF_LEAVES = ("tree", "shape", "dtype", "layout")
 _SAME_LEAVES = "needs the same tree, shapes and dtypes on every process."
 _SAME_ARGUMENTS = "needs equal arguments on every process."
 _SAME_CALLS = "All processes must make the same collective calls, in the same order."
@@ -164,17 +164,16 @@ def with_late(rows: Sequence[Said], alike: Sequence[bool], late: Said) -> list[S
 
 def headline(kind: Kind, call: str, name: str = "") -> str:
     """Say what is different: `processes gave broadcast different shapes`."""
-    match kind.what:
-        case "call":
-            return "processes made different calls"
-        case "name":
-            return f"processes gave {'a barrier' if call == 'barrier' else call} different names"
-        case "group":
-            label = Said((), call=call, name=name).where
-            return f"processes gave {label} different groups"
-        case "program":
-            return "processes compiled different programs"
-    return f"processes gave {call} different {_SHOWN.get(kind.what, 'values')}"
+    if kind.what == "call":
+        return "processes made different calls"
+    if kind.what == "program":
+        return "processes compiled different programs"
+    if kind.what == "name":
+        return f"processes gave {with_article(call)} different names"
+    label = Said((), call=call, name=name).where
+    is_check = call == "assert_same" and kind.what != "group"
+    found = f"{label} found" if is_check else f"processes gave {label}"
+    return f"{found} different {kind.what}s"
 
 
 def needs(call: str, what: str, *, is_silent: bool = False) -> str:
@@ -192,7 +191,7 @@ def needs(call: str, what: str, *, is_silent: bool = False) -> str:
         return found
     if what == "name":
         return f"{call} needs the same name= on every process."
-    return f"{call} {_SAME_LEAVES if what in _SHOWN else _SAME_ARGUMENTS}" if call else ""
+    return f"{call} {_SAME_LEAVES if what in _OF_LEAVES else _SAME_ARGUMENTS}" if call else ""
 
 
 def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
@@ -289,7 +288,7 @@ def _difference(rows: Sequence[Said], kind: Kind, found_at: Said | None) -> Diff
     calls = {row.call for row in rows if row.call}
     names = {row.name for row in rows}
     sides = tuple(
-        Side(processes=Processes(row.processes), said=row.said or row.where, place=_place(row))
+        Side(processes=Processes(row.processes), said=_without(kind.path, row), place=_place(row))
         for row in rows
     )
     return Difference(
@@ -300,6 +299,12 @@ def _difference(rows: Sequence[Said], kind: Kind, found_at: Said | None) -> Diff
         sides=sides,
         found_at=None if found_at is None else _place(found_at),
     )
+
+
+def _without(path: str, row: Said) -> str:
+    """Return what a group gave, without the path, which all of them share."""
+    said = row.said or row.where
+    return said.removeprefix(f"{path}: ").removeprefix(f"{path} = ") if path else said
 
 
 def _place(row: Said) -> Place | None:

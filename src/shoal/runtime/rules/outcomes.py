@@ -84,8 +84,9 @@ class HiddenDifference(DivergenceError):
             kind, texts = compare_lines(texts, ENDED)
         else:
             kind = Kind()
-        call = self.calls[0].call
-        heading, advice = f"{self.whose}{headline(kind, call)}{self.where}", needs(call, kind.what)
+        call, name = self.calls[0].call, self.calls[0].name
+        heading = f"{self.whose}{headline(kind, call, name)}{self.where}"
+        advice = needs(call, kind.what)
         rows = [side._replace(said=text) for side, text in zip(self.calls, texts, strict=True)]
         error = compared(heading, rows, kind=kind, advice=advice)
         if self.late is None:
