@@ -5,7 +5,7 @@
     ShoalError
     ├── UsageError            you: an argument has a wrong value      (also a ValueError)
     │   └── UsageTypeError    you: an argument has the wrong type            (also a TypeError)
-    ├── DivergenceError       you: processes disagree
+    ├── DivergenceError       you: different calls or values on different processes
     ├── ProcessLostError      the cluster: a process is dead or unreachable
     ├── PeerFailedError       the peer: another process raised; carries its traceback
     ├── DeadlineError         a process is late, not dead            (also a TimeoutError)
@@ -87,14 +87,22 @@ class UsageTypeError(UsageError, TypeError):
 class DivergenceError(ShoalError):
     """Processes have made different calls, or hold different values. Raised on every one of them.
 
-    `sides` maps each version, as text, to the processes that hold it.
+    `sides` maps each version, as text, to the processes that hold it. `difference` holds the same
+    as facts for a report: what differs, and each group's call, place and source line; or None.
     """
 
     exit_code = 70
 
-    def __init__(self, message: str, *, sides: Mapping[str, tuple[int, ...]] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        sides: Mapping[str, tuple[int, ...]] | None = None,
+        difference: object = None,
+    ) -> None:
         super().__init__(message)
         self.sides = dict(sides or {})
+        self.difference = difference
 
 
 class ProcessLostError(ShoalError):

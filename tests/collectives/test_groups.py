@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import numpy as np
@@ -129,7 +130,10 @@ def test_processes_that_name_other_groups_are_told(call, groups):
 
     found = run_all(LocalJob(3), go)
     assert [type(error) for error in found[:2]] == [DivergenceError] * 2
-    assert "wait for each other in a cycle" in str(found[0])
+    assert re.search(r": processes gave \w+( 'x')? different groups\n", str(found[0]))
+    assert "    process 0: processes=[0, 1]\n" in str(found[0])
+    assert str(found[0]).endswith("Every process of a group must pass the same processes=.")
+    assert found[0].difference.what == "group"
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)

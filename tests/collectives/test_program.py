@@ -43,14 +43,21 @@ def test_a_constant_that_depends_on_the_process_is_found_and_shown():
     for process, error in enumerate(errors):
         assert type(error) is DivergenceError
         assert error.sides == errors[0].sides
-        first, *rows = str(error).splitlines()
-        assert first.startswith(f"process {process} of 3 (h{process}): assert_same_program (")
-        assert "test_program.py:" in first
-        assert "programs differ, first at line 3, after: func.func public @main" in first
+        first, call, found, *rows = str(error).splitlines()
+        assert (
+            first == f"process {process} of 3 (h{process}): processes compiled different programs"
+        )
+        assert call.startswith("  assert_same_program at ")
+        assert "test_program.py:" in call
+        line = "first difference, line 3 of the StableHLO text, after: func.func public @main"
+        assert line in found
         assert rows == [
-            "  processes 0, 2: %cst = stablehlo.constant dense<1.000000e+00> : tensor<f32>",
-            "  process 1: %cst = stablehlo.constant dense<2.000000e+00> : tensor<f32>",
+            "    process 1: %cst = stablehlo.constant dense<2.000000e+00> : tensor<f32>",
+            "    processes 0, 2: %cst = stablehlo.constant dense<1.000000e+00> : tensor<f32>",
+            "Numbers of Python are compiled in: make them equal, or pass them as arguments.",
         ]
+        found = error.difference
+        assert (found.what, found.path) == ("program", "line 3 of the StableHLO text")
 
 
 def test_a_long_constant_is_shown_where_it_differs():

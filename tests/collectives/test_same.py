@@ -20,6 +20,9 @@ from shoal.collectives.versions import groups_of, version_rows
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.failures.comparison import Said
+
+ASSERT_SAME = "return run_all(job, lambda c: assert_same.on(c, trees[c.process], **more))"
 
 
 def compare(*trees, **options):
@@ -40,9 +43,12 @@ def told(*trees, **options):
         assert str(error).startswith(me)
         bodies.add(str(error).removeprefix(me))
     (body,) = bodies
-    first, *rows = body.splitlines()
-    assert "test_same.py:" in first
-    return [first.partition("): ")[2], *(row.strip() for row in rows)]
+    first, call, *rows, advice = body.splitlines()
+    assert first.endswith(" found different values")
+    assert "test_same.py:" in call
+    assert call.endswith("   return run_all(job, lamb…es[c.process], **more))")
+    assert advice == "It is the first leaf that differs; later ones were not compared."
+    return [row.strip() for row in rows]
 
 
 def test_alone():
@@ -99,11 +105,11 @@ def test_the_leaf_the_item_the_values_and_the_groups_are_shown():
         return {"params": {"b": np.zeros(3), "w": w}}
 
     assert told(tree(0.5), tree(0.25), tree(0.5), tree(0.125), tree(0.5, 1)) == [
-        "values differ, first in ['params']['w']: float32[4,8]",
-        "processes 0, 2: ['params']['w'][2, 3] = 0.5",
+        "first difference, in ['params']['w']: float32[4,8]:",
         "process 1: ['params']['w'][2, 3] = 0.25",
         "process 3: ['params']['w'][2, 3] = 0.125",
-        "process 4: ['params']['w'][2, 3] = 0.5 (differs later)",
+        "process 4: ['params']['w'][2, 3] = 0.5",
+        "processes 0, 2: ['params']['w'][2, 3] = 0.5 (differs later)",
     ]
     assert told(tree(0.5), tree(0.25), name="start")[1:] == [
         "process 0: ['params']['w'][2, 3] = 0.5",
@@ -171,16 +177,18 @@ def test_the_first_difference_of_a_large_array_is_found(shape, at, order):
 
 def test_trees_shapes_and_dtypes_that_differ_are_told_as_such():
     pairs = [
-        ({"a": 1}, {"b": 1}),
-        ({"a": np.ones(3)}, {"a": np.ones(4)}),
-        ({"a": np.ones(3)}, {"a": np.ones(3, "f4")}),
-        ([1, None], [1, 2]),
-        ((1,), [1]),
+        ({"a": 1}, {"b": 1}, "tree", ""),
+        ({"a": np.ones(3)}, {"a": np.ones(4)}, "shape", "['a']"),
+        ({"a": np.ones(3)}, {"a": np.ones(3, "f4")}, "dtype", "['a']"),
+        ([1, None], [1, 2], "dtype", "[1]"),
+        ((1,), [1], "tree", ""),
     ]
-    for one, other in pairs:
+    for one, other, what, path in pairs:
         for error in compare(one, other):
             assert type(error) is DivergenceError
-            assert "processes gave assert_same different values" in str(error)
+            assert f": assert_same found different {what}s" in str(error)
+            assert (error.difference.what, error.difference.path) == (what, path)
+            assert error.difference.sides[0].place.source == ASSERT_SAME
 
 
 @pytest.mark.parametrize(
@@ -195,14 +203,16 @@ def test_trees_shapes_and_dtypes_that_differ_are_told_as_such():
 )
 def test_a_leaf_that_one_side_lacks_is_shown_on_the_other(one, other, shown):
     for error in compare(one, other):
-        assert [line.rpartition("): ")[2] for line in str(error).splitlines()[1:]] == [*shown]
+        assert ": assert_same found different trees" in str(error)
+        assert [line[15:] for line in str(error).splitlines()[2:-1]] == [*shown]
 
 
 def test_more_versions_than_a_message_shows_are_counted():
     lines = told(*(np.array([n // 2]) for n in range(24)))
     assert lines[1:] == [
-        *(f"processes {2 * n}-{2 * n + 1}: [0] = {n}" for n in range(8)),
-        "processes 16-23: 4 more versions",
+        *(f"processes {2 * n}-{2 * n + 1}: [0] = {n}" for n in (0, 1)),
+        "… 8 more groups, 16 processes",
+        *(f"processes {2 * n}-{2 * n + 1}: [0] = {n}" for n in (10, 11)),
     ]
 
 
@@ -243,7 +253,7 @@ def test_a_value_that_changes_while_it_is_compared_hangs_nobody():
 
     for error in run_all(LocalJob(2), go):
         assert type(error) is DivergenceError
-        assert "values differ, and change while they are compared" in str(error)
+        assert "the values change while they are compared" in str(error)
 
 
 def test_holders_are_known_by_jaxs_numbers_of_processes():
@@ -295,7 +305,7 @@ def test_wrong_arguments_are_refused_and_the_deadline_holds():
 def test_groups_are_those_of_brute_force(versions):
     groups = groups_of(dict(enumerate(versions)))
     assert sorted(itertools.chain(*groups)) == list(range(len(versions)))
-    assert [group[0] for group in groups] == sorted(group[0] for group in groups)
+    assert groups == sorted(groups, key=lambda group: (len(group), group))
     for one, other in itertools.product(range(len(versions)), repeat=2):
         together = any(one in group and other in group for group in groups)
         assert together == (versions[one] == versions[other])
@@ -304,6 +314,6 @@ def test_groups_are_those_of_brute_force(versions):
 @given(st.lists(st.sampled_from("ab"), min_size=1, max_size=8), st.integers(0, 3))
 def test_rows_have_different_texts_and_lose_nobody(shown, more):
     groups = [[n] for n in range(len(shown) + more)]
-    rows = version_rows(shown, groups)
-    assert len({text for text, _ in rows}) == len(rows)
-    assert sorted(p for _, group in rows for p in group) == list(range(len(groups)))
+    rows = version_rows(shown, groups, Said(()))
+    assert len({row.said for row in rows}) == len(rows)
+    assert sorted(p for row in rows for p in row.processes) == list(range(len(groups)))

@@ -53,4 +53,4 @@ def test_with_a_shorter_deadline_all_learn_where_it_is(ended):
         assert "time.sleep" in stack or "_let_happen" in stack
     for one in rows[:2]:
         assert "step 7" in one.error
-    assert "arrived too late" in rows[2].error
+    assert "missed the wait at" in rows[2].error

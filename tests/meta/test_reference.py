@@ -68,7 +68,7 @@ def test_the_page_has_arguments_errors_members_and_variables():
     assert "- `DivergenceError`: on all that arrived: others arrived at another point" in PAGE
     assert "| `coords(device_id: int) -> tuple[int, ...]` | Return the index of a device" in PAGE
     assert "| `step_s: float \\| None` | median time of its last steps, seconds |" in PAGE
-    assert "| `DivergenceError` | 70 | `sides` | Processes have made different calls" in PAGE
+    assert "| `DivergenceError` | 70 | `sides` `difference` | Processes have made different" in PAGE
     assert "| `barrier.before_arrive` | in barrier, before anything is sent |" in PAGE
     assert all(f"| `{name}` | " in PAGE for name in SETTINGS)
 

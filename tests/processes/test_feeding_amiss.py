@@ -59,7 +59,7 @@ def test_a_reader_that_stops_before_it_began(told):
 
 def test_feeds_that_are_taken_from_in_another_order(told):
     assert all(
-        "processes disagree on a call before 'both'" in one for one in of(told, "other_order")
+        "the difference was found at barrier 'both'" in one for one in of(told, "other_order")
     )
 
 

@@ -341,14 +341,11 @@ def test_parts_of_four_processes():
         if name in ("own rows", "not compared", "as it should be"):
             assert said == ["equal"] * 4
             continue
-        # whoever came later than the first that differ is told whom to ask
-        told = [one for one in said if "name the first call that differs" not in one[0]]
-        assert len(told) >= 2
+        told = said  # also those that came later than the first that differ
         assert [sides for _, sides in told] == [told[0][1]] * len(told), name
         (others, _), (one, first) = sorted(told[0][1].items(), key=lambda side: side[1] == [1])
         assert first == [1], name
         told_words(name, others, one, told[0][0])
-    assert "the errors on processes 0-1 name the first" in results[3][1]["some replicas"][0]
 
 
 def refused_words(words):
@@ -373,12 +370,11 @@ def told_words(name, others, one, message):
         assert others.startswith(here)
         assert one.startswith("(no call: it reached 'go' ")
     elif name == "loss":
-        assert others.startswith("gradient of to_host_local at tests/processes/test_host_local.py")
+        assert "gradient of to_host_local at tests/processes/test_host_local.py" in message
         assert ": values " in one
         assert "each process must compute the same loss of it" in message
     else:
-        assert others.startswith(here)
-        assert one.startswith(here)
+        assert here in message
         assert (": values " in one) == (name in ("replicas", "some replicas"))
     if name in ("replicas", "some replicas"):
         assert "broadcast them first" in message

@@ -208,7 +208,7 @@ def test_a_frozen_process_is_late_is_named_and_may_come_back(stage):
     frozen.order("barrier", "epoch", PATIENCE_S)
     told = frozen.answer()
     assert told["error"] == "DeadlineError"
-    assert "arrived too late" in told["words"]
+    assert "missed the wait at" in told["words"]
     for child in (frozen, other):
         child.order("barrier", "next", PATIENCE_S)
     barrier.on(me, "next", timeout_s=PATIENCE_S)
@@ -244,8 +244,10 @@ def test_disagreeing_processes_are_shown_both_sides(stage):
         barrier.on(me, "evaluate", timeout_s=PATIENCE_S)
     words = child.answer()["words"]
     for told in (str(caught.value), words):
-        assert re.search(r"process 0: 'evaluate' at \S*test_meeting_place\.py:\d+ \(test_", told)
-        assert "process 1: 'save' at child.py:" in told
+        assert re.search(
+            r"process 0: barrier 'evaluate' at \S*test_meeting_place\.py:\d+ \(test_", told
+        )
+        assert "process 1: barrier 'save' at child.py:" in told
 
 
 def test_a_failure_brings_its_traceback(stage):

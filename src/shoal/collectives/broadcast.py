@@ -19,7 +19,8 @@ from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
-from shoal.runtime.rules.outcomes import ThisProcess, disagreement
+from shoal.runtime.failures.comparison import Said, compared
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb
 
@@ -127,10 +128,11 @@ def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -
     others = [process for process in answers if process not in sources]
     sides = {"is_source=True": sources, "is_source=False": others}
     detail = "several processes are the source" if sources else "no process is the source"
-    raise disagreement(
-        f"{ThisProcess(coordinator.process, coordinator.hosts)}: broadcast ({call.site}): {detail}",
-        [(words, processes) for words, processes in sides.items() if processes],
-        "give is_source=True on exactly one process",
+    here = Said((), call="broadcast", name=call.name or "", site=call.site)
+    raise compared(
+        f"{ThisProcess(coordinator.process, coordinator.hosts)}: broadcast: {detail}",
+        [here._replace(processes=who, said=words) for words, who in sides.items() if who],
+        advice="Give is_source=True on exactly one process.",
     )
 
 

@@ -15,8 +15,9 @@ from shoal.hashing import content_digest
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
+from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
 from shoal.runtime.rules.first_difference import find_line
-from shoal.runtime.rules.outcomes import ThisProcess, disagreement
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb
 
@@ -105,18 +106,29 @@ def _difference(
         return agree(coordinator, again, payload, timeout_s=deadline.left_s)
 
     me = ThisProcess(coordinator.process, coordinator.hosts)
-    operation = "assert_same_program" + (f" {call.name!r}" if call.name else "")
-    heading = f"{me}: {operation} ({call.site}): programs differ"
+    kind, here = (
+        Kind("program"),
+        Said((), call=call.operation, name=call.name or "", site=call.site),
+    )
+    heading = f"{me}: {headline(kind, call.operation)}"
     found = find_line(
         meet, lines if coordinator.process in representatives else None, representatives
     )
     if found is None:
-        return disagreement(heading, version_rows(["a version"] * len(representatives), groups))
+        rows = version_rows(["a version"] * len(representatives), groups, here)
+        return compared(heading, rows, kind=kind)
     index, shown = found
     before = lines[index - 1].strip()[:_WIDTH].encode() if index <= len(lines) else b""
     previous = meet(before if coordinator.process == representatives[0] else b"")[
         representatives[0]
     ]
     after = f", after: {previous.decode(errors='replace')}" if index else ""
+    at = f"line {index + 1} of the StableHLO text"
     texts = [shown[process].strip() for process in representatives]
-    return disagreement(f"{heading}, first at line {index + 1}{after}", version_rows(texts, groups))
+    return compared(
+        heading,
+        version_rows(texts, groups, here),
+        kind=Kind("program", at),
+        intro=f"first difference, {at}{after}:",
+        advice=needs(call.operation, kind.what),
+    )

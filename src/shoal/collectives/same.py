@@ -20,8 +20,9 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
+from shoal.runtime.failures.comparison import Kind, Said, compared, headline, needs
 from shoal.runtime.rules.first_difference import Meet, find_first
-from shoal.runtime.rules.outcomes import ThisProcess, disagreement
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.verb import verb
@@ -167,23 +168,24 @@ def _judge(
 ) -> None:
     """Raise if something differs; deterministic, so all processes end alike."""
     me = ThisProcess(coordinator.process, coordinator.hosts)
-    operation = "assert_same" + (f" {call.name!r}" if call.name else "")
-    heading = f"{me}: {operation} ({call.site})"
+    here = Said((), call="assert_same", name=call.name or "", site=call.site)
+    heading = f"{me}: {headline(Kind(), here.call, here.name)}"
     words = {process: one["words"] for process, one in reports.items() if "words" in one}
     if words:
         groups = groups_of(words)
-        rows = version_rows([words[process] for process in representatives_of(groups)], groups)
-        raise disagreement(f"{heading}: replicas differ within a process", rows)
+        shown = [words[process] for process in representatives_of(groups)]
+        rows = version_rows(shown, groups, here)
+        raise compared(heading, rows, intro="replicas differ within a process:")
     digests = {process: iter(one["digests"]) for process, one in reports.items()}
     for one in shared:
         holds = [p for p, answer in reports.items() if one.has(answer.get("process", p))]
         groups = groups_of({p: next(digests[p]) for p in holds})
         if len(groups) > 1:
-            raise _difference(heading, one, groups, coordinator.process, meet)
+            raise _difference(heading, here, one, groups, coordinator.process, meet)
 
 
 def _difference(
-    heading: str, shared: _Shared, groups: list[list[int]], process: int, meet: Meet
+    heading: str, call: Said, shared: _Shared, groups: list[list[int]], process: int, meet: Meet
 ) -> DivergenceError:
     """Find the first differing item, together with all processes; return the error."""
     representatives = representatives_of(groups)
@@ -193,13 +195,18 @@ def _difference(
     items = part.open() if part is not None and part.open is not None and is_first else None
     item = None if part is None else find_first(meet, items, representatives)
     if part is None or item is None:
-        message = f"{heading}: values differ, and change while they are compared"
-        return disagreement(message, version_rows(["a version"] * len(representatives), groups))
+        rows = version_rows(["a version"] * len(representatives), groups, call)
+        return compared(heading, rows, intro="the values change while they are compared:")
     shown = meet(items.show(item).encode(errors="replace") if items is not None else b"")
     values = _values([shown[process].decode() for process in representatives])
     texts = [f"{part.place(item)} = {value}" for value in values]
-    message = f"{heading}: values differ, first in {part.leaf.line}"
-    return disagreement(message, version_rows(texts, groups))
+    return compared(
+        heading,
+        version_rows(texts, groups, call),
+        kind=Kind("value", part.place(item)),
+        intro=f"first difference, in {part.leaf.line}:",
+        advice=needs("assert_same", "value"),
+    )
 
 
 def _values(shown: Sequence[str]) -> list[str]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from shoal.runtime.failures.comparison import Said, shown_first
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN
 
 
 def groups_of(versions: Mapping[int, bytes | str]) -> list[list[int]]:
-    """Return the groups of processes that agree; the first process's group first.
+    """Return the groups of processes that agree: those that a message shows first.
 
     >>> groups_of({0: "a", 1: "b", 2: "a"})
-    [[0, 2], [1]]
+    [[1], [0, 2]]
     """
     groups: dict[bytes | str, list[int]] = {}
     for process in sorted(versions):
         groups.setdefault(versions[process], []).append(process)
-    return list(groups.values())
+    return shown_first(groups.values(), MAX_GROUPS_SHOWN)
 
 
 def representatives_of(groups: Sequence[Sequence[int]]) -> list[int]:
@@ -24,22 +25,24 @@ def representatives_of(groups: Sequence[Sequence[int]]) -> list[int]:
     return [group[0] for group in groups[:MAX_GROUPS_SHOWN]]
 
 
-def version_rows(
-    shown: Sequence[str], groups: Sequence[Sequence[int]]
-) -> list[tuple[str, Sequence[int]]]:
+def version_rows(shown: Sequence[str], groups: Sequence[Sequence[int]], call: Said) -> list[Said]:
     """Return each group's version of the first differing item, with the group's processes.
 
     A group that agrees with another there but differs later is marked, so that all texts are
     distinct. Groups without a representative share a row.
 
-    >>> version_rows(["1", "2", "1"], [[0, 3], [1], [2]])
-    [('1', [0, 3]), ('2', [1]), ('1 (differs later)', [2])]
+    >>> [row[:2] for row in version_rows(["1", "2", "1"], [[0, 3], [1], [2]], Said(()))]
+    [([0, 3], '1'), ([1], '2'), ([2], '1 (differs later)')]
     """
     again = [list(shown[:n]).count(text) for n, text in enumerate(shown)]
     later = " (differs later)"
     marks = ["", later, *(f" (differs later, {n})" for n in range(2, len(shown)))]
-    rows = [(text + marks[n], group) for text, n, group in zip(shown, again, groups, strict=False)]
+    rows = [
+        call._replace(processes=group, said=text + marks[n])
+        for text, n, group in zip(shown, again, groups, strict=False)
+    ]
     if rest := groups[len(shown) :]:
         versions = "1 more version" if len(rest) == 1 else f"{len(rest)} more versions"
-        rows.append((versions, sorted(p for group in rest for p in group)))
+        who = sorted(p for group in rest for p in group)
+        rows.append(call._replace(processes=who, said=versions, groups=len(rest)))
     return rows

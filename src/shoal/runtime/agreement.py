@@ -16,12 +16,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
+from shoal.runtime.client.explanations import ask, key_of, tell
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, find_line
 from shoal.runtime.rules.outcomes import HiddenDifference
 from shoal.runtime.rules.point import Point
-from shoal.runtime.system.failure_words import listed
 
 _SHORT_LINES = 50
 _SEARCH_S = 10.0  # time limit of the search for the first difference
@@ -78,25 +78,32 @@ def _explained(
 ) -> DivergenceError:
     """Return the error with the first line that differs, or without it if it cannot be found.
 
-    A process that arrived too late to be on a side does not take part, and is not waited for.
+    A process that arrives later, and is on no side, is not waited for: it is told what was found.
     """
     deadline = time.monotonic() + limit_s
-    group = tuple(sorted(process for _, processes in known.calls for process in processes))
+    group = tuple(sorted(process for side in known.calls for process in side.processes))
+    key = key_of(known.calls)
     if coordinator.process not in group:
-        advice = f"this process arrived later; the first difference is shown on {listed(group)}"
-        return known.explained({}, advice)
+        told = ask(coordinator, key, group, limit_s)
+        lines = told if isinstance(told, dict) else {}
+        shown = {p: lines[str(p)] for p in group if isinstance(lines.get(str(p)), str)}
+        return known.explained(shown)
     lane = f"{point.lane}: the first difference"
-    representatives = [processes[0] for _, processes in known.calls][:MAX_GROUPS_SHOWN]
+    representatives = [side.processes[0] for side in known.calls][:MAX_GROUPS_SHOWN]
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
         here = Point(point.name, group, lane, "first difference", call.site)
         left_s = max(0.001, deadline - time.monotonic())
         return coordinator.arrive(here, payload, timeout_s=left_s)
 
+    shown = {}
     try:
         mine = call.spec if coordinator.process in representatives else None
         with coordinator.call("first difference", lane, group):
             found = find_line(meet, mine, representatives)
+        shown = {} if found is None else found[1]
     except ShoalError:
-        found = None
-    return known.explained(found[1] if found else {})
+        pass
+    finally:
+        tell(coordinator, key, point, group, shown)
+    return known.explained(shown)

@@ -108,7 +108,7 @@ def test_the_first_device_that_differs_is_shown_with_its_coordinates():
          "options none", "across={'data': 2}"),
         (lambda view: view.update(rows=view["rows"][:12], pairs=[("data", 4), ("model", 3)]),
          "data=4 model=4", "data=4 model=3"),
-        (lambda view: view.update(name="pod"), "make_mesh at train", "make_mesh 'pod'"),
+        (lambda view: view.update(name="pod"), "make_mesh at train", "'pod'"),
     ],
 )  # fmt: skip
 def test_what_differs_first_is_shown(change, one, other):

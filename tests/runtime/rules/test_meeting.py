@@ -132,20 +132,20 @@ def test_two_that_wait_for_each_other_are_told_at_once():
     everybody = table.arrive(1, "all")
     assert table.kind(pair) == table.kind(everybody) == "diverged"
     circle = table.answers[pair].facts["circle"]
-    assert {told: (here, awaited) for told, here, awaited in circle} == {
-        "waits at 'all'": ([1], [0, 2]),
-        "waits at 'pair'": ([0], [1]),
-    }
+    assert sorted(circle) == [
+        ["all", "", "", "all 3 processes", [1], [0, 2]],
+        ["pair", "", "", "processes=[0, 1]", [0], [1]],
+    ]
     assert table.kind(table.arrive(2, "all")) == "diverged"
 
 
-def test_several_that_wait_at_one_point_are_told_of_in_the_plural():
+def test_several_that_wait_at_one_point_are_told_of_together():
     table = Table(4)
     keys = [table.arrive(p, "all", site="t.py:1 (f)") for p in (1, 2)]
     keys.append(table.arrive(0, "pair", group=(0, 1)))
     assert table.answers[keys[0]].facts["circle"] == [
-        ["waits at 'pair'", [0], [1]],
-        ["wait at 'all' (t.py:1 (f))", [1, 2], [0, 3]],
+        ["pair", "", "", "processes=[0, 1]", [0], [1]],
+        ["all", "", "t.py:1 (f)", "all 4 processes", [1, 2], [0, 3]],
     ]
 
 

@@ -43,8 +43,14 @@ TRAVELS = [
         '{"trails": [["3:ab", "w", "t.py:1", [0]], ["", "", "", [1, 2]]], "lane": "data"}',
     ),
     (
-        WaitCycle([CycleSide("waits at 'a'", [0], [1]), CycleSide("waits at 'b'", [1], [0])]),
-        '{"circle": [["waits at \'a\'", [0], [1]], ["waits at \'b\'", [1], [0]]]}',
+        WaitCycle(
+            [
+                CycleSide("a", "barrier", "a.py:1 (f)", "processes=[0, 1]", [0], [1]),
+                CycleSide("b", "barrier", "a.py:2 (f)", "all 2 processes", [1], [0]),
+            ]
+        ),
+        '{"circle": [["a", "barrier", "a.py:1 (f)", "processes=[0, 1]", [0], [1]], '
+        '["b", "barrier", "a.py:2 (f)", "all 2 processes", [1], [0]]]}',
     ),
     (
         TooLate(StillMissing([1, 2], [(1, "joined")]), 0, 5.0, "'a'", [(1, "in fit")]),

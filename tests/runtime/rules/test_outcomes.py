@@ -7,17 +7,20 @@ import pytest
 
 from shoal.errors import DeadlineError
 from shoal.runtime.rules.meeting_answers import (
+    CycleSide,
     MeetingSide,
     ProcessesGone,
     SidesDiffer,
     StillMissing,
     TooLate,
+    WaitCycle,
 )
 from shoal.runtime.rules.outcomes import ThisProcess, error_of, waiting_line
 from shoal.runtime.rules.point import Point
 
 ME = ThisProcess(3, [f"host{i}" for i in range(100)])
 HINT = "if they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
+SAME_CALLS = "All processes must make the same collective calls, in the same order."
 POINT = Point("epoch", site="train.py:31 (main)")
 
 
@@ -61,8 +64,8 @@ def test_who_comes_too_late_is_told_both_points():
     waiting = StillMissing([3, 5], [(3, "step 7, 1.0 s ago"), (5, "joined, 9.0 s ago")])
     error = error_of(TooLate(waiting, 4, 10.0, "'save' (a.py:1 (f))"), ME, POINT, 0.0)
     assert str(error).splitlines() == [
-        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) arrived too late: the wait at "
-        "'save' (a.py:1 (f)) had ended after 10 s (the deadline of process 4); process 5 did not "
+        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) missed the wait at 'save' "
+        "(a.py:1 (f)), which had ended after 10 s (the deadline of process 4); process 5 did not "
         "arrive in time either",
         "  process 3 (host3): step 7, 1.0 s ago",
         "  process 5 (host5): joined, 9.0 s ago",
@@ -75,22 +78,26 @@ def test_who_comes_too_late_is_told_both_points():
         "  process 1: 'save' at a.py:1 (f)",
         "  process 2: 'load' at a.py:2 (f)",
         "  process 3: 'epoch' at train.py:31 (main)",
+        SAME_CALLS,
     ]
+    assert error.difference.what == "call"
+    assert [side.processes for side in error.difference.sides] == [(1,), (2,), (3,)]
 
 
 def test_who_comes_later_is_shown_with_those_that_said_the_same():
     versions = [(f"x\n\n\n{end}", who) for end, who in (("int 1", [1]), ("int 2", [2]))]
     sides = [MeetingSide("x", fingerprint, "a.py:1 (f)", who) for fingerprint, who in versions]
     for process, shown in (
-        (0, ["processes 0-1", "process 2"]),
+        (0, ["process 2", "processes 0-1"]),
         (5, ["process 1", "processes 2, 5"]),
     ):
         point = Point("x", fingerprint=versions[process == 5][0], site="a.py:1 (f)")
         error = error_of(SidesDiffer(sides), ThisProcess(process, ME.hosts), point, 0.0)
         first, *told = str(error).splitlines()
         assert first.endswith(": processes gave x different values")
-        assert [line.strip().partition(":")[0] for line in told] == shown
-        assert [*error.sides.values()] == [(1,), (2,)], "equal on all"
+        assert [line.strip().partition(":")[0] for line in told[1:-1]] == shown
+        assert error.sides == {"int 1": (1,), "int 2": (2,)}, "equal on all"
+        assert error.difference.sides[1].processes == ((0, 1), (2, 5))[process == 5]
 
 
 def test_a_failure_shows_its_headline_first_and_then_its_traceback():
@@ -154,21 +161,25 @@ def test_a_divergence_shows_what_differs_and_no_more():
     site = "a.py:1 (f)"
     assert lines(("save", "barrier", site), ("epoch", "barrier", "")) == [
         "made different calls",
-        "  processes 0-1: 'save' at a.py:1 (f)",
-        "  processes 2-3: 'epoch'",
+        "  processes 0-1: barrier 'save' at a.py:1 (f)",
+        "  processes 2-3: barrier 'epoch'",
+        SAME_CALLS,
     ]
     # a barrier and a broadcast of one name
     assert lines(("w", "barrier", site), ("w", "broadcast\n\n\nx: int", site)) == [
         "made different calls",
-        "  processes 0-1: 'w' [barrier] at a.py:1 (f)",
+        "  processes 0-1: barrier 'w' at a.py:1 (f)",
         "  processes 2-3: broadcast 'w' at a.py:1 (f)",
+        SAME_CALLS,
     ]
     spec = "\n".join(f"leaf {n}" for n in range(90))
     versions = [("x", f"x\n\n\n{spec}\n{end}", site) for end in ("a", "b")]
     assert lines(*versions, lane="side") == [
         "gave x different values (lane 'side')",
-        "  processes 0-1: x at a.py:1 (f): a",
-        "  processes 2-3: x at a.py:1 (f): b",
+        "  x at a.py:1 (f)",
+        "    processes 0-1: a",
+        "    processes 2-3: b",
+        "x needs equal arguments on every process.",
     ]
 
 
@@ -181,6 +192,56 @@ def test_a_call_with_a_name_is_told_from_one_without():
         "assert_same 'assert_same' at a.py:1 (f)": (0,),
         "assert_same at a.py:1 (f)": (1,),
     }
+
+
+def cycle(*groups, names=("pair", "pair"), process=0, point=None):
+    """Return the error of a process about waits for each other at barriers."""
+    sides = [
+        CycleSide(name, "barrier", f"a.py:{n} (f)", group, [n], [1 - n])
+        for n, (name, group) in enumerate(zip(names, groups, strict=True))
+    ]
+    point = point or Point("pair", fingerprint="barrier", group=(0, 1), site="a.py:0 (f)")
+    return error_of(WaitCycle(sides), ThisProcess(process, ["h"] * 3), point, 0.0)
+
+
+def test_one_call_that_was_given_different_groups_is_told_as_such():
+    error = cycle("processes=[0, 1]", "all 3 processes")
+    assert str(error).splitlines() == [
+        "process 0 of 3 (h): processes gave barrier 'pair' different groups",
+        "  process 0: barrier 'pair' at a.py:0 (f): processes=[0, 1]",
+        "  process 1: barrier 'pair' at a.py:1 (f): all 3 processes",
+        "Every process of a group must pass the same processes=.",
+    ]
+    assert (error.difference.what, error.difference.name) == ("group", "pair")
+    late = Point("pair", fingerprint="barrier", site="a.py:1 (f)")
+    later = cycle("processes=[0, 1]", "all 3 processes", process=2, point=late)
+    assert "  processes 1-2: barrier 'pair' at a.py:1 (f): all 3 processes" in str(later)
+    assert later.sides == error.sides
+    other = cycle("processes=[0, 1]", "all 3 processes", process=2, point=POINT)
+    assert str(other).splitlines()[1:] == str(error).splitlines()[1:]
+
+
+def test_different_calls_that_wait_for_each_other_are_named():
+    error = cycle("processes=[0, 1]", "all 3 processes", names=("pair", "all"))
+    assert str(error).splitlines() == [
+        "process 0 of 3 (h): processes wait for each other in a cycle",
+        "  process 0: barrier 'pair' at a.py:0 (f): waits for process 1",
+        "  process 1: barrier 'all' at a.py:1 (f): waits for process 0",
+        SAME_CALLS,
+    ]
+
+
+def test_a_barrier_of_other_names_at_one_place_is_told_by_its_names():
+    sides = [MeetingSide(f"epoch {n}", "barrier", "a.py:1 (f)", [n]) for n in (0, 1)]
+    point = Point("epoch 1", fingerprint="barrier", site="a.py:1 (f)")
+    error = error_of(SidesDiffer(sides), ThisProcess(2, ME.hosts), point, 0.0)
+    assert str(error).splitlines() == [
+        "process 2 of 100 (host2): processes gave a barrier different names",
+        "  barrier at a.py:1 (f)",
+        "    process 0: 'epoch 0'",
+        "    processes 1-2: 'epoch 1'",
+        "A barrier needs the same name on every process.",
+    ]
 
 
 def test_the_waiting_line_is_one_line():

@@ -10,6 +10,7 @@ from shoal.errors import DeadlineError, DivergenceError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.failures.facts import Place
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailEntry, Trails
 from shoal.testing.coordinator_contract import PATIENCE_S, KillableJob, meet, run_together
@@ -33,24 +34,35 @@ def meet_all(job, name="go", **more):
     return run_together(*(lambda c=c: len(meet(c, name, **more)) for c in job.coordinators))
 
 
-def texts(errors):
+FOUND = "  put sends nothing; the difference was found at 'go' (train.py:20 (main))."
+EQUAL = "put needs equal values on every process; from_host_local joins each process's own rows."
+NO_VALUES = "To compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)."
+SAME_CALLS = (
+    "All processes must make the same put, pack, create, from_host_local, relayout and feed calls, "
+    "in the same order, at the same lines."
+)
+
+
+def texts(errors, heading):
     """Check that all have the same error but for who speaks; return its lines after the first."""
     assert [type(error) for error in errors] == [DivergenceError] * len(errors)
     for process, error in enumerate(errors):
         first, *lines = str(error).splitlines()
         me = f"process {process} of {len(errors)} (h{process})"
-        assert first == f"{me}: processes disagree on a call before 'go' (train.py:20 (main))"
+        assert first == f"{me}: processes {heading}"
         assert lines == str(errors[0]).splitlines()[1:]
         assert error.sides == errors[0].sides
+        assert error.difference == errors[0].difference
+        assert error.difference.found_at == Place(name="go", file="train.py", line=20)
     return lines
 
 
-def differing(*leave):
+def differing(*leave, heading="made different calls"):
     """Let each process leave what its function does, and meet; return the error's lines."""
     job = local_job(len(leave))
     for one, coordinator in zip(leave, job.coordinators, strict=True):
         one(coordinator)
-    lines = texts(meet_all(job))
+    lines = texts(meet_all(job), heading)
     assert meet_all(job) == [len(leave)] * len(leave)  # all are in step again
     return lines
 
@@ -71,27 +83,39 @@ def test_equal_calls_pass_and_cost_nothing_afterwards(make_job):
 
 
 def test_other_values_name_the_leaf_and_what_was_meant():
-    assert differing(put, lambda c: put(c, "3f2a\n91bc")) == [
-        "  process 0: put at train.py:12 (main): ['b']: float32[4] as (-): values 77aa",
-        "  process 1: put at train.py:12 (main): ['b']: float32[4] as (-): values 91bc",
-        "put takes the whole array, equal on all processes; from_host_local joins each process's "
-        "own rows",
-        "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)",
+    other = "3f2a\n91bc"
+    assert differing(put, lambda c: put(c, other), heading="gave put different values") == [
+        "  put at train.py:12 (main)",
+        "    process 0: ['b']: float32[4] as (-): values 77aa",
+        "    process 1: ['b']: float32[4] as (-): values 91bc",
+        FOUND,
+        EQUAL,
+        NO_VALUES,
     ]
 
 
 def test_another_shape():
     other = (*SPEC[:2], SPEC[2].replace("[4]", "[6]"))
-    assert differing(put, lambda c: put(c, spec=other)) == [
-        "  process 0: put at train.py:12 (main): ['b']: float32[4] as (-): values 77aa",
-        "  process 1: put at train.py:12 (main): ['b']: float32[6] as (-): values 77aa",
+    assert differing(put, lambda c: put(c, spec=other), heading="gave put different shapes") == [
+        "  put at train.py:12 (main)",
+        "    process 0: ['b']: float32[4] as (-)",
+        "    process 1: ['b']: float32[6] as (-)",
+        FOUND,
+        EQUAL,
     ]
 
 
 def test_the_promise_about_values_must_be_equal_too():
-    assert differing(put, lambda c: put(c, "", spec=("same=False", *SPEC[1:]))) == [
-        "  process 0: put at train.py:12 (main): same=True",
-        "  process 1: put at train.py:12 (main): same=False",
+    other = ("same=False", *SPEC[1:])
+    assert differing(
+        put, lambda c: put(c, "", spec=other), heading="gave put different values"
+    ) == [
+        "  put at train.py:12 (main)",
+        "    process 0: same=True",
+        "    process 1: same=False",
+        FOUND,
+        EQUAL,
+        NO_VALUES,
     ]
 
 
@@ -99,8 +123,8 @@ def test_another_place():
     assert differing(put, lambda c: put(c, site="train.py:14 (main)")) == [
         "  process 0: put at train.py:12 (main)",
         "  process 1: put at train.py:14 (main)",
-        "all processes must make the same put, pack, create, from_host_local, relayout and feed "
-        "calls, in order, at the same lines",
+        FOUND,
+        SAME_CALLS,
     ]
 
 
@@ -108,8 +132,8 @@ def test_a_call_that_one_side_does_not_make():
     assert differing(lambda c: None, put) == [
         "  process 0: (no call: it reached 'go' (train.py:20 (main)) first)",
         "  process 1: put at train.py:12 (main)",
-        "all processes must make the same put, pack, create, from_host_local, relayout and feed "
-        "calls, in order, at the same lines",
+        FOUND,
+        SAME_CALLS,
     ]
 
 
@@ -120,7 +144,7 @@ def test_the_first_of_many_calls_is_found(number):
             put(c, "\n", site=f"a.py:{n + 1000 * (n >= at)} (f)") for n in range(1000)
         ]
 
-    first, second, _ = differing(calls(10_000), calls(number))
+    first, second, *_ = differing(calls(10_000), calls(number))
     assert first == f"  process 0: put at a.py:{number} (f)"
     assert second == f"  process 1: put at a.py:{number + 1000} (f)"
 
@@ -129,10 +153,10 @@ def test_a_difference_before_what_is_kept_is_said_as_such():
     def calls(first):
         return lambda c: [put(c, "\n", site=s) for s in [first, *["a.py:1 (f)"] * 2000]]
 
-    first, second, advice = differing(calls("b.py:1 (f)"), calls("c.py:1 (f)"))
+    first, second, _, advice = differing(calls("b.py:1 (f)"), calls("c.py:1 (f)"))
     assert first.startswith("  process 0: 2001 calls, digest ")
     assert second.startswith("  process 1: 2001 calls, digest ")
-    assert advice == "they differ before call 977: earlier calls are not kept on all"
+    assert advice == "They differ before call 977: earlier calls are not kept on all."
 
 
 def test_where_one_has_forgotten_more_the_first_difference_is_found_all_the_same():
@@ -141,7 +165,7 @@ def test_where_one_has_forgotten_more_the_first_difference_is_found_all_the_same
     def calls(more):
         return lambda c: [put(c, "\n", site=site) for site in [*sites, *more]]
 
-    first, second, _ = differing(calls(["x"]), calls([*["y"] * 600]))
+    first, second, *_ = differing(calls(["x"]), calls([*["y"] * 600]))
     assert (first, second) == ("  process 0: put at x", "  process 1: put at y")
 
 
@@ -151,7 +175,7 @@ def test_calls_on_which_all_agreed_are_forgotten_and_counted():
         put(coordinator)
     assert meet_all(job) == [2, 2]
     put(job.coordinators[1], site="late.py:1 (f)")
-    first, second, _ = texts(meet_all(job))
+    first, second, *_ = texts(meet_all(job), "made different calls")
     assert first == "  process 0: (no call: it reached 'go' (train.py:20 (main)) first)"
     assert second == "  process 1: put at late.py:1 (f)"
 
@@ -173,9 +197,11 @@ def test_the_rest_is_told_late_and_is_in_step(make_job):
     errors = [wait() for wait in first]
     errors.append(run_together(lambda: meet(job.coordinators[2], "go"))[0])
     assert [type(error) for error in errors] == [DivergenceError] * 3
-    sides = [f"put at train.py:12 (main): {SPEC[1]}: values {p}" for p in (0, 1)]
+    sides = [f"{SPEC[1]}: values {p}" for p in (0, 1)]
     assert errors[0].sides == errors[1].sides == {sides[0]: (0,), sides[1]: (1,)}
-    assert str(errors[2]).endswith("the errors on processes 0-1 name the first call that differs")
+    assert errors[2].sides == errors[0].sides
+    assert f"  process 1: put at train.py:12 (main): {sides[1]}\n" in str(errors[2])
+    assert "\n  process 2: 1 call, digest " in str(errors[2])
     for coordinator in job.coordinators:
         put(coordinator)
     assert job.on_all(lambda c: len(meet(c, "go"))) == [3] * 3

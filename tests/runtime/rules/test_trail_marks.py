@@ -110,10 +110,10 @@ def test_a_difference_beside_the_main_line_is_told_once_where_main_lines_meet(ma
     for error in errors:
         assert type(error) is DivergenceError
         heading, *_ = str(error).splitlines()
-        assert heading.endswith(f"a call before 'go' (train.py:9 (main)) (lane {lane!r})")
+        assert heading.endswith(f": processes gave put different values (lane {lane!r})")
+        assert "the difference was found at 'go' (train.py:9 (main))." in str(error)
         assert error.sides == {
-            f"put at feed.py:20 (f): x: f4[8]: values own {process}": (process,)
-            for process in range(2)
+            f"x: f4[8]: values own {process}": (process,) for process in range(2)
         }
     for coordinator in job.coordinators:
         feed(coordinator, 10, own_from=0, lane=lane)
@@ -143,7 +143,10 @@ def test_who_knows_nothing_of_the_difference_has_the_error_too():
     stage = KillableJob(job.coordinators, job.lose)
     errors = stage.on_all(lambda c: meet(c, "go"))
     assert [type(error) for error in errors] == [DivergenceError] * 3
-    assert "the errors on processes 1-2 name the first call that differs" in str(errors[0])
+    for process in (1, 2):
+        row = f"\n    process {process}: x: f4[8]: values own {process}"
+        assert row in str(errors[0])
+    assert "process 0" not in "\n".join(str(errors[0]).splitlines()[1:])
     assert stage.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
 
 
@@ -206,13 +209,10 @@ class TestSignsOfLife:
         errors = self.told_by_steps(job)
         for process, error in enumerate(errors):
             assert type(error) is DivergenceError
-            start = (
-                f"process {process} of 2 (h{process}): processes disagree on a call before 'step 7'"
-            )
+            start = f"process {process} of 2 (h{process}): processes gave put different values"
             assert str(error).startswith(start)
-            assert error.sides == {
-                f"put at feed.py:5 (f): x: f4[8]: values own {p}": (p,) for p in range(2)
-            }
+            assert "the difference was found at 'step 7'" in str(error)
+            assert error.sides == {f"x: f4[8]: values own {p}": (p,) for p in range(2)}
         assert self.told_by_steps(job) == ["went on"] * 2
         meets = [lambda c=c: len(meet(c)) for c in job.coordinators]
         assert run_together(*meets) == [2, 2]

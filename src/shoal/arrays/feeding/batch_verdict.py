@@ -98,7 +98,7 @@ def _closed(batch: BatchId, closed: Mapping[int, str]) -> DivergenceError:
     for process, count in closed.items():
         by_count.setdefault(count, []).append(process)
     sides += [(f"closed its feed after {n} batches", who) for n, who in by_count.items()]
-    text = f"{batch.me}: processes disagree on how many batches there are"
+    text = f"{batch.me}: processes asked a feed for different numbers of batches"
     return disagreement(text, sides, "all must leave the loop over a feed at the same batch")
 
 
@@ -167,7 +167,7 @@ def _same_leaves(batch: BatchId, statuses: Mapping[int, Status]) -> str:
         (row[at] if at >= 0 else f"{len(row)} leaves", who)
         for row, who in zip(lines, sides.values(), strict=True)
     ]
-    raise disagreement(f"{batch.me}: processes disagree on {batch.words}", shown)
+    raise disagreement(f"{batch.me}: processes read different leaves for {batch.words}", shown)
 
 
 def _check_values(batch: BatchId, statuses: Mapping[int, Status], leaves: str) -> None:

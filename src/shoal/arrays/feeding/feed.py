@@ -12,7 +12,7 @@ the meeting for the batch that it cannot supply.
 Lateness of other processes counts only while the program waits for the batch (`timeout_s`): a full
 feed waits as long as its program is busy elsewhere.
 
-A feed that is closed early announces that in its next meeting, which ends the threads of all. If
+A feed that is closed early announces that in its next call, which ends the threads of all. If
 a reader hangs, its thread cannot be ended; it is a daemon, and does not keep Python alive.
 """
 

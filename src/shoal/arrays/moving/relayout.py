@@ -78,7 +78,7 @@ def relayout(
         differentiation, and other devices of several processes. All offending leaves are named by
         path. On every process, before anything moves.
       DivergenceError: on all processes: calls or layouts differ. To other devices, before anything
-        moves; otherwise at the processes' next meeting.
+        moves; otherwise at the processes' next collective call.
       DeadlineError, ProcessLostError, PeerFailedError: to other devices, before anything moves, on
         all that arrived: a process did not arrive in time (SHOAL_TIMEOUT_S), is lost, or failed.
 

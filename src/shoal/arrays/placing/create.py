@@ -43,7 +43,7 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
         again and nothing is compiled twice.
       args: its arguments: trees of arrays, PRNG keys, scalars; equal on all processes. Values that
         a process holds alone are replicated over the mesh; they keep their dtype (not
-        weak), but Python numbers stay weak. At the processes' next meeting these, and the shapes,
+        weak), but Python numbers stay weak. At the next collective call these, and the shapes,
         dtypes and layouts of the results, are compared, as for `put`.
       layouts: one layout, or a prefix tree of them, for the result, as for `put`; a function gets
         the path (such as "params/w") and the `jax.ShapeDtypeStruct` of a leaf.
@@ -54,7 +54,7 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
     Raises:
       UsageError: before anything runs, on every process: layouts that do not fit the result (all
         leaves by path), arguments that JAX would narrow, layouts on different devices.
-      DivergenceError: on all, at their next meeting: the calls or the arguments differ.
+      DivergenceError: on all, at their next collective call: the calls or the arguments differ.
 
     Example:
       >>> import jax, shoal

@@ -1,7 +1,7 @@
 """Host values passed outside `jit` to a function of arrays, on a mesh of several processes.
 
 `jit` assumes that the values of all processes are equal. So they are placed as by `put`, which
-compares them at the processes' next meeting.
+compares them at the processes' next collective call.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def pack(
     Nothing is sent. A piece already on its device is not copied. It is impossible that replicas in
     this process differ if they were given as host values: their bits are compared (so that NaN
     equals NaN). Pieces on devices, and those of other processes, are not compared. Equality of
-    shapes, dtypes and layouts on all processes is checked at their next meeting, as for `put`.
+    shapes, dtypes and layouts on all processes is checked at the next collective call, as
+    for `put`.
 
     Args:
       pieces: one piece for each device of the mesh that this process owns, in mesh order: a host

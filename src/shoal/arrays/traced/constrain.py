@@ -50,7 +50,7 @@ def constrain(
     (`jax.reshard`), and cotangents follow the types, whatever `gradient` is. One dim may be split
     by both, the Explicit axes first. A function traced by `jit` keeps the default mesh that it was
     traced with: Layouts name theirs. Outside `jit` an array is moved at once, and a host value
-    placed as by `put`: equal on all processes, which is checked at their next meeting.
+    placed as by `put`: equal on all processes, which is checked at their next collective call.
 
     Args:
       tree: arrays.

@@ -87,7 +87,7 @@ def meet_at_windows(flow: Flow, passing: Passing) -> Windows | None:
 
     The first time, these processes announce where their windows are, try to open them, and report
     the result. A process interrupted meanwhile does not know the state of the others; it reports
-    that at the next meeting, and they start over.
+    that at the next call, and they start over.
     """
     known = _known(cast(Hashable, flow.coordinator))
     windows = known.get(flow.group)

@@ -112,6 +112,16 @@ class LocalJob:
             for coordinator in self.coordinators:
                 coordinator.stop.settle(settled)
 
+    def explain(self, key: str, text: str) -> None:
+        """Keep what is known of a difference."""
+        with self._lock:
+            self._meeting.explain(key, text)
+
+    def explanation(self, key: str, process: int) -> str | None:
+        """Return what is known of a difference."""
+        with self._lock:
+            return self._meeting.explanation(key, process).text
+
     def record_activity(self, process: int, words: str) -> None:
         """Record a process's activity."""
         with self._lock:
@@ -316,6 +326,14 @@ class LocalCoordinator:
             self._job.record_activity(self.process, words)
         else:
             raise UsageError(f"report({kind!r}): the kinds are 'failed', 'followed' and 'doing'")
+
+    def explain(self, key: str, text: str) -> None:
+        """See `Coordinator.explain`."""
+        self._job.explain(key, text)
+
+    def explanation(self, key: str, process: int, *, timeout_s: float) -> str | None:
+        """See `Coordinator.explanation`."""
+        return self._job.explanation(key, process)
 
     def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""

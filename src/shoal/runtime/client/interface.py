@@ -133,6 +133,13 @@ class Coordinator(Protocol):
         The text of a failure begins with a headline, see `failure_words`; a traceback may follow.
         """
 
+    def explain(self, key: str, text: str) -> None:
+        """Tell processes that arrive later, one way, what is known of a difference: see
+        `explanations`."""
+
+    def explanation(self, key: str, process: int, *, timeout_s: float) -> str | None:
+        """Query what a process has told of a difference; None: nothing yet; "": it will not."""
+
     def give_notice(self, given: ReceivedNotice) -> bool:
         """Report a preemption notice one way: all processes will stop at one step.
 

@@ -248,6 +248,16 @@ class TcpCoordinator:
         else:
             raise UsageError(f"report({kind!r}): the kinds are 'failed', 'followed' and 'doing'")
 
+    def explain(self, key: str, text: str) -> None:
+        """See `Coordinator.explain`."""
+        self.send({"do": "explain", "key": key}, text.encode(errors="replace"))
+
+    def explanation(self, key: str, process: int, *, timeout_s: float) -> str | None:
+        """See `Coordinator.explanation`. Raises as `members` does."""
+        query = {"do": "explanation", "key": key, "process": process}
+        found = self._query("explanation()", query, timeout_s)["text"]
+        return None if found is None else str(found)
+
     def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""
         is_new = self._stop.offers(given)

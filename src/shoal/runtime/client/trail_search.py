@@ -9,50 +9,37 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
 from shoal.hashing import SHORT_BYTES, short_digest
+from shoal.runtime.client.explanations import ask, key_of, tell
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.failures.comparison import (
+    Kind,
+    Said,
+    compare_lines,
+    compared,
+    headline,
+    needs,
+    with_late,
+)
 from shoal.runtime.rules.first_difference import (
+    ENDED,
     MAX_GROUPS_SHOWN,
     Meet,
     find_first,
     find_line,
 )
-from shoal.runtime.rules.outcomes import ThisProcess, disagreement
+from shoal.runtime.rules.outcomes import ThisProcess, call_at
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailsDiffer
-from shoal.runtime.rules.trail_marks import TrailVersion
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.rules.trail_marks import UNKNOWN, TrailVersion
 
 Arrive = Callable[..., Mapping[int, bytes]]
 
 _SEARCH_S = 10.0  # time limit of the search for the first difference
-_VALUES_DIFFER = {
-    "put": (
-        "put takes the whole array, equal on all processes; from_host_local joins each process's "
-        "own rows\n"
-        "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)"
-    ),
-    "create": (
-        "create runs one program on all processes: its arguments must be equal on them; broadcast "
-        "them first"
-    ),
-    "from_host_local": (
-        "data that a layout does not split between processes must be equal on them; split them, "
-        "or broadcast them first\n"
-        "to compare only the tree, shapes, dtypes and layouts, pass same=False"
-    ),
-    "gradient of to_host_local": (
-        "the cotangents of data that several processes hold must be equal on them: each process "
-        "must compute the same loss of it, or convert its own loss back with from_host_local"
-    ),
-}
-_ELSEWHERE = (
-    "all processes must make the same put, pack, create, from_host_local, relayout and feed calls, "
-    "in order, at the same lines"
-)
 
 
 def compares_trails(arrive: Arrive) -> Arrive:
@@ -104,28 +91,78 @@ def _explained(
     trail = _taken(coordinator, point, known)
     sides = known.versions
     me = ThisProcess(coordinator.process, coordinator.hosts)
-    name = known.lane or point.lane
-    lane = "" if name == "main" else f" (lane {name!r})"
-    heading = f"{me}: processes disagree on a call before {point.place}{lane}"
     group = tuple(sorted(process for side in sides for process in side.processes))
-    advice = ""
-    found: Sequence[str] | None = None
+    shown = _Shown([_unexplained(side) for side in sides], advice=needs("", "call", is_silent=True))
+    key = key_of([known.lane, *sides])
     if me.process not in group:
-        advice = f"the errors on {listed(group)} name the first call that differs"
+        shown = _told(ask(coordinator, key, group, limit_s)) or shown
     else:
         representatives = [side.processes[0] for side in sides][:MAX_GROUPS_SHOWN]
         mine = trail if me.process in representatives else None
         meet = _rounds(coordinator, point, group, limit_s)
+        found = None
         try:
             with coordinator.call("the trail", f"{point.lane}: the trail", group):
-                found, advice = _search(meet, mine, sides, representatives)
+                found = _search(meet, mine, sides, representatives)
         except (ShoalError, ValueError, LookupError):  # that they differ is known anyway
-            found = None
-    shown = found or [_unexplained(side) for side in sides]
-    rows: dict[str, list[int]] = {}
-    for text, side in zip(shown, sides, strict=False):
-        rows.setdefault(text, []).extend(side.processes)
-    return disagreement(heading, rows.items(), advice)
+            pass
+        finally:
+            tell(coordinator, key, point, group, found)
+        shown = found or shown
+    return _error(me, point, known, shown, trail.text)
+
+
+class _Shown(NamedTuple):
+    """The first call that differs."""
+
+    rows: Sequence[Said]  # of each representative, without processes
+    kind: Kind = Kind("call")
+    advice: str = ""
+
+
+def _told(facts: Any) -> _Shown | None:
+    """Return what another process has found, as it came from JSON."""
+    try:
+        rows, kind, advice = facts
+        return _Shown([Said((), *row[1:]) for row in rows], Kind(*kind), advice)
+    except (TypeError, ValueError):
+        return None
+
+
+def _error(
+    me: ThisProcess, point: Point, known: TrailsDiffer, shown: _Shown, mine: str
+) -> DivergenceError:
+    """Return the error; `mine` is the text of this process's calls, which may be on no side."""
+    name = known.lane or point.lane
+    lane = "" if name == "main" else f" (lane {name!r})"
+    rows: dict[Said, list[int]] = {}
+    for row, side in zip(shown.rows, known.versions, strict=False):
+        rows.setdefault(row, []).extend(side.processes)
+    call = next((row.call for row in shown.rows if row.call), "")
+    build = partial(
+        compared,
+        f"{me}: {headline(shown.kind, call)}{lane}",
+        kind=shown.kind,
+        advice=shown.advice,
+        found_at=call_at(point),
+    )
+    groups = [row._replace(processes=sorted(who)) for row, who in rows.items()]
+    error = build(groups)
+    if mine == UNKNOWN or any(me.process in group.processes for group in groups):
+        return error
+    same = {
+        row for row, side in zip(shown.rows, known.versions, strict=False) if _is_of(side, mine)
+    }
+    if known.lane is not None and not same:  # beside the main line it need not have come as far
+        return error
+    late = _unexplained(TrailVersion(mine, point.name, point.site, ()))
+    late = late._replace(processes=[me.process])
+    return build(with_late(groups, [row in same for row in rows], late), sides_of=error.sides)
+
+
+def _is_of(side: TrailVersion, mine: str) -> bool:
+    """Return whether calls, as text, are those of a side, whose digest may be a short one."""
+    return mine.startswith(side.text) if side.text else not mine
 
 
 def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:
@@ -151,29 +188,39 @@ def _rounds(coordinator: Coordinator, point: Point, group: tuple[int, ...], limi
 
 def _search(
     meet: Meet, mine: Trail | None, sides: Sequence[TrailVersion], representatives: Sequence[int]
-) -> tuple[Sequence[str] | None, str]:
-    """Return each representative's entry at the first difference, as text, and advice."""
+) -> _Shown | None:
+    """Return each representative's entry at the first difference, if it is found."""
     answers = meet(b"" if mine is None else b"%d" % mine.first_kept)
     first = max(int(answers[process]) for process in representatives)
     number = find_first(meet, None if mine is None else _Calls(mine, first), representatives)
     if number is None:
-        return None, ""
+        return None
     if number < first:
-        return None, f"they differ before call {first}: earlier calls are not kept on all"
+        advice = f"They differ before call {first}: earlier calls are not kept on all."
+        return _Shown([_unexplained(side) for side in sides], advice=advice)
     entry = None if mine is None else mine.entry(number)
     answers = meet(b"" if entry is None else entry.place.encode(errors="replace"))
     places = [answers[process].decode(errors="replace") for process in representatives]
     if len({*places}) > 1:
         ended = [f"(no call: {_end(side)} first)" for side in sides]
-        return [place or end for place, end in zip(places, ended, strict=False)], _ELSEWHERE
+        calls = [
+            _call(place) if place else Said((), end)
+            for place, end in zip(places, ended, strict=False)
+        ]
+        return _Shown(calls, advice=needs("", "call", is_silent=True))
+    call = _call(places[0])
     lines = find_line(meet, None if entry is None else entry.lines, representatives)
     if lines is None:
-        return places, ""
-    shown = [lines[1][process] for process in representatives]
-    before = {line.rpartition(": values ")[0] for line in shown}
-    is_of_values = len(before) == 1 and "" not in before
-    advice = _VALUES_DIFFER.get(places[0].partition(" at ")[0], "") if is_of_values else ""
-    return [f"{place}: {line}" for place, line in zip(places, shown, strict=True)], advice
+        return _Shown([call for _ in places])
+    kind, shown = compare_lines([lines[1][process] for process in representatives], ENDED)
+    rows = [call._replace(said=line) for line in shown]
+    return _Shown(rows, kind, needs(call.call, kind.what))
+
+
+def _call(place: str) -> Said:
+    """Return the call of an entry's place: `put at train.py:12 (main)`."""
+    call, _, site = place.partition(" at ")
+    return Said((), call=call, site=site)
 
 
 class _Calls:
@@ -200,7 +247,7 @@ class _Calls:
         return "" if entry is None else entry.place
 
 
-def _unexplained(side: TrailVersion) -> str:
+def _unexplained(side: TrailVersion) -> Said:
     count, _, digest = side.text.partition(":")
     made = f"{count} call{'' if count == '1' else 's'}, digest {digest[:8]}" if count else "no call"
-    return f"{made}; then {_end(side)}"
+    return Said((), f"{made}; then {_end(side)}")

@@ -18,6 +18,7 @@ from shoal.runtime.rules.meeting_answers import (
     SidesDiffer,
     TrailsApart,
     WaitCycle,
+    group_text,
 )
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail_marks import SharedMarks, trail_versions, trails_differ
@@ -221,13 +222,17 @@ def sides_of(points: Mapping[int, Point]) -> SidesDiffer:
     ])  # fmt: skip
 
 
-def cycle_of(cycle: list[Gathering[Any]], gone: Container[int]) -> WaitCycle:
+def cycle_of(cycle: list[Gathering[Any]], gone: Container[int], num_processes: int) -> WaitCycle:
     """Return the sides of a cycle: which processes wait where, and for which."""
     sides = []
     for gathering in cycle:
-        place = place_text(next(iter(gathering.arrived.values())).point)
-        words = f"{'waits' if len(gathering.arrived) == 1 else 'wait'} at {place}"
-        sides.append(CycleSide(words, sorted(gathering.arrived), gathering.missing(gone)))
+        point = next(iter(gathering.arrived.values())).point
+        name, fingerprint, site = (
+            text[:MOST_TEXT] for text in (point.name, point.fingerprint, point.site)
+        )
+        group = group_text(gathering.line.key[0], num_processes)
+        arrived, missing = sorted(gathering.arrived), gathering.missing(gone)
+        sides.append(CycleSide(name, fingerprint, site, group, arrived, missing))
     return WaitCycle(sides)
 
 

@@ -345,7 +345,7 @@ class Meeting(Roster[To]):
         if ordinary and len(ordinary) < len(cycle) and self._losses.affect(()):
             cycle, answer = ordinary, self._losses.any_answer(())
         else:
-            answer = cycle_of(cycle, self._gone)
+            answer = cycle_of(cycle, self._gone, len(self._all_processes))
         answered = {process for g in cycle for process in g.arrived}
         replies = [reply for g in cycle for reply in self._finish(now, g, answer)]
         self._lines.join(cycle, answered)

@@ -87,9 +87,23 @@ class TrailsApart(NamedTuple):
 class CycleSide(NamedTuple):
     """The processes that wait at one gathering of a cycle."""
 
-    words: str  # "wait at 'epoch' (train.py:31)"
+    name: str
+    fingerprint: str
+    site: str
+    group: str  # see `group_text`
     processes: Sequence[int]
     awaited: Sequence[int]
+
+
+def group_text(group: Iterable[int] | None, num_processes: int) -> str:
+    """Return a group as it is given to a call.
+
+    >>> group_text([1, 0], 3), group_text(None, 3)
+    ('processes=[0, 1]', 'all 3 processes')
+    """
+    if group is None:
+        return f"all {num_processes} processes"
+    return f"processes={sorted(group)}"[:MOST_TEXT]
 
 
 class WaitCycle(NamedTuple):
@@ -227,12 +241,25 @@ class StepsAwaited(NamedTuple):
         return {"awaited": self.processes}
 
 
+class Explanation(NamedTuple):
+    """What the processes that found a difference have learned of it."""
+
+    text: str | None  # None: they look for it; empty: they will not tell
+
+    kind: Literal["explanation"] = "explanation"
+
+    @property
+    def facts(self) -> Facts:
+        """Return the facts as sent."""
+        return {"text": self.text}
+
+
 Success: TypeAlias = AllMet | SurvivorsMet
 Loss: TypeAlias = ProcessesGone | ServicesLost
 Divergence: TypeAlias = SidesDiffer | TrailsApart | WaitCycle
 Failure: TypeAlias = Divergence | TooLate | Loss | CallLeft
 Outcome: TypeAlias = Success | Failure  # of a gathering
-Answer: TypeAlias = Outcome | StillMissing | MembersKnown | StacksHeard | StepsAwaited
+Answer: TypeAlias = Outcome | StillMissing | MembersKnown | StacksHeard | StepsAwaited | Explanation
 
 
 def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:

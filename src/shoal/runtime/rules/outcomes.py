@@ -16,6 +16,15 @@ from shoal.errors import (
     ProcessLostError,
     ShoalError,
 )
+from shoal.runtime.failures.comparison import (
+    Kind,
+    Said,
+    compare_lines,
+    compared,
+    headline,
+    needs,
+    with_late,
+)
 from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
 from shoal.runtime.rules.meeting_answers import (
@@ -31,13 +40,14 @@ from shoal.runtime.rules.meeting_answers import (
     TooLate,
     TrailsApart,
     WaitCycle,
+    group_text,
 )
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import TrailsDiffer
 from shoal.runtime.system.failure_words import fate_of, listed, one_line, particulars_of
 from shoal.runtime.system.stacks import innermost
 
-_NAME_HINT = "if these are one call made at several places, give each of them the same name="
+_NAME_HINT = "If these are one call made at several places, give each of them the same name=."
 _PATIENCE_HINT = "\nif they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
 _MOST_WORDS = 2000  # characters of a reason
 _LINES = 8  # processes listed in a message; the attributes hold all
@@ -59,32 +69,43 @@ class ThisProcess(NamedTuple):
 
 class HiddenDifference(DivergenceError):
     """All make the same call at the same place; the difference is in a long specification of which
-    only a digest was sent. `calls` holds (call and call site, processes) of each side."""
+    only a digest was sent. `calls` holds what is known of each side; `late` is the call of this
+    process, if it arrived after they were found."""
 
-    def __init__(
-        self, heading: str, calls: Sequence[tuple[str, Sequence[int]]], digests: Sequence[str]
-    ) -> None:
-        self.heading, self.calls, self.digests = heading, calls, digests
+    def __init__(self, whose: str, where: str, calls: Sequence[Said], late: Said | None) -> None:
+        self.whose, self.where, self.calls, self.late = whose, where, calls, late
         plain = self.explained({})
-        super().__init__(str(plain), sides=plain.sides)
+        super().__init__(str(plain), sides=plain.sides, difference=plain.difference)
 
-    def explained(self, lines: Mapping[int, str], advice: str = "") -> DivergenceError:
+    def explained(self, lines: Mapping[int, str]) -> DivergenceError:
         """Return the error with the line of each side's first process, if known."""
-        shown = [
-            (f"{call}: {lines.get(processes[0], digest)}", processes)
-            for (call, processes), digest in zip(self.calls, self.digests, strict=True)
-        ]
-        return disagreement(self.heading, shown, advice)
+        texts = [lines.get(side.processes[0], side.said) for side in self.calls]
+        if set(lines) >= {side.processes[0] for side in self.calls}:
+            kind, texts = compare_lines(texts, ENDED)
+        else:
+            kind = Kind()
+        call, name = self.calls[0].call, self.calls[0].name
+        heading = f"{self.whose}{headline(kind, call, name)}{self.where}"
+        advice = needs(call, kind.what)
+        rows = [side._replace(said=text) for side, text in zip(self.calls, texts, strict=True)]
+        error = compared(heading, rows, kind=kind, advice=advice)
+        if self.late is None:
+            return error
+        alike = [side.said == self.late.said for side in self.calls]
+        return compared(
+            heading,
+            with_late(rows, alike, self.late),
+            kind=kind,
+            advice=advice,
+            sides_of=error.sides,
+        )
 
 
 def disagreement(
     heading: str, sides: Iterable[tuple[str, Sequence[int]]], advice: str = ""
 ) -> DivergenceError:
     """Return the error that shows each side, as text, and its processes."""
-    rows = [(side, tuple(processes)) for side, processes in sides]
-    lines = [heading, *(f"{listed(processes)}: {side}" for side, processes in rows)]
-    text = "\n  ".join(lines) + (f"\n{advice}" if advice else "")
-    return DivergenceError(text, sides=dict(rows))
+    return compared(heading, [Said(who, side) for side, who in sides], advice=advice)
 
 
 def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) -> ShoalError:
@@ -104,7 +125,7 @@ def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) ->
             error = _sides_error(sides, me, point)
             if not _is_on(sides, me.process):
                 # `sides` is equal on all processes, also on one that came later.
-                error.sides = _without(me.process, error.sides)
+                error.sides = _sides_error(sides, me, point, with_me=False).sides
             return error
         case WaitCycle(sides):
             return _cycle_error(sides, me, point)
@@ -140,8 +161,8 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
     waiting, missing = late.waiting, late.waiting.missing
     whose = "its deadline" if late.by == me.process else f"the deadline of process {late.by}"
     if me.process in missing:
-        ended = f"the wait at {late.at} had ended after {late.timeout_s:g} s"
-        summary = f"arrived too late: {ended} ({whose})"
+        ended = f"the wait at {late.at}, which had ended after {late.timeout_s:g} s"
+        summary = f"missed {ended} ({whose})"
         if also := [process for process in missing if process != me.process]:
             summary += f"; {listed(also)} did not arrive in time either"
     else:
@@ -180,33 +201,82 @@ def _with_this(
     return [*(side for side in sides if side not in alike), *(joined or [mine])]
 
 
-def _without(process: int, sides: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    others = {said: tuple(p for p in who if p != process) for said, who in sides.items()}
-    return {said: who for said, who in others.items() if who}
-
-
 def _lane(point: Point) -> str:
     return "" if point.lane == "main" else f" (lane {point.lane!r})"
 
 
 def _cycle_error(sides: Sequence[CycleSide], me: ThisProcess, point: Point) -> DivergenceError:
-    heading = f"{me}: {point.place}: processes wait for each other in a cycle{_lane(point)}"
-    lines = [f"{listed(s.processes)} {s.words} for {listed(s.awaited)}" for s in sides]
-    by_text = {side.words: tuple(side.processes) for side in sides}
-    return DivergenceError("\n  ".join([heading, *lines]), sides=by_text)
+    calls = _calls([MeetingSide(s.name, s.fingerprint, s.site, s.processes) for s in sides])
+    if len({(side.name, _identity(side.fingerprint)) for side in sides}) == 1:
+        return _groups_error(sides, calls, me, point)
+    heading = f"{me}: processes wait for each other in a cycle{_lane(point)}"
+    rows = [
+        call._replace(said=f"wait{'s' * (len(s.processes) == 1)} for {listed(s.awaited)}")
+        for call, s in zip(calls, sides, strict=True)
+    ]
+    return compared(heading, rows, kind=Kind("call"), advice=needs("", "call"))
 
 
-def _sides_error(found: Sequence[MeetingSide], me: ThisProcess, point: Point) -> DivergenceError:
-    """Show only the first difference: operation or name, else the place, else the first line."""
-    sides = sorted(_with_this(found, me, point), key=lambda side: [*side.processes])
+def _identity(fingerprint: str) -> tuple[str, str]:
+    """Return what tells a call from others, whatever it is given: its operation and place."""
+    parts = Fingerprint.parse(fingerprint)
+    return (fingerprint, "") if parts is None else (parts.operation, parts.site)
+
+
+def _groups_error(
+    sides: Sequence[CycleSide], calls: Sequence[Said], me: ThisProcess, point: Point
+) -> DivergenceError:
+    """Return the error of processes that gave one call different groups."""
+    rows = [call._replace(said=side.group) for call, side in zip(calls, sides, strict=True)]
+    error = _compared(Kind("group"), rows, me, point)
+    is_same_call = _identity(point.fingerprint) == _identity(sides[0].fingerprint)
+    is_late = not any(me.process in side.processes for side in sides)
+    if not (is_late and is_same_call and point.name == sides[0].name):
+        return error
+    mine = group_text(point.group, len(me.hosts))
+    late = call_at(point)._replace(processes=[me.process], said=mine)
+    joined = with_late(rows, [row.said == mine for row in rows], late)
+    later = _compared(Kind("group"), joined, me, point)
+    later.sides = error.sides  # equal on all processes
+    return later
+
+
+def _compared(
+    kind: Kind, calls: Sequence[Said], me: ThisProcess, point: Point, advice: str = ""
+) -> DivergenceError:
+    """Return the error about calls: made instead of each other, or one that was given this."""
+    call, name = calls[0].call, calls[0].name
+    return compared(
+        f"{me}: {headline(kind, call, name)}{_lane(point)}",
+        calls,
+        kind=kind,
+        advice=advice or needs(call, kind.what),
+    )
+
+
+def _sides_error(
+    found: Sequence[MeetingSide], me: ThisProcess, point: Point, *, with_me: bool = True
+) -> DivergenceError:
+    """Show only the first difference: operation or name, else the place, else the first line.
+
+    Args:
+      with_me: whether to add this process, which may have arrived after they were found.
+    """
+    sides = _with_this(found, me, point) if with_me else found
+    sides = sorted(sides, key=lambda side: [*side.processes])
     prints = [Fingerprint.parse(side.fingerprint) for side in sides]
-    calls = _calls(sides, prints)
+    calls = _calls(sides)
     known = [fingerprint for fingerprint in prints if fingerprint is not None]
     same_call = len({(f.operation, s.name) for f, s in zip(known, sides, strict=False)}) == 1
-    heading = f"{me}: processes made different calls{_lane(point)}"
     if len(known) < len(sides) or not same_call:
-        return disagreement(heading, calls)
-    gave = f"{me}: processes gave {known[0].operation} different values{_lane(point)}"
+        one_place = len({(side.site, call.call) for side, call in zip(sides, calls, strict=True)})
+        if one_place == 1 and calls[0].call and len({call.name for call in calls}) > 1:
+            named = [
+                call._replace(said=repr(call.name) if call.name else "(no name)", name="")
+                for call in calls
+            ]
+            return _compared(Kind("name"), named, me, point)
+        return _compared(Kind("call"), calls, me, point)
     are_elsewhere = len({fingerprint.site for fingerprint in known}) > 1
     # This process may have come later: what the others differ in is shown to it, too.
     apart = [Fingerprint.parse(side.fingerprint) for side in found]
@@ -214,31 +284,58 @@ def _sides_error(found: Sequence[MeetingSide], me: ThisProcess, point: Point) ->
     is_hidden = len({fingerprint.digest for fingerprint in known}) > 1
     if index is not None and all(index < len(f.lines) or not f.digest for f in known):
         lines = [f.lines[index] if index < len(f.lines) else ENDED for f in known]
+        kind, lines = compare_lines(lines, ENDED)
         rows = zip(calls, excerpts(lines), strict=True)
-        return disagreement(gave, [(f"{call}: {line}", who) for (call, who), line in rows])
+        return _compared(kind, [call._replace(said=line) for call, line in rows], me, point)
     if is_hidden and not are_elsewhere:
         # Those that were found apart look for the difference together; see `agreement`.
-        digests = [fingerprint.digest for fingerprint in apart if fingerprint]
-        return HiddenDifference(gave, _calls(found, apart), digests)
-    return disagreement(heading, calls, "" if is_hidden else _NAME_HINT)
+        hidden = [
+            call._replace(said=_digest_of(side.fingerprint))
+            for call, side in zip(_calls(found), found, strict=True)
+        ]
+        late = None
+        if not _is_on(found, me.process):
+            said = _digest_of(point.fingerprint)
+            late = call_at(point)._replace(processes=[me.process], said=said)
+        return HiddenDifference(f"{me}: ", _lane(point), hidden, late)
+    return _compared(Kind("call"), calls, me, point, "" if is_hidden else _NAME_HINT)
 
 
-def _calls(
-    sides: Sequence[MeetingSide], prints: Sequence[Fingerprint | None]
-) -> list[tuple[str, Sequence[int]]]:
-    """Return each side's call and call site, as text, and its processes."""
+def _digest_of(fingerprint: str) -> str:
+    """Return what is known of a long specification: the number of its lines, and their digest."""
+    parts = Fingerprint.parse(fingerprint)
+    return (parts.digest or "; ".join(parts.lines) if parts else "") or ENDED
+
+
+def operation_of(fingerprint: str) -> str:
+    """Return the operation of a call, from its fingerprint; empty if that names none."""
+    parts = Fingerprint.parse(fingerprint)
+    if parts is not None:
+        return parts.operation
+    return fingerprint if fingerprint.isidentifier() else ""
+
+
+def call_at(point: Point) -> Said:
+    """Return the call of this process at a point."""
+    return _calls([MeetingSide(point.name, point.fingerprint, point.site, ())])[0]
+
+
+def _calls(sides: Sequence[MeetingSide]) -> list[Said]:
+    """Return each side's call and call site."""
+    prints = [Fingerprint.parse(side.fingerprint) for side in sides]
     names = excerpts([side.name for side in sides])
     fingerprints = excerpts([side.fingerprint for side in sides])
-    same_name = len({side.name for side in sides}) == 1
+    same_name = len(sides) > 1 and len({side.name for side in sides}) == 1
     some_unnamed = any(parts is not None and parts.site for parts in prints)
     calls = []
     for side, parts, name, fingerprint in zip(sides, prints, names, fingerprints, strict=True):
-        if parts is None:
-            call = f"{name!r}" + (f" [{fingerprint}]" if same_name else "")
-        else:
-            is_named = side.name != parts.operation or (some_unnamed and not parts.site)
-            call = parts.operation + (f" {name!r}" if is_named else "")
-        calls.append((call + (f" at {side.site[:200]}" if side.site else ""), side.processes))
+        call = operation_of(side.fingerprint)
+        is_unnamed = side.name == call != "barrier" and (
+            parts is None or not some_unnamed or bool(parts.site)
+        )
+        said = fingerprint if same_name and not call else ""
+        site = side.site[:200]
+        calls.append(Said(side.processes, said, call, "" if is_unnamed else name, site))
     return calls
 
 

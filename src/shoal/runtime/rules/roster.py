@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from shoal.runtime.rules.meeting_answers import Loss, ProcessesGone, ServicesLost, SurvivorsMet
+from shoal.runtime.rules.meeting_answers import (
+    Explanation,
+    Loss,
+    ProcessesGone,
+    ServicesLost,
+    SurvivorsMet,
+)
 from shoal.runtime.rules.member_record import Record
 from shoal.runtime.rules.messages import Beat
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import headline_of
 
 To = TypeVar("To", bound=Hashable)
+
+_MOST_EXPLANATIONS = 8  # kept, of differences that processes have found
+_MOST_EXPLAINED = 32 << 10  # characters of one
 
 
 class Roster(Generic[To]):
@@ -26,6 +35,7 @@ class Roster(Generic[To]):
         self._gone = self._losses.states
         self._num_losses = 0  # of processes and services
         self._last_loss = 0  # `_num_losses` at the last that was not a process leaving in order
+        self._explanations: dict[str, str] = {}  # oldest first
         self._has_abandoned = False  # whether any process has abandoned a call
 
     def has_gone(self, process: int) -> bool:
@@ -40,6 +50,17 @@ class Roster(Generic[To]):
     def abandoned(self, process: int, lane: str) -> int:
         """Return the number of calls that this process has abandoned in a lane."""
         return self._records[process].abandoned.get(lane, 0)
+
+    def explain(self, key: str, text: str) -> None:
+        """Keep what the processes that found a difference tell those that arrive later."""
+        self._explanations.pop(key, None)
+        self._explanations[key] = text if len(text) <= _MOST_EXPLAINED else ""
+        while len(self._explanations) > _MOST_EXPLANATIONS:
+            del self._explanations[next(iter(self._explanations))]
+
+    def explanation(self, key: str, process: int) -> Explanation:
+        """Return what this process tells about a difference, if it has not done so and is gone."""
+        return Explanation(self._explanations.get(key, "" if process in self._gone else None))
 
     def have_abandoned(self, processes: Iterable[int], lane: str, number: int) -> bool:
         """Return whether each of these processes has abandoned this number of calls in a lane."""

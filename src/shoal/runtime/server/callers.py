@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
+from shoal.runtime.rules.meeting_answers import Explanation
 from shoal.runtime.rules.messages import (
     Arrival,
     Beat,
@@ -107,6 +108,10 @@ class ProcessCaller:
         words = text_field(frame.header, "words")[:_MAX_WORDS]
         meeting.record_activity(self._job.now(), self._life.process, words)
 
+    def _explain(self, meeting: Meeting[Connection], frame: Frame) -> None:
+        key = text_field(frame.header, "key")[:_MAX_WORDS]
+        meeting.explain(key, frame.body.decode(errors="replace"))
+
     def _notice(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         self._job.leaving.give_notice(self._life.process, notice_of(frame.header))
 
@@ -142,6 +147,7 @@ class ProcessCaller:
         "abandon": _abandon,  # it left a call by an exception
         "end lane": _end_lane,
         "doing": _doing,  # text for the processes that wait for it
+        "explain": _explain,  # the difference that it has found, for those that arrive later
         "notice": _notice,  # of preemption
         "stop": _stop,  # the step it answered, or that it has saved
         "idle": _idle,  # it has made no progress for long, or makes it again
@@ -231,11 +237,19 @@ def _awaited(job: ServedJob, connection: Connection, header: Mapping[str, Any]) 
     job.leaving.answer_awaited(connection, whole_field(header, "ticket"))
 
 
+def _explanation(job: ServedJob, connection: Connection, header: Mapping[str, Any]) -> None:
+    process = processes_of({"of": [header.get("process")]}, "of", range(job.num_processes))[0]
+    key, ticket = text_field(header, "key")[:_MAX_WORDS], whole_field(header, "ticket")
+    found = Explanation("") if job.meeting is None else job.meeting.explanation(key, process)
+    job.mail.answer([Reply(connection, ticket, found)])
+
+
 # The queries that members and observers share.
 _QUERIES: Mapping[str, Callable[[ServedJob, Connection, Mapping[str, Any]], None]] = {
     "members": _members,
     "stacks": _others_stacks,
     "awaited": _awaited,
+    "explanation": _explanation,
 }
 
 

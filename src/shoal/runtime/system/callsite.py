@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from functools import lru_cache
 from types import FrameType
@@ -29,6 +30,40 @@ def site_of(frame: FrameType, line: int | None) -> str:
     code = frame.f_code
     path = _relative(code.co_filename, _module_of(frame))
     return f"{path}:{line} ({code.co_qualname})"
+
+
+def split_site(site: str) -> tuple[str, int]:
+    """Return the file and the line of a call site; empty and 0 if it has none.
+
+    >>> split_site("pkg/train.py:31 (main)")
+    ('pkg/train.py', 31)
+    """
+    found = re.fullmatch(r"(.+):(\d{1,9})(?: \(.*)?", site, re.DOTALL)
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+def source_at(site: str) -> str:
+    """Return the source line of a call site, stripped; empty if it is not found.
+
+    A call site names a file relative to its import root, on this process or on another one: it is
+    looked up among the modules that are loaded here. Read only to explain a failure.
+    """
+    path, number = split_site(site)
+    if not path:
+        return ""
+    import linecache
+
+    lines = set()
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        file = names.get("__file__")
+        if isinstance(file, str) and file.endswith(path.rpartition("/")[2]):
+            spec = getattr(names.get("__spec__"), "name", None)
+            name = spec or names.get("__name__")
+            if isinstance(name, str) and _relative(file, name) == path:
+                lines.add(linecache.getline(file, number, names).strip())
+    lines.discard("")
+    return lines.pop() if len(lines) == 1 else ""
 
 
 def _module_of(frame: FrameType) -> str:

@@ -1,0 +1,316 @@
+"""Compare what processes called or gave: the text and the facts of every divergence.
+
+The error's message, its `sides` and its `difference` come from the same groups. The words that say
+what is different, and what a call needs to be equal, are here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.errors import DivergenceError, with_article
+from shoal.runtime.system.callsite import source_at, split_site
+from shoal.runtime.system.failure_words import listed, one_line
+
+if TYPE_CHECKING:
+    from shoal.runtime.failures.facts import Difference, Place
+
+_MOST_GROUPS = 4  # in a message: the smallest and the largest ones; the attributes hold all
+_MOST_RANGES = 5  # of processes, in a row
+_SOURCE = 48  # columns of a source line
+_WHOLE = ("the value", "the array")  # paths of a tree that is one leaf
+_LEAF = re.compile(  # "['w']: float32[3,4] as (data, -): values 3f2a", "n: int \"1\""
+    r"(?:(?P<path>.+?): )?(?P<dtype>(?:array )?(?:np\.)?\w+(?:<[^>]*>)?)"
+    r"(?:\[(?P<shape>[\d,*]*)\](?P<layout>.*?)(?:(?:: values| =|, bits of) (?P<value>.*))?| .*)?",
+    re.DOTALL,
+)
+_OF_LEAVES = ("tree", "shape", "dtype", "layout")
+_SAME_LEAVES = "needs the same tree, shapes and dtypes on every process."
+_SAME_ARGUMENTS = "needs equal arguments on every process."
+_SAME_CALLS = "All processes must make the same collective calls, in the same order."
+_SAME_LINES = (
+    "All processes must make the same put, pack, create, from_host_local, relayout and feed calls, "
+    "in the same order, at the same lines."
+)
+_PUT = "put needs equal values on every process; from_host_local joins each process's own rows."
+_NEEDS = {  # by call and by what is different; "": by anything else
+    ("", "call"): _SAME_CALLS,
+    ("", "group"): "Every process of a group must pass the same processes=.",
+    ("", "program"): (
+        "Numbers of Python are compiled in: make them equal, or pass them as arguments."
+    ),
+    ("barrier", ""): "A barrier needs the same name on every process.",
+    ("assert_same", "value"): "It is the first leaf that differs; later ones were not compared.",
+    ("make_mesh", ""): "make_mesh needs the same axes, options and devices on every process.",
+    ("put", ""): _PUT,
+    ("put", "value"): (
+        f"{_PUT}\nTo compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)."
+    ),
+    ("pack", ""): "pack needs the same tree, shapes, dtypes and layouts on every process.",
+    ("relayout", ""): "relayout needs the same tree, shapes, dtypes and layouts on every process.",
+    ("create", ""): (
+        "create runs one program on all processes: its arguments must be equal on them; broadcast "
+        "them first."
+    ),
+    ("from_host_local", ""): (
+        "from_host_local needs the same tree, dtypes and layouts on every process."
+    ),
+    ("from_host_local", "value"): (
+        "from_host_local needs data that a layout does not split between processes to be equal on "
+        "them: split them, or broadcast them first.\n"
+        "To compare only the tree, shapes, dtypes and layouts, pass same=False."
+    ),
+    ("gradient of to_host_local", ""): (
+        "The cotangents of data that several processes hold must be equal on them: each process "
+        "must compute the same loss of it, or convert its own loss back with from_host_local."
+    ),
+}
+
+
+class Said(NamedTuple):
+    """What a group of processes called, and what it gave."""
+
+    processes: Sequence[int]
+    said: str = ""  # "float32[8]"; empty: the call is what differs
+    call: str = ""  # "barrier"
+    name: str = ""  # of the point, if it is shown
+    site: str = ""  # "train.py:3 (main)"
+    groups: int = 1  # that are taken together here
+
+    @property
+    def where(self) -> str:
+        """The call and its call site: `barrier 'step' at train.py:3 (main)`."""
+        what = " ".join(filter(None, (self.call, repr(self.name) if self.name else "")))
+        return f"{what} at {self.site}".strip() if self.site else what
+
+    @property
+    def text(self) -> str:
+        """All of it, without the processes."""
+        return ": ".join(filter(None, (self.where, self.said)))
+
+
+class Kind(NamedTuple):
+    """What is different."""
+
+    what: str = "value"  # call name tree shape dtype value group program layout
+    path: str = ""  # of the leaf
+
+
+_VALUE = Kind()
+
+
+def compared(
+    heading: str,
+    sides: Iterable[Said],
+    *,
+    kind: Kind = _VALUE,
+    advice: str = "",
+    intro: str = "",
+    found_at: Said | None = None,
+    sides_of: Mapping[str, tuple[int, ...]] | None = None,
+) -> DivergenceError:
+    """Return the error that shows each group of processes, the smallest first.
+
+    Args:
+      heading: the first line.
+      sides: the groups.
+      kind: what is different.
+      advice: what to do; the last line.
+      intro: a line before the groups.
+      found_at: the call at which earlier calls were compared.
+      sides_of: the attribute `sides`, if it is not that of these groups: it is equal on all
+        processes, also on one that arrives later and is in the groups of its own message alone.
+    """
+    rows = sorted(sides, key=lambda side: (len(side.processes), [*side.processes]))
+    is_one_call = len({side[2:5] for side in rows}) == 1 and all(side.said for side in rows)
+    is_one_call = is_one_call and bool(rows[0].where)
+    lines, indent = [heading], "  "
+    if is_one_call:
+        lines.append(f"  {rows[0].where}{_after(source_at(rows[0].site))}")
+        indent = "    "
+    lines += [f"  {intro}"] if intro else []
+    shown = [row.said if is_one_call else row.text for row in rows]
+    sources = ["" if is_one_call else source_at(row.site) for row in rows]
+    texts = [
+        f"{indent}{_label(row.processes)}: {text}{_after(source)}"
+        for row, text, source in zip(rows, shown, sources, strict=True)
+    ]
+    lines += _few(rows, texts, indent)
+    if found_at is not None:
+        calls = {row.call for row in rows if row.call}
+        silent = f"{calls.pop()} sends" if len(calls) == 1 else "These calls send"
+        at = found_at.where.replace(f" at {found_at.site}", f" ({found_at.site})")
+        lines.append(f"  {silent} nothing; the difference was found at {at}.")
+    lines += [advice] if advice else []
+    held: dict[str, tuple[int, ...]] = {}
+    for row, text in zip(rows, shown, strict=True):
+        held[text] = tuple(sorted({*held.get(text, ()), *row.processes}))
+    difference = _difference(rows, kind, found_at)
+    return DivergenceError("\n".join(lines), sides=sides_of or held, difference=difference)
+
+
+def with_late(rows: Sequence[Said], alike: Sequence[bool], late: Said) -> list[Said]:
+    """Return the groups with a process that arrived after they were found: in each that is `alike`,
+    or else in one of its own."""
+    if not any(alike):
+        return [*rows, late]
+    return [
+        row._replace(processes=sorted([*row.processes, *late.processes])) if is_alike else row
+        for row, is_alike in zip(rows, alike, strict=True)
+    ]
+
+
+def headline(kind: Kind, call: str, name: str = "") -> str:
+    """Say what is different: `processes gave broadcast different shapes`."""
+    if kind.what == "call":
+        return "processes made different calls"
+    if kind.what == "program":
+        return "processes compiled different programs"
+    if kind.what == "name":
+        return f"processes gave {with_article(call)} different names"
+    label = Said((), call=call, name=name).where
+    is_check = call == "assert_same" and kind.what != "group"
+    found = f"{label} found" if is_check else f"processes gave {label}"
+    return f"{found} different {kind.what}s"
+
+
+def needs(call: str, what: str, *, is_silent: bool = False) -> str:
+    """Say what a call needs to be equal on all processes.
+
+    Args:
+      call: "broadcast".
+      what: what is different, see `Kind`.
+      is_silent: whether the calls send nothing.
+    """
+    if what == "call" and is_silent:
+        return _SAME_LINES
+    found = _NEEDS.get((call, what)) or _NEEDS.get(("", what)) or _NEEDS.get((call, ""))
+    if found is not None:
+        return found
+    if what == "name":
+        return f"{call} needs the same name= on every process."
+    return f"{call} {_SAME_LEAVES if what in _OF_LEAVES else _SAME_ARGUMENTS}" if call else ""
+
+
+def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
+    """Return what is different between lines about a leaf, and what each of them gave.
+
+    >>> compare_lines(["['w']: float32[4]", "['w']: float32[8]"], "")
+    (Kind(what='shape', path="['w']"), ["['w']: float32[4]", "['w']: float32[8]"])
+    >>> compare_lines(["the value: int", "the value: int32[]"], "")
+    (Kind(what='dtype', path=''), ['int', 'int32[]'])
+    """
+    leaves = [_LEAF.fullmatch(line) for line in lines]
+    if ended in lines or any(line.startswith(("tree: ", "no more ")) for line in lines):
+        return Kind("tree"), [*lines]
+    if any(line.startswith("mesh: ") for line in lines):
+        return Kind("layout"), [*lines]
+    found = [leaf for leaf in leaves if leaf is not None]
+    if len(found) < len(lines) or not all(map(_is_leaf, found)):
+        return Kind("value"), [*lines]
+    paths = {leaf["path"] or "" for leaf in found}
+    if len(paths) > 1:
+        return Kind("tree"), [*lines]
+    path = paths.pop()
+    if path in _WHOLE:
+        lines = [line.removeprefix(f"{path}: ") for line in lines]
+        path = ""
+    are_shaped = all(leaf["shape"] is not None for leaf in found)
+    names = ("shape", "dtype", "layout") if are_shaped else ("dtype",)
+    what = next((name for name in names if len({leaf[name] for leaf in found}) > 1), "value")
+    if what != "value":
+        ends = [f": values {leaf['value']}" if leaf["value"] else "" for leaf in found]
+        lines = [line.removesuffix(end) for line, end in zip(lines, ends, strict=True)]
+    return Kind(what, path), [*lines]
+
+
+def shown_first(groups: Iterable[Sequence[int]], most: int) -> list[list[int]]:
+    """Return groups of processes in the order in which `most` of them are shown: the smallest ones
+    and the largest ones; of equal ones that of the lowest process first.
+
+    >>> shown_first([[0, 3, 4], [1], [2, 5], [6]], 2)
+    [[1], [0, 3, 4], [6], [2, 5]]
+    """
+    rows = sorted((sorted(group) for group in groups), key=lambda group: (len(group), group))
+    if len(rows) <= most:
+        return rows
+    large = len(rows) - most // 2
+    return [*rows[: most - most // 2], *rows[large:], *rows[most - most // 2 : large]]
+
+
+def _is_leaf(found: re.Match[str]) -> bool:
+    return bool(found["path"]) or found["shape"] is not None
+
+
+def _few(rows: Sequence[Said], texts: Sequence[str], indent: str) -> list[str]:
+    """Return the rows of the smallest and the largest groups, and how many there are between."""
+    single = [n for n, row in enumerate(rows) if row.groups == 1]
+    if len(single) == len(rows) <= _MOST_GROUPS:
+        return [*texts]
+    half = _MOST_GROUPS // 2
+    kept = single if len(single) <= _MOST_GROUPS else [*single[:half], *single[-half:]]
+    left = [row for n, row in enumerate(rows) if n not in kept]
+    groups, processes = (sum(counts) for counts in zip(
+        *((row.groups, len(row.processes)) for row in left), strict=True
+    ))  # fmt: skip
+    words = f"{groups} more group{'' if groups == 1 else 's'}"
+    noun = "process" if processes == 1 else "processes"
+    note = f"{indent}… {words}, {processes} {noun}"
+    first = [texts[n] for n in kept[:half]]
+    return [*first, note, *(texts[n] for n in kept[half:])]
+
+
+def _label(processes: Sequence[int]) -> str:
+    """Return the processes of a row; of many ranges only the first."""
+    text = listed(processes)
+    ranges = text.split(" ", 1)[1].split(", ")
+    if len(ranges) <= _MOST_RANGES:
+        return text
+    return f"{len(processes)} processes ({ranges[0]} and others)"
+
+
+def _after(source: str) -> str:
+    """Return the source line as it stands after a call: shortened in the middle."""
+    if not source:
+        return ""
+    line = one_line(source.expandtabs(1), len(source))
+    if len(line) > _SOURCE:
+        line = f"{line[: _SOURCE // 2]}…{line[len(line) - _SOURCE // 2 + 1 :]}"
+    return f"   {line}"
+
+
+def _difference(rows: Sequence[Said], kind: Kind, found_at: Said | None) -> Difference:
+    """Return the facts for a report."""
+    from shoal.runtime.failures.facts import Difference, Processes, Side
+
+    calls = {row.call for row in rows if row.call}
+    names = {row.name for row in rows}
+    sides = tuple(
+        Side(processes=Processes(row.processes), said=_without(kind.path, row), place=_place(row))
+        for row in rows
+    )
+    return Difference(
+        what=kind.what,
+        call=calls.pop() if len(calls) == 1 else "",
+        path=kind.path,
+        name=names.pop() if len(names) == 1 else "",
+        sides=sides,
+        found_at=None if found_at is None else _place(found_at),
+    )
+
+
+def _without(path: str, row: Said) -> str:
+    """Return what a group gave, without the path, which all of them share."""
+    said = row.said or row.where
+    return said.removeprefix(f"{path}: ").removeprefix(f"{path} = ") if path else said
+
+
+def _place(row: Said) -> Place | None:
+    from shoal.runtime.failures.facts import Place
+
+    file, line = split_site(row.site)
+    if not (row.call or row.name or file):
+        return None
+    return Place(call=row.call, name=row.name, file=file, line=line, source=source_at(row.site))

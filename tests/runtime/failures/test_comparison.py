@@ -1,0 +1,173 @@
+"""Groups of processes in a message: the smallest first, few of many, each with its source line."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from shoal.runtime.failures.comparison import (
+    Kind,
+    Said,
+    compare_lines,
+    compared,
+    headline,
+    needs,
+)
+from shoal.runtime.failures.facts import Difference, Place, of_json, to_json
+from shoal.runtime.system.callsite import callsite, source_at
+
+ENDED = "(nothing: it ends before)"
+
+
+def rows(error):
+    """Return the lines after the heading."""
+    return str(error).splitlines()[1:]
+
+
+def test_the_smallest_group_is_first_and_of_equal_ones_that_of_the_lowest_process():
+    sides = [Said([4, 5], "b"), Said([0, 1], "a"), Said([2, 3, 6], "c"), Said([7], "d")]
+    error = compared("they differ", sides, advice="Make them equal.")
+    assert rows(error) == [
+        "  process 7: d",
+        "  processes 0-1: a",
+        "  processes 4-5: b",
+        "  processes 2-3, 6: c",
+        "Make them equal.",
+    ]
+    assert error.sides == {"d": (7,), "a": (0, 1), "b": (4, 5), "c": (2, 3, 6)}
+
+
+def test_of_many_groups_the_ends_are_shown_and_the_attributes_hold_all():
+    sides = [Said(range(10 * n, 10 * n + n), f"{n}") for n in range(1, 18)]
+    error = compared("they differ", sides)
+    assert [row.split(": ")[-1] for row in rows(error)] == [
+        "1", "2", "  … 13 more groups, 117 processes", "16", "17",
+    ]  # fmt: skip
+    assert len(error.sides) == len(error.difference.sides) == 17
+
+
+def test_groups_of_which_only_the_number_is_known_are_counted_with_those_left_out():
+    known = [Said([n], f"{n}") for n in range(8)]
+    error = compared("they differ", [*known, Said([8, 9, 10], "3 more versions", groups=3)])
+    assert rows(error)[2] == "  … 7 more groups, 7 processes"
+    assert [row[:12] for row in rows(error)[3:]] == ["  process 6:", "  process 7:"]
+    assert error.sides["3 more versions"] == (8, 9, 10)
+
+
+def test_scattered_processes_are_shown_by_their_first_range():
+    error = compared("they differ", [Said(range(0, 40, 2), "even"), Said(range(1, 40, 2), "odd")])
+    assert rows(error) == [
+        "  20 processes (0 and others): even",
+        "  20 processes (1 and others): odd",
+    ]
+
+
+def test_a_call_that_all_make_is_shown_once_with_its_source_line():
+    site = callsite()
+    sides = [Said([n], f"['w']: int32[{n}]", "broadcast", "w", site) for n in range(2)]
+    error = compared("they differ", sides, kind=Kind("shape", "['w']"))
+    assert rows(error) == [
+        f"  broadcast 'w' at {site}   site = callsite()",
+        "    process 0: ['w']: int32[0]",
+        "    process 1: ['w']: int32[1]",
+    ]
+    assert error.sides == {"['w']: int32[0]": (0,), "['w']: int32[1]": (1,)}
+    found = error.difference
+    assert (found.what, found.call, found.name, found.path) == (
+        "shape", "broadcast", "w", "['w']",
+    )  # fmt: skip
+    file, line = site.split(" ")[0].rsplit(":", 1)
+    place = Place(call="broadcast", name="w", file=file, line=int(line), source="site = callsite()")
+    assert [side.place for side in found.sides] == [place, place]
+    assert [side.said for side in found.sides] == ["int32[0]", "int32[1]"], "the path is apart"
+    assert of_json(Difference, to_json(found)) == found
+    assert pickle.loads(pickle.dumps(error)).difference == found
+
+
+def test_different_calls_have_a_line_each_of_at_most_48_columns():
+    short, long = callsite(), callsite() or "a text that makes this line longer than 48 columns"
+    sides = [
+        Said([0], call="allgather", site=short),
+        Said([1], call="barrier", name="x", site=long),
+    ]
+    error = compared("they differ", sides, kind=Kind("call"))
+    first, second = (row.partition("   ") for row in (row.strip() for row in rows(error)))
+    assert first[0] == f"process 0: allgather at {short}"
+    assert second[0] == f"process 1: barrier 'x' at {long}"
+    assert [len(line) for line in (first[2], second[2])] == [48, 48]
+    assert first[2] == second[2]
+    assert first[2].startswith("short, long = callsite()")
+    assert "…" in first[2]
+
+
+def test_a_line_of_a_file_that_is_not_loaded_here_is_not_shown():
+    assert source_at("nowhere/train.py:3 (main)") == source_at("") == source_at("a place") == ""
+    assert source_at(callsite().replace("test_comparison.py", "comparison.py")) == ""
+    assert source_at(f"{callsite().partition(':')[0]}:999999 (main)") == ""
+
+
+def test_groups_that_said_the_same_are_one_side():
+    error = compared("they differ", [Said([0], "1"), Said([1], "1")])
+    assert error.sides == {"1": (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "said"),
+    [
+        (["the value: float64[8]", "the value: float64[4]"], Kind("shape"), None),
+        (["['x']: float32[4,2]", "['x']: float64[4,2]"], Kind("dtype", "['x']"), None),
+        (["['x']: float32[4]", "['x']: float64[2]"], Kind("shape", "['x']"), None),
+        (["['n']: int", "['n']: str"], Kind("dtype", "['n']"), None),
+        (["['n']: int", "['n']: float32[]"], Kind("dtype", "['n']"), None),
+        (["['a']: int", "['b']: int"], Kind("tree"), None),
+        (["['a']: int", ENDED], Kind("tree"), None),
+        (["no more leaves", "[2]: int"], Kind("tree"), None),
+        (["tree: (*)", "tree: [*]"], Kind("tree"), None),
+        (["mesh: data=2", "mesh: data=4"], Kind("layout"), None),
+        (["['w']: f4[8] as (x)", "['w']: f4[8] as (-)"], Kind("layout", "['w']"), None),
+        (
+            ["the array: f4[8] as (x): values ab", "the array: f4[8] as (x): values cd"],
+            Kind("value"),
+            ["f4[8] as (x): values ab", "f4[8] as (x): values cd"],
+        ),
+        (
+            ["['w']: f4[8] as (x): values ab", "['w']: f4[6] as (x): values cd"],
+            Kind("shape", "['w']"),
+            ["['w']: f4[8] as (x)", "['w']: f4[6] as (x)"],
+        ),
+        (["source=0", "source=1"], Kind("value"), None),
+        (["source=0", "is_source"], Kind("value"), None),
+        (["same=True", "same=False"], Kind("value"), None),
+        (["axes x=2", "axes none"], Kind("value"), None),
+    ],
+)
+def test_what_differs_is_read_from_two_lines_about_a_leaf(lines, kind, said):
+    expected = said or [line.removeprefix("the value: ") for line in lines]
+    assert compare_lines(lines, ENDED) == (kind, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "name", "words", "need"),
+    [
+        ("call", "", "", "processes made different calls", "All processes must make the same coll"),
+        ("name", "barrier", "", "processes gave a barrier different names", "A barrier needs the"),
+        (
+            "name",
+            "allgather",
+            "",
+            "processes gave an allgather different names",
+            "allgather needs th",
+        ),
+        ("shape", "broadcast", "", "processes gave broadcast different shapes", "broadcast needs"),
+        ("dtype", "broadcast", "", "processes gave broadcast different dtypes", "broadcast needs"),
+        ("tree", "save", "", "processes gave save different trees", "save needs the same tree"),
+        ("value", "put", "", "processes gave put different values", "put needs equal values"),
+        ("group", "barrier", "pair", "processes gave barrier 'pair' different groups", "Every pro"),
+        ("program", "assert_same_program", "", "processes compiled different programs", "Numbers"),
+        ("layout", "pack", "", "processes gave pack different layouts", "pack needs the same tree"),
+    ],
+)
+def test_every_kind_has_words_and_says_what_must_be_equal(kind, call, name, words, need):
+    assert headline(Kind(kind), call, name) == words
+    assert needs(call, kind).startswith(need)
