@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.errors import InitializeError, ProcessLostError, StalledError, UsageError
-from shoal.launch.evidence import Attempt, of_keeper
+from shoal.launch.aftermath import Attempt, of_keeper
 from shoal.launch.news import News
 from shoal.launch.report import (
     Ending,
@@ -91,8 +91,7 @@ def _conclude(facts: Facts) -> Conclusion:
         return _failed(root, attempt, news)
     codes = {ending.code for ending in endings}
     if facts.interrupted and not (codes and codes <= {0, REQUEUE}):
-        words = f"the job was ended by {facts.interrupted.name}"
-        return Conclusion(128 + facts.interrupted, (words,))
+        return _interrupted(attempt, facts.interrupted)
     # Where a save has failed, only some may return 75: those that took no part in it. A program
     # that returns it on all has its own reason.
     if codes == {REQUEUE} or ((REQUEUE in codes or news.preempted) and not news.has_failed_save):
@@ -142,6 +141,13 @@ def _stalled(attempt: Attempt, words: str) -> Conclusion:
     cause = Cause(processes=stuck, kind="stalled", words=tuple(lines))
     failure = attempt.failure("stalled", code, [cause], headline)
     return Conclusion(code, failure=failure, has_failed=True)
+
+
+def _interrupted(attempt: Attempt, number: signal.Signals) -> Conclusion:
+    code = 128 + number
+    failure = attempt.failure("interrupted", code, (), f"interrupted by {number.name}")
+    failure = dataclasses.replace(failure, signal=number.name)
+    return Conclusion(code, failure=failure)
 
 
 def _failed(root: Ending, attempt: Attempt, news: News) -> Conclusion:

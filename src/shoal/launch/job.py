@@ -475,6 +475,8 @@ class Job:
             return
         advice = (*conclusion.failure.advice, *conclusion.lines)
         logs = min(self._log_dir, os.path.relpath(self._log_dir), key=len)
+        if not (conclusion.has_failed or self._order.keeps_logs):
+            logs = ""  # they go
         failure = dataclasses.replace(conclusion.failure, advice=advice, logs=logs)
         failure = facts_without_secrets(failure)
         failure = dataclasses.replace(failure, text=plain_text(failure))

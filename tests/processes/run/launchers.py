@@ -111,7 +111,7 @@ def verdict(started: Started) -> str:
 def verdict_of(text: str) -> str:
     """Return the headline of the last report in a launcher's output; else the last line."""
     lines = text.splitlines()
-    heads = [line for line in lines if line.startswith("shoal run: failed")]
+    heads = [line for line in lines if line.startswith(("shoal run: failed", "shoal run: interr"))]
     return heads[-1] if heads else lines[-1]
 
 

@@ -77,7 +77,7 @@ def test_ctrl_c_on_one_node_ends_all(launchers, node):
     assert codes(both) == [130, 130]
     assert "shoal run: SIGINT: the processes have 5 s to end" in both[node].said
     assert f"shoal run: SIGINT on node {node} (" in both[1 - node].said
-    assert {verdict(started) for started in both} == {"shoal run: the job was ended by SIGINT"}
+    assert {verdict(started) for started in both} == {"shoal run: interrupted by SIGINT"}
     assert launchers.leaves_nobody()
 
 

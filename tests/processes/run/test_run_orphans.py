@@ -102,4 +102,4 @@ def test_the_keeper_of_the_host_does_not_outlive_the_launcher(launch, number):
     assert launch.leaves_nobody()
     finished = launch.finish()
     if number == signal.SIGTERM:
-        assert finished.verdict == "shoal run: the job was ended by SIGTERM"
+        assert finished.verdict == "shoal run: interrupted by SIGTERM"

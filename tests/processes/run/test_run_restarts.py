@@ -290,7 +290,7 @@ def test_a_signal_to_the_launcher_ends_it_for_good(launch, number):
     launch.popen.send_signal(number)
     finished = launch.finish()
     assert finished.code == 128 + number, finished.err
-    assert finished.err.endswith(f"shoal run: the job was ended by {number.name}\n")
+    assert finished.verdict == f"shoal run: interrupted by {number.name}"
     assert launch.leaves_nobody()
 
 

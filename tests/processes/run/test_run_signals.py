@@ -39,7 +39,7 @@ def test_sigterm_ends_who_does_not_care_even_if_stopped(launch):
     launch.popen.send_signal(signal.SIGTERM)
     finished = launch.finish()
     assert finished.code == 128 + signal.SIGTERM
-    assert finished.verdict == "shoal run: the job was ended by SIGTERM"
+    assert finished.verdict == "shoal run: interrupted by SIGTERM"
     assert launch.leaves_nobody()
 
 
@@ -51,7 +51,8 @@ def test_sigint_interrupts_grandchildren_too(launch):
     assert finished.code == 128 + signal.SIGINT
     assert "Ctrl-C again kills them now" in finished.err
     assert "KeyboardInterrupt" not in finished.err  # each in its log
-    assert finished.verdict == "shoal run: the job was ended by SIGINT"
+    assert "  Processes 0-1 were running at script.py:" in finished.err
+    assert finished.verdict == "shoal run: interrupted by SIGINT"
     assert launch.leaves_nobody()
 
 
@@ -113,7 +114,7 @@ def test_a_script_that_starts_it_with_an_ampersand_is_told_that_sigint_does_noth
     assert first.startswith("shoal run: SIGINT is ignored, as for a background command of a")
     assert re.search(r"`kill \d+` \(SIGTERM\) ends the job", first)
     assert finished.code == 128 + signal.SIGTERM
-    assert finished.verdict == "shoal run: the job was ended by SIGTERM"
+    assert finished.verdict == "shoal run: interrupted by SIGTERM"
     assert launch.leaves_nobody()
 
 

@@ -1,4 +1,4 @@
-"""docs/failures.md: its reports are those of the examples, and it names what `failure.json` holds."""
+"""docs/failures.md: its reports are those of the examples; it names what `failure.json` holds."""
 
 from __future__ import annotations
 

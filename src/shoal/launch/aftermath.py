@@ -21,8 +21,10 @@ from shoal.launch.report import (
     shell_code,
     signal_name,
 )
+from shoal.runtime.failures.comparison import needs
 from shoal.runtime.failures.facts import (
     Cause,
+    Difference,
     Failure,
     Memory,
     Others,
@@ -43,9 +45,9 @@ _SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
 _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\* Check failure")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTPUT_LINES = 3
+_CTRL_C = KeyboardInterrupt.__name__
 _SAID = 240  # characters of a later error
 _REQUEUED = f"Exit code {REQUEUE} means preempted and saved, but there was no notice."
-_ALL_CALLS = "All processes must make the same collective calls, in the same order."
 
 
 class Attempt(NamedTuple):
@@ -123,11 +125,7 @@ class Attempt(NamedTuple):
         if first.wait is not None:
             arrived: dict[Place | None, list[int]] = {}
             for cause in causes:
-                place = cause.place
-                if place is None and cause.frames:
-                    frame = cause.frames[-1]
-                    place = Place(file=frame.file, line=frame.line, source=frame.source)
-                arrived.setdefault(place, []).extend(cause.processes)
+                arrived.setdefault(cause.place or _line_of(cause), []).extend(cause.processes)
             waiting = [
                 Waiting(processes=Processes(group), place=place) for place, group in arrived.items()
             ]
@@ -141,13 +139,32 @@ class Attempt(NamedTuple):
                 first, wait=wait, processes=processes, log=log, error=None, frames=(), left_out={}
             )
         if first.difference is not None:
-            sides: Iterable[Side] = first.difference.sides
+            sides = _joined(first.difference, [cause.difference for cause in causes])
+            difference = dataclasses.replace(first.difference, sides=sides)
             processes = Processes([*processes, *(p for side in sides for p in side.processes)])
-            first = dataclasses.replace(first, error=None, frames=(), left_out={})
+            first = dataclasses.replace(
+                first, difference=difference, error=None, frames=(), left_out={}
+            )
         if first.checkpoint is not None and first.checkpoint.file:
             first = dataclasses.replace(first, error=None, frames=(), left_out={})
         log = first.log if len(processes) == 1 else ""
         return dataclasses.replace(first, processes=processes, log=log)
+
+
+def _joined(first: Difference, all_known: Iterable[Difference | None]) -> tuple[Side, ...]:
+    """Return the sides of a difference as all processes know them: each that came late knows its
+    own. One that has found another difference adds none."""
+    sides: dict[tuple[str, Place | None], set[int]] = {}
+    for known in all_known:
+        is_same = known and (known.what, known.call, known.path) == (
+            (first.what, first.call, first.path)
+        )
+        for side in known.sides if known and is_same else ():
+            sides.setdefault((side.said, side.place), set()).update(side.processes)
+    rows = [
+        Side(processes=Processes(of), said=said, place=place) for (said, place), of in sides.items()
+    ]
+    return tuple(sorted(rows, key=lambda side: (len(side.processes), side.processes)))
 
 
 def _shown_in(cause: Cause) -> Iterator[int]:
@@ -276,7 +293,7 @@ def _is_independent(ending: Ending) -> bool:
         return False
     error = record.cause.error
     words = f"{error.type}: {error.message}" if error else ""
-    return not is_of_runtime(words) and bool(error and error.type != "KeyboardInterrupt")
+    return not is_of_runtime(words) and bool(error and error.type != _CTRL_C)
 
 
 def _digest(cause: Cause) -> object:
@@ -306,6 +323,8 @@ def _other(ending: Ending) -> Others:
         place = place and dataclasses.replace(place, age_s=None)
         state = "waiting" if place is not None and place.call else "running"
         return Others(processes=none, state=state, place=place, exit_code=code)
+    if record is not None and record.cause.error and record.cause.error.type == _CTRL_C:
+        return Others(processes=none, state="running", place=_line_of(record.cause))
     if ending.sent:
         name = signal_name(ending.sent[-1] if ending.code >= 0 else -ending.code)
         return Others(processes=none, state="running", ended_by=name)
@@ -320,6 +339,14 @@ def _other(ending: Ending) -> Others:
     return Others(processes=none, state="ended", exit_code=code, words=words)
 
 
+def _line_of(cause: Cause) -> Place | None:
+    """Return the program's line at which a process stood."""
+    if not cause.frames:
+        return cause.place
+    frame = cause.frames[-1]
+    return Place(file=frame.file, line=frame.line, source=frame.source)
+
+
 def _advice(causes: Sequence[Cause]) -> tuple[str, ...]:
     """Return what to do, where that follows from the facts."""
     (first, *_) = causes or (None,)
@@ -332,8 +359,10 @@ def _advice(causes: Sequence[Cause]) -> tuple[str, ...]:
         return ("If it is only slow, raise timeout_s= of this call, or SHOAL_TIMEOUT_S.",)
     if first.kind == "checkpoint" and first.exit_code == CorruptCheckpoint.exit_code:
         return ("No value of it was returned. Restore another step, or put back a good copy.",)
-    if first.difference is not None and first.difference.what == "call":
-        return (_ALL_CALLS,)
+    if (found := first.difference) is not None:
+        return tuple(
+            needs(found.call, found.what, is_silent=found.found_at is not None).splitlines()
+        )
     return ()
 
 
