@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from functools import lru_cache
-from types import FrameType
+from types import FrameType, ModuleType
 
 from shoal.tracebacks import is_ours
 
@@ -55,7 +55,9 @@ def source_at(site: str) -> str:
 
     lines = set()
     for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})
+        if not isinstance(module, ModuleType):
+            continue
+        names = object.__getattribute__(module, "__dict__")  # a lazy module is not loaded
         file = names.get("__file__")
         if isinstance(file, str) and file.endswith(path.rpartition("/")[2]):
             spec = getattr(names.get("__spec__"), "name", None)
