@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
+import sys
 
 import pytest
 
@@ -105,6 +107,17 @@ def test_a_line_of_a_file_that_is_not_loaded_here_is_not_shown():
     assert source_at("nowhere/train.py:3 (main)") == source_at("") == source_at("a place") == ""
     assert source_at(callsite().replace("test_comparison.py", "comparison.py")) == ""
     assert source_at(f"{callsite().partition(':')[0]}:999999 (main)") == ""
+
+
+def test_the_search_for_a_line_loads_no_module(tmp_path, monkeypatch):
+    (tmp_path / "lazy_one.py").write_text("raise AssertionError")
+    spec = importlib.util.spec_from_file_location("lazy_one", tmp_path / "lazy_one.py")
+    loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "lazy_one", module)
+    monkeypatch.setitem(sys.modules, "no_module", object())
+    assert source_at("lazy_one.py:1 (f)") == "raise AssertionError"
 
 
 def test_groups_that_said_the_same_are_one_side():

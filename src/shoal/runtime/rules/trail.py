@@ -333,7 +333,7 @@ class TrailsDiffer(DivergenceError):
     """
 
     def __init__(self, versions: Sequence[TrailVersion], lane: str | None = None) -> None:
-        super().__init__("processes disagree on an earlier call")
+        super().__init__("processes made different calls")
         self.versions, self.lane = versions, lane
 
 
