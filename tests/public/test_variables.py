@@ -7,7 +7,7 @@ import pytest
 from shoal.errors import UsageError
 from shoal.settings import SETTINGS, check_all, unknown_variables
 
-TEXTS = {"host:port", "folder", "text", "file", "names"}  # units of what is no number
+TEXTS = {"host:port", "folder", "text", "file", "PID:FILE", "names"}  # units of what is no number
 
 
 @pytest.mark.parametrize(
