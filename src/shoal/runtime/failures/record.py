@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from shoal import settings
 from shoal.errors import (
@@ -46,7 +46,6 @@ from shoal.runtime.failures.facts import (
     of_json,
     to_json,
 )
-from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import site_of
 from shoal.runtime.system.failure_words import causes_of, is_of_program, text_of
 from shoal.tracebacks import BUG, is_installed, is_ours, is_own_file
@@ -87,7 +86,7 @@ def record(
     *,
     process: int | None = None,
     step: int | None = None,
-    point: Point | None = None,
+    point: CalledAt | None = None,
     because_of: Mapping[int, str] | None = None,
 ) -> bool:
     """LastRecord an uncaught exception; return whether a launcher can read it.
@@ -190,7 +189,7 @@ def cause_of(
     *,
     process: int | None = None,
     step: int | None = None,
-    point: Point | None = None,
+    point: CalledAt | None = None,
 ) -> Cause:
     """Return the facts of an exception of this process."""
     frames, left_out = _stack(error)
@@ -211,17 +210,37 @@ def cause_of(
     )
 
 
-def place_of(point: Point) -> Place:
-    """Return the facts of a point.
+class CalledAt(Protocol):
+    """A call and its place, such as a point where processes meet."""
 
-    >>> place_of(Point("step", fingerprint="barrier", site="train.py:6 (main)"))
+    @property
+    def call(self) -> str:
+        """The call: "barrier"."""
+
+    @property
+    def name(self) -> str:
+        """Its name; that of the call if it has none."""
+
+    @property
+    def site(self) -> str:
+        """The call site: "train.py:6 (main)"."""
+
+
+def place_of(point: CalledAt) -> Place:
+    """Return the facts of a point."""
+    return place_at(point.call, point.name, point.site)
+
+
+def place_at(call: str, name: str, site: str) -> Place:
+    """Return the facts of a call and its call site.
+
+    >>> place_at("barrier", "step", "train.py:6 (main)")
     Place(call='barrier', name='step', file='train.py', line=6, source='', age_s=None, columns=())
     """
-    found = _SITE.fullmatch(point.site)
+    found = _SITE.fullmatch(site)
     file, line = (found[1], int(found[2])) if found else ("", 0)
-    name = "" if point.name == point.call else point.name
-    source = source_at(file, line)
-    return Place(call=point.call, name=name, file=file, line=line, source=source)
+    shown = "" if name == call else name
+    return Place(call=call, name=shown, file=file, line=line, source=source_at(file, line))
 
 
 def source_at(file: str, line: int) -> str:
@@ -372,7 +391,7 @@ def _last_met(words: str) -> Place | None:
     found = _MET.fullmatch(words)
     if found is None:
         return None
-    place = place_of(Point(found[1] or "", site=found[2]))
+    place = place_at(found[1] or "", found[1] or "", found[2])
     return dataclasses.replace(place, age_s=float(found[3]))
 
 
