@@ -18,8 +18,8 @@ from shoal.launch.report import (
     first_failure,
     is_from_outside,
 )
-from shoal.runtime.failures.record import LastRecord
-from shoal.runtime.failures.record import cause_of as cause_of_error
+from shoal.runtime.failures.last_record import LastRecord
+from shoal.runtime.failures.last_record import cause_of as cause_of_error
 
 CODES = st.sampled_from([0, 1, 3, 70, 71, 72, 73, 74, -6, -9, -15])
 TIMES = st.one_of(st.none(), st.floats(1, 100))

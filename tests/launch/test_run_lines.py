@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.launch.output import LineStream, Log, Outlet, paint_prefixes
-from shoal.runtime.failures.record import BEGIN, END
+from shoal.runtime.failures.last_record import BEGIN, END
 
 # What matters to the cutting of lines, and characters of one to four bytes.
 BYTES = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r", b"\0", b"\xff", "€".encode()])).map(

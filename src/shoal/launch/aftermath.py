@@ -23,14 +23,14 @@ from shoal.launch.report import (
 )
 from shoal.runtime.failures.comparison import needs
 from shoal.runtime.failures.facts import (
+    CallPlace,
     Cause,
     Difference,
-    Failure,
+    DivergenceSide,
+    JobFailure,
     Memory,
     Others,
-    Place,
-    Processes,
-    Side,
+    ProcessSet,
     Waiting,
 )
 from shoal.runtime.failures.rendering import headline_of
@@ -50,14 +50,16 @@ _SAID = 240  # characters of a later error
 _REQUEUED = f"Exit code {REQUEUE} means preempted and saved, but there was no notice."
 
 
-class Attempt(NamedTuple):
+class EndedJob(NamedTuple):
     """The run of a job that has failed. Times are on one monotonic clock."""
 
     endings: Sequence[Ending]
     total: int
     start_s: float
 
-    def failure(self, kind: str, code: int, causes: Iterable[Cause], headline: str = "") -> Failure:
+    def failure(
+        self, kind: str, code: int, causes: Iterable[Cause], headline: str = ""
+    ) -> JobFailure:
         """Return the failure with these causes; the headline is derived from them if not given."""
         causes = tuple(causes)
         taken = {process for cause in causes for process in _shown_in(cause)}
@@ -66,7 +68,7 @@ class Attempt(NamedTuple):
         ended_s = [e.ended_s for e in self.endings if e.ended_s < float("inf")]
         started = time.time() - (time.monotonic() - self.start_s)
         logs = {os.path.dirname(ending.log) for ending in self.endings if ending.log}
-        failure = Failure(
+        failure = JobFailure(
             kind=kind,
             headline=headline,
             exit_code=code,
@@ -82,7 +84,7 @@ class Attempt(NamedTuple):
         )
         return failure if headline else dataclasses.replace(failure, headline=headline_of(failure))
 
-    def of_process(self, root: Ending, code: int) -> Failure:
+    def of_process(self, root: Ending, code: int) -> JobFailure:
         """Return the failure of a job whose first failure is that of a process."""
         first = self._cause(root)
         shared = [e for e in self.endings if _kind(e) == first.kind]
@@ -110,7 +112,7 @@ class Attempt(NamedTuple):
         place, step = _last_call(ending, found)
         return dataclasses.replace(
             found,
-            processes=Processes([ending.process]),
+            processes=ProcessSet([ending.process]),
             at_s=at_s,
             exit_code=code,
             step=step,
@@ -123,14 +125,15 @@ class Attempt(NamedTuple):
         causes = [self._cause(ending) for ending in shared]
         processes = _processes(causes)
         if first.wait is not None:
-            arrived: dict[Place | None, list[int]] = {}
+            arrived: dict[CallPlace | None, list[int]] = {}
             for cause in causes:
                 arrived.setdefault(cause.place or _line_of(cause), []).extend(cause.processes)
             waiting = [
-                Waiting(processes=Processes(group), place=place) for place, group in arrived.items()
+                Waiting(processes=ProcessSet(group), place=place)
+                for place, group in arrived.items()
             ]
             call = first.place.call if first.place else first.wait.call
-            missing = Processes(p for one in first.wait.missing for p in one.processes)
+            missing = ProcessSet(p for one in first.wait.missing for p in one.processes)
             wait = dataclasses.replace(first.wait, call=call, arrived=tuple(waiting))
             logs = [e.log for e in self.endings if e.process in missing and len(missing) == 1]
             log = os.path.basename(min(logs, default=""))
@@ -141,7 +144,7 @@ class Attempt(NamedTuple):
         if first.difference is not None:
             sides = _joined(first.difference, [cause.difference for cause in causes])
             difference = dataclasses.replace(first.difference, sides=sides)
-            processes = Processes([*processes, *(p for side in sides for p in side.processes)])
+            processes = ProcessSet([*processes, *(p for side in sides for p in side.processes)])
             first = dataclasses.replace(
                 first, difference=difference, error=None, frames=(), left_out={}
             )
@@ -151,10 +154,12 @@ class Attempt(NamedTuple):
         return dataclasses.replace(first, processes=processes, log=log)
 
 
-def _joined(first: Difference, all_known: Iterable[Difference | None]) -> tuple[Side, ...]:
+def _joined(
+    first: Difference, all_known: Iterable[Difference | None]
+) -> tuple[DivergenceSide, ...]:
     """Return the sides of a difference as all processes know them: each that came late knows its
     own. One that has found another difference adds none."""
-    sides: dict[tuple[str, Place | None], set[int]] = {}
+    sides: dict[tuple[str, CallPlace | None], set[int]] = {}
     for known in all_known:
         is_same = known and (known.what, known.call, known.path) == (
             (first.what, first.call, first.path)
@@ -162,7 +167,8 @@ def _joined(first: Difference, all_known: Iterable[Difference | None]) -> tuple[
         for side in known.sides if known and is_same else ():
             sides.setdefault((side.said, side.place), set()).update(side.processes)
     rows = [
-        Side(processes=Processes(of), said=said, place=place) for (said, place), of in sides.items()
+        DivergenceSide(processes=ProcessSet(of), said=said, place=place)
+        for (said, place), of in sides.items()
     ]
     return tuple(sorted(rows, key=lambda side: (len(side.processes), side.processes)))
 
@@ -174,22 +180,22 @@ def _shown_in(cause: Cause) -> Iterator[int]:
         yield from group.processes
 
 
-def of_keeper(attempt: Attempt, keeper: KeeperNews) -> Failure:
+def of_keeper(job: EndedJob, keeper: KeeperNews) -> JobFailure:
     """Return the failure of a job by the death of a host's keeper, upon which JAX aborts."""
     died = "died"
     if keeper.code is not None and keeper.code < 0:
         died = f"was killed by {signal_name(-keeper.code)}"
     elif keeper.code is not None:
         died = f"ended with exit code {keeper.code}"
-    ended = attempt.endings
+    ended = job.endings
     aborted = [e.process for e in ended if e.code == -signal.SIGABRT and not e.sent]
-    at_s = keeper.gone_s - attempt.start_s if keeper.gone_s else None
+    at_s = keeper.gone_s - job.start_s if keeper.gone_s else None
     words = f"Its processes reach JAX's service through it: JAX aborted {listed(aborted)}."
     cause = Cause(
-        processes=Processes(aborted), kind="service_lost", at_s=at_s, words=(words,), log=""
+        processes=ProcessSet(aborted), kind="service_lost", at_s=at_s, words=(words,), log=""
     )
     headline = f"the keeper of host {keeper.host} (pid {keeper.pid}) {died}"
-    return attempt.failure("service_lost", ProcessLostError.exit_code, [cause], headline)
+    return job.failure("service_lost", ProcessLostError.exit_code, [cause], headline)
 
 
 def _recorded(ending: Ending) -> Cause | None:
@@ -213,7 +219,7 @@ def _recorded(ending: Ending) -> Cause | None:
     return dataclasses.replace(cause, words=(*cause.words, words))
 
 
-def _last_call(ending: Ending, cause: Cause) -> tuple[Place | None, int | None]:
+def _last_call(ending: Ending, cause: Cause) -> tuple[CallPlace | None, int | None]:
     """Return the last call and step of a process: as it recorded them, or as others know them."""
     at = ending.gone.at if ending.gone is not None else None
     place, step = cause.place or (at and at.place), cause.step
@@ -224,7 +230,7 @@ def _last_call(ending: Ending, cause: Cause) -> tuple[Place | None, int | None]:
 
 def _by_itself(ending: Ending) -> Cause:
     """Return the cause of a process that has recorded nothing."""
-    cause = Cause(processes=Processes(), kind="exit", last_output=_last_output(ending.output))
+    cause = Cause(processes=ProcessSet(), kind="exit", last_output=_last_output(ending.output))
     if ending.was_frozen or ending.is_lost:
         return dataclasses.replace(cause, kind="lost", words=(_lost(ending),))
     if ending.code < 0:
@@ -302,8 +308,8 @@ def _digest(cause: Cause) -> object:
     return said, cause.frames, cause.exit_code, cause.thread, cause.words
 
 
-def _processes(causes: Iterable[Cause]) -> Processes:
-    return Processes(process for cause in causes for process in cause.processes)
+def _processes(causes: Iterable[Cause]) -> ProcessSet:
+    return ProcessSet(process for cause in causes for process in cause.processes)
 
 
 def _others(endings: Iterable[Ending]) -> tuple[Others, ...]:
@@ -312,12 +318,12 @@ def _others(endings: Iterable[Ending]) -> tuple[Others, ...]:
     for ending in endings:
         groups.setdefault(_other(ending), []).append(ending.process)
     return tuple(
-        dataclasses.replace(other, processes=Processes(group)) for other, group in groups.items()
+        dataclasses.replace(other, processes=ProcessSet(group)) for other, group in groups.items()
     )
 
 
 def _other(ending: Ending) -> Others:
-    none, code, record = Processes(), shell_code(ending.code), ending.record
+    none, code, record = ProcessSet(), shell_code(ending.code), ending.record
     if record is not None and (record.because_of is not None or record.cause.kind in _SHARED):
         place, _ = _last_call(ending, record.cause)
         place = place and dataclasses.replace(place, age_s=None)
@@ -339,12 +345,12 @@ def _other(ending: Ending) -> Others:
     return Others(processes=none, state="ended", exit_code=code, words=words)
 
 
-def _line_of(cause: Cause) -> Place | None:
+def _line_of(cause: Cause) -> CallPlace | None:
     """Return the program's line at which a process stood."""
     if not cause.frames:
         return cause.place
     frame = cause.frames[-1]
-    return Place(file=frame.file, line=frame.line, source=frame.source)
+    return CallPlace(file=frame.file, line=frame.line, source=frame.source)
 
 
 def _advice(causes: Sequence[Cause]) -> tuple[str, ...]:
@@ -366,11 +372,11 @@ def _advice(causes: Sequence[Cause]) -> tuple[str, ...]:
     return ()
 
 
-def _hosts(endings: Sequence[Ending]) -> Mapping[str, Processes]:
+def _hosts(endings: Sequence[Ending]) -> Mapping[str, ProcessSet]:
     hosts: dict[str, list[int]] = {}
     for ending in endings:
         hosts.setdefault(ending.host or socket.gethostname(), []).append(ending.process)
-    return {host: Processes(group) for host, group in hosts.items()}
+    return {host: ProcessSet(group) for host, group in hosts.items()}
 
 
 def _utc(at: float) -> str:

@@ -148,7 +148,7 @@ def _hide_our_frames(error: BaseException) -> None:
         value = value.with_traceback(trace)
         is_recorded = _pid() == pid and _record(value)
         if is_recorded and shown_by is sys.__excepthook__:
-            from shoal.runtime.failures.record import for_the_log
+            from shoal.runtime.failures.last_record import for_the_log
 
             with for_the_log(is_recorded):
                 shown_by(kind, value, trace)
@@ -165,7 +165,7 @@ def _record(error: BaseException) -> bool:
     if "SHOAL_RECORD_FILE" not in os.environ:
         return False
     try:
-        from shoal.runtime.failures.record import record
+        from shoal.runtime.failures.last_record import record
 
         return record(error)
     except Exception:  # noqa: BLE001 (the program may have changed what an import needs)

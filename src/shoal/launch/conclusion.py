@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.errors import InitializeError, ProcessLostError, StalledError, UsageError
-from shoal.launch.aftermath import Attempt, of_keeper
+from shoal.launch.aftermath import EndedJob, of_keeper
 from shoal.launch.news import News
 from shoal.launch.report import (
     Ending,
@@ -19,7 +19,7 @@ from shoal.launch.report import (
     first_failure,
     is_from_outside,
 )
-from shoal.runtime.failures.facts import Cause, Failure, Processes
+from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED
 from shoal.runtime.system.failure_words import listed
 
@@ -52,7 +52,7 @@ class Conclusion(NamedTuple):
 
     code: int
     lines: tuple[str, ...] = ()
-    failure: Failure | None = None
+    failure: JobFailure | None = None
     has_failed: bool = False  # its logs are kept
     is_final: bool = False  # a new attempt is unwanted, or would end in the same way
     again: bool | None = None  # whether a new attempt begins; None: not judged yet
@@ -75,23 +75,23 @@ def conclude(facts: Facts) -> Conclusion:
 
 def _conclude(facts: Facts) -> Conclusion:
     endings, news = facts.endings, facts.news
-    attempt = Attempt(endings, max(facts.total, len(endings)), facts.start_s)
+    job = EndedJob(endings, max(facts.total, len(endings)), facts.start_s)
     # Without a notice, 75 is a failure: the job would be started again for ever.
     is_requeue = bool(news.has_notice or news.preempted)
     failed = [e for e in endings if not (is_requeue and e.code == REQUEUE)]
     is_alike = {e.code for e in endings} <= {0, REQUEUE}  # a program that has its own reason
     root = None if is_alike else first_failure(failed)
     if facts.losses and not (root and _precedes(root, facts.losses[0])):
-        return _lost(attempt, facts.losses)
+        return _lost(job, facts.losses)
     if news.stalled and any(ending.code == StalledError.exit_code for ending in endings):
-        return _stalled(attempt, news.stalled)
+        return _stalled(job, news.stalled)
     if facts.trouble:
-        return _troubled(attempt, facts)
+        return _troubled(job, facts)
     if root:
-        return _failed(root, attempt, news)
+        return _failed(root, job, news)
     codes = {ending.code for ending in endings}
     if facts.interrupted and not (codes and codes <= {0, REQUEUE}):
-        return _interrupted(attempt, facts.interrupted)
+        return _interrupted(job, facts.interrupted)
     # Where a save has failed, only some may return 75: those that took no part in it. A program
     # that returns it on all has its own reason.
     if codes == {REQUEUE} or ((REQUEUE in codes or news.preempted) and not news.has_failed_save):
@@ -107,56 +107,56 @@ def _precedes(root: Ending, loss: Loss) -> bool:
     return fails_by_itself(root) and (root.known_failed_s or 0.0) < loss.last_seen_s
 
 
-def _lost(attempt: Attempt, losses: Sequence[Loss]) -> Conclusion:
+def _lost(job: EndedJob, losses: Sequence[Loss]) -> Conclusion:
     first = losses[0]
     having = f", with {listed(first.processes)}," if first.processes else ""
-    at_s = max(0.0, first.last_seen_s - attempt.start_s)
+    at_s = max(0.0, first.last_seen_s - job.start_s)
     words = [f"{first.words[:1].upper()}{first.words[1:]}."]
     words += [f"{loss.name} was lost too: {loss.words}" for loss in losses[1:]]
-    processes, code = Processes(first.processes), ProcessLostError.exit_code
+    processes, code = ProcessSet(first.processes), ProcessLostError.exit_code
     cause = Cause(processes=processes, kind="host_lost", at_s=at_s, words=tuple(words))
     headline = f"{first.name}{having} was lost"
-    failure = attempt.failure("host_lost", code, [cause], headline)
+    failure = job.failure("host_lost", code, [cause], headline)
     return Conclusion(code, failure=failure, has_failed=True, is_from_outside=True)
 
 
-def _troubled(attempt: Attempt, facts: Facts) -> Conclusion:
+def _troubled(job: EndedJob, facts: Facts) -> Conclusion:
     """Return the conclusion of a job that failed for want of its services, or could not start."""
     complete = len(facts.endings) == facts.total
     code = (ProcessLostError if complete else InitializeError).exit_code
     headline, *words = facts.trouble.splitlines()
     kind = "service_lost" if complete or facts.is_of_services else "not_started"
     words = [f"{line[:1].upper()}{line[1:]}." for line in map(str.strip, words)]
-    cause = Cause(processes=Processes(), kind=kind, words=tuple(words))
-    failure = attempt.failure(kind, code, [cause], headline)
+    cause = Cause(processes=ProcessSet(), kind=kind, words=tuple(words))
+    failure = job.failure(kind, code, [cause], headline)
     killed = facts.is_service_killed
     return Conclusion(code, failure=failure, has_failed=True, is_from_outside=killed)
 
 
-def _stalled(attempt: Attempt, words: str) -> Conclusion:
+def _stalled(job: EndedJob, words: str) -> Conclusion:
     code = StalledError.exit_code
     headline, _, places = words.partition(": ")
-    stuck = Processes(e.process for e in attempt.endings if e.code == code)
+    stuck = ProcessSet(e.process for e in job.endings if e.code == code)
     lines = [f"{line[:1].upper()}{line[1:]}." for line in places.split("; ")]
     cause = Cause(processes=stuck, kind="stalled", words=tuple(lines))
-    failure = attempt.failure("stalled", code, [cause], headline)
+    failure = job.failure("stalled", code, [cause], headline)
     return Conclusion(code, failure=failure, has_failed=True)
 
 
-def _interrupted(attempt: Attempt, number: signal.Signals) -> Conclusion:
+def _interrupted(job: EndedJob, number: signal.Signals) -> Conclusion:
     code = 128 + number
-    failure = attempt.failure("interrupted", code, (), f"interrupted by {number.name}")
+    failure = job.failure("interrupted", code, (), f"interrupted by {number.name}")
     failure = dataclasses.replace(failure, signal=number.name)
     return Conclusion(code, failure=failure)
 
 
-def _failed(root: Ending, attempt: Attempt, news: News) -> Conclusion:
+def _failed(root: Ending, job: EndedJob, news: News) -> Conclusion:
     """Return the conclusion about the first failure."""
     keeper = dead_host_keeper(root, news.host_keepers.values())
     if keeper is not None:
-        failure = of_keeper(attempt, keeper)
+        failure = of_keeper(job, keeper)
     else:
-        failure = attempt.of_process(root, exit_code(root))
+        failure = job.of_process(root, exit_code(root))
     is_explained = any(cause.wait is not None for cause in failure.causes)
     absent = "" if is_explained else news.absent_words()
     if failure.kind == "not_joined" and news.joined and absent:

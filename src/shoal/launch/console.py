@@ -6,7 +6,7 @@ import os
 
 from shoal.launch.loop import Loop
 from shoal.launch.output import Outlet
-from shoal.runtime.failures.facts import Failure
+from shoal.runtime.failures.facts import JobFailure
 from shoal.runtime.failures.rendering import Style, report
 
 
@@ -24,7 +24,7 @@ class Console:
             named = line if line.startswith(" ") else f"shoal run: {line}"
             self.err.put(f"{named}\n".encode(errors="replace"))
 
-    def report(self, failure: Failure) -> None:
+    def report(self, failure: JobFailure) -> None:
         """Print the report of a failure."""
         self.err.end_line()
         columns = os.get_terminal_size(self.err.fd).columns if self.err.terminal else 80

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from shoal.launch.environment import Addresses
-from shoal.runtime.failures.facts import Failure, to_json
+from shoal.runtime.failures.facts import JobFailure, to_json
 
 JOB_FILE = "job.json"  # in the log directory, as long as the job runs
 FAILURE_FILE = "failure.json"  # of the last job there, if it failed
@@ -46,7 +46,7 @@ def remove_job_file(log_dir: str) -> None:
         os.unlink(os.path.join(log_dir, JOB_FILE))
 
 
-def write_failure(log_dir: str, failure: Failure) -> str:
+def write_failure(log_dir: str, failure: JobFailure) -> str:
     """Write the facts of a failure; return why they cannot be written, or ""."""
     path = os.path.join(log_dir, FAILURE_FILE)
     try:

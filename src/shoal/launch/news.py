@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from shoal.runtime.failures.facts import Place
-from shoal.runtime.failures.record import place_of
+from shoal.runtime.failures.facts import CallPlace
+from shoal.runtime.failures.last_record import place_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.failure_words import listed
 
@@ -21,7 +21,7 @@ class Whereabouts(NamedTuple):
     """The last call of a process."""
 
     step: int | None
-    place: Place | None
+    place: CallPlace | None
     is_waiting: bool  # for others, there
 
 

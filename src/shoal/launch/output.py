@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from shoal.paths import open_no_link
-from shoal.runtime.failures.record import BEGIN, END
+from shoal.runtime.failures.last_record import BEGIN, END
 
 _ATOMIC_BYTES = 4096  # a writable pipe (poll) takes this much without blocking: pipe(7)
 _LINE_BYTES = 65536  # a longer line is shown in pieces

@@ -15,8 +15,8 @@ from shoal.launch import child
 from shoal.launch.loop import Loop
 from shoal.launch.output import LineStream, Log, Outlet
 from shoal.launch.report import Ending
-from shoal.runtime.failures.facts import Frame
-from shoal.runtime.failures.record import LastRecord, take, take_fault
+from shoal.runtime.failures.facts import StackFrame
+from shoal.runtime.failures.last_record import LastRecord, take, take_fault
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.process_status import is_stopped, shows_own_pids
 
@@ -34,7 +34,7 @@ class ChildProcess:
         self.index, self.popen, self.log = index, popen, log
         self._record_file = record
         self.record: LastRecord | None = None  # once it has ended
-        self._crashed_at: tuple[Frame, ...] = ()
+        self._crashed_at: tuple[StackFrame, ...] = ()
         self.peak_bytes = 0  # resident, once it has ended
         self.code: int | None = None
         self.ended_s = math.inf

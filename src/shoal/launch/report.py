@@ -19,8 +19,8 @@ from shoal.errors import (
     StalledError,
 )
 from shoal.launch.news import Gone, KeeperNews
-from shoal.runtime.failures.facts import Frame
-from shoal.runtime.failures.record import LastRecord
+from shoal.runtime.failures.facts import StackFrame
+from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import raised_at
 
@@ -68,7 +68,7 @@ class Ending(NamedTuple):
     record: LastRecord | None = None  # of its failure, as it wrote it
     peak_bytes: int = 0  # resident
     ended_s: float = math.inf
-    crashed_at: tuple[Frame, ...] = ()  # the program's lines when a fault of its own ended it
+    crashed_at: tuple[StackFrame, ...] = ()  # the program's lines when a fault of its own ended it
 
     @property
     def is_oom(self) -> bool:

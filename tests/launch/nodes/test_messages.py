@@ -26,8 +26,8 @@ from shoal.launch.nodes.messages import (
     verdict_of,
 )
 from shoal.launch.report import Ending
-from shoal.runtime.failures.facts import Failure, Processes
-from shoal.runtime.failures.record import LastRecord, cause_of
+from shoal.runtime.failures.facts import JobFailure, ProcessSet
+from shoal.runtime.failures.last_record import LastRecord, cause_of
 from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, FrameReader
 
@@ -36,7 +36,7 @@ TIMES_S = st.floats(0, 1e6)
 TEXT = st.text(st.characters(blacklist_categories=["Cs"]))
 RECORDS = [
     LastRecord(pid=1, at_s=2.0, cause=cause_of(ValueError("no data"), process=1, step=3)),
-    LastRecord(pid=2, at_s=2.0, cause=cause_of(SystemExit(3)), because_of=Processes([0, 1])),
+    LastRecord(pid=2, at_s=2.0, cause=cause_of(SystemExit(3)), because_of=ProcessSet([0, 1])),
 ]
 ENDINGS = st.lists(
     st.builds(
@@ -82,7 +82,7 @@ def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s, reache
 @given(st.integers(-30, 255), st.lists(TEXT).map(tuple), TEXT, st.booleans())
 def test_a_verdict_arrives(code, lines, sentence, flag):
     cause = dataclasses.replace(RECORDS[0].cause, words=(sentence,))
-    failure = Failure(kind="exception", headline=sentence, exit_code=code, causes=(cause,))
+    failure = JobFailure(kind="exception", headline=sentence, exit_code=code, causes=(cause,))
     verdict = Conclusion(code, lines, failure if flag else None, has_failed=flag, again=flag)
     assert verdict_of(frame_of(pack_verdict(verdict)).body) == verdict
 

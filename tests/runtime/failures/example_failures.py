@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from shoal.runtime.failures.facts import (
+    CallPlace,
     Cause,
     CheckpointFacts,
     Difference,
+    DivergenceSide,
     ErrorFacts,
-    Failure,
-    Frame,
+    JobFailure,
     Memory,
     Others,
-    Place,
-    Processes,
-    Side,
+    ProcessSet,
+    StackFrame,
     Wait,
     Waiting,
 )
@@ -26,25 +26,25 @@ EQUAL_TREES = "broadcast needs the same tree, shapes and dtypes on every process
 NO_FILE = "[Errno 2] No such file or directory: 'data/b.bin'"
 
 
-def these(*numbers: int) -> Processes:
-    return Processes(numbers)
+def these(*numbers: int) -> ProcessSet:
+    return ProcessSet(numbers)
 
 
-def at(line: int, call: str = "", name: str = "", source: str = "", **more) -> Place:
-    return Place(call=call, name=name, file="train.py", line=line, source=source, **more)
+def at(line: int, call: str = "", name: str = "", source: str = "", **more) -> CallPlace:
+    return CallPlace(call=call, name=name, file="train.py", line=line, source=source, **more)
 
 
-def frame(line: int, function: str, source: str, file: str = "train.py") -> Frame:
-    return Frame(file=file, line=line, function=function, source=source)
+def frame(line: int, function: str, source: str, file: str = "train.py") -> StackFrame:
+    return StackFrame(file=file, line=line, function=function, source=source)
 
 
-def waiting(*numbers: int, place: Place, **more) -> Others:
+def waiting(*numbers: int, place: CallPlace, **more) -> Others:
     return Others(processes=these(*numbers), state="waiting", place=place, **more)
 
 
-def failed(kind: str, code: int, after_s: float, *causes: Cause, n: int = 3, **more) -> Failure:
+def failed(kind: str, code: int, after_s: float, *causes: Cause, n: int = 3, **more) -> JobFailure:
     """Return a failure with the headline of its causes."""
-    facts = Failure(
+    facts = JobFailure(
         kind=kind, headline="", exit_code=code, failed_after_s=after_s, num_processes=n,
         causes=causes, **{"logs": "logs", **more},
     )  # fmt: skip
@@ -59,15 +59,17 @@ def raised(*numbers: int, error: str, message: str, frames=(), module="builtins"
     )  # fmt: skip
 
 
-def differing(after_s: float, what: str, sides, *, others=(), advice: str, **more) -> Failure:
-    sides = tuple(Side(processes=these(*who), said=said, place=at_) for who, said, at_ in sides)
+def differing(after_s: float, what: str, sides, *, others=(), advice: str, **more) -> JobFailure:
+    sides = tuple(
+        DivergenceSide(processes=these(*who), said=said, place=at_) for who, said, at_ in sides
+    )
     difference = Difference(what=what, sides=sides, **more)
     cause = Cause(processes=these(0, 1, 2), kind="diverged", exit_code=70, difference=difference)
     advices = tuple(advice.split("\n"))
     return failed("diverged", 70, after_s, cause, advice=advices, others=others)
 
 
-def exceptions() -> dict[str, Failure]:
+def exceptions() -> dict[str, JobFailure]:
     shard = "data/shard-00001.npy"
     return {
         "01": failed(
@@ -122,7 +124,7 @@ def exceptions() -> dict[str, Failure]:
     }  # fmt: skip
 
 
-def deaths() -> dict[str, Failure]:
+def deaths() -> dict[str, JobFailure]:
     killed = {"kind": "signal", "signal": "SIGKILL", "sent_by_launcher": False, "exit_code": 137}
     step = at(6, "barrier", "step", age_s=0.1)
     return {
@@ -175,7 +177,7 @@ def deaths() -> dict[str, Failure]:
     }  # fmt: skip
 
 
-def exits() -> dict[str, Failure]:
+def exits() -> dict[str, JobFailure]:
     return {
         "10": failed(
             "exit", 3, 1.1,
@@ -192,7 +194,7 @@ def exits() -> dict[str, Failure]:
     }  # fmt: skip
 
 
-def differences() -> dict[str, Failure]:
+def differences() -> dict[str, JobFailure]:
     name = at(3, "barrier", source='shoal.barrier(f"epoch {epoch}")')
     shape = at(3, "broadcast", source="shoal.broadcast(x)")
     dtype = at(3, "broadcast", source='shoal.broadcast({"x": x, "n": 3})')
@@ -249,7 +251,7 @@ def differences() -> dict[str, Failure]:
     }  # fmt: skip
 
 
-def waits() -> dict[str, Failure]:
+def waits() -> dict[str, JobFailure]:
     arrow = GET.index("shoal.")
     met = at(1, "initialize", age_s=5.0)
     return {
@@ -295,7 +297,7 @@ def waits() -> dict[str, Failure]:
     }  # fmt: skip
 
 
-def stalls() -> dict[str, Failure]:
+def stalls() -> dict[str, JobFailure]:
     joined = "shoal.initialize(timeout_s=6)"
     jit = "x = jax.jit(lambda v: v / jnp.sum(v))(x).block_until_ready()"
     return {
@@ -335,7 +337,7 @@ def stalls() -> dict[str, Failure]:
     }  # fmt: skip
 
 
-def ends() -> dict[str, Failure]:
+def ends() -> dict[str, JobFailure]:
     damage = CheckpointFacts(
         path="ck", file="data-5616a6d45664-00001-of-00003.safetensors", leaf="w", offset_bytes=0,
         damage="its hash is not the one saved",
@@ -344,7 +346,7 @@ def ends() -> dict[str, Failure]:
     step = at(3, "barrier", "step")
     put_back = "No value of it was returned. Restore another step, or put back a good copy."
     return {
-        "21": Failure(
+        "21": JobFailure(
             kind="preempted", exit_code=75, failed_after_s=4.1,
             headline="preempted: step 54 is saved in ck; start it again",
         ),
@@ -376,7 +378,7 @@ def ends() -> dict[str, Failure]:
     }  # fmt: skip
 
 
-def attempts() -> dict[str, Failure]:
+def attempts() -> dict[str, JobFailure]:
     step = at(3, "barrier", "step")
     nan = raised(
         1, error="RuntimeError", message="loss is NaN", log="p0001.log",
@@ -405,9 +407,9 @@ def attempts() -> dict[str, Failure]:
     }  # fmt: skip
 
 
-def many() -> dict[str, Failure]:
+def many() -> dict[str, JobFailure]:
     """Jobs of 64 processes, and of 1,024 on 128 hosts."""
-    hosts = {f"node{i}": Processes(range(8 * i, 8 * i + 8)) for i in range(8)}
+    hosts = {f"node{i}": ProcessSet(range(8 * i, 8 * i + 8)) for i in range(8)}
     row = raised(
         63, error="ValueError", message="row of 4097 tokens, 4096 allowed", step=5120,
         log="node7:p0063.log",
@@ -419,17 +421,17 @@ def many() -> dict[str, Failure]:
     )  # fmt: skip
     config = at(12, "assert_same", source='shoal.assert_same(config, name="config")')
     groups = [
-        Processes([17]), Processes([400]), Processes(range(18, 27)), Processes(range(30, 40)),
-        Processes(range(50, 61)), Processes(range(128, 256)),
+        ProcessSet([17]), ProcessSet([400]), ProcessSet(range(18, 27)), ProcessSet(range(30, 40)),
+        ProcessSet(range(50, 61)), ProcessSet(range(128, 256)),
     ]  # fmt: skip
-    rest = Processes(set(range(1024)) - {one for group in groups for one in group})
+    rest = ProcessSet(set(range(1024)) - {one for group in groups for one in group})
     values = [17, 400, 2, 3, 4, 1, 0]
     sides = tuple(
-        Side(processes=group, said=str(value), place=config)
+        DivergenceSide(processes=group, said=str(value), place=config)
         for group, value in zip([*groups, rest], values, strict=True)
     )
     seeds = Cause(
-        processes=Processes(range(1024)), kind="diverged",
+        processes=ProcessSet(range(1024)), kind="diverged",
         difference=Difference(
             what="value", call="assert_same", name="config", path="['seed']", sides=sides
         ),
@@ -438,19 +440,19 @@ def many() -> dict[str, Failure]:
         "64 processes": failed(
             "exception", 1, 812.0, row, n=64, hosts=hosts,
             others=(Others(
-                processes=Processes(range(63)), state="waiting",
-                place=Place(call="allgather", file="train.py", line=71),
+                processes=ProcessSet(range(63)), state="waiting",
+                place=CallPlace(call="allgather", file="train.py", line=71),
             ),),
         ),
         "1,024 processes": failed(
             "diverged", 70, 9.4, seeds, n=1024,
-            hosts={f"node{i}": Processes(range(8 * i, 8 * i + 8)) for i in range(128)},
+            hosts={f"node{i}": ProcessSet(range(8 * i, 8 * i + 8)) for i in range(128)},
             advice=("It is the first leaf that differs; later ones were not compared.",),
         ),
     }  # fmt: skip
 
 
-def example_failures() -> dict[str, Failure]:
+def example_failures() -> dict[str, JobFailure]:
     """Return every example by the heading of its report."""
     examples = exceptions() | deaths() | exits() | differences() | waits() | stalls() | ends()
     examples |= attempts() | many()

@@ -16,7 +16,7 @@ from shoal.runtime.failures.comparison import (
     headline,
     needs,
 )
-from shoal.runtime.failures.facts import Difference, Place, of_json, to_json
+from shoal.runtime.failures.facts import CallPlace, Difference, of_json, to_json
 from shoal.runtime.system.callsite import callsite, source_at
 
 ENDED = "(nothing: it ends before)"
@@ -80,7 +80,9 @@ def test_a_call_that_all_make_is_shown_once_with_its_source_line():
         "shape", "broadcast", "w", "['w']",
     )  # fmt: skip
     file, line = site.split(" ")[0].rsplit(":", 1)
-    place = Place(call="broadcast", name="w", file=file, line=int(line), source="site = callsite()")
+    place = CallPlace(
+        call="broadcast", name="w", file=file, line=int(line), source="site = callsite()"
+    )
     assert [side.place for side in found.sides] == [place, place]
     assert [side.said for side in found.sides] == ["int32[0]", "int32[1]"], "the path is apart"
     assert of_json(Difference, to_json(found)) == found

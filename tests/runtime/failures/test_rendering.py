@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from runtime.failures.example_failures import at, example_failures, failed, raised, these, waiting
 from shoal.runtime.failures.facts import (
+    CallPlace,
     Cause,
     CheckpointFacts,
     Difference,
+    DivergenceSide,
     ErrorFacts,
-    Failure,
-    Frame,
+    JobFailure,
     Memory,
     Others,
-    Place,
-    Processes,
-    Side,
+    ProcessSet,
+    StackFrame,
     Wait,
     Waiting,
     of_json,
@@ -65,7 +65,7 @@ def test_the_report_of_an_example(name):
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_facts_of_an_example_are_json(name):
     text = json.dumps(to_json(EXAMPLES[name]))
-    assert of_json(Failure, json.loads(text)) == EXAMPLES[name]
+    assert of_json(JobFailure, json.loads(text)) == EXAMPLES[name]
 
 
 def test_facts_that_are_zero_or_false_are_not_absent():
@@ -135,8 +135,8 @@ def test_a_count_of_the_cgroup_that_is_unknown_is_not_told(kills, expected):
 
 
 def test_a_table_that_is_too_wide_has_its_last_column_below():
-    place = Place(file="a/long/path/to/the/program/train.py", line=1, source="shoal.barrier()")
-    groups = [Processes(range(0, 900, 9)), Processes(range(1, 900, 9))]
+    place = CallPlace(file="a/long/path/to/the/program/train.py", line=1, source="shoal.barrier()")
+    groups = [ProcessSet(range(0, 900, 9)), ProcessSet(range(1, 900, 9))]
     wait = Wait(call="barrier", arrived=(Waiting(processes=groups[0], place=place),))
     cause = Cause(processes=groups[1], kind="deadline", wait=wait)
     lines = report(failed("deadline", 73, 1.0, cause, n=1024), Style(60))
@@ -294,7 +294,9 @@ def test_notes_causes_and_leaves_of_an_error():
 
 
 def test_frames_in_the_middle_are_counted():
-    frames = tuple(Frame(file="a.py", line=i, function=f"f{i}", source="g()") for i in range(42))
+    frames = tuple(
+        StackFrame(file="a.py", line=i, function=f"f{i}", source="g()") for i in range(42)
+    )
     error = ErrorFacts(type="RecursionError", message="too deep", repeats=995)
     cause = Cause(processes=these(0), kind="exception", error=error, frames=frames)
     lines = report(failed("exception", 1, 1.0, cause, n=2), Style())
@@ -312,7 +314,7 @@ def test_long_values_are_shown_around_their_first_difference():
     rest = '"a": 1, ' * 12
     said = [f'{{{rest}"warmup": {n}, "lr": 0.1, {rest}}}' for n in (50, 500)]
     sides = tuple(
-        Side(processes=these(i), said=one, place=at(3)) for i, one in enumerate(said)
+        DivergenceSide(processes=these(i), said=one, place=at(3)) for i, one in enumerate(said)
     )  # fmt: skip
     cause = Cause(
         processes=these(0, 1), kind="diverged",
@@ -346,7 +348,9 @@ def test_more_than_two_errors():
 
 
 def test_what_goes_first_if_there_are_too_many_lines():
-    frames = tuple(Frame(file="a.py", line=i, function=f"f{i}", source="g()") for i in range(9))
+    frames = tuple(
+        StackFrame(file="a.py", line=i, function=f"f{i}", source="g()") for i in range(9)
+    )
     cause = raised(
         1, error="ValueError", message="\n".join("abcde"), frames=frames,
         words=tuple(f"Fact {i}." for i in range(6)), last_output=("loss 1", "loss 2"),
@@ -384,7 +388,10 @@ def test_secrets_are_hidden(text, expected):
 
 
 def test_values_of_leaves_that_name_a_secret_are_hidden():
-    sides = (Side(processes=these(0), said="'abc'"), Side(processes=these(1), said="'abd'"))
+    sides = (
+        DivergenceSide(processes=these(0), said="'abc'"),
+        DivergenceSide(processes=these(1), said="'abd'"),
+    )
     cause = Cause(
         processes=these(0, 1), kind="diverged",
         difference=Difference(what="value", call="assert_same", path="['api_key']", sides=sides),
@@ -417,11 +424,11 @@ COUNTS = st.integers(0, 10**7)
 PAIR = st.tuples(st.integers(0, 50), st.integers(0, 90))
 EXPRESSION = st.just(()) | PAIR.map(lambda ends: tuple(sorted(ends)))
 PLACES = st.none() | st.builds(
-    Place, call=SHORT, name=TEXT, file=TEXT, line=COUNTS, source=TEXT, age_s=TIMES,
+    CallPlace, call=SHORT, name=TEXT, file=TEXT, line=COUNTS, source=TEXT, age_s=TIMES,
     columns=EXPRESSION,
 )  # fmt: skip
 FRAMES = st.lists(
-    st.builds(Frame, file=TEXT, line=COUNTS, function=SHORT, source=TEXT, columns=EXPRESSION),
+    st.builds(StackFrame, file=TEXT, line=COUNTS, function=SHORT, source=TEXT, columns=EXPRESSION),
     max_size=9,
 ).map(tuple)
 TEXTS = st.lists(TEXT, max_size=3).map(tuple)
@@ -438,12 +445,14 @@ MEMORIES = st.builds(
 )  # fmt: skip
 
 
-def facts_of(num_processes: int) -> st.SearchStrategy[Failure]:
+def facts_of(num_processes: int) -> st.SearchStrategy[JobFailure]:
     """Return failures of a job, of any kind."""
     several = st.lists(
         st.tuples(st.integers(0, num_processes - 1), st.integers(1, num_processes)), max_size=8
-    ).map(lambda runs: Processes(n for a, k in runs for n in range(a, min(a + k, num_processes))))
-    sides = st.lists(st.builds(Side, processes=several, said=TEXT, place=PLACES), max_size=7)
+    ).map(lambda runs: ProcessSet(n for a, k in runs for n in range(a, min(a + k, num_processes))))
+    sides = st.lists(
+        st.builds(DivergenceSide, processes=several, said=TEXT, place=PLACES), max_size=7
+    )
     whats = st.sampled_from(WHATS)
     differences = st.builds(
         Difference, what=whats, call=SHORT, path=SHORT, name=SHORT, sides=sides.map(tuple),
@@ -478,9 +487,9 @@ def facts_of(num_processes: int) -> st.SearchStrategy[Failure]:
         ended_by=SHORT, words=st.just("") | TEXT, peak_bytes=NUMBERS,
     )  # fmt: skip
     half = num_processes // 2
-    hosts = {"node0": Processes(range(half)), "node-1": Processes(range(half, num_processes))}
+    hosts = {"node0": ProcessSet(range(half)), "node-1": ProcessSet(range(half, num_processes))}
     return st.builds(
-        Failure, kind=kinds, headline=SHORT, exit_code=st.integers(0, 255),
+        JobFailure, kind=kinds, headline=SHORT, exit_code=st.integers(0, 255),
         failed_after_s=TIMES, ended_after_s=TIMES, num_processes=st.just(num_processes),
         hosts=st.sampled_from([{}, hosts]), causes=st.lists(causes, max_size=3).map(tuple),
         others=st.lists(others, max_size=5).map(tuple), advice=TEXTS, logs=SHORT,
@@ -492,7 +501,7 @@ FAILURES = st.sampled_from([1, 2, 8, 64, 1024]).flatmap(facts_of)
 STYLES = st.builds(Style, st.sampled_from(WIDTHS), st.just(False), st.booleans())
 
 
-def text_of(facts: Failure, style: Style) -> list[str]:
+def text_of(facts: JobFailure, style: Style) -> list[str]:
     """Return the report, which must have been laid out."""
     spans = laid_out(facts, style)
     lines = report(facts, style)
@@ -520,12 +529,14 @@ def test_a_report_fits_whatever_the_facts(facts, style):
 @settings(max_examples=30)
 @given(FAILURES)
 def test_facts_survive_json(facts):
-    assert of_json(Failure, json.loads(json.dumps(to_json(facts)))) == facts
+    assert of_json(JobFailure, json.loads(json.dumps(to_json(facts)))) == facts
 
 
 @given(TEXT, st.integers(0, 3), st.sampled_from(WIDTHS))
 def test_the_beginning_of_a_message_and_the_failing_frame_are_never_cut(message, more, width):
-    frames = tuple(Frame(file=f"a{i}.py", line=i, function="f", source="g()") for i in range(9))
+    frames = tuple(
+        StackFrame(file=f"a{i}.py", line=i, function="f", source="g()") for i in range(9)
+    )
     cause = raised(0, error="ValueError", message=message, frames=frames, words=("Yes.",) * more)
     others = tuple(waiting(i, place=at(i, "barrier")) for i in range(1, 6))
     facts = failed("exception", 1, 1.0, cause, n=8, others=others)

@@ -22,9 +22,8 @@ from shoal.launch.environment import Addresses, HostShare, JobStart
 from shoal.launch.news import Gone
 from shoal.launch.nodes.assembly import NodeCard
 from shoal.launch.report import Ending
-from shoal.runtime.failures.facts import Failure, of_json, to_json
-from shoal.runtime.failures.facts import Frame as StackFrame
-from shoal.runtime.failures.record import LastRecord
+from shoal.runtime.failures.facts import JobFailure, StackFrame, of_json, to_json
+from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
 
@@ -202,7 +201,7 @@ def verdict_of(body: bytes) -> Conclusion:
     """
     try:
         row = json.loads(body)
-        failure = row["failure"] and of_json(Failure, row["failure"])
+        failure = row["failure"] and of_json(JobFailure, row["failure"])
         return Conclusion(**{**row, "lines": tuple(row["lines"]), "failure": failure})
     except (AttributeError, KeyError, TypeError, ValueError):
         raise FrameError("the verdict is incomplete") from None

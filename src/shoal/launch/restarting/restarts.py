@@ -6,7 +6,7 @@ import dataclasses
 
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.order import Restarts
-from shoal.runtime.failures.facts import Failure
+from shoal.runtime.failures.facts import JobFailure
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.progress_file import Reached
 
@@ -33,7 +33,7 @@ class RestartRules:
         # The cause and step of the program's latest failure, and the step that was saved by then.
         self._last = ("", -1, -1)
         self._is_alike = False  # the one before it was the same
-        self._failure: Failure | None = None  # as reported last
+        self._failure: JobFailure | None = None  # as reported last
 
     @property
     def is_last(self) -> bool:
@@ -79,7 +79,7 @@ class RestartRules:
             return reached.saved > earlier.saved
         return reached.ended > earlier.ended
 
-    def _numbered(self, failure: Failure, attempt: int) -> Failure:
+    def _numbered(self, failure: JobFailure, attempt: int) -> JobFailure:
         """Return a failure with the number of its attempt, and whether it is the same again."""
         most = self._restarts.most if self._restarts else 0
         before, self._failure = self._failure, failure
@@ -130,7 +130,7 @@ class RestartRules:
         return f"; so far {' and '.join(known)}" if known else ""
 
 
-def _shown(failure: Failure) -> object:
+def _shown(failure: JobFailure) -> object:
     """Return what a report of a failure shows, without what differs between attempts."""
     causes = [
         (cause.kind, cause.error, cause.frames, cause.difference, cause.signal, cause.words)

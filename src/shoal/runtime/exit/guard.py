@@ -44,7 +44,7 @@ from shoal.runtime.exit.explaining import explain, lost_services, report_cut, re
 from shoal.runtime.exit.main_program import MainProgram
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.exit.unfinished import await_devices, pause_s
-from shoal.runtime.failures.record import for_launcher, for_the_log, record
+from shoal.runtime.failures.last_record import for_launcher, for_the_log, record
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (

@@ -23,7 +23,7 @@ from shoal.runtime.client.known_losses import TICK_S, Trouble, Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.exit.guard import flush
 from shoal.runtime.exit.torch_agent import TorchAgent
-from shoal.runtime.failures.record import for_launcher
+from shoal.runtime.failures.last_record import for_launcher
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.system.stacks import stacks, without_own

@@ -15,7 +15,7 @@ from shoal.runtime.system.callsite import source_at, split_site
 from shoal.runtime.system.failure_words import listed, one_line
 
 if TYPE_CHECKING:
-    from shoal.runtime.failures.facts import Difference, Place
+    from shoal.runtime.failures.facts import CallPlace, Difference
 
 _MOST_GROUPS = 4  # in a message: the smallest and the largest ones; the attributes hold all
 _MOST_RANGES = 5  # of processes, in a row
@@ -283,12 +283,14 @@ def _after(source: str) -> str:
 
 def _difference(rows: Sequence[Said], kind: Kind, found_at: Said | None) -> Difference:
     """Return the facts for a report."""
-    from shoal.runtime.failures.facts import Difference, Processes, Side
+    from shoal.runtime.failures.facts import Difference, DivergenceSide, ProcessSet
 
     calls = {row.call for row in rows if row.call}
     names = {row.name for row in rows}
     sides = tuple(
-        Side(processes=Processes(row.processes), said=_without(kind.path, row), place=_place(row))
+        DivergenceSide(
+            processes=ProcessSet(row.processes), said=_without(kind.path, row), place=_place(row)
+        )
         for row in rows
     )
     return Difference(
@@ -307,10 +309,10 @@ def _without(path: str, row: Said) -> str:
     return said.removeprefix(f"{path}: ").removeprefix(f"{path} = ") if path else said
 
 
-def _place(row: Said) -> Place | None:
-    from shoal.runtime.failures.facts import Place
+def _place(row: Said) -> CallPlace | None:
+    from shoal.runtime.failures.facts import CallPlace
 
     file, line = split_site(row.site)
     if not (row.call or row.name or file):
         return None
-    return Place(call=row.call, name=row.name, file=file, line=line, source=source_at(row.site))
+    return CallPlace(call=row.call, name=row.name, file=file, line=line, source=source_at(row.site))

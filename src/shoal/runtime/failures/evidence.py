@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.runtime.failures.facts import (
+    CallPlace,
     Cause,
     CheckpointFacts,
     Difference,
+    DivergenceSide,
     ErrorFacts,
-    Failure,
-    Frame,
+    JobFailure,
     Memory,
     Others,
-    Place,
-    Processes,
-    Side,
+    ProcessSet,
+    StackFrame,
 )
 from shoal.runtime.failures.headline import (
     FILE_COLUMNS,
@@ -52,7 +52,7 @@ _LABEL_COLUMNS = 13  # of a fact of a checkpoint
 _DEATHS = ("signal", "exit", "lost", "host_lost", "service_lost")
 
 
-def evidence(failure: Failure, page: Page) -> list[Line]:
+def evidence(failure: JobFailure, page: Page) -> list[Line]:
     """Return the lines that show the causes."""
     causes = failure.causes
     if len(causes) == 1:
@@ -78,7 +78,7 @@ def evidence(failure: Failure, page: Page) -> list[Line]:
     return [*lines, []] if not rest and shown and _has_traceback(shown[-1]) else lines
 
 
-def _cause(cause: Cause, failure: Failure, page: Page) -> list[Line]:
+def _cause(cause: Cause, failure: JobFailure, page: Page) -> list[Line]:
     lines = []
     if cause.wait is not None:
         lines += _waits(cause, page)
@@ -115,7 +115,7 @@ def _of_thread(cause: Cause) -> str:
     return f"{name} had ended with an exception{before}:"
 
 
-def _sentences(cause: Cause, failure: Failure) -> list[str]:
+def _sentences(cause: Cause, failure: JobFailure) -> list[str]:
     """Return the evidence that is neither a traceback nor a table."""
     has_died = cause.kind in _DEATHS and not cause.frames
     ended = f"The wait ended after {cause.wait.limit_s:g} s." if (
@@ -131,7 +131,7 @@ def _sentences(cause: Cause, failure: Failure) -> list[str]:
     return [*sentences, seen] if seen else sentences
 
 
-def _signal_sentences(cause: Cause, failure: Failure) -> list[str]:
+def _signal_sentences(cause: Cause, failure: JobFailure) -> list[str]:
     memory = cause.memory or Memory()
     kills = memory.cgroup_oom_kills
     if is_out_of_memory(cause):
@@ -152,7 +152,7 @@ def _signal_sentences(cause: Cause, failure: Failure) -> list[str]:
     return [f"Not sent by shoal run{uncounted if is_clear else ''}."]
 
 
-def _last_seen(cause: Cause, failure: Failure) -> str:
+def _last_seen(cause: Cause, failure: JobFailure) -> str:
     place, memory = cause.place, cause.memory
     seen = f"at {place_words(place)}" if place is not None else ""
     if cause.step is not None:
@@ -175,7 +175,7 @@ def _last_seen(cause: Cause, failure: Failure) -> str:
 # Tables.
 
 
-def _difference(difference: Difference, failure: Failure, page: Page) -> list[Line]:
+def _difference(difference: Difference, failure: JobFailure, page: Page) -> list[Line]:
     sides = sorted(difference.sides, key=lambda side: (len(side.processes), side.processes))
     shown, left_out = _ends(sides, page.limits.groups)
     at = {(side.place.file, side.place.line) if side.place is not None else None for side in sides}
@@ -209,7 +209,7 @@ def _difference(difference: Difference, failure: Failure, page: Page) -> list[Li
     return lines
 
 
-def _said(difference: Difference, side: Side) -> str:
+def _said(difference: Difference, side: DivergenceSide) -> str:
     if not difference.path or difference.what == "program":
         return side.said
     equals = " = " if difference.what == "value" else ": "
@@ -225,7 +225,7 @@ def _ends(items: Sequence[Any], limit: int) -> tuple[list[Any], tuple[int, int]]
 
 
 def _with_note(
-    table: list[list[Line]], left_out: tuple[int, int], groups: Sequence[Processes], page: Page
+    table: list[list[Line]], left_out: tuple[int, int], groups: Sequence[ProcessSet], page: Page
 ) -> list[Line]:
     """Return the lines of a table, with a note of the groups left out between its rows."""
     first, after = left_out
@@ -236,7 +236,7 @@ def _with_note(
     return lines
 
 
-def _more_groups(groups: Sequence[Processes], page: Page) -> str:
+def _more_groups(groups: Sequence[ProcessSet], page: Page) -> str:
     count = sum(len(group) for group in groups)
     noun = "group" if len(groups) == 1 else "groups"
     return f"{page.style.dots} {len(groups)} more {noun}, {count} {_noun(count)}"
@@ -284,15 +284,15 @@ def _waits(cause: Cause, page: Page) -> list[Line]:
     return lines + (page.text(_more_groups(left, page), "quiet") if left else [])
 
 
-def _innermost(frames: Sequence[Frame]) -> Place | None:
+def _innermost(frames: Sequence[StackFrame]) -> CallPlace | None:
     if not frames:
         return None
     last = frames[-1]
-    return Place(file=last.file, line=last.line, source=last.source, columns=last.columns)
+    return CallPlace(file=last.file, line=last.line, source=last.source, columns=last.columns)
 
 
 def _checkpoint(
-    cause: Cause, checkpoint: CheckpointFacts, failure: Failure, page: Page
+    cause: Cause, checkpoint: CheckpointFacts, failure: JobFailure, page: Page
 ) -> list[Line]:
     lines = _place_row(cause.place, page) if cause.place is not None else []
     file = os.path.join(checkpoint.path, checkpoint.file) if checkpoint.file else checkpoint.path
@@ -314,7 +314,7 @@ def _checkpoint(
     return lines
 
 
-def _place_row(place: Place, page: Page) -> list[Line]:
+def _place_row(place: CallPlace, page: Page) -> list[Line]:
     where = f"{path_end(place.file, FILE_COLUMNS, page.style.dots)}:{place.line}"
     if not place.source:
         return page.text(where)
@@ -326,7 +326,7 @@ def _place_row(place: Place, page: Page) -> list[Line]:
 
 
 def _placed(
-    places: Sequence[Place | None], texts: Sequence[str], room: int, style: Style
+    places: Sequence[CallPlace | None], texts: Sequence[str], room: int, style: Style
 ) -> list[str]:
     """Return texts of at most `room` columns, each after its place, if it has one."""
     most = max(12, min(FILE_COLUMNS, room - 28))
@@ -347,7 +347,7 @@ def _placed(
     return lines
 
 
-def _label(processes: Processes, failure: Failure, dots: str) -> str:
+def _label(processes: ProcessSet, failure: JobFailure, dots: str) -> str:
     """Return processes as the label of a row, with the hosts of which they are all."""
     label = _wide_ranges(processes)
     if len(failure.hosts) > 1:
@@ -359,11 +359,11 @@ def _label(processes: Processes, failure: Failure, dots: str) -> str:
     return label
 
 
-def _wide_ranges(processes: Processes) -> str:
+def _wide_ranges(processes: ProcessSet) -> str:
     text = process_ranges(processes)
     if len(text) <= 28 or len(processes.ranges) == 1:
         return text
-    first = process_ranges(Processes.of_ranges(processes.ranges[:1])).partition(" ")[2]
+    first = process_ranges(ProcessSet.of_ranges(processes.ranges[:1])).partition(" ")[2]
     return f"{len(processes)} processes ({first} and others)"
 
 
@@ -393,7 +393,7 @@ def _traceback(cause: Cause, page: Page) -> list[Line]:
     return lines
 
 
-def _frames(frames: Sequence[Frame], limit: int) -> tuple[list[Frame], int]:
+def _frames(frames: Sequence[StackFrame], limit: int) -> tuple[list[StackFrame], int]:
     """Return the outermost frame and the innermost ones, and how many are left out."""
     if len(frames) <= limit:
         return list(frames), 0
@@ -402,7 +402,7 @@ def _frames(frames: Sequence[Frame], limit: int) -> tuple[list[Frame], int]:
     return shown, len(frames) - len(shown)
 
 
-def _frame(frame: Frame, page: Page) -> list[Line]:
+def _frame(frame: StackFrame, page: Page) -> list[Line]:
     dots = page.style.dots
     tail = f'", line {frame.line}, in {shortened(frame.function, NAME_COLUMNS, dots)}'
     file = path_end(frame.file, max(PATH_COLUMNS, page.room - 6 - columns(tail)), dots)
@@ -486,7 +486,7 @@ def _typed(kind: str, message: Sequence[str], page: Page) -> list[Line]:
 # The other processes.
 
 
-def others(failure: Failure, page: Page) -> list[Line]:
+def others(failure: JobFailure, page: Page) -> list[Line]:
     """Return a sentence for each state of the processes that did not fail by themselves."""
     lines: list[Line] = []
     sentences = [_other(one, failure, page.style.dots) for one in failure.others]
@@ -502,14 +502,14 @@ def others(failure: Failure, page: Page) -> list[Line]:
     return lines
 
 
-def _in_step(failure: Failure) -> str:
+def _in_step(failure: JobFailure) -> str:
     if len(failure.causes) != 1 or not _has_traceback(failure.causes[0]):
         return ""
     cause = failure.causes[0]
     return f"In step {cause.step}." if cause.step is not None and cause.wait is None else ""
 
 
-def _other(other: Others, failure: Failure, dots: str) -> str:
+def _other(other: Others, failure: JobFailure, dots: str) -> str:
     """Return what processes did when the job failed."""
     host = on_host(other.processes, failure, dots)
     label = f"{_capital(process_ranges(other.processes))}{host}"
@@ -539,7 +539,7 @@ def _other(other: Others, failure: Failure, dots: str) -> str:
     return f"What {process_ranges(other.processes)}{host} did is unknown."
 
 
-def _is_there(other: Others, failure: Failure) -> bool:
+def _is_there(other: Others, failure: JobFailure) -> bool:
     """Return whether processes waited at the place that the evidence has named."""
     cause, place = failure.causes[0] if failure.causes else None, other.place
     if cause is None or len(failure.causes) > 1 or cause.kind != "signal" or cause.frames:
@@ -551,7 +551,7 @@ def _is_there(other: Others, failure: Failure) -> bool:
     return key == (there.call, there.name, there.file, there.line)
 
 
-def end_of_all(failure: Failure) -> str:
+def end_of_all(failure: JobFailure) -> str:
     """Return how soon an interrupted job had ended, "" if not all of its processes did."""
     states = {one.state for one in failure.others}
     begin, end = failure.failed_after_s, failure.ended_after_s

@@ -14,22 +14,24 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
+from shoal.errors import UsageError
+
 FORMAT, VERSION = "shoal-failure", 1
 MESSAGE_CHARACTERS = 8192
 
 T = TypeVar("T")
 
 
-class Processes(tuple[int, ...]):
+class ProcessSet(tuple[int, ...]):
     """Indices of processes, in order."""
 
     __slots__ = ()
 
-    def __new__(cls, numbers: Iterable[int] = ()) -> Processes:
+    def __new__(cls, numbers: Iterable[int] = ()) -> ProcessSet:
         return super().__new__(cls, sorted(set(numbers)))
 
     @classmethod
-    def of_ranges(cls, ranges: Iterable[tuple[int, int]]) -> Processes:
+    def of_ranges(cls, ranges: Iterable[tuple[int, int]]) -> ProcessSet:
         """Return the processes of inclusive ranges."""
         return cls(number for first, last in ranges for number in range(first, last + 1))
 
@@ -46,7 +48,7 @@ class Processes(tuple[int, ...]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CallPlace:
     """A call of shoal in the program, or the line at which a process stood."""
 
     call: str = ""  # "barrier"; empty: not in one
@@ -59,7 +61,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class StackFrame:
     """One line of a stack."""
 
     file: str
@@ -85,12 +87,12 @@ class ErrorFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class DivergenceSide:
     """What a group of processes gave or called."""
 
-    processes: Processes
+    processes: ProcessSet
     said: str
-    place: Place | None = None
+    place: CallPlace | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,18 +103,18 @@ class Difference:
     call: str = ""
     path: str = ""  # of the leaf
     name: str = ""  # of the point
-    sides: tuple[Side, ...] = ()
-    found_at: Place | None = None  # where a call that sends nothing was compared
+    sides: tuple[DivergenceSide, ...] = ()
+    found_at: CallPlace | None = None  # where a call that sends nothing was compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """Where processes stood when a wait ended."""
 
-    processes: Processes
-    place: Place | None = None
-    frames: tuple[Frame, ...] = ()
-    last_met: Place | None = None
+    processes: ProcessSet
+    place: CallPlace | None = None
+    frames: tuple[StackFrame, ...] = ()
+    last_met: CallPlace | None = None
     words: str = ""  # "runs (pid 24012); it has not called initialize"
 
 
@@ -137,7 +139,7 @@ class CheckpointFacts:
     leaf: str = ""
     offset_bytes: int | None = None
     damage: str = ""  # "its hash is not the one saved"
-    read_well: Processes = dataclasses.field(default_factory=Processes)  # which found no damage
+    read_well: ProcessSet = dataclasses.field(default_factory=ProcessSet)  # which found no damage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,7 @@ class Memory:
 class Cause:
     """A failure of processes' own."""
 
-    processes: Processes
+    processes: ProcessSet
     kind: str
     at_s: float | None = None  # after the start
     exit_code: int | None = None  # None: the launcher had to end it
@@ -166,11 +168,11 @@ class Cause:
     first: int | None = None  # the earliest of several processes, if known
     thread: str = ""  # empty: the main thread
     thread_age_s: float | None = None  # how long before the failure the thread had raised
-    frames: tuple[Frame, ...] = ()  # the outermost first
+    frames: tuple[StackFrame, ...] = ()  # the outermost first
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)  # package -> frames
     step: int | None = None
-    place: Place | None = None
-    last_met: Place | None = None  # where it last met the others
+    place: CallPlace | None = None
+    last_met: CallPlace | None = None  # where it last met the others
     memory: Memory | None = None
     difference: Difference | None = None
     wait: Wait | None = None
@@ -182,11 +184,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Others:
-    """Processes that did not fail by themselves, alike in state and place."""
+    """ProcessSet that did not fail by themselves, alike in state and place."""
 
-    processes: Processes
+    processes: ProcessSet
     state: str  # waiting running left ended stopped unknown
-    place: Place | None = None
+    place: CallPlace | None = None
     exit_code: int | None = None
     ended_by: str = ""  # "SIGTERM", sent by the launcher
     at_s: float | None = None
@@ -196,7 +198,7 @@ class Others:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class JobFailure:
     """The failure of a job."""
 
     kind: str
@@ -208,7 +210,7 @@ class Failure:
     attempt: int = 1
     attempts: int = 1
     num_processes: int = 1
-    hosts: Mapping[str, Processes] = dataclasses.field(default_factory=dict)
+    hosts: Mapping[str, ProcessSet] = dataclasses.field(default_factory=dict)
     causes: tuple[Cause, ...] = ()
     others: tuple[Others, ...] = ()
     advice: tuple[str, ...] = ()
@@ -221,11 +223,11 @@ class Failure:
 
 def to_json(value: Any) -> Any:
     """Return facts as what `json.dumps` takes."""
-    if isinstance(value, Failure):
+    if isinstance(value, JobFailure):
         return {"format": FORMAT, "version": VERSION, **_fields(value)}
     if dataclasses.is_dataclass(value):
         return _fields(value)
-    if isinstance(value, Processes):
+    if isinstance(value, ProcessSet):
         return [list(one) for one in value.ranges]
     if isinstance(value, Mapping):
         return {key: to_json(one) for key, one in value.items()}
@@ -251,10 +253,10 @@ def of_json(kind: type[T], data: Mapping[str, Any]) -> T:
     """Return the facts of what `to_json` returned, or of what a later version wrote.
 
     Raises:
-      ValueError, TypeError, KeyError, AttributeError: it is something else.
+      UsageError, ValueError, TypeError, KeyError, AttributeError: it is something else.
     """
-    if kind is Failure and data.get("format") != FORMAT:
-        raise ValueError(f"not {FORMAT}: {data.get('format')!r}")
+    if kind is JobFailure and data.get("format") != FORMAT:
+        raise UsageError(f"not {FORMAT}: {data.get('format')!r}")
     hints = _hints(typing.cast(Any, kind))
     return kind(**{name: _value(hints[name], one) for name, one in data.items() if name in hints})
 
@@ -268,8 +270,8 @@ def _value(hint: Any, data: Any) -> Any:
     arguments = typing.get_args(hint)
     if type(None) in arguments:
         return None if data is None else _value(arguments[0], data)
-    if hint is Processes:
-        return Processes.of_ranges(data)
+    if hint is ProcessSet:
+        return ProcessSet.of_ranges(data)
     if dataclasses.is_dataclass(hint):
         return of_json(typing.cast(type, hint), data)
     origin = typing.get_origin(hint)

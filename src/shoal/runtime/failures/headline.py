@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.runtime.failures.facts import Cause, Difference, Failure, Place, Processes
+from shoal.runtime.failures.facts import CallPlace, Cause, Difference, JobFailure, ProcessSet
 from shoal.runtime.failures.shortening import path_end, process_ranges, shortened
 
 # Columns of names that may be long.
@@ -13,11 +13,11 @@ _PLURALS = {
 }  # fmt: skip
 
 
-def headline_of(failure: Failure) -> str:
+def headline_of(failure: JobFailure) -> str:
     """Return the headline of a failure, without time, from its causes: who and what.
 
-    >>> cause = Cause(processes=Processes([1]), kind="signal", signal="SIGKILL")
-    >>> headline_of(Failure(kind="signal", headline="", exit_code=137, causes=(cause,)))
+    >>> cause = Cause(processes=ProcessSet([1]), kind="signal", signal="SIGKILL")
+    >>> headline_of(JobFailure(kind="signal", headline="", exit_code=137, causes=(cause,)))
     'process 1 was killed by SIGKILL'
     """
     if failure.kind in ("interrupted", "preempted"):
@@ -30,12 +30,12 @@ def headline_of(failure: Failure) -> str:
     return _claim(cause, failure) + (f" (1 of {count} errors)" if count > 1 else "")
 
 
-def _claim(cause: Cause, failure: Failure) -> str:
+def _claim(cause: Cause, failure: JobFailure) -> str:
     """Return who failed, and how."""
     if cause.kind == "diverged" and cause.difference is not None:
         return _difference_claim(cause.difference)
     if cause.kind == "stalled" and cause.wait is not None:
-        missing = Processes(p for one in cause.wait.missing for p in one.processes)
+        missing = ProcessSet(p for one in cause.wait.missing for p in one.processes)
         verb = "is" if len(missing) == 1 else "are"
         where = f"; {process_ranges(missing)} {verb} elsewhere" if missing else ""
         return f"no process moved for {cause.wait.limit_s or 0.0:g} s{where}"
@@ -54,7 +54,7 @@ def _claim(cause: Cause, failure: Failure) -> str:
     return f"{_who(cause.processes, failure)} {predicate(cause)}"
 
 
-def _who(processes: Processes, failure: Failure) -> str:
+def _who(processes: ProcessSet, failure: JobFailure) -> str:
     if not processes:
         return "a process"
     if len(processes) == failure.num_processes > 1:
@@ -63,7 +63,7 @@ def _who(processes: Processes, failure: Failure) -> str:
     return f"{process_ranges(processes)}{of_all}{on_host(processes, failure)}"
 
 
-def on_host(processes: Processes, failure: Failure, dots: str = "…") -> str:
+def on_host(processes: ProcessSet, failure: JobFailure, dots: str = "…") -> str:
     """Return ` (node3)` if one host of several runs all of the processes."""
     if len(failure.hosts) < 2 or not processes:
         return ""
@@ -119,7 +119,7 @@ def point(call: str, name: str) -> str:
     return f"{call} '{shortened(name, NAME_COLUMNS)}'" if name else call
 
 
-def place_words(place: Place) -> str:
+def place_words(place: CallPlace) -> str:
     """Return a place as in a sentence: `barrier 'step' (train.py:6)`, `train.py:6`."""
     where = f"{path_end(place.file, FILE_COLUMNS)}:{place.line}" if place.file else ""
     if not place.call:

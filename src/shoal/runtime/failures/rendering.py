@@ -14,13 +14,13 @@ from typing import Any
 
 from shoal.runtime.failures.evidence import end_of_all, evidence, others
 from shoal.runtime.failures.facts import (
+    CallPlace,
     Cause,
     CheckpointFacts,
     Difference,
     ErrorFacts,
-    Failure,
-    Place,
-    Processes,
+    JobFailure,
+    ProcessSet,
     Wait,
 )
 from shoal.runtime.failures.headline import (
@@ -62,7 +62,7 @@ _EDGE_LINES = 6  # of a headline, of a last line
 _KEEPS_LINES = ("message", "notes")
 _POINT = {"call": NAME_COLUMNS, "name": NAME_COLUMNS}
 _NAMES: Mapping[type, Mapping[str, int]] = {  # fields that a sentence names -> columns
-    Place: _POINT,
+    CallPlace: _POINT,
     Wait: _POINT,
     Difference: _POINT,
     Cause: {"thread": NAME_COLUMNS},
@@ -82,7 +82,7 @@ _LADDER = (
 )
 
 
-def report(failure: Failure, style: Style, program: str = "shoal run") -> list[str]:
+def report(failure: JobFailure, style: Style, program: str = "shoal run") -> list[str]:
     """Return the lines of a report, painted: the headline first, the exit code last.
 
     Never raises: if the facts cannot be shown, these two lines remain.
@@ -103,7 +103,7 @@ def report(failure: Failure, style: Style, program: str = "shoal run") -> list[s
         ]
 
 
-def laid_out(failure: Failure, style: Style, program: str = "shoal run") -> list[Line]:
+def laid_out(failure: JobFailure, style: Style, program: str = "shoal run") -> list[Line]:
     """Return the lines of a report as spans; raises what `report` catches."""
     facts = _printable_facts(facts_without_secrets(failure), style)
     for limits in _LADDER:
@@ -115,17 +115,17 @@ def laid_out(failure: Failure, style: Style, program: str = "shoal run") -> list
     return [*lines[:-left], [note], *last]
 
 
-def plain_text(failure: Failure) -> str:
+def plain_text(failure: JobFailure) -> str:
     """Return the report as printed to a file: 80 columns, no colour."""
     return "\n".join(report(failure, Style()))
 
 
-def facts_without_secrets(failure: Failure) -> Failure:
+def facts_without_secrets(failure: JobFailure) -> JobFailure:
     """Return the facts with credentials hidden in every text: for `failure.json`.
 
     Of a leaf whose path names a secret the values are hidden, too.
     """
-    hidden: Failure = _changed(failure, lambda text, _: without_secrets(text), _hide_leaf)
+    hidden: JobFailure = _changed(failure, lambda text, _: without_secrets(text), _hide_leaf)
     return hidden
 
 
@@ -136,7 +136,7 @@ def _hide_leaf(fact: Any) -> Any:
     return dataclasses.replace(fact, sides=sides)
 
 
-def _printable_facts(failure: Failure, style: Style) -> Failure:
+def _printable_facts(failure: JobFailure, style: Style) -> JobFailure:
     """Return the facts escaped, and with names no longer than a sentence takes."""
 
     def escape(text: str, keeps_lines: bool) -> str:
@@ -145,11 +145,11 @@ def _printable_facts(failure: Failure, style: Style) -> Failure:
     def bound(fact: Any) -> Any:
         limits = _NAMES.get(type(fact), {})
         names = {n: shortened(getattr(fact, n), limits[n], style.dots) for n in limits}
-        if isinstance(fact, Place):
+        if isinstance(fact, CallPlace):
             names["file"] = path_end(fact.file, FILE_COLUMNS, style.dots)
         return dataclasses.replace(fact, **names) if names else fact
 
-    facts: Failure = _changed(failure, escape, bound)
+    facts: JobFailure = _changed(failure, escape, bound)
     return facts
 
 
@@ -172,12 +172,14 @@ def _changed(
     if isinstance(value, Mapping):
         pairs = ((key, _changed(one, change_text, change_fact)) for key, one in value.items())
         return {change_text(key, False): one for key, one in pairs}
-    if isinstance(value, tuple) and not isinstance(value, Processes):
+    if isinstance(value, tuple) and not isinstance(value, ProcessSet):
         return tuple(_changed(one, change_text, change_fact, keeps_lines) for one in value)
     return value
 
 
-def _headline_lines(failure: Failure, style: Style, program: str) -> tuple[list[Line], bool, str]:
+def _headline_lines(
+    failure: JobFailure, style: Style, program: str
+) -> tuple[list[Line], bool, str]:
     """Return the headline, whether the time is left for the last line, and the host left out."""
     word, rest = "failed", f": {failure.headline}"
     if failure.kind in WORD_CODES and failure.headline.startswith(failure.kind):
@@ -206,12 +208,12 @@ def _headline_lines(failure: Failure, style: Style, program: str) -> tuple[list[
     return wrapped(spans, style.width, 2, is_hard=False)[:_EDGE_LINES], moved, host
 
 
-def _after(failure: Failure) -> str:
+def _after(failure: JobFailure) -> str:
     return "" if failure.failed_after_s is None else f" after {seconds(failure.failed_after_s)}"
 
 
 def _lines(
-    failure: Failure, style: Style, program: str, limits: Shown
+    failure: JobFailure, style: Style, program: str, limits: Shown
 ) -> tuple[list[Line], list[Line]]:
     """Return a report: all but the last line, and the last line."""
     page = Page(style, limits)
@@ -232,14 +234,14 @@ def _lines(
     return lines, _last_lines(last, failure, style)
 
 
-def _last_words(failure: Failure, program: str, time: str) -> str:
+def _last_words(failure: JobFailure, program: str, time: str) -> str:
     if program != "shoal run":
         return f"Exit code {failure.exit_code} (of this process){time}."
     logs = _logs(failure)
     return f"Exit code {failure.exit_code}{time}." + (f" {logs}" if logs else "")
 
 
-def _last_lines(words: str, failure: Failure, style: Style) -> list[Line]:
+def _last_lines(words: str, failure: JobFailure, style: Style) -> list[Line]:
     """Return the last line, all of it quiet but the number."""
     words = shortened(words, (_EDGE_LINES - 1) * style.width, style.dots)
     before, code, after = words.partition(f"Exit code {failure.exit_code}")
@@ -253,7 +255,7 @@ def _last_lines(words: str, failure: Failure, style: Style) -> list[Line]:
     return wrapped(spans, style.width, 4, is_hard=False)[:_EDGE_LINES]
 
 
-def _logs(failure: Failure) -> str:
+def _logs(failure: JobFailure) -> str:
     """Return where the logs are, "" if there are none."""
     folder, hosts = failure.logs, failure.hosts
     lost = [host for cause in failure.causes if cause.kind == "host_lost" for host in hosts
@@ -274,7 +276,7 @@ def _logs(failure: Failure) -> str:
     return f"Logs: {folder}{', on each host' if len(hosts) > 1 else ''}" if folder else ""
 
 
-def _log(log: str, failure: Failure) -> str:
+def _log(log: str, failure: JobFailure) -> str:
     host, colon, file = log.partition(":")
     if colon and host in failure.hosts:
         return f"{host}:{os.path.join(failure.logs, file)}"

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shoal.runtime.failures.facts import Processes
+from shoal.runtime.failures.facts import ProcessSet
 
 HIDDEN = "(hidden)"
 MESSAGE_HEAD, MESSAGE_TAIL = 240, 80  # characters of a message that are kept
@@ -231,7 +231,7 @@ def process_ranges(processes: Iterable[int], limit: int = 5) -> str:
     >>> process_ranges([0, 2, 3, 4]), process_ranges([7]), process_ranges([0, 2, 4, 6], limit=3)
     ('processes 0, 2-4', 'process 7', 'processes 0, 2, 4 and 1 more')
     """
-    numbers = Processes(processes)
+    numbers = ProcessSet(processes)
     if not numbers:
         return "no process"
     ranges = numbers.ranges

@@ -12,8 +12,8 @@ import pytest
 
 import shoal
 from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, ProcessLostError
-from shoal.runtime.failures.facts import MESSAGE_CHARACTERS, Place, Processes, of_json, to_json
-from shoal.runtime.failures.record import (
+from shoal.runtime.failures.facts import MESSAGE_CHARACTERS, CallPlace, ProcessSet, of_json, to_json
+from shoal.runtime.failures.last_record import (
     BEGIN,
     END,
     LastRecord,
@@ -161,24 +161,24 @@ def test_a_deadline_says_who_was_missing_and_where():
     (missing,) = cause_of(error).wait.missing
     assert missing.processes == (1,)
     assert [(frame.line, frame.source) for frame in missing.frames] == [(3, "f()"), (2, "sleep(6)")]
-    assert missing.last_met == Place(call="initialize", file="train.py", line=1, age_s=5.5)
+    assert missing.last_met == CallPlace(call="initialize", file="train.py", line=1, age_s=5.5)
 
 
 def test_a_place_is_the_call_and_its_name():
-    assert place_of(Point("b", fingerprint="broadcast\n\n1 lines, 3f", site="a.py:3 (f)")) == Place(
-        call="broadcast", name="b", file="a.py", line=3
-    )
-    assert place_of(Point("initialize")) == Place(call="initialize")
+    assert place_of(
+        Point("b", fingerprint="broadcast\n\n1 lines, 3f", site="a.py:3 (f)")
+    ) == CallPlace(call="broadcast", name="b", file="a.py", line=3)
+    assert place_of(Point("initialize")) == CallPlace(call="initialize")
 
 
 def test_a_record_survives_json():
-    one = LastRecord(pid=3, at_s=1.5, cause=cause_of(ValueError("x")), because_of=Processes([]))
+    one = LastRecord(pid=3, at_s=1.5, cause=cause_of(ValueError("x")), because_of=ProcessSet([]))
     assert of_json(LastRecord, json.loads(json.dumps(to_json(one)))) == one
 
 
 CHILD = """
 import sys, threading
-from shoal.runtime.failures.record import for_the_log
+from shoal.runtime.failures.last_record import for_the_log
 print("before", file=sys.stderr)
 with for_the_log(True):
     print("within", file=sys.stderr)

@@ -34,13 +34,13 @@ from shoal.errors import (
 from shoal.paths import open_no_link
 from shoal.runtime.failures.facts import (
     MESSAGE_CHARACTERS,
+    CallPlace,
     Cause,
     CheckpointFacts,
     Difference,
     ErrorFacts,
-    Frame,
-    Place,
-    Processes,
+    ProcessSet,
+    StackFrame,
     Wait,
     Waiting,
     of_json,
@@ -78,7 +78,7 @@ class LastRecord:
     pid: int
     at_s: float  # on the monotonic clock
     cause: Cause
-    because_of: Processes | None = None  # whose end led to it; empty: a service's. None: its own
+    because_of: ProcessSet | None = None  # whose end led to it; empty: a service's. None: its own
 
 
 def record(
@@ -89,7 +89,7 @@ def record(
     point: CalledAt | None = None,
     because_of: Mapping[int, str] | None = None,
 ) -> bool:
-    """LastRecord an uncaught exception; return whether a launcher can read it.
+    """Record an uncaught exception; return whether a launcher can read it.
 
     Args:
       process: this one, in its job.
@@ -104,7 +104,7 @@ def record(
     try:
         cause = cause_of(error, process=process, step=step, point=point)
         because_of = _peers(error) if because_of is None else because_of
-        peers = None if because_of is None else Processes(because_of)
+        peers = None if because_of is None else ProcessSet(because_of)
         one = LastRecord(pid=os.getpid(), at_s=time.monotonic(), cause=cause, because_of=peers)
         data = json.dumps(to_json(one)).encode() + b"\n"
         if len(data) > _BYTES:
@@ -138,7 +138,7 @@ def take(path: str, pid: int) -> LastRecord | None:
     return found
 
 
-def take_fault(path: str) -> tuple[Frame, ...]:
+def take_fault(path: str) -> tuple[StackFrame, ...]:
     """Return where a process stood when a fault of native code ended it, and remove the file.
 
     The program's own lines, the outermost first; none if it did not end so.
@@ -195,7 +195,7 @@ def cause_of(
     frames, left_out = _stack(error)
     facts = _facts(error, _CHAIN)
     return Cause(
-        processes=Processes([] if process is None else [process]),
+        processes=ProcessSet([] if process is None else [process]),
         kind=next((kind for of, kind in _KINDS if isinstance(error, of)), "exception"),
         exit_code=_exit_code(error),
         error=facts,
@@ -226,21 +226,22 @@ class CalledAt(Protocol):
         """The call site: "train.py:6 (main)"."""
 
 
-def place_of(point: CalledAt) -> Place:
+def place_of(point: CalledAt) -> CallPlace:
     """Return the facts of a point."""
     return place_at(point.call, point.name, point.site)
 
 
-def place_at(call: str, name: str, site: str) -> Place:
+def place_at(call: str, name: str, site: str) -> CallPlace:
     """Return the facts of a call and its call site.
 
-    >>> place_at("barrier", "step", "train.py:6 (main)")
-    Place(call='barrier', name='step', file='train.py', line=6, source='', age_s=None, columns=())
+    >>> place = place_at("barrier", "step", "train.py:6 (main)")
+    >>> place.call, place.name, place.file, place.line
+    ('barrier', 'step', 'train.py', 6)
     """
     found = _SITE.fullmatch(site)
     file, line = (found[1], int(found[2])) if found else ("", 0)
     shown = "" if name == call else name
-    return Place(call=call, name=shown, file=file, line=line, source=source_at(file, line))
+    return CallPlace(call=call, name=shown, file=file, line=line, source=source_at(file, line))
 
 
 def source_at(file: str, line: int) -> str:
@@ -302,14 +303,14 @@ def _short(frame: FrameType, line: int | None) -> str:
     return site_of(frame, line).rpartition(" (")[0]
 
 
-def _stack(error: BaseException) -> tuple[tuple[Frame, ...], dict[str, int]]:
+def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int]]:
     """Return the program's own frames, and how many of each package stand below the last of them.
 
     All frames if the user asks for them, or if the error is a bug; the innermost three if none is
     the program's.
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        place = Frame(
+        place = StackFrame(
             file=os.path.basename(error.filename),
             line=error.lineno,
             function="<module>",
@@ -330,7 +331,7 @@ def _stack(error: BaseException) -> tuple[tuple[Frame, ...], dict[str, int]]:
     return tuple(map(_frame, chosen)), dict(below)
 
 
-def _own(error: BaseException) -> Sequence[Frame]:
+def _own(error: BaseException) -> Sequence[StackFrame]:
     entries = _entries(error.__traceback__)
     return [_frame(entry) for entry in entries if is_of_program(entry.tb_frame)]
 
@@ -347,12 +348,12 @@ def _owner(frame: FrameType) -> str:
     return "shoal" if is_ours(frame) else str(name or "?").partition(".")[0]
 
 
-def _frame(trace: TracebackType) -> Frame:
+def _frame(trace: TracebackType) -> StackFrame:
     frame, line = trace.tb_frame, trace.tb_lineno or 0
     code = frame.f_code
     source = linecache.getline(code.co_filename, line, frame.f_globals).strip()[:_SOURCE]
     file = _short(frame, line).rpartition(":")[0]
-    return Frame(file=file, line=line, function=code.co_qualname, source=source)
+    return StackFrame(file=file, line=line, function=code.co_qualname, source=source)
 
 
 def _difference(error: BaseException) -> Difference | None:
@@ -373,7 +374,7 @@ def _wait(error: BaseException) -> Wait | None:
         return Wait(call="", name=error.name, limit_s=limit_s, missing=tuple(missing))
     if isinstance(error, InitializeError) and error.missing:
         words = "has not called initialize"
-        missing = [Waiting(processes=Processes(error.missing), words=words)]
+        missing = [Waiting(processes=ProcessSet(error.missing), words=words)]
         return Wait(call="initialize", missing=tuple(missing))
     return None
 
@@ -383,10 +384,10 @@ def _missing(process: int, words: str, stack: str) -> Waiting:
     frames, last_met = _frames_of(stack), _last_met(words)
     if frames or last_met:
         words = ""
-    return Waiting(processes=Processes([process]), frames=frames, last_met=last_met, words=words)
+    return Waiting(processes=ProcessSet([process]), frames=frames, last_met=last_met, words=words)
 
 
-def _last_met(words: str) -> Place | None:
+def _last_met(words: str) -> CallPlace | None:
     """Return where a process met the others last, by its last words."""
     found = _MET.fullmatch(words)
     if found is None:
@@ -398,17 +399,17 @@ def _last_met(words: str) -> Place | None:
 _STACK_LINE = re.compile(r'\s*File "(.*)", line (\d+) in (.+?)(?:: (.*))?')
 
 
-def _frames_of(stack: str) -> tuple[Frame, ...]:
+def _frames_of(stack: str) -> tuple[StackFrame, ...]:
     """Return the program's frames of a stack as `stacks` and faulthandler write it: the outermost
     first. The innermost three if none is the program's."""
-    frames: list[tuple[bool, Frame]] = []
+    frames: list[tuple[bool, StackFrame]] = []
     for line in stack.splitlines():
         found = _STACK_LINE.fullmatch(line)
         if found:
             file, number = found[1], int(found[2])
             name = os.path.basename(file)
             source = found[4] or linecache.getline(file, number).strip()[:_SOURCE]
-            frame = Frame(file=name, line=number, function=found[3], source=source)
+            frame = StackFrame(file=name, line=number, function=found[3], source=source)
             frames.append((is_installed(file) or is_own_file(file) or file.startswith("<"), frame))
         elif frames:
             break  # the next thread
