@@ -79,7 +79,7 @@ def test_an_exception_that_cannot_be_shown_is_recorded(path):
 
 def test_the_frames_are_the_programs_and_the_rest_is_counted():
     cause = cause_of(raised(lambda: np.load("no-such-file")))
-    assert cause.frames[-1].file.endswith("test_record.py")
+    assert cause.frames[-1].file.endswith("test_last_record.py")
     assert cause.frames[-1].source.startswith("cause = cause_of(raised(lambda: np.load(")
     assert cause.left_out == {"numpy": 1}
     assert (cause.kind, cause.exit_code, cause.is_bug) == ("exception", 1, False)
@@ -124,7 +124,7 @@ def test_causes_and_groups_are_kept():
     (inner,) = cause_of(raised(chained)).error.caused_by
     assert (inner.type, inner.message) == ("KeyError", "'lr'")
     line = chained.__code__.co_firstlineno + 2
-    assert inner.place.endswith(f"test_record.py:{line}")
+    assert inner.place.endswith(f"test_last_record.py:{line}")
     group = ExceptionGroup("shards", [OSError("a"), ValueError("b")])
     assert [leaf.type for leaf in cause_of(group).error.leaves] == ["OSError", "ValueError"]
 
