@@ -10,7 +10,7 @@ from shoal.errors import DeadlineError, DivergenceError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.failures.facts import Place
+from shoal.runtime.failures.facts import CallPlace
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailEntry, Trails
 from shoal.testing.coordinator_contract import PATIENCE_S, KillableJob, meet, run_together
@@ -53,7 +53,7 @@ def texts(errors, heading):
         assert lines == str(errors[0]).splitlines()[1:]
         assert error.sides == errors[0].sides
         assert error.difference == errors[0].difference
-        assert error.difference.found_at == Place(name="go", file="train.py", line=20)
+        assert error.difference.found_at == CallPlace(name="go", file="train.py", line=20)
     return lines
 
 

@@ -186,6 +186,7 @@ def needs(call: str, what: str, *, is_silent: bool = False) -> str:
     """
     if what == "call" and is_silent:
         return _SAME_LINES
+    call = call.partition(" among ")[0]  # "relayout among processes 0-2"
     found = _NEEDS.get((call, what)) or _NEEDS.get(("", what)) or _NEEDS.get((call, ""))
     if found is not None:
         return found
