@@ -18,6 +18,7 @@ from shoal.launch.report import (
     first_failure,
     is_from_outside,
 )
+from shoal.runtime.failures.facts import Memory
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.last_record import cause_of as cause_of_error
 
@@ -220,9 +221,9 @@ def test_what_comes_from_outside():
     assert is_outside(-9, was_frozen=True)
     assert is_outside(1, is_lost=True)
     assert not is_outside(-15, sent=(signal.SIGTERM,))  # it raised, and did not end
-    assert not is_from_outside(Ending(0, -9, 1.0, oom_kills=1))
+    assert not is_from_outside(Ending(0, -9, 1.0, memory=Memory(cgroup_oom_kills=1)))
     others = [Ending(0, 1, 1.0), Ending(0, -9, None, (signal.SIGTERM, signal.SIGKILL))]
-    assert not any(ending._replace(oom_kills=1).is_oom for ending in others)
+    assert not any(ending._replace(memory=Memory(cgroup_oom_kills=1)).is_oom for ending in others)
 
 
 def test_a_keeper_of_another_host_may_have_the_pid_of_a_child():

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.errors import CorruptCheckpoint, ProcessLostError
+from shoal.errors import CorruptCheckpoint, PeerFailedError, ProcessLostError
 from shoal.launch.news import KeeperNews
 from shoal.launch.report import (
     Ending,
@@ -27,17 +27,19 @@ from shoal.runtime.failures.facts import (
     Cause,
     Difference,
     DivergenceSide,
+    ErrorFacts,
     JobFailure,
     Memory,
     Others,
     ProcessSet,
+    StackFrame,
     Waiting,
 )
+from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.rendering import headline_of
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.cgroup import memory_limit, memory_peak
 from shoal.runtime.system.failure_words import headline_of as headline_of_words
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.failure_words import listed, raised_at
 
 # Of errors that all processes of a meeting share.
 _SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
@@ -45,6 +47,7 @@ _SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
 _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\* Check failure")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTPUT_LINES = 3
+_LEARNED = (PeerFailedError.__name__, ProcessLostError.__name__)
 _CTRL_C = KeyboardInterrupt.__name__
 _SAID = 240  # characters of a later error
 _REQUEUED = f"Exit code {REQUEUE} means preempted and saved, but there was no notice."
@@ -107,7 +110,6 @@ class EndedJob(NamedTuple):
             at_s = round(ending.known_failed_s - self.start_s, 3)
         log = os.path.basename(ending.log)
         found = _recorded(ending) or _by_itself(ending)
-        host = f"{ending.host}:" if ending.host else ""
         code = None if ending.sent else shell_code(ending.code)
         place, step = _last_call(ending, found)
         return dataclasses.replace(
@@ -117,7 +119,7 @@ class EndedJob(NamedTuple):
             exit_code=code,
             step=step,
             place=place,
-            log=log and f"{host}{log}",
+            log=f"{ending.host}:{ending.log}" if ending.host and log else log,
         )
 
     def _of_all(self, first: Cause, shared: Sequence[Ending]) -> Cause:
@@ -135,8 +137,8 @@ class EndedJob(NamedTuple):
             call = first.place.call if first.place else first.wait.call
             missing = ProcessSet(p for one in first.wait.missing for p in one.processes)
             wait = dataclasses.replace(first.wait, call=call, arrived=tuple(waiting))
-            logs = [e.log for e in self.endings if e.process in missing and len(missing) == 1]
-            log = os.path.basename(min(logs, default=""))
+            late = [e for e in self.endings if e.process in missing and len(missing) == 1]
+            log = self._cause(late[0]).log if late else ""
             processes = missing or processes
             return dataclasses.replace(
                 first, wait=wait, processes=processes, log=log, error=None, frames=(), left_out={}
@@ -240,26 +242,37 @@ def _by_itself(ending: Ending) -> Cause:
             kind="signal",
             signal=name,
             sent_by_launcher=-ending.code in ending.sent if is_outside else None,
-            frames=ending.crashed_at,
+            frames=() if is_outside else ending.crashed_at,
             memory=_memory(ending) if name == "SIGKILL" else None,
         )
-    words = "It raised nothing and called no sys.exit: os._exit, or exit() in native code."
+    words = "It left no record of an exception or of sys.exit: os._exit, for example."
     if ending.gone is not None and ending.gone.state == "failed":
-        words = f"It had reported: {headline_of_words(ending.gone.words)}"
-    elif ending.code == 0:
-        words = "It ended before it left the job: os._exit, or exit() in native code."
+        return _as_reported(cause, headline_of_words(ending.gone.words))
+    if ending.code == 0:
+        words = "It ended before it left the job, by os._exit, for example."
     elif ending.code == REQUEUE:
         words = _REQUEUED
     return dataclasses.replace(cause, words=(words,))
 
 
-def _memory(ending: Ending) -> Memory:
-    return Memory(
-        peak_bytes=ending.peak_bytes or None,
-        cgroup_oom_kills=ending.oom_kills,
-        cgroup_peak_bytes=memory_peak() if ending.is_oom else None,
-        cgroup_limit_bytes=memory_limit() if ending.is_oom else None,
-    )
+def _as_reported(cause: Cause, words: str) -> Cause:
+    """Return the failure of a process that could not record it, as the others know it."""
+    kind, place = raised_at(words)
+    if not kind:
+        return dataclasses.replace(cause, words=(f"It had reported: {words}",))
+    file, _, line = place.rpartition(":")
+    module, _, name = kind.rpartition(".")
+    message = words.removeprefix(kind).removeprefix(": ").rpartition(f" ({place} (")[0]
+    error = ErrorFacts(type=name, module=module or "builtins", message=message)
+    frame = StackFrame(file=file, line=int(line), function="")
+    return dataclasses.replace(cause, kind="exception", error=error, frames=(frame,), words=())
+
+
+def _memory(ending: Ending) -> Memory | None:
+    """Return what is known of the memory of a process; its cgroup's only if that ended it."""
+    if ending.memory is None or ending.is_oom:
+        return ending.memory
+    return dataclasses.replace(ending.memory, cgroup_peak_bytes=None, cgroup_limit_bytes=None)
 
 
 def _lost(ending: Ending) -> str:
@@ -324,7 +337,7 @@ def _others(endings: Iterable[Ending]) -> tuple[Others, ...]:
 
 def _other(ending: Ending) -> Others:
     none, code, record = ProcessSet(), shell_code(ending.code), ending.record
-    if record is not None and (record.because_of is not None or record.cause.kind in _SHARED):
+    if record is not None and _only_learned(record):
         place, _ = _last_call(ending, record.cause)
         place = place and dataclasses.replace(place, age_s=None)
         state = "waiting" if place is not None and place.call else "running"
@@ -337,12 +350,21 @@ def _other(ending: Ending) -> Others:
     if record is not None and record.cause.error is not None and record.cause.kind != "exit":
         error, frames = record.cause.error, record.cause.frames
         at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
-        words = f"raised {error.type}{at}: {' '.join(error.message.split())}"[:_SAID]
+        then = "" if record.because_of is None else "then "
+        words = f"{then}raised {error.type}{at}: {' '.join(error.message.split())}"[:_SAID]
     elif ending.code < 0:
         words = f"was killed by {signal_name(-ending.code)}"
     else:
         words = f"ended with exit code {code}"
     return Others(processes=none, state="ended", exit_code=code, words=words)
+
+
+def _only_learned(record: LastRecord) -> bool:
+    """Return whether a process failed with the error that told it of another failure."""
+    error = record.cause.error
+    if record.cause.kind in (*_SHARED, "exit"):
+        return record.cause.kind != "exit" or record.because_of is not None
+    return record.because_of is not None and error is not None and error.type in _LEARNED
 
 
 def _line_of(cause: Cause) -> CallPlace | None:

@@ -13,6 +13,7 @@ import sys
 from types import ModuleType, TracebackType
 
 _CLUSTERS = "jax._src.clusters"
+_HIGH = 200  # the lowest descriptor for the file of faults
 
 
 class _ClustersHook:
@@ -52,7 +53,7 @@ def run(arguments: list[str]) -> None:
         names["__annotations__"] = {}
     main.__dict__.update(names)
     pid = _pid()
-    _take_record_file(pid)
+    record_file = _take_record_file(pid)
     try:
         if arguments[0] == "-m":
             _run_module(arguments[1], arguments[1:])
@@ -61,10 +62,10 @@ def run(arguments: list[str]) -> None:
     except SystemExit as error:
         _show_to_hooks(error)
         if error.code and _pid() == pid:  # no fork that ends here, too
-            _record(error)
+            _record(error, record_file)
         raise
     except BaseException as error:
-        _hide_our_frames(error)
+        _hide_our_frames(error, record_file)
         raise
 
 
@@ -118,26 +119,51 @@ def _pid() -> int:
     return os.getpid()
 
 
-def _take_record_file(pid: int) -> None:
-    """Keep the file of the record for this process alone, and note in one beside it where a fault
-    of native code ends it."""
+def _take_record_file(pid: int) -> tuple[str, int]:
+    """Keep the file of the record for this process alone; return its path, "" if there is none, and
+    an open descriptor of it, -1 if there is none."""
     import os
 
-    path = os.environ.get("SHOAL_RECORD_FILE")
+    path = os.environ.get("SHOAL_RECORD_FILE", "")
     if not path:
-        return
+        return "", -1
     os.environ["SHOAL_RECORD_FILE"] = f"{pid}:{path}"  # its children record nothing
+    try:
+        _note_faults(_open_high(f"{path}.fault"))
+        return path, _open_high(path)
+    except (ImportError, OSError, ValueError):
+        return path, -1
+
+
+def _open_high(path: str) -> int:
+    """Open a file under a number that the program does not get for a file of its own, once it has
+    closed all others."""
+    import fcntl
+    import os
+
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+    try:
+        return fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+    finally:
+        os.close(file)
+
+
+def _note_faults(file: int) -> None:
+    """Let Python write where it stands when a fault of native code ends this process."""
     import faulthandler
+    import os
+
+    def blind() -> None:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, file, inheritable=False)
+        os.close(null)
 
     if not faulthandler.is_enabled():  # by PYTHONFAULTHANDLER
-        try:
-            file = os.open(f"{path}.fault", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except OSError:
-            return
+        os.register_at_fork(after_in_child=blind)  # a fork's fault is not this process's
         faulthandler.enable(file, all_threads=False)
 
 
-def _hide_our_frames(error: BaseException) -> None:
+def _hide_our_frames(error: BaseException, record_file: tuple[str, int]) -> None:
     """Remove the frames before the program from the traceback passed to the excepthook."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace):
@@ -146,7 +172,7 @@ def _hide_our_frames(error: BaseException) -> None:
 
     def show(kind: type[BaseException], value: BaseException, _trace: TracebackType | None) -> None:
         value = value.with_traceback(trace)
-        is_recorded = _pid() == pid and _record(value)
+        is_recorded = _pid() == pid and _record(value, record_file)
         if is_recorded and shown_by is sys.__excepthook__:
             from shoal.runtime.failures.last_record import for_the_log
 
@@ -158,16 +184,14 @@ def _hide_our_frames(error: BaseException) -> None:
     sys.excepthook = show
 
 
-def _record(error: BaseException) -> bool:
+def _record(error: BaseException, record_file: tuple[str, int]) -> bool:
     """Let the launcher know how the program ended; return whether it can."""
-    import os
-
-    if "SHOAL_RECORD_FILE" not in os.environ:
+    if not record_file[0]:
         return False
     try:
         from shoal.runtime.failures.last_record import record
 
-        return record(error)
+        return record(error, record_file=record_file)
     except Exception:  # noqa: BLE001 (the program may have changed what an import needs)
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from shoal.launch.loop import Loop
 from shoal.launch.output import Outlet
@@ -28,7 +29,7 @@ class Console:
         """Print the report of a failure."""
         self.err.end_line()
         columns = os.get_terminal_size(self.err.fd).columns if self.err.terminal else 80
-        style = Style.for_stream(self.err.terminal, columns, os.environ, "utf-8")
+        style = Style.for_stream(self.err.terminal, columns, os.environ, sys.stderr.encoding)
         for line in report(failure, style):
             self.err.put(f"{line}\n".encode(errors="replace"))
 

@@ -33,10 +33,12 @@ from shoal.launch.output import Log, paint_prefixes
 from shoal.launch.processes import Processes
 from shoal.launch.report import is_signal_from_outside
 from shoal.launch.services import late_words
+from shoal.runtime.failures.facts import Memory
+from shoal.runtime.failures.last_record import fault_file
 from shoal.runtime.failures.rendering import facts_without_secrets, plain_text
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system import progress_file
-from shoal.runtime.system.cgroup import oom_kills
+from shoal.runtime.system.cgroup import memory_limit, memory_peak, oom_kills
 from shoal.runtime.system.progress_file import Reached, reached_together
 from shoal.runtime.system.stacks import seen
 
@@ -176,13 +178,15 @@ class Job:
         self._processes.first = start.share.first
         self._log_dir = order.attempt_dir(start.attempt)
         os.makedirs(self._log_dir, exist_ok=True)
-        remove_failure(self._log_dir)
+        if not start.attempt:
+            remove_failure(order.log_dir)
         for index in range(start.share.first, start.share.first + start.share.processes):
             log = Log(os.path.join(self._log_dir, f"p{index:04d}.log"))
             progress, record = self._progress_file(index), self._record_file(index)
             progress_file.prepare(progress)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(record)  # of an earlier job
+            for path in (record, fault_file(record)):  # of an earlier job
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
             is_shown = order.shown is None or index in order.shown
             shown = [
                 (outlet if is_shown else None, prefixes[index])
@@ -429,7 +433,15 @@ class Job:
         ]
         before, after = self._oom_kills, oom_kills()
         kills = None if before is None or after is None else after - before
-        endings = [ending._replace(oom_kills=kills) for ending in endings]
+        counted = {
+            "cgroup_oom_kills": kills,
+            "cgroup_peak_bytes": memory_peak(),
+            "cgroup_limit_bytes": memory_limit(),
+        }
+        endings = [
+            ending._replace(memory=dataclasses.replace(ending.memory or Memory(), **counted))
+            for ending in endings
+        ]
         if kills:
             self._is_service_killed = False  # it may have been killed for want of memory
         reached = reached_together(each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -57,9 +58,10 @@ def write_failure(log_dir: str, failure: JobFailure) -> str:
 
 
 def remove_failure(log_dir: str) -> None:
-    """Remove the file of an earlier job."""
-    with contextlib.suppress(OSError):
-        os.unlink(os.path.join(log_dir, FAILURE_FILE))
+    """Remove the files of an earlier job, and of its attempts."""
+    for path in (log_dir, *glob.glob(os.path.join(glob.escape(log_dir), "attempt*"))):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(path, FAILURE_FILE))
 
 
 def _write(path: str, text: str) -> None:

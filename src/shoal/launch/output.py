@@ -30,7 +30,8 @@ _PIECES_OF_NOTICES = re.compile(
     rb"(?:\[Gloo\] Rank | is connected to | peer ranks\. |"
     rb"Expected number of connected peer ranks is : |\d)+"
 )
-_ESCAPES = BEGIN[:1]
+_MARK = re.compile(re.escape(BEGIN) + b"|" + re.escape(END))
+_ESCAPES, _MARK_BYTES = BEGIN[:1], max(len(BEGIN), len(END))
 _RESET = b"\x1b[0m"
 _CLEAR_REST = b"\x1b[K"
 
@@ -139,22 +140,19 @@ class LineStream:
     def _pieces(self, data: bytes) -> Iterator[bytes]:
         """Yield what is between the marks, which set `_is_for_log`."""
         data, self._held = self._held + data, b""
-        while (at := data.find(_ESCAPES)) >= 0:
-            mark = BEGIN if data.startswith(BEGIN, at) else END
-            if data.startswith(mark, at):
-                if at:
-                    yield data[:at]
-                data = data[at + len(mark) :]
-                if self._rest and self._outlet is not None:
-                    self._finish(self._outlet, self._rest)
-                    self._rest = b""
-                self._is_for_log = mark == BEGIN
-            elif any(one.startswith(data[at:]) for one in (BEGIN, END)):
-                self._held = data[at:]
-                data = data[:at]
-            else:
-                yield data[: at + 1]
-                data = data[at + 1 :]
+        while found := _MARK.search(data):
+            if found.start():
+                yield data[: found.start()]
+            data = data[found.end() :]
+            if self._rest and self._outlet is not None:
+                self._finish(self._outlet, self._rest)
+                self._rest = b""
+            self._is_for_log = found[0] == BEGIN
+        at = data.find(_ESCAPES, max(0, len(data) - _MARK_BYTES))
+        while at >= 0 and not any(mark.startswith(data[at:]) for mark in (BEGIN, END)):
+            at = data.find(_ESCAPES, at + 1)
+        if at >= 0:
+            data, self._held = data[:at], data[at:]
         if data:
             yield data
 

@@ -15,7 +15,7 @@ from shoal.launch import child
 from shoal.launch.loop import Loop
 from shoal.launch.output import LineStream, Log, Outlet
 from shoal.launch.report import Ending
-from shoal.runtime.failures.facts import StackFrame
+from shoal.runtime.failures.facts import Memory, StackFrame
 from shoal.runtime.failures.last_record import LastRecord, take, take_fault
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.process_status import is_stopped, shows_own_pids
@@ -59,7 +59,7 @@ class ChildProcess:
             is_lost=self.is_lost,
             sent_s=self.sent_s,
             record=self.record,
-            peak_bytes=self.peak_bytes,
+            memory=Memory(peak_bytes=self.peak_bytes or None),
             ended_s=self.ended_s,
             crashed_at=self._crashed_at,
         )

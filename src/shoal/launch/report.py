@@ -19,7 +19,7 @@ from shoal.errors import (
     StalledError,
 )
 from shoal.launch.news import Gone, KeeperNews
-from shoal.runtime.failures.facts import StackFrame
+from shoal.runtime.failures.facts import Memory, StackFrame
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import raised_at
@@ -63,10 +63,9 @@ class Ending(NamedTuple):
     is_lost: bool = False  # lost to the others while alive
     sent_s: float = math.inf  # the time of the first signal
     host: str = ""  # in a job on several hosts
-    oom_kills: int | None = None  # of its host's cgroup, in this job; None: unknown
+    memory: Memory | None = None  # of it and of its host's cgroup
     step: int = -1  # the highest that it began
     record: LastRecord | None = None  # of its failure, as it wrote it
-    peak_bytes: int = 0  # resident
     ended_s: float = math.inf
     crashed_at: tuple[StackFrame, ...] = ()  # the program's lines when a fault of its own ended it
 
@@ -74,7 +73,7 @@ class Ending(NamedTuple):
     def is_oom(self) -> bool:
         """Whether it was killed while the cgroup counted a kill for want of memory."""
         is_killed = self.code == -signal.SIGKILL and signal.SIGKILL not in self.sent
-        return is_killed and bool(self.oom_kills)
+        return is_killed and self.memory is not None and bool(self.memory.cgroup_oom_kills)
 
     def with_report(self, gone: Gone | None) -> Ending:
         """Return it with the meeting place's report.

@@ -26,7 +26,7 @@ from shoal.launch.nodes.messages import (
     verdict_of,
 )
 from shoal.launch.report import Ending
-from shoal.runtime.failures.facts import JobFailure, ProcessSet
+from shoal.runtime.failures.facts import JobFailure, Memory, ProcessSet
 from shoal.runtime.failures.last_record import LastRecord, cause_of
 from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, FrameReader
@@ -50,11 +50,10 @@ ENDINGS = st.lists(
         st.booleans(),
         gone=st.none(),
         record=st.none() | st.sampled_from(RECORDS),
-        peak_bytes=st.integers(0, 1 << 40),
+        memory=st.none() | st.builds(Memory, peak_bytes=st.integers(1, 1 << 40)),
         ended_s=TIMES_S | st.just(math.inf),
         is_lost=st.booleans(),
         sent_s=st.just(math.inf) | TIMES_S,
-        oom_kills=st.integers(0, 3),
         step=st.integers(-1, 1 << 40),
     )
 )

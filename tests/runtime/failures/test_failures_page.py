@@ -38,7 +38,16 @@ def test_its_reports_are_those_of_the_examples():
 )
 def test_it_names_all_fields(kind):
     table = PAGE[PAGE.index("## `failure.json`") :]
-    later = {"as_before", "repeats", "columns", "found_at", "damage", "read_well", "is_bug"}
+    later = {
+        "as_before",
+        "repeats",
+        "columns",
+        "found_at",
+        "damage",
+        "read_well",
+        "is_bug",
+        "thread",
+    }
     later |= {"first", "thread_age_s", "last_met", "peak_bytes", "signal", "step", "at_s"}
     names = {field.name for field in dataclasses.fields(kind)} - later
     assert [name for name in sorted(names) if f"`{name}`" not in table] == []

@@ -192,3 +192,48 @@ def test_what_is_for_the_log_stands_between_two_marks(child_env):
         [sys.executable, "-c", CHILD], env=child_env, capture_output=True, check=True
     )
     assert done.stderr == b"before\n" + BEGIN + b"within\n" + END + b"after\n"
+
+
+def test_a_record_that_is_too_long_is_made_shorter(path):
+    leaves = [ValueError(f"shard {number}: " + "日本" * 9000) for number in range(8)]
+    assert record(ExceptionGroup("shards failed", leaves))
+    error = take(path, os.getpid()).cause.error
+    assert [leaf.message[:7] for leaf in error.leaves] == [f"shard {n}" for n in range(8)]
+    assert error.leaves[0].message_characters > len(error.leaves[0].message)
+
+
+def test_frames_and_leaves_that_are_left_out_are_counted():
+    def deep(n):
+        return deep(n - 1) if n else {}["end"]
+
+    cause = cause_of(raised(lambda: deep(99)))
+    assert cause.error.repeats == 99
+    group = cause_of(ExceptionGroup("g", [ValueError(n) for n in range(1000)])).error
+    assert len(group.leaves) + group.more_leaves == 1000
+
+
+def test_a_process_that_can_open_no_file_writes_through_the_one_it_has(path, monkeypatch):
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    other = os.open(os.devnull, os.O_WRONLY)
+
+    def refuse(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("shoal.runtime.failures.last_record.open_no_link", refuse)
+    assert not record(ValueError("x"), record_file=(path, other)), "another file has its number"
+    assert record(ValueError("x"), record_file=(path, file))
+    monkeypatch.undo()
+    assert take(path, os.getpid()).cause.error.message == "x"
+    os.close(file)
+    os.close(other)
+
+
+def test_hostile_records_are_none(path):
+    for line in ('{"pid": 1e999}', "[" * 100_000, '{"processes": [[0, 1000000000]]}', "\0", "7"):
+        with open(path, "w") as file:
+            file.write(line + "\n")
+        assert take(path, os.getpid()) is None
+    with pytest.raises(ValueError, match="too long"):
+        ProcessSet.of_ranges([(0, 1 << 40)])
+    os.mkfifo(path)
+    assert take(path, os.getpid()) is None  # and waits for no writer

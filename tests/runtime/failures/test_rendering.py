@@ -285,10 +285,10 @@ def test_notes_causes_and_leaves_of_an_error():
     assert lines == [
         "  ValueError: shards failed (5 errors)",
         "    of epoch 3",
-        "  caused by KeyError: 'lr' (conf.py:12)",
         "    OSError: disk 0",
         "    OSError: disk 1",
         "    … 3 more",
+        "  caused by KeyError: 'lr' (conf.py:12)",
         "",
     ]
 

@@ -12,6 +12,7 @@ from shoal.runtime.failures.shortening import (
     shortened,
     source_part,
     values_from_difference,
+    without_secrets,
 )
 
 
@@ -93,3 +94,19 @@ def test_an_expression_in_the_middle_of_a_long_line_is_shown():
     part = source_part(source, (begin, begin + len('load("data")')), 30)
     assert part.startswith('… load("data")')
     assert columns(part) <= 30
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("node 1 fails: password=hunter2x", "node 1 fails: password=(hidden)"),
+        ("login failed: API_KEY=sk-live-1", "login failed: API_KEY=(hidden)"),
+        ("os.environ['HF_TOKEN'] = 'hf'", "os.environ['HF_TOKEN'] = (hidden)"),
+        ("['--token', 'abc']", "['--token', (hidden)]"),
+        ("setdefault('HF_TOKEN', 'abc')", "setdefault('HF_TOKEN', (hidden))"),
+        ("invalid token, in line 3: max_tokens=5", "invalid token, in line 3: max_tokens=5"),
+    ],
+)
+def test_a_secret_is_hidden_wherever_it_stands_and_once(text, hidden):
+    assert without_secrets(text) == hidden
+    assert without_secrets(hidden) == hidden

@@ -22,7 +22,14 @@ from shoal.launch.environment import Addresses, HostShare, JobStart
 from shoal.launch.news import Gone
 from shoal.launch.nodes.assembly import NodeCard
 from shoal.launch.report import Ending
-from shoal.runtime.failures.facts import JobFailure, StackFrame, of_json, to_json
+from shoal.runtime.failures.facts import (
+    UNREADABLE,
+    JobFailure,
+    Memory,
+    StackFrame,
+    of_json,
+    to_json,
+)
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
@@ -142,6 +149,7 @@ def pack_end(end: JobEnd, shift_s: float) -> bytes:
             "sent": [int(number) for number in ending.sent],
             "gone": None,
             "record": ending.record and to_json(ending.record),
+            "memory": ending.memory and to_json(ending.memory),
             "crashed_at": to_json(ending.crashed_at),
         }
         for ending in end.endings
@@ -161,7 +169,7 @@ def end_of(body: bytes, host: str) -> NodeEnd:
         step, saved, ended = map(int, done["reached"])
         endings = [_ending_of(row, host) for row in done["endings"]]
         return NodeEnd(endings, str(done["trouble"]), Reached(step, saved, ended))
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except UNREADABLE:
         raise FrameError("the endings are incomplete") from None
 
 
@@ -177,10 +185,9 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         is_lost=bool(row["is_lost"]),
         sent_s=math.inf if row["sent_s"] is None else float(row["sent_s"]),
         host=host,
-        oom_kills=None if row["oom_kills"] is None else int(row["oom_kills"]),
         step=int(row["step"]),
         record=None if row["record"] is None else of_json(LastRecord, row["record"]),
-        peak_bytes=int(row["peak_bytes"]),
+        memory=None if row["memory"] is None else of_json(Memory, row["memory"]),
         ended_s=float(row["ended_s"]),
         crashed_at=tuple(of_json(StackFrame, one) for one in row["crashed_at"]),
     )
@@ -203,7 +210,7 @@ def verdict_of(body: bytes) -> Conclusion:
         row = json.loads(body)
         failure = row["failure"] and of_json(JobFailure, row["failure"])
         return Conclusion(**{**row, "lines": tuple(row["lines"]), "failure": failure})
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except UNREADABLE:
         raise FrameError("the verdict is incomplete") from None
 
 

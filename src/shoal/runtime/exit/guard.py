@@ -44,7 +44,7 @@ from shoal.runtime.exit.explaining import explain, lost_services, report_cut, re
 from shoal.runtime.exit.main_program import MainProgram
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.exit.unfinished import await_devices, pause_s
-from shoal.runtime.failures.last_record import for_launcher, for_the_log, record
+from shoal.runtime.failures.last_record import exit_code_of, for_launcher, for_the_log, record
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (
@@ -57,7 +57,6 @@ from shoal.runtime.system.open_files import write_open_files
 from shoal.tracebacks import HIDDEN, has_hidden, shorten
 
 DEVICE_WORK = "shoal's work on devices"  # the name of threads that do it
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _IN_TIME_S = 1.0  # for native code at the end
 _BUSY_S = 2.0  # for work on devices to end
 _LOOK_S = 0.25  # interval of checks whether the program has ended
@@ -134,7 +133,7 @@ class ExitGuard:
     def _known_code(self) -> int:
         """Return the exit code, as far as it is known before the end."""
         error = self._program.uncaught() if self._code is None else None
-        return self._code or (self._exit_status if error is None else _code_of(error))
+        return self._code or (self._exit_status if error is None else exit_code_of(error))
 
     def _is_owner(self) -> bool:
         """Return False in a forked child: it inherits the hooks, but is not a member of the job."""
@@ -153,7 +152,7 @@ class ExitGuard:
             error.__notes__ = [note for note in notes if note != error.details]
         trace = error.__traceback__
         coordinator = self._coordinator if self._is_owner() else None
-        self._code = _code_of(error)
+        self._code = exit_code_of(error)
         if coordinator is None:
             if self._is_owner():
                 self._record(error, {}, time.time())
@@ -219,7 +218,7 @@ class ExitGuard:
         self, coordinator: Coordinator, error: BaseException, gone: Mapping[int, Member]
     ) -> None:
         """After an error of JAX's runtime was printed, add which processes are gone."""
-        self._code = _code_of(error)
+        self._code = exit_code_of(error)
         if gone or (is_of_runtime(error) and lost_services(coordinator)):
             self._code, lines = explain(coordinator, gone)
             self._explanation = "\n".join(f"shoal: {line}" for line in lines)
@@ -299,7 +298,7 @@ class ExitGuard:
                 traceback.print_exc()
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.report("failed", words)
-            _end(_code_of(error))
+            _end(exit_code_of(error))
 
     def _timed(self, is_done: Callable[[], bool]) -> Callable[[], bool]:
         """Let the thread know of calls that may block: they start work on devices."""
@@ -347,7 +346,7 @@ class ExitGuard:
                 self._report_failure(coordinator, error)
                 has_reported = True
             if self._program.joins_threads():  # the other hook has finished
-                self._code = _code_of(error)
+                self._code = exit_code_of(error)
                 self._limit_end()
 
     def _end_if_stuck(self, coordinator: Coordinator, wake: threading.Event) -> None:
@@ -367,14 +366,6 @@ class ExitGuard:
                     _end(self._exit_status & 0xFF or ProcessLostError.exit_code)
                 query_at = now + pause_s(coordinator)
             time.sleep(0.2)
-
-
-def _code_of(error: BaseException) -> int:
-    if isinstance(error, ShoalError):
-        return error.exit_code
-    if isinstance(error, SystemExit):
-        return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
-    return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _works_on_devices() -> bool:

@@ -374,6 +374,7 @@ def _traceback(cause: Cause, page: Page) -> list[Line]:
     """Return frames as Python prints them, what was left out, and the error."""
     dots = page.style.dots
     frames, left = _frames(cause.frames, page.limits.frames)
+    left += cause.more_frames
     lines: list[Line] = []
     for at, frame in enumerate(frames):
         if left and at == (1 if len(frames) > 1 else 0):
@@ -429,23 +430,25 @@ def _error(error: ErrorFacts, page: Page) -> list[Line]:
     """Return the type and the message, then what caused it, or the leaves of a group."""
     lines = _message(error, page)
     dots = page.style.dots
+    for leaf in error.leaves[:2]:
+        inner = page.deeper()
+        lines += inner.text(_on_one_line(leaf, inner.room, dots), most=1)
+    left = len(error.leaves) + error.more_leaves - 2
+    if left > 0:
+        lines += page.deeper().text(f"{dots} {left} more", "quiet")
     for cause in error.caused_by[:2]:
         at = f" ({cause.place})" if cause.place else ""
         room = max(20, page.room - len("caused by ") - columns(at))
-        said = shortened(_on_one_line(cause), room, dots)
-        lines += page.text(f"caused by {said}{at}", most=1)
-    for leaf in error.leaves[:2]:
-        inner = page.deeper()
-        lines += inner.text(shortened(_on_one_line(leaf), inner.room, dots), most=1)
-    left = len(error.leaves) - 2
-    if left > 0:
-        lines += page.deeper().text(f"{dots} {left} more", "quiet")
+        lines += page.text(f"caused by {_on_one_line(cause, room, dots)}{at}", most=1)
     return lines
 
 
-def _on_one_line(error: ErrorFacts) -> str:
+def _on_one_line(error: ErrorFacts, room: int, dots: str) -> str:
+    """Return the type, and what fits of the message."""
     message = " ".join(error.message.split())
-    return f"{error.type}: {message}" if message else error.type
+    if not message:
+        return error.type
+    return f"{error.type}: {shortened(message, max(20, room - columns(error.type) - 2), dots)}"
 
 
 def _message(error: ErrorFacts, page: Page) -> list[Line]:

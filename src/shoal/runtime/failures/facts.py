@@ -18,6 +18,8 @@ from shoal.errors import UsageError
 
 FORMAT, VERSION = "shoal-failure", 1
 MESSAGE_CHARACTERS = 8192
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+_MOST_PROCESSES = 1 << 20
 
 T = TypeVar("T")
 
@@ -32,7 +34,14 @@ class ProcessSet(tuple[int, ...]):
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[int, int]]) -> ProcessSet:
-        """Return the processes of inclusive ranges."""
+        """Return the processes of inclusive ranges.
+
+        Raises:
+          UsageError: they are too many for a job.
+        """
+        ranges = [(int(first), int(last)) for first, last in ranges]
+        if sum(max(0, last - first) for first, last in ranges) > _MOST_PROCESSES:
+            raise UsageError("a list of processes is too long")
         return cls(number for first, last in ranges for number in range(first, last + 1))
 
     @property
@@ -83,6 +92,7 @@ class ErrorFacts:
     caused_by: tuple[ErrorFacts, ...] = ()
     place: str = ""  # "conf.py:12", of one in `caused_by`
     leaves: tuple[ErrorFacts, ...] = ()  # of an exception group
+    more_leaves: int = 0
     repeats: int = 0  # frames that recursion repeats, and `frames` leaves out
 
 
@@ -169,6 +179,7 @@ class Cause:
     thread: str = ""  # empty: the main thread
     thread_age_s: float | None = None  # how long before the failure the thread had raised
     frames: tuple[StackFrame, ...] = ()  # the outermost first
+    more_frames: int = 0  # left out in the middle
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)  # package -> frames
     step: int | None = None
     place: CallPlace | None = None
@@ -253,7 +264,7 @@ def of_json(kind: type[T], data: Mapping[str, Any]) -> T:
     """Return the facts of what `to_json` returned, or of what a later version wrote.
 
     Raises:
-      UsageError, ValueError, TypeError, KeyError, AttributeError: it is something else.
+      UsageError, or another of UNREADABLE: it is something else.
     """
     if kind is JobFailure and data.get("format") != FORMAT:
         raise UsageError(f"not {FORMAT}: {data.get('format')!r}")

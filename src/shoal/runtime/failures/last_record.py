@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import linecache
 import os
@@ -34,6 +35,7 @@ from shoal.errors import (
 from shoal.paths import open_no_link
 from shoal.runtime.failures.facts import (
     MESSAGE_CHARACTERS,
+    UNREADABLE,
     CallPlace,
     Cause,
     CheckpointFacts,
@@ -52,9 +54,12 @@ from shoal.tracebacks import BUG, is_installed, is_ours, is_own_file
 
 VARIABLE = "SHOAL_RECORD_FILE"
 BEGIN, END = b"\x1e[shoal: for the log]\x1e\n", b"\x1e[shoal: for all]\x1e\n"
-_BYTES = 64 << 10
+_BYTES = 64 << 10  # of a record
+_READ_BYTES = 1 << 20  # of its file
+_MOST = (MESSAGE_CHARACTERS, 1000, 100)  # characters of each text, until it fits
 _FRAMES = 40  # the outermost and the innermost of them
 _CHAIN = 3
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _OF_JAX = "For simplicity, JAX has removed its internal frames"  # the note on a traceback
 _LEAVES = 20
 _SOURCE = 200  # characters of a line of source
@@ -88,6 +93,7 @@ def record(
     step: int | None = None,
     point: CalledAt | None = None,
     because_of: Mapping[int, str] | None = None,
+    record_file: tuple[str, int] = ("", -1),
 ) -> bool:
     """Record an uncaught exception; return whether a launcher can read it.
 
@@ -95,21 +101,32 @@ def record(
       process: this one, in its job.
       point: where it has waited last.
       because_of: the processes whose end led to it; None: those that it names, if any.
+      record_file: its path, and a descriptor for a process that can open no more files; as the
+        environment says, if not given.
 
     Never raises: the end of the process is more important.
     """
-    path = _path()
+    path = record_file[0] or _path()
     if not path:
         return False
     try:
-        cause = cause_of(error, process=process, step=step, point=point)
+        at_s = time.monotonic()
         because_of = _peers(error) if because_of is None else because_of
         peers = None if because_of is None else ProcessSet(because_of)
-        one = LastRecord(pid=os.getpid(), at_s=time.monotonic(), cause=cause, because_of=peers)
-        data = json.dumps(to_json(one)).encode() + b"\n"
-        if len(data) > _BYTES:
+        for most in _MOST:
+            cause = cause_of(error, process=process, step=step, point=point, most=most)
+            one = LastRecord(pid=os.getpid(), at_s=at_s, cause=cause, because_of=peers)
+            data = json.dumps(to_json(one)).encode() + b"\n"
+            if len(data) <= _BYTES:
+                break
+        else:
             return False
-        file = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            file = open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError:
+            if not os.path.samestat(os.fstat(record_file[1]), os.stat(path)):
+                raise  # the program has closed it, and has another file there
+            return os.write(record_file[1], data) == len(data)
         try:
             return os.write(file, data) == len(data)
         finally:
@@ -128,11 +145,11 @@ def take(path: str, pid: int) -> LastRecord | None:
     """Return the last record of a process, and remove the file; None if there is none."""
     found = None
     with contextlib.suppress(OSError):
-        with open(path, "rb") as file:
-            lines = file.read().splitlines()
+        with open(open_no_link(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            lines = file.read(_READ_BYTES).splitlines()
         os.unlink(path)
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            with contextlib.suppress(*UNREADABLE):
                 one = of_json(LastRecord, json.loads(line))
                 found = one if one.pid == pid else found
     return found
@@ -147,13 +164,19 @@ def take_fault(path: str) -> tuple[StackFrame, ...]:
       path: of its record.
     """
     try:
-        with open(f"{path}.fault", errors="replace") as file:
-            text = file.read()
-        os.unlink(f"{path}.fault")
+        file = open_no_link(fault_file(path), os.O_RDONLY | os.O_NONBLOCK)
+        with open(file, errors="replace") as stream:
+            text = stream.read(_READ_BYTES)
+        os.unlink(fault_file(path))
     except OSError:
         return ()
-    _, _, stack = text.partition("(most recent call first):")
+    _, _, stack = text.rpartition("(most recent call first):")
     return _frames_of(stack)
+
+
+def fault_file(path: str) -> str:
+    """Return the file in which faulthandler writes, beside that of the record."""
+    return f"{path}.fault"
 
 
 def for_launcher() -> contextlib.AbstractContextManager[None]:
@@ -181,7 +204,8 @@ def for_the_log(is_recorded: bool) -> Iterator[None]:
 def _mark(mark: bytes) -> None:
     with contextlib.suppress(Exception):  # the program may have closed or replaced the stream
         sys.stderr.flush()
-        os.write(2, mark)
+        if (file := sys.stderr.fileno()) in (1, 2):
+            os.write(file, mark)
 
 
 def cause_of(
@@ -190,17 +214,22 @@ def cause_of(
     process: int | None = None,
     step: int | None = None,
     point: CalledAt | None = None,
+    most: int = MESSAGE_CHARACTERS,
 ) -> Cause:
-    """Return the facts of an exception of this process."""
-    frames, left_out = _stack(error)
-    facts = _facts(error, _CHAIN)
+    """Return the facts of an exception of this process, with `most` characters of each text."""
+    frames, left_out, repeats = _stack(error)
+    facts = dataclasses.replace(_facts(error, _CHAIN, most), repeats=repeats)
+    shown = frames
+    if len(frames) > _FRAMES:
+        shown = (*frames[: _FRAMES // 2], *frames[-_FRAMES // 2 :])
     return Cause(
         processes=ProcessSet([] if process is None else [process]),
         kind=next((kind for of, kind in _KINDS if isinstance(error, of)), "exception"),
-        exit_code=_exit_code(error),
+        exit_code=exit_code_of(error),
         error=facts,
         is_bug=BUG in facts.notes,
-        frames=frames,
+        frames=shown,
+        more_frames=len(frames) - len(shown),
         left_out=left_out,
         step=step,
         place=None if point is None else place_of(point),
@@ -253,7 +282,7 @@ def source_at(file: str, line: int) -> str:
     if not file or file.startswith("<"):
         return ""
     for module in [*sys.modules.values()]:
-        whole = getattr(module, "__file__", None)
+        whole = vars(module).get("__file__")
         if isinstance(whole, str) and (whole == file or whole.endswith(os.sep + file)):
             return linecache.getline(whole, line).strip()[:_SOURCE]
     return ""
@@ -269,18 +298,22 @@ def _peers(error: BaseException) -> Mapping[int, str] | None:
     return None
 
 
-def _exit_code(error: BaseException) -> int:
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a process that an exception ends."""
     if isinstance(error, ShoalError):
         return error.exit_code
     if isinstance(error, SystemExit):
         return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
-    return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _facts(error: BaseException, depth: int) -> ErrorFacts:
+def _facts(error: BaseException, depth: int, most: int) -> ErrorFacts:
     """Return an exception, and those that led to it."""
     kind = type(error)
-    message = text_of(error.code if isinstance(error, SystemExit) else error)
+    if isinstance(error, SyntaxError) and error.msg:
+        message = text_of(error.msg)  # the place is the last frame
+    else:
+        message = text_of(error.code if isinstance(error, SystemExit) else error)
     inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     leaves = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     trace = error.__traceback__
@@ -290,12 +323,13 @@ def _facts(error: BaseException, depth: int) -> ErrorFacts:
     return ErrorFacts(
         type=kind.__qualname__,
         module=kind.__module__,
-        message=message[:MESSAGE_CHARACTERS],
-        message_characters=len(message) if len(message) > MESSAGE_CHARACTERS else None,
-        notes=tuple(text_of(note)[:MESSAGE_CHARACTERS] for note in notes[:_CHAIN]),
-        caused_by=() if inner is None or not depth else (_facts(inner, depth - 1),),
+        message=message[:most],
+        message_characters=len(message) if len(message) > most else None,
+        notes=tuple(text_of(note)[:most] for note in notes[:_CHAIN]),
+        caused_by=() if inner is None or not depth else (_facts(inner, depth - 1, most),),
         place="" if trace is None else _short(trace.tb_frame, trace.tb_lineno),
-        leaves=tuple(_facts(leaf, 0) for leaf in leaves[:_LEAVES]) if depth else (),
+        leaves=tuple(_facts(leaf, 0, most) for leaf in leaves[:_LEAVES]) if depth else (),
+        more_leaves=max(0, len(leaves) - _LEAVES),
     )
 
 
@@ -303,8 +337,9 @@ def _short(frame: FrameType, line: int | None) -> str:
     return site_of(frame, line).rpartition(" (")[0]
 
 
-def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int]]:
-    """Return the program's own frames, and how many of each package stand below the last of them.
+def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int], int]:
+    """Return the program's own frames, how many of each package stand below the last of them, and
+    how many are left out since recursion repeats them.
 
     All frames if the user asks for them, or if the error is a bug; the innermost three if none is
     the program's.
@@ -316,19 +351,29 @@ def _stack(error: BaseException) -> tuple[tuple[StackFrame, ...], dict[str, int]
             function="<module>",
             source=(error.text or "").strip()[:_SOURCE],
         )
-        return (*_own(error), place), {}
+        return (*_own(error), place), {}, 0
     entries = [*_entries(error.__traceback__)]
     shows_all = settings.text("SHOAL_TRACEBACK") == "full" or BUG in getattr(error, "__notes__", ())
     own = [i for i, entry in enumerate(entries) if shows_all or is_of_program(entry.tb_frame)]
     if not own:
-        return tuple(map(_frame, entries[-3:])), {}
+        return tuple(map(_frame, entries[-3:])), {}, 0
     if isinstance(error, SystemExit):  # raised by the hook of `sys.exit`
         entries = entries[: own[-1] + 1]
     below = Counter(_owner(entry.tb_frame) for entry in entries[own[-1] + 1 :])
-    chosen = [entries[i] for i in own]
-    if len(chosen) > _FRAMES:
-        chosen = [*chosen[: _FRAMES // 2], *chosen[-_FRAMES // 2 :]]
-    return tuple(map(_frame, chosen)), dict(below)
+    chosen, repeats = _unrepeated([entries[i] for i in own])
+    return tuple(map(_frame, chosen)), dict(below), repeats
+
+
+def _unrepeated(entries: list[TracebackType]) -> tuple[list[TracebackType], int]:
+    """Return entries without the longest run of one line, and its length, if that is recursion."""
+    runs = [
+        [*run]
+        for _, run in itertools.groupby(entries, lambda at: (at.tb_frame.f_code, at.tb_lineno))
+    ]
+    longest = max(runs, key=len)
+    if len(longest) <= _FRAMES:
+        return entries, 0
+    return [at for run in runs for at in (run[:1] if run is longest else run)], len(longest) - 1
 
 
 def _own(error: BaseException) -> Sequence[StackFrame]:

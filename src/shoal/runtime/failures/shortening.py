@@ -20,8 +20,8 @@ MESSAGE_HEAD, MESSAGE_TAIL = 240, 80  # characters of a message that are kept
 _URL_USER = re.compile(r"""(?<=://)[^\s/'"]*@""")
 _BEARER = re.compile(r"\b(Bearer|Basic) +[A-Za-z0-9._~+/=-]{8,}")
 _ASSIGNED = re.compile(
-    r"""(?<![\w-])([\w-]{1,100})(["']?\s{0,3}[:=]\s{0,3})"""
-    r"""(b?"(?:[^"\\]|\\.)*"|b?'(?:[^'\\]|\\.)*'|[^\s,;&)\]}]+)"""
+    r"""(?<![\w-])([\w-]{1,100})(["']?\]?\s{0,3}[:=]\s{0,3}|["']\s{0,3},\s{0,3})"""
+    rf"""(?!{re.escape(HIDDEN)})(?=(b?"(?:[^"\\]|\\.)*"|b?'(?:[^'\\]|\\.)*'|[^\s,;&)\]}}]+))"""
 )
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSWORD|KEY")
 _SECRET_NAME = re.compile(
@@ -49,7 +49,12 @@ def without_secrets(text: str) -> str:
     """
     text = _URL_USER.sub(f"{HIDDEN}@", text)
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
-    return _ASSIGNED.sub(_hide_value, text)
+    parts, end = [], 0
+    for found in _ASSIGNED.finditer(text):  # a value may itself be a name, of the next value
+        if found.start() >= end and _names_secret(found[1]):
+            parts += [text[end : found.start(3)], HIDDEN]
+            end = found.end(3)
+    return "".join([*parts, text[end:]])
 
 
 def is_secret_leaf(path: str) -> bool:
@@ -58,10 +63,8 @@ def is_secret_leaf(path: str) -> bool:
     return bool(_SECRET_LEAF.search(path)) or any(map(_is_secret_variable, names))
 
 
-def _hide_value(found: re.Match[str]) -> str:
-    name = found[1]
-    is_secret = _is_secret_variable(name) or _SECRET_NAME.search(name) is not None
-    return f"{name}{found[2]}{HIDDEN}" if is_secret else found[0]
+def _names_secret(name: str) -> bool:
+    return _is_secret_variable(name) or _SECRET_NAME.search(name) is not None
 
 
 def _is_secret_variable(name: str) -> bool:

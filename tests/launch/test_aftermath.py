@@ -1,0 +1,134 @@
+"""The facts of a failure, from how the processes of a job ended."""
+
+from __future__ import annotations
+
+import signal
+
+from shoal.errors import DivergenceError, PeerFailedError
+from shoal.launch.aftermath import EndedJob
+from shoal.launch.news import Gone, Whereabouts
+from shoal.launch.report import Ending
+from shoal.runtime.failures.facts import (
+    CallPlace,
+    Difference,
+    DivergenceSide,
+    Memory,
+    ProcessSet,
+    StackFrame,
+)
+from shoal.runtime.failures.last_record import LastRecord, cause_of
+from shoal.runtime.rules.point import Point
+
+BARRIER = Point("step", fingerprint="barrier", site="train.py:6 (main)")
+TERM = (signal.SIGTERM,)
+
+
+def ended(process, error=None, *, code=1, because_of=None, failed_s=2.0, **more):
+    record = None
+    if error is not None:
+        cause = cause_of(error, process=process, step=3, point=BARRIER)
+        peers = None if because_of is None else ProcessSet(because_of)
+        record = LastRecord(pid=1, at_s=failed_s, cause=cause, because_of=peers)
+    log = f"/logs/p{process:04d}.log"
+    return Ending(process, code, failed_s, log=log, record=record, ended_s=failed_s, **more)
+
+
+def failure_of(*endings):
+    job = EndedJob(endings, len(endings), 1.0)
+    return job.of_process(endings[0], endings[0].code if endings[0].code > 0 else 1)
+
+
+def learned(process, of):
+    return ended(process, PeerFailedError("b", failed={of: "x"}), code=72, because_of=[of])
+
+
+def test_the_others_waited_or_went_on_to_an_error_of_their_own():
+    own = ended(3, KeyError("cleanup"), because_of=[0])
+    failure = failure_of(ended(0, ValueError("no data")), learned(1, 0), learned(2, 0), own)
+    assert failure.headline == "process 0 of 4 raised ValueError"
+    waiting, later = failure.others
+    assert (waiting.processes, waiting.state, waiting.place.call) == ((1, 2), "waiting", "barrier")
+    assert (later.processes, later.words) == ((3,), "then raised KeyError: 'cleanup'")
+
+
+def test_failures_that_are_alike_are_one_and_others_of_their_own_follow():
+    alike = [ended(p, KeyError("adamw"), failed_s=2.0 + p) for p in (0, 2)]
+    other = ended(1, OSError("no space"), failed_s=2.5)
+    failure = failure_of(alike[0], other, alike[1])
+    assert [cause.processes for cause in failure.causes] == [(0, 2), (1,)]
+    assert failure.headline.endswith("(1 of 2 errors)")
+    assert failure.failed_after_s == 1.0
+    assert failure.others == ()
+
+
+def test_what_jax_raises_once_another_process_is_gone_is_no_failure_of_its_own():
+    torn = ended(1, RuntimeError("Gloo: Connection closed by peer"), failed_s=2.1)
+    failure = failure_of(ended(0, code=-9), torn)
+    assert [cause.kind for cause in failure.causes] == ["signal"]
+    assert failure.others[0].words.startswith("raised RuntimeError")
+
+
+def test_without_a_record_it_is_as_the_others_know_it():
+    words = "pkg.errors.Odd: no (data) (train.py:31 (main))\nTraceback (most recent call last):\n"
+    at = Whereabouts(7, CallPlace(call="barrier", name="x", file="train.py", line=6), True)
+    gone = Gone("failed", words, 2.0, at=at)
+    (cause,) = failure_of(ended(0, gone=gone)).causes
+    assert (cause.error.type, cause.error.message) == ("Odd", "no (data)")
+    assert cause.frames == (StackFrame(file="train.py", line=31, function=""),)
+    assert (cause.step, cause.place) == (7, at.place)
+    (cause,) = failure_of(ended(0, code=3)).causes
+    assert (cause.kind, cause.error) == ("exit", None)
+    assert "no record" in cause.words[0]
+
+
+def test_a_process_that_did_not_end_by_itself_says_so():
+    (cause,) = failure_of(ended(0, ValueError("x"), code=-15, sent=TERM)).causes
+    assert cause.words == ("It did not end by itself, and was ended by shoal run with SIGTERM.",)
+    assert cause.exit_code is None
+
+
+def test_the_memory_of_the_cgroup_is_shown_only_if_that_ended_it():
+    counted = Memory(peak_bytes=5, cgroup_oom_kills=1, cgroup_peak_bytes=7, cgroup_limit_bytes=8)
+    (cause,) = failure_of(ended(0, code=-9, memory=counted)).causes
+    assert cause.memory == counted
+    (cause,) = failure_of(
+        ended(0, code=-9, memory=Memory(peak_bytes=5, cgroup_oom_kills=0, cgroup_peak_bytes=7))
+    ).causes
+    assert cause.memory == Memory(peak_bytes=5, cgroup_oom_kills=0)
+
+
+def test_a_crash_has_its_line_and_a_signal_from_outside_has_none():
+    at = (StackFrame(file="train.py", line=5, function="f"),)
+    (crash,) = failure_of(ended(0, code=-11, crashed_at=at)).causes
+    assert (crash.frames, crash.sent_by_launcher) == (at, None)
+    (killed,) = failure_of(ended(0, code=-9, crashed_at=at)).causes
+    assert (killed.frames, killed.sent_by_launcher) == ((), False)
+
+
+def test_the_log_of_another_host_is_named_where_it_is():
+    failure = failure_of(ended(0, ValueError("x"), host="b"))
+    assert failure.causes[0].log == "b:/logs/p0000.log"
+    assert failure.hosts == {"b": (0,)}
+
+
+def test_sides_that_only_late_processes_know_are_added():
+    def diverged(process, *sides, what="shape"):
+        rows = tuple(DivergenceSide(processes=ProcessSet(of), said=said) for of, said in sides)
+        error = DivergenceError("b", difference=Difference(what=what, call="put", sides=rows))
+        return ended(process, error, code=70)
+
+    first, other = ([0], "f4[8]"), ([1], "f4[4]")
+    failure = failure_of(
+        diverged(0, first, other),
+        diverged(1, first, other),
+        diverged(2, first, ([1, 2], "f4[4]")),
+        diverged(3, ([3], "a"), what="tree"),
+    )
+    (cause,) = failure.causes
+    assert cause.processes == (0, 1, 2, 3)
+    assert [(side.processes, side.said) for side in cause.difference.sides] == [
+        ((0,), "f4[8]"),
+        ((1, 2), "f4[4]"),
+    ]
+    assert cause.error is None
+    assert failure.headline == "processes gave put different shapes"
