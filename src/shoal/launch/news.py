@@ -52,7 +52,8 @@ def whereabouts_of(row: Mapping[str, Any] | None) -> Whereabouts | None:
     if row is None:
         return None
     point = Point(str(row["name"]), fingerprint=str(row["call"]), site=str(row["site"]))
-    place = dataclasses.replace(place_of(point), age_s=float(row["age_s"]))
+    # The launcher has other modules than the program: it would find another file of that name.
+    place = dataclasses.replace(place_of(point), age_s=float(row["age_s"]), source="")
     is_known = bool(place.call or place.file)
     return Whereabouts(row["step"], place if is_known else None, bool(row["waits"]))
 

@@ -48,7 +48,7 @@ from shoal.runtime.failures.facts import (
     of_json,
     to_json,
 )
-from shoal.runtime.system.callsite import site_of
+from shoal.runtime.system.callsite import site_of, source_at, split_site
 from shoal.runtime.system.failure_words import causes_of, is_of_program, text_of
 from shoal.tracebacks import BUG, is_installed, is_ours, is_own_file
 
@@ -63,8 +63,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _OF_JAX = "For simplicity, JAX has removed its internal frames"  # the note on a traceback
 _LEAVES = 20
 _SOURCE = 200  # characters of a line of source
-_SITE = re.compile(r"(?:.*\()?([^()]+):(\d+) \([^()]*\)\)?", re.DOTALL)
-_MET = re.compile(r"(?:step \d+, )?last at (?:'(.*)'|.*?) (\(.*\)), ([\d.]+) s ago")
+_MET = re.compile(r"(?:step \d+, )?last at (?:'(.*)'|.*?) \((.*)\), ([\d.]+) s ago")
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (DivergenceError, "diverged"),
     (DeadlineError, "deadline"),
@@ -267,25 +266,9 @@ def place_at(call: str, name: str, site: str) -> CallPlace:
     >>> place.call, place.name, place.file, place.line
     ('barrier', 'step', 'train.py', 6)
     """
-    found = _SITE.fullmatch(site)
-    file, line = (found[1], int(found[2])) if found else ("", 0)
+    file, line = split_site(site)
     shown = "" if name == call else name
-    return CallPlace(call=call, name=shown, file=file, line=line, source=source_at(file, line))
-
-
-def source_at(file: str, line: int) -> str:
-    """Return a line of source of this program, "" if it cannot be read.
-
-    Args:
-      file: as `callsite` gives it, relative to the root of its imports.
-    """
-    if not file or file.startswith("<"):
-        return ""
-    for module in [*sys.modules.values()]:
-        whole = vars(module).get("__file__")
-        if isinstance(whole, str) and (whole == file or whole.endswith(os.sep + file)):
-            return linecache.getline(whole, line).strip()[:_SOURCE]
-    return ""
+    return CallPlace(call=call, name=shown, file=file, line=line, source=source_at(site))
 
 
 def _peers(error: BaseException) -> Mapping[int, str] | None:
