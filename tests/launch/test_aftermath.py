@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from shoal.errors import DivergenceError, PeerFailedError
+from shoal.errors import DeadlineError, DivergenceError, PeerFailedError
 from shoal.launch.aftermath import EndedJob
 from shoal.launch.news import Gone, Whereabouts
 from shoal.launch.report import Ending
@@ -78,7 +78,25 @@ def test_without_a_record_it_is_as_the_others_know_it():
     assert (cause.step, cause.place) == (7, at.place)
     (cause,) = failure_of(ended(0, code=3)).causes
     assert (cause.kind, cause.error) == ("exit", None)
-    assert "no record" in cause.words[0]
+    assert cause.words[0].startswith("No exception and no sys.exit was recorded: ")
+
+
+def test_a_process_that_ended_at_no_call_of_shoal_was_last_seen_after_one():
+    place = CallPlace(call="initialize", file="train.py", line=1, age_s=2.0)
+    for is_waiting in (False, True):
+        gone = Gone("lost", "its connection closed", 2.0, at=Whereabouts(4, place, is_waiting))
+        (cause,) = failure_of(ended(0, code=3, gone=gone)).causes
+        assert cause.step == 4
+        assert (cause.place, cause.last_met) == ((place, None) if is_waiting else (None, place))
+
+
+def test_processes_that_did_not_arrive_were_running_if_they_had_to_be_ended():
+    error = DeadlineError("late", name="ready", waited_s=6.0, missing=[1], last_words={1: "?"})
+    waited = ended(0, error, code=73)
+    failure = failure_of(waited, Ending(1, -15, None, TERM))
+    assert failure.causes[0].words == ("Process 1 was still running.",)
+    assert failure.advice[0].startswith("If process 1 is only slow, raise timeout_s= of this call")
+    assert failure_of(waited, Ending(1, 0, None)).causes[0].words == ()
 
 
 def test_a_process_that_did_not_end_by_itself_says_so():

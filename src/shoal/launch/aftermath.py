@@ -112,13 +112,16 @@ class EndedJob(NamedTuple):
         found = _recorded(ending) or _by_itself(ending)
         code = None if ending.sent else shell_code(ending.code)
         place, step = _last_call(ending, found)
+        at = ending.gone.at if ending.gone is not None else None
+        is_past = found.error is None and at is not None and not at.is_waiting
         return dataclasses.replace(
             found,
             processes=ProcessSet([ending.process]),
             at_s=at_s,
             exit_code=code,
             step=step,
-            place=place,
+            place=None if is_past else place,
+            last_met=place if is_past else None,
             log=f"{ending.host}:{ending.log}" if ending.host and log else log,
         )
 
@@ -140,8 +143,18 @@ class EndedJob(NamedTuple):
             late = [e for e in self.endings if e.process in missing and len(missing) == 1]
             log = self._cause(late[0]).log if late else ""
             processes = missing or processes
+            alive = missing and all(e.sent for e in self.endings if e.process in missing)
+            was = "was" if len(missing) == 1 else "were"
+            running = listed(missing).capitalize() + f" {was} still running."
             return dataclasses.replace(
-                first, wait=wait, processes=processes, log=log, error=None, frames=(), left_out={}
+                first,
+                wait=wait,
+                processes=processes,
+                log=log,
+                words=(running,) if alive else (),
+                error=None,
+                frames=(),
+                left_out={},
             )
         if first.difference is not None:
             sides = _joined(first.difference, [cause.difference for cause in causes])
@@ -245,11 +258,11 @@ def _by_itself(ending: Ending) -> Cause:
             frames=() if is_outside else ending.crashed_at,
             memory=_memory(ending) if name == "SIGKILL" else None,
         )
-    words = "It left no record of an exception or of sys.exit: os._exit, for example."
+    words = "No exception and no sys.exit was recorded: os._exit, or exit() in native code."
     if ending.gone is not None and ending.gone.state == "failed":
         return _as_reported(cause, headline_of_words(ending.gone.words))
     if ending.code == 0:
-        words = "It ended before it left the job, by os._exit, for example."
+        words = "It ended before it left the job: os._exit, or exit() in native code."
     elif ending.code == REQUEUE:
         words = _REQUEUED
     return dataclasses.replace(cause, words=(words,))
@@ -380,11 +393,16 @@ def _advice(causes: Sequence[Cause]) -> tuple[str, ...]:
     (first, *_) = causes or (None,)
     if first is None:
         return ()
+    of = listed(first.processes)
+    is_slow = f"If {of} {'is' if len(first.processes) == 1 else 'are'} only slow, raise timeout_s"
     if first.kind == "not_joined":
         by = "shoal.initialize or jax.distributed.initialize"
-        return (f"Every process must call {by}.",)
+        return (f"Every process must call {by}. {is_slow}.",) if first.wait else ()
     if first.kind == "deadline":
-        return ("If it is only slow, raise timeout_s= of this call, or SHOAL_TIMEOUT_S.",)
+        return (f"{is_slow} of this call, or SHOAL_TIMEOUT_S where it has none.",)
+    if first.kind == "stalled":
+        limit = "--stalled-after or SHOAL_STALLED_AFTER_S"
+        return (f"The limit is that of {limit}. The stacks of each are in its log.",)
     if first.kind == "checkpoint" and first.exit_code == CorruptCheckpoint.exit_code:
         return ("No value of it was returned. Restore another step, or put back a good copy.",)
     if (found := first.difference) is not None:

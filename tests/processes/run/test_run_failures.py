@@ -201,7 +201,7 @@ def test_the_death_of_the_hosts_keeper_is_not_blamed_on_a_process(launch):
         ),
         (
             "import os; os._exit(5)",
-            "ended with exit code 5\n  It left no record of an exception or of sys.exit: os._exit,",
+            "ended with exit code 5\n  No exception and no sys.exit was recorded: os._exit,",
         ),
     ],
 )
