@@ -95,7 +95,7 @@ def test_processes_that_did_not_arrive_were_running_if_they_had_to_be_ended():
     waited = ended(0, error, code=73)
     failure = failure_of(waited, Ending(1, -15, None, TERM))
     assert failure.causes[0].words == ("Process 1 was still running.",)
-    assert failure.advice[0].startswith("If process 1 is only slow, raise timeout_s= of this call")
+    assert failure.advice[0].startswith("If process 1 is only slow, raise timeout_s of this call")
     assert failure_of(waited, Ending(1, 0, None)).causes[0].words == ()
 
 
