@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 from shoal.errors import DeadlineError, DivergenceError, PeerFailedError
@@ -97,6 +98,11 @@ def test_processes_that_did_not_arrive_were_running_if_they_had_to_be_ended():
     assert failure.causes[0].words == ("Process 1 was still running.",)
     assert failure.advice[0].startswith("If process 1 is only slow, raise timeout_s of this call")
     assert failure_of(waited, Ending(1, 0, None)).causes[0].words == ()
+    cause = dataclasses.replace(cause_of(OSError("b.bin")), thread="loader")
+    loader = LastRecord(pid=1, at_s=1.5, cause=cause)
+    (cause,) = failure_of(waited, Ending(1, -15, None, TERM, threads=(loader,))).causes
+    assert (cause.thread, cause.thread_age_s) == ("loader", 0.5)
+    assert cause.error.message == "b.bin"
 
 
 def test_a_process_that_did_not_end_by_itself_says_so():

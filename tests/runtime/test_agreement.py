@@ -33,7 +33,7 @@ def agree_all(calls, payloads=None, job=None, **more):
 
 
 ENDED = "(nothing: it ends before)"
-SAME_CALLS = "All processes must make the same collective calls, in the same order."
+SAME_CALLS = "All processes of a group must make the same collective calls, in the same order."
 SAME_LEAVES = "broadcast needs the same tree, shapes and dtypes on every process."
 
 

@@ -125,6 +125,12 @@ class EndedJob(NamedTuple):
             log=f"{ending.host}:{ending.log}" if ending.host and log else log,
         )
 
+    def _before(self, cause: Cause, at_s: float) -> float | None:
+        """Return how long before a failure something happened."""
+        if cause.at_s is None:
+            return None
+        return round(max(0.0, self.start_s + cause.at_s - at_s), 1)
+
     def _of_all(self, first: Cause, shared: Sequence[Ending]) -> Cause:
         """Return a failure that all who met have been given."""
         causes = [self._cause(ending) for ending in shared]
@@ -142,6 +148,7 @@ class EndedJob(NamedTuple):
             wait = dataclasses.replace(first.wait, call=call, arrived=tuple(waiting))
             late = [e for e in self.endings if e.process in missing and len(missing) == 1]
             log = self._cause(late[0]).log if late else ""
+            raised = late[0].threads[-1] if late and late[0].threads else None
             processes = missing or processes
             alive = missing and all(e.sent for e in self.endings if e.process in missing)
             was = "was" if len(missing) == 1 else "were"
@@ -152,9 +159,11 @@ class EndedJob(NamedTuple):
                 processes=processes,
                 log=log,
                 words=(running,) if alive else (),
-                error=None,
-                frames=(),
-                left_out={},
+                error=raised.cause.error if raised else None,
+                frames=raised.cause.frames if raised else (),
+                left_out=raised.cause.left_out if raised else {},
+                thread=raised.cause.thread if raised else "",
+                thread_age_s=self._before(first, raised.at_s) if raised else None,
             )
         if first.difference is not None:
             sides = _joined(first.difference, [cause.difference for cause in causes])

@@ -15,7 +15,7 @@ from shoal.launch import child
 from shoal.launch.loop import Loop
 from shoal.launch.output import LineStream, Log, Outlet
 from shoal.launch.report import Ending
-from shoal.runtime.failures.facts import Memory, StackFrame
+from shoal.runtime.failures.facts import Memory
 from shoal.runtime.failures.last_record import LastRecord, take, take_fault
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.process_status import is_stopped, shows_own_pids
@@ -33,8 +33,6 @@ class ChildProcess:
     ) -> None:
         self.index, self.popen, self.log = index, popen, log
         self._record_file = record
-        self.record: LastRecord | None = None  # once it has ended
-        self._crashed_at: tuple[StackFrame, ...] = ()
         self.peak_bytes = 0  # resident, once it has ended
         self.code: int | None = None
         self.ended_s = math.inf
@@ -44,33 +42,34 @@ class ChildProcess:
         self.is_lost = False  # lost to the others while alive
 
     def ending(self) -> Ending:
-        """Return how it ended; a process that cannot even be killed counts as killed."""
-        if self.record is None:
-            self.record = take(self._record_file, self.popen.pid)
-            self._crashed_at = take_fault(self._record_file)
+        """Return how it ended; a process that cannot even be killed counts as killed.
+
+        Removes the files that it has written for the launcher.
+        """
+        taken = take(self._record_file, self.popen.pid)
         return Ending(
             self.index,
             -signal.SIGKILL if self.code is None else self.code,
-            self._failed_s(),
+            self._failed_s(taken.last),
             self.sent,
             self.log.tail.decode(errors="replace"),
             self.log.path,
             self.was_frozen,
             is_lost=self.is_lost,
             sent_s=self.sent_s,
-            record=self.record,
+            record=taken.last,
+            threads=taken.threads,
             memory=Memory(peak_bytes=self.peak_bytes or None),
             ended_s=self.ended_s,
-            crashed_at=self._crashed_at,
+            crashed_at=take_fault(self._record_file),
         )
 
-    def _failed_s(self) -> float | None:
+    def _failed_s(self, record: LastRecord | None) -> float | None:
         """Return when it failed by itself, or None.
 
         That is when it recorded its exception: what it does between that and its end (waiting for
         threads, closing devices) may take longer than the failure takes to end the others.
         """
-        record = self.record
         raises = self.sent or (self.code or 0) > 0  # else a signal ended it, not the exception
         if raises and record is not None and record.at_s < min(self.ended_s, self.sent_s):
             return record.at_s

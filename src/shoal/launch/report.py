@@ -63,6 +63,7 @@ class Ending(NamedTuple):
     is_lost: bool = False  # lost to the others while alive
     sent_s: float = math.inf  # the time of the first signal
     host: str = ""  # in a job on several hosts
+    threads: tuple[LastRecord, ...] = ()  # of threads that exceptions have ended
     memory: Memory | None = None  # of it and of its host's cgroup
     step: int = -1  # the highest that it began
     record: LastRecord | None = None  # of its failure, as it wrote it

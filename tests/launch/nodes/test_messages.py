@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import signal
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -50,6 +50,7 @@ ENDINGS = st.lists(
         st.booleans(),
         gone=st.none(),
         record=st.none() | st.sampled_from(RECORDS),
+        threads=st.lists(st.sampled_from(RECORDS)).map(tuple),
         memory=st.none() | st.builds(Memory, peak_bytes=st.integers(1, 1 << 40)),
         ended_s=TIMES_S | st.just(math.inf),
         is_lost=st.booleans(),
@@ -74,13 +75,15 @@ def test_endings_arrive_on_the_clock_of_node_0(endings, trouble, shift_s, reache
     assert (came.trouble, came.reached) == (trouble, reached)
     for sent, ending in zip(endings, came.endings, strict=True):
         failed_s = None if sent.failed_s is None else sent.failed_s + shift_s
+        moved = (replace(one, at_s=one.at_s + shift_s) for one in sent.threads)
+        sent = sent._replace(threads=tuple(moved))
         times_s = {"sent_s": sent.sent_s + shift_s, "ended_s": sent.ended_s + shift_s}
         assert ending == sent._replace(failed_s=failed_s, host="h", **times_s)
 
 
 @given(st.integers(-30, 255), st.lists(TEXT).map(tuple), TEXT, st.booleans())
 def test_a_verdict_arrives(code, lines, sentence, flag):
-    cause = dataclasses.replace(RECORDS[0].cause, words=(sentence,))
+    cause = replace(RECORDS[0].cause, words=(sentence,))
     failure = JobFailure(kind="exception", headline=sentence, exit_code=code, causes=(cause,))
     verdict = Conclusion(code, lines, failure if flag else None, has_failed=flag, again=flag)
     assert verdict_of(frame_of(pack_verdict(verdict)).body) == verdict

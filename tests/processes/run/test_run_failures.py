@@ -60,6 +60,27 @@ def test_a_frozen_process_is_named_and_not_those_who_lost_it(launch):
     assert launch.leaves_nobody()
 
 
+def test_a_thread_that_raised_is_named_with_the_wait_that_it_led_to(launch):
+    script = WAIT + (
+        "import queue, shoal, threading\n"
+        "shoal.initialize(virtual_devices=1)\n"
+        "batches = queue.Queue()\n"
+        "def load(): batches.put(open('no-such-file').read() if me == 1 else '')\n"
+        "threading.Thread(target=load, name='loader').start()\n"
+        "batch = batches.get()\n"
+        "shoal.barrier('batch', timeout_s=2)\n"
+    )
+    finished = launch.run("-n", "2", "--log-dir", "logs", script=script)
+    assert finished.code == 73, finished.err
+    assert "p1| FileNotFoundError: [Errno 2]" in finished.err, "at once"
+    assert "process 1 of 2 did not reach barrier 'batch'; a thread had raised" in finished.verdict
+    report = finished.err[finished.err.index("shoal run: failed") :]
+    assert "  Its thread 'loader' had ended with an exception, " in report
+    assert "    def load(): batches.put(open('no-such-file')" in report
+    failure = json.loads((launch.folder / "logs" / "failure.json").read_text())
+    assert failure["causes"][0]["thread"] == "loader"
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_signal_is_named_and_gives_128_more(launch, number):
     finished = launch.run(

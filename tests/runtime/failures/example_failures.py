@@ -26,6 +26,9 @@ EQUAL_TREES = "broadcast needs the same tree, shapes and dtypes on every process
 NO_FILE = "[Errno 2] No such file or directory: 'data/b.bin'"
 
 
+SAME_CALLS = "All processes of a group must make the same collective calls, in the same order."
+
+
 def these(*numbers: int) -> ProcessSet:
     return ProcessSet(numbers)
 
@@ -210,7 +213,7 @@ def differences() -> dict[str, JobFailure]:
     return {
         "11": differing(
             1.1, "call", [((1, 2), "barrier('epoch')", other), ((0,), "allgather", one)],
-            advice="All processes must make the same collective calls, in the same order.",
+            advice=SAME_CALLS,
         ),
         "12": differing(
             1.1, "name", [((2,), "'epoch 5'", name), ((0, 1), "'epoch 4'", name)], call="barrier",

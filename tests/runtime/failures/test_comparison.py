@@ -165,7 +165,13 @@ def test_what_differs_is_read_from_two_lines_about_a_leaf(lines, kind, said):
 @pytest.mark.parametrize(
     ("kind", "call", "name", "words", "need"),
     [
-        ("call", "", "", "processes made different calls", "All processes must make the same coll"),
+        (
+            "call",
+            "",
+            "",
+            "processes made different calls",
+            "All processes of a group must make the same coll",
+        ),
         ("name", "barrier", "", "processes gave a barrier different names", "A barrier needs the"),
         (
             "name",

@@ -47,13 +47,13 @@ def test_the_last_record_of_the_process_is_read_and_the_file_removed(path):
         file.write(b'{"pid": 1, "at_s": 0, "cause": {"processes": [], "kind": "exception"}}\n')
         file.write(b'{"pid": ')  # torn
     assert oct(os.stat(path).st_mode & 0o777) == "0o600"
-    found = take(path, os.getpid())
+    found = take(path, os.getpid()).last
     assert found is not None
     assert (found.cause.error.type, found.cause.error.message) == ("KeyError", "'second'")
     assert (found.cause.processes, found.cause.step) == ((2,), 7)
     assert found.because_of == (0,)
     assert not os.path.exists(path)
-    assert take(path, os.getpid()) is None
+    assert take(path, os.getpid()).last is None
 
 
 def test_nothing_is_recorded_without_a_launcher_or_through_a_link(path, tmp_path, monkeypatch):
@@ -74,7 +74,7 @@ class Hostile(Exception):
 
 def test_an_exception_that_cannot_be_shown_is_recorded(path):
     assert record(raised(lambda: (_ for _ in ()).throw(Hostile())))
-    assert take(path, os.getpid()).cause.error.type == "Hostile"
+    assert take(path, os.getpid()).last.cause.error.type == "Hostile"
 
 
 def test_the_frames_are_the_programs_and_the_rest_is_counted():
@@ -111,7 +111,7 @@ def test_recursion_and_long_messages_are_bounded(path):
     assert len(cause.error.message) == MESSAGE_CHARACTERS
     assert cause.error.message_characters == 100_000
     assert record(raised(lambda: deep(500)))
-    assert take(path, os.getpid()) is not None
+    assert take(path, os.getpid()).last is not None
 
 
 def test_causes_and_groups_are_kept():
@@ -141,12 +141,12 @@ def test_causes_and_groups_are_kept():
 )
 def test_who_led_to_it_is_recorded(path, error, kind, because_of):
     assert record(error)
-    found = take(path, os.getpid())
+    found = take(path, os.getpid()).last
     assert (found.cause.kind, found.because_of) == (kind, because_of)
     wrapped = RuntimeError("in the loop")
     wrapped.__context__ = error
     assert record(wrapped)
-    assert take(path, os.getpid()).because_of == because_of
+    assert take(path, os.getpid()).last.because_of == because_of
 
 
 def test_a_deadline_says_who_was_missing_and_where():
@@ -197,7 +197,7 @@ def test_what_is_for_the_log_stands_between_two_marks(child_env):
 def test_a_record_that_is_too_long_is_made_shorter(path):
     leaves = [ValueError(f"shard {number}: " + "日本" * 9000) for number in range(8)]
     assert record(ExceptionGroup("shards failed", leaves))
-    error = take(path, os.getpid()).cause.error
+    error = take(path, os.getpid()).last.cause.error
     assert [leaf.message[:7] for leaf in error.leaves] == [f"shard {n}" for n in range(8)]
     assert error.leaves[0].message_characters > len(error.leaves[0].message)
 
@@ -223,7 +223,7 @@ def test_a_process_that_can_open_no_file_writes_through_the_one_it_has(path, mon
     assert not record(ValueError("x"), record_file=(path, other)), "another file has its number"
     assert record(ValueError("x"), record_file=(path, file))
     monkeypatch.undo()
-    assert take(path, os.getpid()).cause.error.message == "x"
+    assert take(path, os.getpid()).last.cause.error.message == "x"
     os.close(file)
     os.close(other)
 
@@ -232,8 +232,20 @@ def test_hostile_records_are_none(path):
     for line in ('{"pid": 1e999}', "[" * 100_000, '{"processes": [[0, 1000000000]]}', "\0", "7"):
         with open(path, "w") as file:
             file.write(line + "\n")
-        assert take(path, os.getpid()) is None
+        assert take(path, os.getpid()).last is None
     with pytest.raises(ValueError, match="too long"):
         ProcessSet.of_ranges([(0, 1 << 40)])
     os.mkfifo(path)
-    assert take(path, os.getpid()) is None  # and waits for no writer
+    assert take(path, os.getpid()).last is None  # and waits for no writer
+
+
+def test_exceptions_of_threads_are_kept_beside_the_end_of_the_process(path):
+    for name in ("loader", "writer"):
+        assert record(OSError(name), thread=name)
+    assert record(KeyError("end"))
+    taken = take(path, os.getpid())
+    assert [(one.cause.thread, one.cause.error.message) for one in taken.threads] == [
+        ("loader", "loader"),
+        ("writer", "writer"),
+    ]
+    assert taken.last.cause.error.type == "KeyError"

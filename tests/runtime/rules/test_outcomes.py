@@ -20,7 +20,7 @@ from shoal.runtime.rules.point import Point
 
 ME = ThisProcess(3, [f"host{i}" for i in range(100)])
 HINT = "if they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
-SAME_CALLS = "All processes must make the same collective calls, in the same order."
+SAME_CALLS = "All processes of a group must make the same collective calls, in the same order."
 POINT = Point("epoch", site="train.py:31 (main)")
 
 

@@ -10,6 +10,7 @@ Times are on the monotonic clock of node 0: a sender converts its own (`shifted`
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import signal
@@ -149,6 +150,7 @@ def pack_end(end: JobEnd, shift_s: float) -> bytes:
             "sent": [int(number) for number in ending.sent],
             "gone": None,
             "record": ending.record and to_json(ending.record),
+            "threads": [to_json(_moved(one, shift_s)) for one in ending.threads],
             "memory": ending.memory and to_json(ending.memory),
             "crashed_at": to_json(ending.crashed_at),
         }
@@ -187,6 +189,7 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         host=host,
         step=int(row["step"]),
         record=None if row["record"] is None else of_json(LastRecord, row["record"]),
+        threads=tuple(of_json(LastRecord, one) for one in row["threads"]),
         memory=None if row["memory"] is None else of_json(Memory, row["memory"]),
         ended_s=float(row["ended_s"]),
         crashed_at=tuple(of_json(StackFrame, one) for one in row["crashed_at"]),
@@ -224,6 +227,10 @@ def signal_of(frame: Frame) -> signal.Signals:
         return signal.Signals(whole_field(frame.header, "number"))
     except ValueError:
         raise FrameError("not a signal") from None
+
+
+def _moved(record: LastRecord, shift_s: float) -> LastRecord:
+    return dataclasses.replace(record, at_s=record.at_s + shift_s)
 
 
 def _shifted(at_s: float | None, shift_s: float) -> float | None:

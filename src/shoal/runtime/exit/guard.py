@@ -6,6 +6,7 @@ the other processes, flushes, and leaves by `os._exit` with the documented code,
 teardown. It hooks
 
 * `sys.excepthook`: sends the traceback to the other processes, then prints it as usual;
+* `threading.excepthook`: records the exceptions that end other threads;
 * `sys.exit`: records the code or text, which Python keeps nowhere;
 * `atexit`, registered after JAX's own handler and therefore run before it;
 * one thread that sleeps until this process starts to end, for anything that gets stuck on the way
@@ -59,6 +60,7 @@ from shoal.tracebacks import HIDDEN, has_hidden, shorten
 DEVICE_WORK = "shoal's work on devices"  # the name of threads that do it
 _IN_TIME_S = 1.0  # for native code at the end
 _BUSY_S = 2.0  # for work on devices to end
+_MOST_THREADS = 8  # whose exceptions are recorded
 _LOOK_S = 0.25  # interval of checks whether the program has ended
 
 
@@ -82,6 +84,7 @@ class ExitGuard:
         self._agent = TorchAgent(os.environ)
         self._error: BaseException | None = None  # the uncaught exception
         self._peers: Mapping[int, str] | None = None  # whose end led to it, or to sys.exit()
+        self._recorded_threads = 0
         self._is_recorded = False  # where its launcher reads it
         self._explanation = ""  # which processes those are, if the exception does not say it
 
@@ -89,6 +92,7 @@ class ExitGuard:
         """Install the interpreter hooks; until `watch` they affect only exit codes."""
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
         self._exit, sys.exit = sys.exit, self._on_sys_exit
+        self._thread_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
         atexit.register(self._program.forget)  # after `_on_exit`: the thread may outlive both
 
     def watch(
@@ -184,6 +188,15 @@ class ExitGuard:
             if has_hidden(error) and is_alone and self._is_owner():
                 print(f"shoal: {HIDDEN}", file=sys.stderr)  # once per job
             self._excepthook(kind, error, trace)
+
+    def _on_thread_exception(self, raised: threading.ExceptHookArgs) -> None:
+        """Record an exception that ended a thread: perhaps the others will wait for what it did."""
+        error, thread = raised.exc_value, raised.thread
+        if error is not None and thread is not None and self._is_owner():
+            if not isinstance(error, SystemExit) and self._recorded_threads < _MOST_THREADS:
+                self._recorded_threads += 1
+                record(error, thread=thread.name)
+        self._thread_hook(raised)
 
     def _report_failure(self, coordinator: Coordinator, error: BaseException) -> dict[int, Member]:
         """Report an uncaught exception; return the lost processes if they may be its cause."""

@@ -29,7 +29,7 @@ _LEAF = re.compile(  # "['w']: float32[3,4] as (data, -): values 3f2a", "n: int 
 _OF_LEAVES = ("tree", "shape", "dtype", "layout")
 _SAME_LEAVES = "needs the same tree, shapes and dtypes on every process."
 _SAME_ARGUMENTS = "needs equal arguments on every process."
-_SAME_CALLS = "All processes must make the same collective calls, in the same order."
+_SAME_CALLS = "All processes of a group must make the same collective calls, in the same order."
 _SAME_LINES = (
     "All processes must make the same put, pack, create, from_host_local, relayout and feed calls, "
     "in the same order, at the same lines."

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shoal import settings
 from shoal.errors import (
@@ -92,6 +92,7 @@ def record(
     step: int | None = None,
     point: CalledAt | None = None,
     because_of: Mapping[int, str] | None = None,
+    thread: str = "",
     record_file: tuple[str, int] = ("", -1),
 ) -> bool:
     """Record an uncaught exception; return whether a launcher can read it.
@@ -100,6 +101,7 @@ def record(
       process: this one, in its job.
       point: where it has waited last.
       because_of: the processes whose end led to it; None: those that it names, if any.
+      thread: the name of the thread that it ended, if not the main one.
       record_file: its path, and a descriptor for a process that can open no more files; as the
         environment says, if not given.
 
@@ -114,6 +116,7 @@ def record(
         peers = None if because_of is None else ProcessSet(because_of)
         for most in _MOST:
             cause = cause_of(error, process=process, step=step, point=point, most=most)
+            cause = dataclasses.replace(cause, thread=thread)
             one = LastRecord(pid=os.getpid(), at_s=at_s, cause=cause, because_of=peers)
             data = json.dumps(to_json(one)).encode() + b"\n"
             if len(data) <= _BYTES:
@@ -140,9 +143,16 @@ def _path() -> str:
     return path if pid == str(os.getpid()) else ""
 
 
-def take(path: str, pid: int) -> LastRecord | None:
-    """Return the last record of a process, and remove the file; None if there is none."""
-    found = None
+class Taken(NamedTuple):
+    """What a process has recorded."""
+
+    last: LastRecord | None = None  # of its own end
+    threads: tuple[LastRecord, ...] = ()  # of threads that exceptions have ended
+
+
+def take(path: str, pid: int) -> Taken:
+    """Return the records of a process, and remove the file."""
+    found, threads = None, []
     with contextlib.suppress(OSError):
         with open(open_no_link(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             lines = file.read(_READ_BYTES).splitlines()
@@ -150,8 +160,11 @@ def take(path: str, pid: int) -> LastRecord | None:
         for line in lines:
             with contextlib.suppress(*UNREADABLE):
                 one = of_json(LastRecord, json.loads(line))
-                found = one if one.pid == pid else found
-    return found
+                if one.pid == pid and one.cause.thread:
+                    threads.append(one)
+                elif one.pid == pid:
+                    found = one
+    return Taken(found, tuple(threads))
 
 
 def take_fault(path: str) -> tuple[StackFrame, ...]:
