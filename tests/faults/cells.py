@@ -280,7 +280,7 @@ def _of_report(cell: Cell, at: float, one: Ended, learned: Mapping[str, Any]) ->
     """It is ended from outside its main line, or by the transport's error, which is explained."""
     found = []
     code = FAILED if cell.fault in FAILS else LOST
-    said = one.err or one.out  # under a launcher both are in one log
+    said = f"{one.err}\n{one.out}"  # under a launcher it is in the log, which holds both
     name = f"process {cell.named} " if isinstance(cell.named, int) else cell.named
     report = [line for line in said.splitlines() if line.startswith(("shoal: ", "  process"))]
     fates = ("has failed", "raised", "exited") if code == FAILED else ("is lost",)
