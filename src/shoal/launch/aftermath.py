@@ -37,6 +37,7 @@ from shoal.runtime.failures.facts import (
 )
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.rendering import headline_of
+from shoal.runtime.failures.shortening import capital
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import headline_of as headline_of_words
 from shoal.runtime.system.failure_words import listed, raised_at
@@ -306,7 +307,7 @@ def _lost(ending: Ending) -> str:
     if ending.was_frozen:
         return f"It was stopped by a signal (SIGSTOP), and {how}."
     words = ending.gone.words.removesuffix(" (killed?)") if ending.gone is not None else ""
-    words = words[:1].upper() + words[1:]
+    words = capital(words)
     lived = "" if ending.gone is not None and ending.gone.is_dismissed else ", but it lived on"
     return f"{words}{lived}; it {how}." if words else f"It {how}."
 
@@ -382,7 +383,7 @@ def _other(ending: Ending) -> Others:
 
 
 def _only_learned(record: LastRecord) -> bool:
-    """Return whether a process failed with the error that told it of another failure."""
+    """Return whether a process failed only with the error that reports another failure."""
     error = record.cause.error
     if record.cause.kind in (*_SHARED, "exit"):
         return record.cause.kind != "exit" or record.because_of is not None

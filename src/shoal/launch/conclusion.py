@@ -20,6 +20,7 @@ from shoal.launch.report import (
     is_from_outside,
 )
 from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet
+from shoal.runtime.failures.shortening import capital
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED
 from shoal.runtime.system.failure_words import listed
 
@@ -111,7 +112,7 @@ def _lost(job: EndedJob, losses: Sequence[Loss]) -> Conclusion:
     first = losses[0]
     having = f", with {listed(first.processes)}," if first.processes else ""
     at_s = max(0.0, first.last_seen_s - job.start_s)
-    words = [f"{first.words[:1].upper()}{first.words[1:]}."]
+    words = [f"{capital(first.words)}."]
     words += [f"{loss.name} was lost too: {loss.words}" for loss in losses[1:]]
     processes, code = ProcessSet(first.processes), ProcessLostError.exit_code
     cause = Cause(processes=processes, kind="host_lost", at_s=at_s, words=tuple(words))
@@ -126,7 +127,7 @@ def _troubled(job: EndedJob, facts: Facts) -> Conclusion:
     code = (ProcessLostError if complete else InitializeError).exit_code
     headline, *words = facts.trouble.splitlines()
     kind = "service_lost" if complete or facts.is_of_services else "not_started"
-    words = [f"{line[:1].upper()}{line[1:]}." for line in map(str.strip, words)]
+    words = [f"{capital(line)}." for line in map(str.strip, words)]
     cause = Cause(processes=ProcessSet(), kind=kind, words=tuple(words))
     failure = job.failure(kind, code, [cause], headline)
     killed = facts.is_service_killed
@@ -137,7 +138,7 @@ def _stalled(job: EndedJob, words: str) -> Conclusion:
     code = StalledError.exit_code
     headline, _, places = words.partition(": ")
     stuck = ProcessSet(e.process for e in job.endings if e.code == code)
-    lines = [f"{line[:1].upper()}{line[1:]}." for line in places.split("; ")]
+    lines = [f"{capital(line)}." for line in places.split("; ")]
     cause = Cause(processes=stuck, kind="stalled", words=tuple(lines))
     failure = job.failure("stalled", code, [cause], headline)
     return Conclusion(code, failure=failure, has_failed=True)
@@ -160,7 +161,7 @@ def _failed(root: Ending, job: EndedJob, news: News) -> Conclusion:
     is_explained = any(cause.wait is not None for cause in failure.causes)
     absent = "" if is_explained else news.absent_words()
     if failure.kind == "not_joined" and news.joined and absent:
-        failure = dataclasses.replace(failure, advice=(f"{absent[:1].upper()}{absent[1:]}.",))
+        failure = dataclasses.replace(failure, advice=(f"{capital(absent)}.",))
     return Conclusion(
         failure.exit_code,
         failure=failure,

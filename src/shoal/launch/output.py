@@ -31,7 +31,7 @@ _PIECES_OF_NOTICES = re.compile(
     rb"Expected number of connected peer ranks is : |\d)+"
 )
 _MARK = re.compile(re.escape(BEGIN) + b"|" + re.escape(END))
-_ESCAPES, _MARK_BYTES = BEGIN[:1], max(len(BEGIN), len(END))
+_ESCAPE, _MARK_BYTES = BEGIN[:1], max(len(BEGIN), len(END))
 _RESET = b"\x1b[0m"
 _CLEAR_REST = b"\x1b[K"
 
@@ -129,7 +129,7 @@ class LineStream:
         self._rest = b""  # the unfinished line
         self._shown = b""  # the part of it that is shown
         self._held = b""  # what may be the beginning of a mark
-        self._is_for_log = False  # between two marks of `record.for_the_log`
+        self._is_for_log = False  # between two marks of `last_record.for_the_log`
         self._redraws = False  # it is a progress bar
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -148,9 +148,9 @@ class LineStream:
                 self._finish(self._outlet, self._rest)
                 self._rest = b""
             self._is_for_log = found[0] == BEGIN
-        at = data.find(_ESCAPES, max(0, len(data) - _MARK_BYTES))
+        at = data.find(_ESCAPE, max(0, len(data) - _MARK_BYTES))
         while at >= 0 and not any(mark.startswith(data[at:]) for mark in (BEGIN, END)):
-            at = data.find(_ESCAPES, at + 1)
+            at = data.find(_ESCAPE, at + 1)
         if at >= 0:
             data, self._held = data[:at], data[at:]
         if data:

@@ -25,7 +25,7 @@ from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import raised_at
 
 # Exit codes for failures of other processes: never the root if a process failed by itself.
-CONSEQUENCES = (
+_CONSEQUENCE_CODES = (
     DivergenceError.exit_code,
     ProcessLostError.exit_code,
     PeerFailedError.exit_code,
@@ -217,6 +217,6 @@ def _rank(ending: Ending) -> int:
         return _TOLD if ending.sent or not ending.code else _CONSEQUENCE
     if ending.sent or not ending.code:
         return _OWN if words and ending.code and not is_of_runtime(words) else _TOLD
-    if ending.code in CONSEQUENCES:
+    if ending.code in _CONSEQUENCE_CODES:
         return _OWN if words.startswith(f"exited with code {ending.code}") else _CONSEQUENCE
     return _OWN

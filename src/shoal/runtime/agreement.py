@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
-from shoal.runtime.client.explanations import ask, key_of, tell
+from shoal.runtime.client.explanations import fetch, key_of, publish
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, find_line
@@ -78,14 +78,14 @@ def _explained(
 ) -> DivergenceError:
     """Return the error with the first line that differs, or without it if it cannot be found.
 
-    A process that arrives later, and is on no side, is not waited for: it is told what was found.
+    A process that arrives later, and is on no side, is not waited for: it fetches what was found.
     """
     deadline = time.monotonic() + limit_s
     group = tuple(sorted(process for side in known.calls for process in side.processes))
     key = key_of(known.calls)
     if coordinator.process not in group:
-        told = ask(coordinator, key, group, limit_s)
-        lines = told if isinstance(told, dict) else {}
+        found = fetch(coordinator, key, group, limit_s)
+        lines = found if isinstance(found, dict) else {}
         shown = {p: lines[str(p)] for p in group if isinstance(lines.get(str(p)), str)}
         return known.explained(shown)
     lane = f"{point.lane}: the first difference"
@@ -105,5 +105,5 @@ def _explained(
     except ShoalError:
         pass
     finally:
-        tell(coordinator, key, point, group, shown)
+        publish(coordinator, key, point, group, shown)
     return known.explained(shown)

@@ -1,8 +1,8 @@
-"""Tell processes that arrive later what the others have found to differ.
+"""Give processes that arrive later the difference that the others have found.
 
-The processes that are compared look for the first difference together, in a few rounds. Whoever
-arrives later takes no part; the lowest of them leaves the result with the meeting place, where the
-others ask for it. Only after a difference.
+The processes that are compared search for the first difference together, in a few rounds. The
+lowest of them leaves the result with the meeting place, and processes that arrive later, which take
+no part in the search, fetch it there. Nothing is sent unless there is a difference.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.hashing import short_digest
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Point
 
-_PAUSES_S = (0.002, 0.1)  # between two questions: the first, and the longest
+_PAUSES_S = (0.002, 0.1)  # between two queries: the first, and the longest
 
 
 def key_of(sides: Any) -> str:
@@ -25,7 +25,7 @@ def key_of(sides: Any) -> str:
     return short_digest(json.dumps(sides).encode()).hex()
 
 
-def tell(
+def publish(
     coordinator: Coordinator, key: str, point: Point, group: Collection[int], found: Any
 ) -> None:
     """Leave what `group` has found, if this is its lowest process and others have yet to arrive.
@@ -39,8 +39,8 @@ def tell(
         coordinator.explain(key, "" if found is None else json.dumps(found))
 
 
-def ask(coordinator: Coordinator, key: str, group: Collection[int], limit_s: float) -> Any:
-    """Return what the lowest of `group` has found, or None if it does not tell in time."""
+def fetch(coordinator: Coordinator, key: str, group: Collection[int], limit_s: float) -> Any:
+    """Return what the lowest of `group` has found, or None if it is not there in time."""
     deadline = time.monotonic() + limit_s
     pause_s, longest_s = _PAUSES_S
     try:

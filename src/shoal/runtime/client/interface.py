@@ -134,11 +134,11 @@ class Coordinator(Protocol):
         """
 
     def explain(self, key: str, text: str) -> None:
-        """Tell processes that arrive later, one way, what is known of a difference: see
+        """Leave what is known of a difference for processes that arrive later, one way: see
         `explanations`."""
 
     def explanation(self, key: str, process: int, *, timeout_s: float) -> str | None:
-        """Query what a process has told of a difference; None: nothing yet; "": it will not."""
+        """Query what a process has left of a difference; None: nothing yet, "": it found none."""
 
     def give_notice(self, given: ReceivedNotice) -> bool:
         """Report a preemption notice one way: all processes will stop at one step.

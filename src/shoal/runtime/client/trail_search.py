@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
 from shoal.hashing import SHORT_BYTES, short_digest
-from shoal.runtime.client.explanations import ask, key_of, tell
+from shoal.runtime.client.explanations import fetch, key_of, publish
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.failures.comparison import (
     Kind,
@@ -95,7 +95,7 @@ def _explained(
     shown = _Shown([_unexplained(side) for side in sides], advice=needs("", "call", is_silent=True))
     key = key_of([known.lane, *sides])
     if me.process not in group:
-        shown = _told(ask(coordinator, key, group, limit_s)) or shown
+        shown = _shown_of(fetch(coordinator, key, group, limit_s)) or shown
     else:
         representatives = [side.processes[0] for side in sides][:MAX_GROUPS_SHOWN]
         mine = trail if me.process in representatives else None
@@ -107,7 +107,7 @@ def _explained(
         except (ShoalError, ValueError, LookupError):  # that they differ is known anyway
             pass
         finally:
-            tell(coordinator, key, point, group, found)
+            publish(coordinator, key, point, group, found)
         shown = found or shown
     return _error(me, point, known, shown, trail.text)
 
@@ -120,7 +120,7 @@ class _Shown(NamedTuple):
     advice: str = ""
 
 
-def _told(facts: Any) -> _Shown | None:
+def _shown_of(facts: Any) -> _Shown | None:
     """Return what another process has found, as it came from JSON."""
     try:
         rows, kind, advice = facts

@@ -6,10 +6,10 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 
-from shoal.errors import PeerFailedError, ProcessLostError, ShoalError, UsageError
+from shoal.errors import ShoalError, UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import causes_of, headline_of, text_of
+from shoal.runtime.system.failure_words import causes_of, headline_of, peers_named, text_of
 
 UNHEARD = "the meeting place does not answer"
 _ASK_S = 2.0  # how long an ending process waits for news of the other processes
@@ -71,8 +71,6 @@ def peers_behind(error: BaseException, gone: Mapping[int, Member]) -> Mapping[in
     Args:
       gone: as `gone_behind` found them.
 
-    >>> peers_behind(PeerFailedError("barrier", failed={3: "ValueError: no data"}), {})
-    {3: 'ValueError: no data'}
     >>> peers_behind(ValueError("no data"), {}) is None
     True
     """
@@ -80,12 +78,7 @@ def peers_behind(error: BaseException, gone: Mapping[int, Member]) -> Mapping[in
         heard = [member for member in gone.values() if member.last_words != UNHEARD]
         heard.sort(key=lambda member: -member.since_s)
         return {member.process: member.last_words for member in heard}
-    for at in causes_of(error):
-        if isinstance(at, PeerFailedError):
-            return at.failed
-        if isinstance(at, ProcessLostError):
-            return at.lost
-    return None
+    return peers_named(error)
 
 
 def is_of_runtime(error: BaseException) -> bool:

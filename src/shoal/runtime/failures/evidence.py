@@ -37,6 +37,7 @@ from shoal.runtime.failures.headline import (
 )
 from shoal.runtime.failures.page import Line, Page, Span, Style
 from shoal.runtime.failures.shortening import (
+    capital,
     columns,
     message_parts,
     path_end,
@@ -71,9 +72,11 @@ def evidence(failure: JobFailure, page: Page) -> list[Line]:
         lines += below
     rest = causes[page.limits.causes :]
     if rest:
-        told = "; ".join(f"{process_ranges(one.processes)} {predicate(one)}" for one in rest)
+        failed = "; ".join(f"{process_ranges(one.processes)} {predicate(one)}" for one in rest)
         errors = "error" if len(rest) == 1 else "errors"
-        lines += page.text(f"{page.style.dots} {len(rest)} more {errors}: {told}", "quiet", most=1)
+        lines += page.text(
+            f"{page.style.dots} {len(rest)} more {errors}: {failed}", "quiet", most=1
+        )
     shown = causes[: page.limits.causes]
     return [*lines, []] if not rest and shown and _has_traceback(shown[-1]) else lines
 
@@ -161,7 +164,7 @@ def _last_seen(cause: Cause, failure: JobFailure) -> str:
         seen += f", {seconds(place.age_s or 0.0)} before"
     if seen and cause.kind == "host_lost":
         are = "was" if len(cause.processes) == 1 else "were"
-        return f"{_capital(process_ranges(cause.processes))} {are} last seen {seen}."
+        return f"{capital(process_ranges(cause.processes))} {are} last seen {seen}."
     parts = [f"last seen {seen}"] if seen else []
     if cause.last_met is not None:
         parts.append(f"last met the others at {place_words(cause.last_met)}")
@@ -169,7 +172,7 @@ def _last_seen(cause: Cause, failure: JobFailure) -> str:
         parts.append(f"peak resident size {_size(memory.peak_bytes)}")
     if memory is not None and memory.host_free_bytes is not None:
         parts.append(f"free memory of its host {_size(memory.host_free_bytes)}")
-    return _capital("; ".join(parts)) + "." if parts else ""
+    return capital("; ".join(parts)) + "." if parts else ""
 
 
 # Tables.
@@ -195,8 +198,8 @@ def _difference(difference: Difference, failure: JobFailure, page: Page) -> list
 
     def places(room: int) -> list[str]:
         is_call = difference.what == "call"
-        told = [side.place.source if is_call and side.place else "" for side in shown]
-        texts = [source or one for source, one in zip(told, said, strict=True)]
+        sources = [side.place.source if is_call and side.place else "" for side in shown]
+        texts = [source or one for source, one in zip(sources, said, strict=True)]
         return _placed([side.place for side in shown], texts, room, page.style)
 
     if shown:
@@ -414,13 +417,13 @@ def _frame(frame: StackFrame, page: Page) -> list[Line]:
 
 def _left_out(cause: Cause, page: Page) -> list[Line]:
     counts = sorted(cause.left_out.items(), key=lambda one: (one[0] == "shoal", -one[1], one[0]))
-    told = [
+    by_package = [
         f"{count} {('frame' if count == 1 else 'frames') + ' ' if at == 0 else ''}in {package}"
         for at, (package, count) in enumerate(counts)
     ]
-    if not told:
+    if not by_package:
         return []
-    words = f"{page.style.dots} {', '.join(told)}"
+    words = f"{page.style.dots} {', '.join(by_package)}"
     words += ", then native code" if cause.kind == "signal" else ""
     words += " (SHOAL_TRACEBACK=full shows them)" if "shoal" in cause.left_out else ""
     return page.text(words, "quiet", most=1)
@@ -515,7 +518,7 @@ def _in_step(failure: JobFailure) -> str:
 def _other(other: Others, failure: JobFailure, dots: str) -> str:
     """Return what processes did when the job failed."""
     host = on_host(other.processes, failure, dots)
-    label = f"{_capital(process_ranges(other.processes))}{host}"
+    label = f"{capital(process_ranges(other.processes))}{host}"
     was = "was" if len(other.processes) == 1 else "were"
     if other.words:
         is_open = ":" in other.words or not (other.words[-1].isalnum() or other.words[-1] in "')")
@@ -563,10 +566,6 @@ def end_of_all(failure: JobFailure) -> str:
         return ""
     all_of_them = f"All {count} processes" if count > 1 else "The process"
     return f"{all_of_them} ended within {seconds(max(0.1, end - begin))}."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _size(count: int) -> str:

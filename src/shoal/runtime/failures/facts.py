@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from shoal.errors import UsageError
+from shoal.runtime.system.failure_words import ranges_of
 
 FORMAT, VERSION = "shoal-failure", 1
 MESSAGE_CHARACTERS = 8192
@@ -47,13 +48,7 @@ class ProcessSet(tuple[int, ...]):
     @property
     def ranges(self) -> list[tuple[int, int]]:
         """Inclusive ranges of consecutive indices."""
-        runs: list[tuple[int, int]] = []
-        for number in self:
-            if runs and runs[-1][1] == number - 1:
-                runs[-1] = (runs[-1][0], number)
-            else:
-                runs.append((number, number))
-        return runs
+        return ranges_of(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

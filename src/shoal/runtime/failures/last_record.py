@@ -27,7 +27,6 @@ from shoal.errors import (
     DeadlineError,
     DivergenceError,
     InitializeError,
-    PeerFailedError,
     ProcessLostError,
     ShoalError,
     StalledError,
@@ -49,7 +48,7 @@ from shoal.runtime.failures.facts import (
     to_json,
 )
 from shoal.runtime.system.callsite import site_of, source_at, split_site
-from shoal.runtime.system.failure_words import causes_of, is_of_program, text_of
+from shoal.runtime.system.failure_words import is_of_program, peers_named, text_of
 from shoal.tracebacks import BUG, is_installed, is_ours, is_own_file
 
 VARIABLE = "SHOAL_RECORD_FILE"
@@ -64,6 +63,7 @@ _OF_JAX = "For simplicity, JAX has removed its internal frames"  # the note on a
 _LEAVES = 20
 _SOURCE = 200  # characters of a line of source
 _MET = re.compile(r"(?:step \d+, )?last at (?:'(.*)'|.*?) \((.*)\), ([\d.]+) s ago")
+_STACK_LINE = re.compile(r'\s*File "(.*)", line (\d+) in (.+?)(?:: (.*))?')
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (DivergenceError, "diverged"),
     (DeadlineError, "deadline"),
@@ -112,7 +112,7 @@ def record(
         return False
     try:
         at_s = time.monotonic()
-        because_of = _peers(error) if because_of is None else because_of
+        because_of = peers_named(error) if because_of is None else because_of
         peers = None if because_of is None else ProcessSet(because_of)
         for most in _MOST:
             cause = cause_of(error, process=process, step=step, point=point, most=most)
@@ -284,16 +284,6 @@ def place_at(call: str, name: str, site: str) -> CallPlace:
     return CallPlace(call=call, name=shown, file=file, line=line, source=source_at(site))
 
 
-def _peers(error: BaseException) -> Mapping[int, str] | None:
-    """Return the processes that an error is about; None: it is this process's own."""
-    for at in causes_of(error):
-        if isinstance(at, PeerFailedError):
-            return at.failed
-        if isinstance(at, ProcessLostError):
-            return at.lost
-    return None
-
-
 def exit_code_of(error: BaseException) -> int:
     """Return the exit code of a process that an exception ends."""
     if isinstance(error, ShoalError):
@@ -435,9 +425,6 @@ def _last_met(words: str) -> CallPlace | None:
         return None
     place = place_at(found[1] or "", found[1] or "", found[2])
     return dataclasses.replace(place, age_s=float(found[3]))
-
-
-_STACK_LINE = re.compile(r'\s*File "(.*)", line (\d+) in (.+?)(?:: (.*))?')
 
 
 def _frames_of(stack: str) -> tuple[StackFrame, ...]:

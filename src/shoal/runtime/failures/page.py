@@ -46,12 +46,12 @@ class Style(NamedTuple):
         >>> Style.for_stream(False, 0, {"CI": "true"}, "utf-8")
         Style(width=120, colour=False, ascii=False)
         """
-        told = env.get("COLUMNS", "")
+        wanted = env.get("COLUMNS", "")
         width = 120 if env.get("CI") else 80
         if is_terminal:
             width = min(max(columns, 60), 120)
-        elif len(told) < 4 and told.isascii() and told.isdigit() and 60 <= int(told) <= 200:
-            width = int(told)
+        elif len(wanted) < 4 and wanted.isascii() and wanted.isdigit() and 60 <= int(wanted) <= 200:
+            width = int(wanted)
         is_forced = env.get("FORCE_COLOR", "0") not in ("", "0")
         is_wanted = is_terminal and env.get("TERM") != "dumb"
         colour = (is_wanted or is_forced) and not env.get("NO_COLOR")

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shoal.runtime.failures.facts import ProcessSet
+from shoal.runtime.system.failure_words import range_text
 
 HIDDEN = "(hidden)"
 MESSAGE_HEAD, MESSAGE_TAIL = 240, 80  # characters of a message that are kept
@@ -228,6 +229,11 @@ def source_part(source: str, expression: Sequence[int], limit: int, dots: str = 
     return beginning(head + source[start:], limit - len(dots)) + dots
 
 
+def capital(text: str) -> str:
+    """Return a text with a capital first letter, the others as they are."""
+    return text[:1].upper() + text[1:]
+
+
 def process_ranges(processes: Iterable[int], limit: int = 5) -> str:
     """Return `process 1`, or `processes 0, 2-4`; after `limit` ranges, how many more there are.
 
@@ -239,7 +245,7 @@ def process_ranges(processes: Iterable[int], limit: int = 5) -> str:
         return "no process"
     ranges = numbers.ranges
     noun = "process" if len(numbers) == 1 else "processes"
-    shown = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges[:limit])
+    shown = ", ".join(map(range_text, ranges[:limit]))
     left = sum(b - a + 1 for a, b in ranges[limit:])
     return f"{noun} {shown}" + (f" and {left} more" if left else "")
 

@@ -8,10 +8,11 @@ a hostile or older process: it is always one printable line of bounded length.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
+from shoal.errors import PeerFailedError, ProcessLostError
 from shoal.runtime.system.callsite import site_of
 from shoal.tracebacks import is_installed, is_ours
 
@@ -112,6 +113,20 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
         at = at.__cause__ or at.__context__
 
 
+def peers_named(error: BaseException) -> Mapping[int, str] | None:
+    """Return the processes whose end an error names; None: it is this process's own.
+
+    >>> peers_named(PeerFailedError("barrier", failed={3: "ValueError: no data"}))
+    {3: 'ValueError: no data'}
+    """
+    for at in causes_of(error):
+        if isinstance(at, PeerFailedError):
+            return at.failed
+        if isinstance(at, ProcessLostError):
+            return at.lost
+    return None
+
+
 def headline_of(words: str) -> str:
     """Return the one line that explains why a process is gone.
 
@@ -177,14 +192,29 @@ def one_line(text: str, limit: int = _MAX_LINE) -> str:
 def listed(processes: Iterable[int]) -> str:
     """Return `process 3`, or `processes 0-2, 5`: consecutive indices become a range."""
     numbers = sorted(processes)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
     noun = "process" if len(numbers) == 1 else "processes"
-    return f"{noun} " + ", ".join("-".join(map(str, run)) for run in runs)
+    return f"{noun} " + ", ".join(map(range_text, ranges_of(numbers)))
+
+
+def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the inclusive ranges of consecutive numbers in sorted ones.
+
+    >>> ranges_of([0, 1, 2, 5])
+    [(0, 2), (5, 5)]
+    """
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return ranges
+
+
+def range_text(ends: tuple[int, int]) -> str:
+    """Return `0-2`, or `5` if both ends are the same."""
+    first, last = ends
+    return f"{first}" if first == last else f"{first}-{last}"
 
 
 def stands(frame: FrameType | None) -> str:
