@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from quiet_ports import quiet_row
 from shoal.testing.forked import Forked, ForkOrder, fork_all
 from shoal.testing.running import Pump, Running
 from shoal.testing.warden import MARK, marked
@@ -111,7 +111,8 @@ class Job:
         self.pump = Pump()
         self.env = {**env, MARK: self.warden.mark}
         self.began = time.monotonic()
-        self.address = f"127.0.0.1:{free_port()}"
+        host, port = quiet_row(1)
+        self.address = f"{host}:{port}"
         self.processes: list[Started] = []
 
     def start(self, index: int, count: int, script: str, *more: str, **env: str) -> Started:
@@ -184,12 +185,6 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from processes.conftest import free_port
+from quiet_ports import quiet_row
 
 # Runs a program that ends at once, and says how.
 HELPER = """
@@ -167,16 +167,16 @@ def test_children_may_meet_elsewhere_and_after_their_parents_have_left(job, said
     script = f"""{HELPER}
 process.initialize(virtual_devices=1, timeout_s=30)
 barrier("begun")
-other = "127.0.0.1:" + sys.argv[4]
+other = sys.argv[4]
 explicit = "shoal.initialize(coordinator_address=%r, timeout_s=20); " % other
 say(child(explicit + {ASKS!r}))
 process.shutdown()
 say("SHOAL_MEMBER" in os.environ)
 say(child({JOINS!r} + "; " + {ASKS!r}))
     """
-    port = str(free_port())
+    other = "{}:{}".format(*quiet_row(1))
     for index in (0, 1):
-        job.start(index, 2, script, port, **variables("SHOAL_*", job, index))
+        job.start(index, 2, script, other, **variables("SHOAL_*", job, index))
     for index, one in enumerate(job.wait()):
         assert one.code == 0, one
         assert said(one).splitlines() == [f"0 soon {index}", "False", f"0 soon {index}"], one
