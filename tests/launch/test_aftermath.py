@@ -7,7 +7,8 @@ import signal
 
 from shoal.errors import DeadlineError, DivergenceError, PeerFailedError
 from shoal.launch.aftermath import EndedJob
-from shoal.launch.news import Gone, Whereabouts
+from shoal.launch.conclusion import Facts, conclude
+from shoal.launch.news import Gone, News, Whereabouts
 from shoal.launch.report import Ending
 from shoal.runtime.failures.facts import (
     CallPlace,
@@ -156,3 +157,17 @@ def test_sides_that_only_late_processes_know_are_added():
     ]
     assert cause.error is None
     assert failure.headline == "processes gave put different shapes"
+
+
+def test_a_stall_is_the_conclusion_only_if_it_has_ended_a_process():
+    """An exception of its own, or Ctrl-C, may end the job in the moment of that decision."""
+    news = News(2)
+    news.receive({"stalled": "no process moved for 3 s: process 1 in queue.get at train.py:3"})
+    own, stuck = ended(0, ValueError("no data")), ended(1, code=77)
+    raised = conclude(Facts([own, learned(1, 0)], news, 2, 0.0))
+    assert (raised.code, raised.failure.kind) == (1, "exception")
+    by_hand = [ended(p, code=-2, sent=TERM) for p in (0, 1)]
+    stopped = conclude(Facts(by_hand, news, 2, 0.0, interrupted=signal.SIGINT))
+    assert (stopped.code, stopped.failure.kind) == (130, "interrupted")
+    ends = conclude(Facts([stuck, ended(0, code=77)], news, 2, 0.0))
+    assert (ends.code, ends.failure.headline) == (77, "no process moved for 3 s")

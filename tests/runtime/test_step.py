@@ -5,6 +5,7 @@ import pytest
 
 from shoal.errors import PeerFailedError, ProcessLostError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.progress import Progress
 from shoal.runtime.rollcall import RollCall, roll_call
 from shoal.runtime.rules.point import Point
 from shoal.runtime.step import step
@@ -193,3 +194,24 @@ def _wait(progress, clock, seconds):
 def test_a_roll_call_wants_a_positive_timeout(pair, timeout_s):
     with pytest.raises(UsageError, match="timeout_s"):
         roll_call.on(pair.coordinators[0], timeout_s=timeout_s)
+
+
+def test_a_limit_of_its_own_follows_a_mark(pair):
+    """The watcher may look between any two lines: no time before it counts by the new limit."""
+    marks = []
+
+    class Marked(Progress):
+        def __setattr__(self, name, value):
+            if name == "within_s" and hasattr(self, "turns"):
+                marks.append(self.mark)
+            super().__setattr__(name, value)
+
+    one = pair.coordinators[0]
+    one._progress = Marked(one.progress._clock)
+    before = one.progress.mark
+    with step.on(one, 1, within_s=0.5):
+        assert one.progress.within_s == 0.5
+        inside = one.progress.mark
+    assert one.progress.within_s is None
+    begun, ended = marks[-2:]
+    assert before < begun == inside < ended

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 
@@ -110,6 +112,33 @@ def test_a_refused_save_of_a_step_that_nobody_saves_ends_nothing(tmp_path, wrong
         return one.all_steps()
 
     assert run_all(LocalJob(3), run) == [()] * 3
+
+
+@pytest.mark.parametrize("wrong", [{}, {"step": "2"}, {"step": 2, "onyl": 1}])
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_refused_question_ends_that_of_all_only_where_they_read_the_lead_s_clock(
+    tmp_path, wrong, looks
+):
+    every = timedelta(microseconds=1) if looks else 2
+
+    def run(coordinator):
+        one = Checkpoints(tmp_path, every=every, timeout_s=PATIENCE_S / 2, coordinator=coordinator)
+        assert one.should_save(1) is True
+        saved(one, 1)
+        if coordinator.process == 1:
+            with pytest.raises((TypeError, UsageError)):
+                one.should_save(**wrong)
+        elif looks:
+            with pytest.raises(PeerFailedError):
+                one.should_save(2)
+        else:
+            assert one.should_save(2) is False
+        assert one.should_save(3) is True
+        saved(one, 3)
+        one.close()
+        return one.all_steps()
+
+    assert run_all(LocalJob(3), run) == [(1, 3)] * 3
 
 
 @pytest.mark.parametrize("meets", [False, True])

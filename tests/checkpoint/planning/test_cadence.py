@@ -110,6 +110,27 @@ def test_time_is_kept_within_a_few_steps_and_with_few_meetings(step_s, every_s):
     assert len(meetings) <= 25 * (len(saved) + 1)
 
 
+@given(
+    st.sampled_from([EverySeconds(5), EverySeconds(5) | EverySteps(4), EverySteps(4)]),
+    st.integers(0, 9),
+    st.integers(1, 7),
+    st.lists(st.floats(0.01, 9), min_size=3, max_size=60),
+    st.randoms(use_true_random=False),
+)
+def test_whether_the_next_step_reads_the_clock_is_known_before(every, first, stride, times, random):
+    clock, looks = Clock(), []
+    decides = cadence(every, clock, meetings=looks)
+    for number, step_s in enumerate(times):
+        step, looked = first + number * stride, len(looks)
+        expected = decides.looks_next
+        is_due = decides.wants(step)
+        if number > 1:  # the stride is known
+            assert (len(looks) > looked) is expected, step
+        if is_due and random.random() < 0.8:
+            decides.begin(step)
+        clock.now += step_s
+
+
 def test_a_loop_that_begins_again_lower_is_not_forgotten():
     clock = Clock()
     decides = cadence(EverySeconds(10), clock)

@@ -297,7 +297,7 @@ def test_options_must_be_equal(tmp_path, field):
 
     errors = in_job(2, work)
     assert {type(error) for error in errors} == {DivergenceError}
-    shown = [str(tmp_path / place) for place in "01"] if field == "path" else [f"{field}:"]
+    shown = [str(tmp_path / place) for place in "01"] if field == "path" else [f"{field}="]
     assert all(words in str(errors[0]) for words in shown)
 
 

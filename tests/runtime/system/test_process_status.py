@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from shoal.runtime.system import stacks
+from shoal.runtime.system.memory_file import open_memory_file
 from shoal.runtime.system.process_status import ProcessStatus, all_statuses, status_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")
@@ -59,3 +61,15 @@ def test_every_state_is_living_stopped_or_ended(letter):
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_zombie_with_a_thread_that_lives_has_not_ended(num_threads):
     assert ProcessStatus("Z", 1, 1, 1, num_threads).has_ended == (num_threads == 1)
+
+
+def test_a_descriptor_that_is_closed_meanwhile_hides_no_other(monkeypatch):
+    listed = os.listdir
+
+    def with_closed(path):
+        return ["9999999", *listed(path)]
+
+    assert stacks._dump_path(os.getpid()) is None
+    monkeypatch.setattr(os, "listdir", with_closed)
+    with open_memory_file(stacks._DUMP_NAME) as file:
+        assert stacks._dump_path(os.getpid()) == f"/proc/{os.getpid()}/fd/{file.fileno()}"

@@ -56,6 +56,12 @@ def _fail_save(
         fail_call(ckpts._coordinator, "save", error, processes=ckpts._group.named)
 
 
+def _fail_look(error: BaseException, ckpts: Checkpoints, *_: object, **__: object) -> None:
+    """Fail a refused `should_save` for the others, if these are to read the lead's clock for it."""
+    if ckpts._cadence.looks_next:
+        fail_call(ckpts._coordinator, "should_save", error, processes=ckpts._group.named)
+
+
 @collective("processes")
 class Checkpoints(ReadOnlyHistory):
     """The saved steps of a run, in one folder: `<path>/step_000000001000/`.
@@ -144,6 +150,7 @@ class Checkpoints(ReadOnlyHistory):
     # ---- saving
 
     @collective("processes")
+    @refused_for_all(_fail_look)
     def should_save(self, step: int) -> bool:
         """Return whether `every` wants this step saved, or a notice: the same on all processes.
 
@@ -154,7 +161,11 @@ class Checkpoints(ReadOnlyHistory):
         preemption notice on (`shoal.preempted`) it is True, except for the step that was saved
         last: also if the loop calls `preempted` after this, in the same step.
         """
-        number = step_number("should_save", step)
+        try:
+            number = step_number("should_save", step)
+        except BaseException as error:
+            _fail_look(error, self)
+            raise
         return self._cadence.wants(number) or self._stops_at(number, "should_save")
 
     @collective("processes")

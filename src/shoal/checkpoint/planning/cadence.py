@@ -65,6 +65,7 @@ class Cadence:
         self._from_lead = from_lead
         self._clock = clock
         self._answer: tuple[int, bool] | None = None
+        self._asked, self._stride = -1, 1  # the newest step, and how far it was from the one before
         self.last, self._began = last, clock()
         self.begin(last)
 
@@ -90,6 +91,19 @@ class Cadence:
         """Whether each step that is passed to `save` is saved."""
         return self._rules is None
 
+    @property
+    def looks_next(self) -> bool:
+        """Whether the next step of the loop, if that goes on in equal strides, reads the clock."""
+        step = self._asked + self._stride
+        if self._rules is None or step <= self.last:
+            return False
+        for rule in self._rules:  # in this order, as `wants`
+            if isinstance(rule, EverySeconds):
+                return self._first is None or not self._first <= step < self._look_at
+            if isinstance(rule, EverySteps) and due_by_steps(rule.n, step, self.last):
+                return False
+        return False
+
     def wants(self, step: int) -> bool:
         """Should `step` be saved? Repeated calls agree until a save begins.
 
@@ -97,6 +111,8 @@ class Cadence:
         """
         if self._rules is None:
             return True
+        if step != self._asked:
+            self._asked, self._stride = step, max(1, step - self._asked)
         if step < self.last:
             self.last = step - 1
         if self._answer is None or self._answer[0] != step:

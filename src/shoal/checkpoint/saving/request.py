@@ -62,7 +62,7 @@ class Request(NamedTuple):
     def lines(self) -> tuple[str, ...]:
         """The options that must be equal on all processes."""
         options = {"step": self.step, "user": self.user, "metrics": self.metrics}
-        return tuple(f"{key}: {json_digest(value)}" for key, value in options.items())
+        return tuple(f"{key}={json_digest(value)}" for key, value in options.items())
 
 
 def manifest_of(request: Request, state: State, attempt: str, num_processes: int) -> Manifest:
