@@ -17,7 +17,7 @@ import pytest
 
 from shoal.cli import observer as observing
 from shoal.cli.observer import Observer, ServerAddress, find
-from shoal.cli.stacks import _program_first, read_processes
+from shoal.cli.stacks import read_processes
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, UsageError
 
 TOKEN = "the secret of the tests"
@@ -326,32 +326,3 @@ def test_help_helps(shoal, command):
     for words in (f"shoal {command} 10.0.0.1:8476", "Exit code", "--json", "SHOAL_TOKEN"):
         assert words in ended.stdout
     assert max(map(len, ended.stdout.splitlines())) <= 82
-
-
-@pytest.mark.parametrize("place", ["/srv/code/src", "/srv/shoal.zip", "/home/me/a link", "."])
-@pytest.mark.parametrize("name", ["launch/child.py", "draw/roll.py", "plan/mesh.py", "settings.py"])
-def test_shoal_is_not_the_program_wherever_it_lies(place, name):
-    head, own = "Thread 'MainThread' (most recent call first):", '  File "train.py", line 4 in step'
-    frame = f'  File "{place}/shoal/{name}", line 103 in _run_script'
-    assert _program_first(f"{head}\n{frame}\n{own}") == [head, own, "  in libraries:", frame]
-    of_a_user = f'  File "{place}/shoal/my_{name}", line 1 in f'
-    assert _program_first(f"{head}\n{own}\n{of_a_user}") == [head, own, of_a_user]
-
-
-def test_the_frames_of_the_program_come_first():
-    head = "Thread 'MainThread' (most recent call first):"
-    libraries = [
-        '  File "/usr/lib/python3.13/threading.py", line 1 in wait',
-        '  File "/opt/shoal/runtime/barrier.py", line 2 in barrier',
-        '  File "/venv/lib64/python3.11/site-packages/jax/api.py", line 3 in f',
-        '  File "<frozen runpy>", line 6 in run',
-    ]
-    program = [
-        '  File "train.py", line 4 in step',
-        '  File "/home/lib/train.py", line 5 in <module>',
-    ]
-    mixed = [head, *libraries[:3], *program, *libraries[3:]]
-    shown = _program_first("\n".join(mixed))
-    assert shown == [head, *program, "  in libraries:", *libraries]
-    for alone in (program, libraries, []):  # nothing is to be told apart
-        assert _program_first("\n".join([head, *alone])) == [head, *alone]

@@ -94,7 +94,7 @@ def test_the_loss_is_known_afterwards_and_the_next_one_is_news():
     for process in (0, 2):
         with pytest.raises(ProcessLostError) as caught:
             job.coordinators[process].check("step")
-        assert caught.value.lost[1].startswith("killed too; last at 'go on' (tests/")
+        assert caught.value.lost[1].startswith("killed too; last at barrier 'go on' (tests/")
 
     def second(coordinator):
         return live_in(coordinator, [2, 0, 1]) if coordinator.process in (0, 2) else None

@@ -11,14 +11,14 @@ from shoal.draw.media.terminal import plain
 from shoal.draw.roll import ORDERS, Roll, ServiceRow, render_roll, rows_of
 from shoal.runtime.rules.point import Member
 
-EPOCH, LOAD = "'epoch' (train.py:31 (main))", "'load' (data.py:10 (batches))"
+EPOCH, LOAD = "barrier 'epoch' (train.py:31)", "barrier 'load' (data.py:10)"
 TABLE = """\
 3 processes at a:1 on host0: 2 here, 1 failed; median step time 14.0 ms
-rank  state   step   compute time  where                                  since  memory
-───────────────────────────────────────────────────────────────────────────────────────
-2     failed                       KeyError: 'k'                          9.0 s
-1     here      11  18.0 ms, 1.3x  last at 'load' (data.py:10 (batches))   61 s
-0     here      12  10.0 ms, 0.7x  waits at 'epoch' (train.py:31 (main))  4.0 s   1 GiB
+rank  state   step   compute time  where                                   since  memory
+────────────────────────────────────────────────────────────────────────────────────────
+2     failed                       KeyError: 'k'                           9.0 s
+1     here      11  18.0 ms, 1.3x  last at barrier 'load' (data.py:10)      61 s
+0     here      12  10.0 ms, 0.7x  waits at barrier 'epoch' (train.py:31)  4.0 s   1 GiB
 JAX's service (host0): lost: its connection closed (killed?)
 another: here"""
 STATES = ("here", "stopped", "silent", "absent", "left", "lost", "failed")

@@ -36,7 +36,7 @@ def test_one_line_names_who_is_late_and_then_all_go_on(ended):
         (line,) = [line for line in one.err.splitlines() if "'saved'" in line]
         assert line.startswith(f"process {one.process} of 3 (")
         assert "has waited 0 s for process 2 [process 2 (" in line or "1 s for process 2 [" in line
-        assert "): step 7, last at 'step' (faults/programs.py:" in line
+        assert "): step 7, last at step (faults/programs.py:" in line
         assert "come_late" in line
 
 

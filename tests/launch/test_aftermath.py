@@ -162,7 +162,11 @@ def test_sides_that_only_late_processes_know_are_added():
 def test_a_stall_is_the_conclusion_only_if_it_has_ended_a_process():
     """An exception of its own, or Ctrl-C, may end the job in the moment of that decision."""
     news = News(2)
-    news.receive({"stalled": "no process moved for 3 s: process 1 in queue.get at train.py:3"})
+    groups = [
+        {"processes": [1], "words": "", "file": "train.py", "line": 3, "source": "queue.get()"},
+        {"processes": [0], "words": "in JAX", "file": "train.py", "line": 9, "source": ""},
+    ]
+    news.receive({"stalled": groups, "idle_s": 3.0})
     own, stuck = ended(0, ValueError("no data")), ended(1, code=77)
     raised = conclude(Facts([own, learned(1, 0)], news, 2, 0.0))
     assert (raised.code, raised.failure.kind) == (1, "exception")
@@ -170,4 +174,7 @@ def test_a_stall_is_the_conclusion_only_if_it_has_ended_a_process():
     stopped = conclude(Facts(by_hand, news, 2, 0.0, interrupted=signal.SIGINT))
     assert (stopped.code, stopped.failure.kind) == (130, "interrupted")
     ends = conclude(Facts([stuck, ended(0, code=77)], news, 2, 0.0))
-    assert (ends.code, ends.failure.headline) == (77, "no process moved for 3 s")
+    assert ends.code == 77
+    assert ends.failure.headline == "no process has moved for 3 s; process 1 is elsewhere"
+    (odd,) = ends.failure.causes[0].wait.missing
+    assert odd.place == CallPlace(file="train.py", line=3, source="queue.get()")

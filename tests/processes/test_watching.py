@@ -203,9 +203,8 @@ def test_who_hangs_in_native_code_is_ended_with_a_report(stage, end, code):
     assert report[0].endswith(f"it hangs, and is ended with exit code {code}")
     assert report[1].startswith("  process 1 (")
     assert ("no data" in report[1]) == (end == "raise")
-    assert report[2].startswith("  it was last at step 41, 'step' (script0.py:")
-    assert "  | Thread 'MainThread' (most recent call first):" in report
-    assert any(line.endswith(": count_in_native_code(10_000)") for line in report)
+    assert report[2].startswith("  it was last at step 41, step (script0.py:")
+    assert "  |   count_in_native_code(10_000)" in report
 
 
 def test_the_dead_meeting_place_ends_who_hangs(stage):
@@ -229,7 +228,7 @@ say("hangs")
     victim.kill()
     ended = stage.job.wait_for(0)
     assert ended.code == 71, ended
-    assert "  | Thread 'beside' (most recent call first):" in ended.err
+    assert "  | Thread 'beside':" in ended.err
 
 
 def test_a_survivor_that_was_told_and_saves_its_work_is_left_alone(stage, told):

@@ -88,7 +88,7 @@ class Process(Bare):
             self.passed_by.append(frame)
 
 
-BEAT = {"step": 3, "place": "'x' (a.py:1 (f))", "since_s": 0.5, "step_s": 0.1, "memory_bytes": 7}
+BEAT = {"step": 3, "place": "'x' (a.py:1)", "since_s": 0.5, "step_s": 0.1, "memory_bytes": 7}
 
 
 class Place:

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "run": Command("shoal.cli.run", "run", {"allow_interspersed_args": False}),
     "watch": Command("shoal.cli.watch", "watch"),
     "stacks": Command("shoal.cli.stacks", "stacks"),
+    "report": Command("shoal.cli.report", "show_report"),
     "doctor": Command("shoal.cli.doctor.main", "doctor"),
     "coordinator": Command("shoal.cli.coordinator", "coordinator"),
     "mesh": Command("shoal.cli.mesh", "mesh"),

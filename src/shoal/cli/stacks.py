@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pkgutil
 import re
 from typing import Annotated, Any
 
@@ -16,9 +15,9 @@ from shoal.cli.watch import Token, Where, utc_text
 from shoal.draw.amounts import in_seconds
 from shoal.draw.roll import GONE, Roll, standing
 from shoal.errors import UsageError, raise_all
+from shoal.runtime.failures.stack_text import threads_of
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import listed
-from shoal.runtime.system.stacks import OWN_THREAD
 
 _HELP = """\
 Show the Python stacks of a running job's processes.
@@ -36,13 +35,14 @@ Examples:
   shoal stacks --json              everything, for programs
 
 \b
-Processes whose main threads are at the same line are shown once: the calls
-of the program, innermost first, then those of libraries. shoal's own threads
-are omitted (--json has them, and full stacks). A process answers even while
-its main thread hangs in native code, such as a collective. It cannot answer
-while it is frozen, cut off, or native code holds its interpreter lock: such
-processes are listed last. A debugger on their host (py-spy, gdb) may show
-more.
+Processes whose main threads are at the same line are shown once, as Python
+shows a traceback: the calls of the program, the innermost last, and how many
+of each library are below (SHOAL_TRACEBACK=full shows all). shoal's own
+threads are omitted (--json has them, and full stacks). A process answers even
+while its main thread hangs in native code, such as a collective. It cannot
+answer while it is frozen, cut off, or native code holds its interpreter lock:
+such processes are listed last. A debugger on their host (py-spy, gdb) may
+show more.
 
 \b
 Exit code:
@@ -54,17 +54,6 @@ Exit code:
 """
 
 _INDICES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*")
-_SHOAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# The processes may run elsewhere, shoal's code too (a zip file, a checkout, a link): only the paths
-# are known, and what lies in this package.
-_PARTS = [
-    rf"{part.name}/" if part.ispkg else rf"{part.name}\.py\""
-    for part in pkgutil.iter_modules([_SHOAL])
-]
-_LIBRARY = re.compile(
-    r'^  File "(?:<frozen |.*/lib(?:64)?/python[\d.]+/|.*/(?:site|dist)-packages/|'
-    rf".*/shoal/(?:{'|'.join(_PARTS)}|__init__\.py\")|" + re.escape(_SHOAL + os.sep) + ")"
-)
 _MAY_BE = "frozen, cut off, or native code holds its interpreter lock"
 _MOST_PROCESSES = 1 << 20
 
@@ -136,50 +125,46 @@ def _chosen(roll: Roll, wanted: list[int] | None) -> list[Member]:
 
 def _paragraphs(chosen: list[Member], answers: dict[int, str]) -> list[str]:
     """Return one paragraph for each main-thread stack, rarest first; then silent processes."""
+    blocks = {m.process: _blocks(answers[m.process]) for m in chosen if m.process in answers}
     alike: dict[str, list[Member]] = {}
     for member in chosen:
         if member.process in answers:
-            main = next(iter(_threads(answers[member.process])), "no thread runs Python")
-            alike.setdefault(main, []).append(member)
-    groups = sorted(alike.items(), key=lambda item: (len(item[1]), item[1][0].process))
-    paragraphs = [_paragraph(main, members, answers) for main, members in groups]
+            alike.setdefault(blocks[member.process][0], []).append(member)
+    groups = sorted(alike.values(), key=lambda members: (len(members), members[0].process))
+    paragraphs = [_paragraph(members, blocks) for members in groups]
     silent = [member for member in chosen if member.process not in answers]
     if silent:
         paragraphs.append("\n".join(_why_silent(member) for member in silent))
     return paragraphs or ["there are no processes"]
 
 
-def _threads(text: str) -> list[str]:
-    """Return the stack of each thread, the main thread's first."""
-    return [block.strip("\n") for block in text.split("\n\n") if block.strip()]
+def _blocks(text: str) -> list[str]:
+    """Return the stack of each of the program's threads, the main thread's first."""
+    threads = [thread for thread in threads_of(text) if not thread.is_own]
+    if not threads:
+        return [text.strip() or "no thread runs Python"]
+    main, *others = (thread.lines() for thread in threads)
+    blocks = [main]
+    for thread, lines in zip(threads[1:], others, strict=True):
+        blocks.append([f"Thread '{thread.name}':", *(f"  {line}" for line in lines)])
+    return ["\n".join(block) for block in blocks]
 
 
-def _paragraph(main: str, members: list[Member], answers: dict[int, str]) -> str:
+def _paragraph(members: list[Member], blocks: dict[int, list[str]]) -> str:
     """Return the main thread's stack of some processes, and their other threads, each once."""
     hosts = sorted({member.host for member in members})
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
     head = f"{listed(member.process for member in members)} ({where}): {_last_words(members)}"
-    others: dict[str, list[int]] = {}
+    main, others = "", dict[str, list[int]]()
     for member in members:
-        for thread in _threads(answers[member.process])[1:]:
-            if not thread.startswith(OWN_THREAD):
-                others.setdefault(thread, []).append(member.process)
-    blocks = [main]
+        main, *threads = blocks[member.process]
+        for thread in threads:
+            others.setdefault(thread, []).append(member.process)
+    lines = main.splitlines()
     for thread, processes in others.items():
         whose = "" if len(processes) == len(members) else f"in {listed(processes)}: "
-        blocks.append(whose + thread)
-    lines = [line for block in blocks for line in _program_first(block)]
+        lines += f"{whose}{thread}".splitlines()
     return "\n".join([head, *(f"  {line}" for line in lines)])
-
-
-def _program_first(block: str) -> list[str]:
-    """Return the lines of a thread: the frames of the program, then those of libraries."""
-    head, *frames = block.splitlines()
-    of_libraries = [frame for frame in frames if _LIBRARY.search(frame)]
-    of_program = [frame for frame in frames if frame not in of_libraries]
-    if not (of_libraries and of_program):
-        return [head, *frames]
-    return [head, *of_program, "  in libraries:", *of_libraries]
 
 
 def _last_words(members: list[Member]) -> str:

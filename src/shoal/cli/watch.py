@@ -48,8 +48,8 @@ time there and memory.
   step time     the median of a process's last 64 steps (in the summary)
   compute time  the step time without waits for others in calls of shoal, and
                 its ratio to the median over all processes
-  waits at 'x' (train.py:31 (main))   in a call that waits for others
-  last at 'x' (train.py:31 (main))    its last call of shoal, which returned
+  waits at 'x' (train.py:31)   in a call that waits for others
+  last at 'x' (train.py:31)    its last call of shoal, which returned
   stopped                             frozen by a signal (SIGSTOP, a debugger)
   silent                              runs, but gives no sign of life
 

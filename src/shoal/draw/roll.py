@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.draw.amounts import in_bytes, in_seconds
+from shoal.runtime.rollcall import SLOW
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stalls import NO_PROGRESS
 from shoal.runtime.system.failure_words import headline_of, listed
 
 GONE = ("left", "failed", "lost")  # final states
-SLOW = 1.5  # a compute time above this multiple of the median gets its own row
 _URGENCY = {"failed": 0, "lost": 0, "stopped": 1, "silent": 1, "absent": 2, "here": 3, "left": 4}
 _STYLES = {
     "failed": "bold red",

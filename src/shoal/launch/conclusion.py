@@ -19,7 +19,7 @@ from shoal.launch.report import (
     first_failure,
     is_from_outside,
 )
-from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet
+from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, Wait
 from shoal.runtime.failures.shortening import capital
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED
 from shoal.runtime.system.failure_words import listed
@@ -85,7 +85,7 @@ def _conclude(facts: Facts) -> Conclusion:
     if facts.losses and not (root and _precedes(root, facts.losses[0])):
         return _lost(job, facts.losses)
     if news.stalled and any(ending.code == StalledError.exit_code for ending in endings):
-        return _stalled(job, news.stalled)
+        return _stalled(job, news)
     if facts.trouble:
         return _troubled(job, facts)
     if root:
@@ -134,12 +134,17 @@ def _troubled(job: EndedJob, facts: Facts) -> Conclusion:
     return Conclusion(code, failure=failure, has_failed=True, is_from_outside=killed)
 
 
-def _stalled(job: EndedJob, words: str) -> Conclusion:
+def _stalled(job: EndedJob, news: News) -> Conclusion:
     code = StalledError.exit_code
-    headline, _, places = words.partition(": ")
-    stuck = ProcessSet(e.process for e in job.endings if e.code == code)
-    lines = [f"{capital(line)}." for line in places.split("; ")]
-    cause = Cause(processes=stuck, kind="stalled", words=tuple(lines))
+    odd, *others = news.stalled
+    headline = f"no process has moved for {news.stalled_s:.0f} s"
+    are_fewer = sum(len(other.processes) for other in others) > len(odd.processes)
+    if len(others) == 1 and (are_fewer or odd.words != others[0].words):
+        are = "is elsewhere" if len(odd.processes) == 1 else "are elsewhere"
+        left = "left the job"
+        headline += f"; {listed(odd.processes)} {left if odd.words.startswith(left) else are}"
+    wait = Wait(call="", arrived=tuple(others), missing=(odd,))
+    cause = Cause(processes=odd.processes, kind="stalled", wait=wait)
     failure = job.failure("stalled", code, [cause], headline)
     return Conclusion(code, failure=failure, has_failed=True)
 

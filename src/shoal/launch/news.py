@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from shoal.runtime.failures.facts import CallPlace
+from shoal.runtime.failures.facts import CallPlace, ProcessSet, Waiting
 from shoal.runtime.failures.last_record import place_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.failure_words import listed
@@ -58,6 +58,15 @@ def whereabouts_of(row: Mapping[str, Any] | None) -> Whereabouts | None:
     return Whereabouts(row["step"], place if is_known else None, bool(row["waits"]))
 
 
+def _stands(group: Mapping[str, Any]) -> Waiting:
+    """Parse where processes stand that make no progress."""
+    place = None
+    if file := str(group.get("file", "")):
+        place = CallPlace(file=file, line=int(group["line"]), source=str(group["source"]))
+    processes = ProcessSet(map(int, group["processes"]))
+    return Waiting(processes=processes, place=place, words=str(group["words"]))
+
+
 class News:
     """All news so far."""
 
@@ -65,7 +74,8 @@ class News:
         self.joined: set[int] = set()  # to shoal's job, or to JAX's
         self.gone: dict[int, Gone] = {}
         self.host_keepers: dict[str, KeeperNews] = {}
-        self.stalled = ""  # the job: where its processes stood when it was ended for that
+        self.stalled: tuple[Waiting, ...] = ()  # where all stood when the job was ended for that
+        self.stalled_s = 0.0
         self.lost_service = ""  # the lost service, and why
         self.has_notice = False  # a preemption notice is open
         self.preempted = ""  # and the program has stopped for it: what is saved, and what is lost
@@ -89,7 +99,8 @@ class News:
         elif "dismissed" in message:
             self._dismissed.add(int(message["dismissed"]))
         elif "stalled" in message:
-            self.stalled = str(message["stalled"])
+            self.stalled_s = float(message["idle_s"])
+            self.stalled = tuple(map(_stands, message["stalled"]))
         elif "gone" in message:
             self._on_gone(int(message["gone"]), message)
         elif "keeper" in message:

@@ -29,7 +29,7 @@ from shoal.runtime.rules.stopping import (
     shown_step,
 )
 from shoal.runtime.startup.membership import wait_for_saves
-from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.callsite import callsite, line_of
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import note_ended, note_saved, note_step
 from shoal.runtime.verb import verb
@@ -383,24 +383,25 @@ def _wait(
 ) -> bool:
     """Wait until all processes have reported their step; return the answer then."""
     site, stop, progress = callsite(), coordinator.stop, coordinator.progress
+    call = f"{caller} ({line_of(site)})"
     timeout_s = settings.timeout(caller, timeout_s, "SHOAL_TIMEOUT_S")
     began = time.monotonic()
     limit, warn_at = began + timeout_s, began + settings.seconds("SHOAL_WARN_AFTER_S")
-    point = Point("preempted", site=site)
+    point = Point("preempted", fingerprint="preempted", site=site)
     progress.begin_wait(point, began)
     try:
         while True:
             changes = stop.changes
-            coordinator.check(f"{caller} ({site})")
+            coordinator.check(call)
             if (answer := ask()) is not None:
                 return answer
             now = time.monotonic()
             if now >= limit:
                 text = f"waited until its deadline ({timeout_s:g} s)"
-                raise _late(coordinator, f"{caller} ({site}) {text}", now - began)
+                raise _late(coordinator, f"{call} {text}", now - began)
             if now >= warn_at:
                 warn_at = math.inf
-                text = f"{caller} ({site}) has waited {now - began:.1f} s"
+                text = f"{call} has waited {now - began:.1f} s"
                 _LOG.warning("%s", _late(coordinator, text, now - began))
             stop.wait(changes, min(limit, warn_at, now + _DAY_S) - now)
     finally:

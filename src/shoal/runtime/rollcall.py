@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from typing import NamedTuple
 
@@ -10,11 +11,19 @@ from shoal.colour import local
 from shoal.errors import UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Member
+from shoal.runtime.system.failure_words import listed
 from shoal.runtime.verb import verb
+
+SLOW = 1.5  # a compute time above this multiple of the median is slow
+_TIME = re.compile(r"[\d.]+ s\b")
 
 
 class RollCall(NamedTuple):
-    """A snapshot of all processes; `str` of it is a readable list."""
+    """A snapshot of all processes; `str` of it is a readable list.
+
+    Processes that do the same share a line, the fewest first; the slow ones have lines of their
+    own.
+    """
 
     members: tuple[Member, ...]
 
@@ -56,16 +65,31 @@ class RollCall(NamedTuple):
         if step_s is not None and own_s is not None:
             own = f", compute time {own_s:.3g} s" if own_s < step_s else ""
             head += f"; median step time {step_s:.3g} s{own}"
-        return "\n".join([head, *(self._line(member, own_s) for member in self.members)])
+        alike: dict[tuple[str, str, bool], list[Member]] = {}
+        for member in self.members:
+            is_slow = bool(own_s and member.own_s and member.own_s >= SLOW * own_s)
+            key = member.state, _TIME.sub("", _said(member)), is_slow
+            alike.setdefault(key, []).append(member)
+        groups = sorted(alike.values(), key=lambda group: (len(group), group[0].process))
+        return "\n".join([head, *(self._line(group, own_s) for group in groups)])
 
-    def _line(self, member: Member, median_s: float | None) -> str:
-        said = (member.last_words.strip().splitlines() or [""])[-1]
-        line = f"  process {member.process} ({member.host}): {member.state}: {said}"
-        if member.own_s is not None and median_s:
-            line += f"; compute time {member.own_s:.3g} s ({member.own_s / median_s:.2f}x)"
-        if member.memory_bytes:
-            line += f"; {member.memory_bytes / 2**20:.0f} MiB"
+    def _line(self, group: list[Member], median_s: float | None) -> str:
+        """Return the line of processes that do the same: the largest of their numbers."""
+        hosts = sorted({member.host for member in group})
+        where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+        most = "up to " if len(group) > 1 else ""
+        said = _TIME.sub(rf"{most}\g<0>", _said(max(group, key=lambda member: member.since_s)))
+        line = f"  {listed(member.process for member in group)} ({where}): {group[0].state}: {said}"
+        slowest_s = max((m.own_s for m in group if m.own_s is not None), default=None)
+        if slowest_s is not None and median_s:
+            line += f"; compute time {most}{slowest_s:.3g} s ({slowest_s / median_s:.2f}x)"
+        if memory := max(member.memory_bytes for member in group):
+            line += f"; {most}{memory / 2**20:.0f} MiB"
         return line
+
+
+def _said(member: Member) -> str:
+    return (member.last_words.strip().splitlines() or [""])[-1]
 
 
 @local

@@ -13,7 +13,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.exit.idle import watch_alone
 from shoal.runtime.system import fault_points
-from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.callsite import callsite, line_of
 from shoal.runtime.system.progress_file import note_ended, note_step
 from shoal.runtime.verb import verb
 from shoal.tracebacks import at_caller
@@ -93,12 +93,12 @@ class _Step:
         coordinator, number = self._coordinator, self._number
         progress = coordinator.progress
         site = callsite()
-        place = f"'step' ({site})"
+        place = f"step ({line_of(site)})"
         before, ended = progress.outer, progress.ended
         note_step(number)
         began = progress.begin(number, place)
         if coordinator.troubles.any():
-            coordinator.check(f"step {number} ({site})")
+            coordinator.check(f"step {number} ({line_of(site)})")
         if coordinator.trails.found is not None:
             raise_found(coordinator, f"step {number}", site)
         progress.outer = number

@@ -116,7 +116,7 @@ def test_who_does_not_come_is_missed_in_the_call_that_the_program_made():
 
     error, _ = run_all(job, find_alone)
     assert isinstance(error, DeadlineError), error
-    assert "'params' (train.py:3 (main)) waited" in str(error)
+    assert "'params' (train.py:3) waited" in str(error)
 
 
 def test_a_slow_process_finds_each_piece_as_it_was_laid_out(monkeypatch):

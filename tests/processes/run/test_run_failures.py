@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -41,6 +43,12 @@ def test_the_first_failure_is_named_with_its_traceback_and_its_code(launch):
     assert failure["text"].splitlines()[1:] == finished.err.splitlines()[1:]
     assert failure["exit_code"] == failure["causes"][0]["exit_code"] == 1
     assert [path.name for path in (launch.folder / "logs").glob(".*")] == []
+    for path in (["logs"], ["logs/failure.json"], []):
+        command = [sys.executable, "-m", "shoal", "report", *path]
+        again = subprocess.run(
+            command, env=launch.env, cwd=launch.folder, capture_output=True, text=True, timeout=60
+        )
+        assert (again.returncode, again.stdout) == (0, finished.err), again
     assert launch.leaves_nobody()
 
 

@@ -92,7 +92,7 @@ def test_members_say_the_step_the_place_and_the_memory(make_job):
     job = make_job(2)
     with step.on(job.coordinators[1], 41):
         waits = job.start(lambda: len(meet(job.coordinators[1], "epoch", site="t.py:3 (f)")))
-        member = job.until_reported(1, "step 41, waits at 'epoch' (t.py:3 (f)) for")
+        member = job.until_reported(1, "step 41, waits at 'epoch' (t.py:3) for")
         assert (member.step, member.is_waiting, member.state) == (41, True, "here")
         assert "'epoch'" in member.place
         assert len(meet(job.coordinators[0], "epoch")) == waits() == 2

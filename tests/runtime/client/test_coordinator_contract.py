@@ -122,7 +122,7 @@ def test_the_earliest_deadline_ends_it_for_all_and_the_next_point_works(make_job
     assert "its deadline (4 s); processes 1, 3 did not arrive" in str(errors[1])
     assert "the deadline of process 2 (4 s); processes 1, 3 did not arrive" in str(errors[0])
     assert (
-        "'other' missed the wait at 'epoch' (t.py:3 (f)), which had ended after 4 s"
+        "'other' missed the wait at 'epoch' (t.py:3), which had ended after 4 s"
         " (the deadline of process 2); process 3 did not arrive in time either"
     ) in str(errors[2])
     assert job.on_all(lambda c: len(meet(c, "next"))) == [4] * 4
@@ -246,7 +246,7 @@ def test_a_long_wait_is_logged_once_and_then_succeeds(make_job, shoal_log):
     assert [waits(), rest[0](), rest[1]()] == [3] * 3
     [(level, line)] = [row for row in shoal_log.lines if row[1].startswith("process 0 ")]
     assert level == "WARNING"
-    assert "'epoch' (t.py:3 (f)) has waited 0 s for processes 1-2" in line
+    assert "'epoch' (t.py:3) has waited 0 s for processes 1-2" in line
     assert ": step 41, " in line
     assert "\n" not in line
 

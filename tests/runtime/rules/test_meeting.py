@@ -157,7 +157,7 @@ def test_a_deadline_tells_the_seconds_given_and_where_the_others_waited():
     assert table.answers[waits] is table.answers[late]
     facts = table.answers[late].facts
     assert (facts["timeout_s"], facts["by"]) == (4.0, 0)
-    assert facts["at"] == "'epoch' (t.py:1 (f))"
+    assert facts["at"] == "'epoch' (t.py:1)"
 
 
 def test_a_circle_of_three_is_found_and_a_bystander_waits_on():
@@ -243,9 +243,9 @@ def test_last_words_say_where_a_process_waits_or_what_it_did_last():
     table.advance(1)
     said = [member.last_words for member in table.meeting.members(table.now)]
     assert said == [
-        "waits at 'epoch' (t.py:9 (main)) for 1.0 s",
+        "waits at 'epoch' (t.py:9) for 1.0 s",
         "step 7, 1.0 s ago",
-        "last at 'start' (t.py:1 (main)), 3.0 s ago",
+        "last at 'start' (t.py:1), 3.0 s ago",
     ]
     assert table.meeting.waiting_for(table.now, 0, "main").missing == [1, 2]
     assert table.meeting.waiting_for(table.now, 1, "main") is None

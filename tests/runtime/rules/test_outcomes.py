@@ -31,7 +31,7 @@ def test_a_deadline_spells_out_a_few_and_counts_the_rest():
     assert type(error) is DeadlineError
     lines = str(error).splitlines()
     assert lines[0] == (
-        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) waited 10.0 s until its deadline"
+        "process 3 of 100 (host3): 'epoch' (train.py:31) waited 10.0 s until its deadline"
         " (10 s); processes 4-99 did not arrive in time"
     )
     assert lines[1] == "  process 4 (host4): step 4, 1.0 s ago"
@@ -52,7 +52,7 @@ def test_a_deadline_shows_where_the_main_threads_stand_and_keeps_the_whole():
     error = error_of(TooLate(waiting, 4, 1.0, stacks=[(4, stack)]), ME, POINT, 1.0)
     assert str(error).splitlines()[1:] == [
         "  process 4 (host4): step 7, 1.0 s ago",
-        *(f"  {frame}" for frame in frames[:3]),
+        '    File "/x/train.py", line 0, in f0',
         "  process 5 (host5): joined, 9.0 s ago",
         HINT,
     ]
@@ -62,10 +62,10 @@ def test_a_deadline_shows_where_the_main_threads_stand_and_keeps_the_whole():
 
 def test_who_comes_too_late_is_told_both_points():
     waiting = StillMissing([3, 5], [(3, "step 7, 1.0 s ago"), (5, "joined, 9.0 s ago")])
-    error = error_of(TooLate(waiting, 4, 10.0, "'save' (a.py:1 (f))"), ME, POINT, 0.0)
+    error = error_of(TooLate(waiting, 4, 10.0, "'save' (a.py:1)"), ME, POINT, 0.0)
     assert str(error).splitlines() == [
-        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) missed the wait at 'save' "
-        "(a.py:1 (f)), which had ended after 10 s (the deadline of process 4); process 5 did not "
+        "process 3 of 100 (host3): 'epoch' (train.py:31) missed the wait at 'save' "
+        "(a.py:1), which had ended after 10 s (the deadline of process 4); process 5 did not "
         "arrive in time either",
         "  process 3 (host3): step 7, 1.0 s ago",
         "  process 5 (host5): joined, 9.0 s ago",
@@ -104,7 +104,7 @@ def test_a_failure_shows_its_headline_first_and_then_its_traceback():
     gone = [(1, "Traceback\n  File x\nValueError: no data\n"), (2, "left the job")]
     error = error_of(ProcessesGone("failed", gone), ME, POINT, 0.0)
     assert [str(error), *error.details.splitlines()] == [
-        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: process 1 (host1)"
+        "process 3 of 100 (host3): 'epoch' (train.py:31) cannot complete: process 1 (host1)"
         " raised ValueError: no data (also gone: process 2)",
         "  | Traceback",
         "  |   File x",
@@ -136,7 +136,7 @@ TRACE = (
 def test_a_failure_is_told_as_a_sentence_and_no_text_of_others_adds_a_line(words, told, lines):
     error = error_of(ProcessesGone("failed", [(1, words)]), ME, POINT, 0.0)
     first, more = str(error), error.details.splitlines()
-    head = "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: "
+    head = "process 3 of 100 (host3): 'epoch' (train.py:31) cannot complete: "
     assert first.isprintable()
     assert first == f"{head}process 1 (host1) {told}"
     assert len(more) == lines
@@ -247,6 +247,6 @@ def test_a_barrier_of_other_names_at_one_place_is_told_by_its_names():
 def test_the_waiting_line_is_one_line():
     waiting = StillMissing([4, 5], [(4, "joined, 9.0 s ago"), (5, "step 7, 1.0 s ago")])
     assert waiting_line(waiting, ME, POINT, 10.2) == (
-        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) has waited 10 s for processes 4-5"
+        "process 3 of 100 (host3): 'epoch' (train.py:31) has waited 10 s for processes 4-5"
         " [process 4 (host4): joined, 9.0 s ago; process 5 (host5): step 7, 1.0 s ago]"
     )

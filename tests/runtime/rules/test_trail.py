@@ -34,7 +34,7 @@ def meet_all(job, name="go", **more):
     return run_together(*(lambda c=c: len(meet(c, name, **more)) for c in job.coordinators))
 
 
-FOUND = "  put sends nothing; the difference was found at 'go' (train.py:20 (main))."
+FOUND = "  put sends nothing; the difference was found at 'go' (train.py:20)."
 EQUAL = "put needs equal values on every process; from_host_local joins each process's own rows."
 NO_VALUES = "To compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)."
 SAME_CALLS = (
@@ -130,7 +130,7 @@ def test_another_place():
 
 def test_a_call_that_one_side_does_not_make():
     assert differing(lambda c: None, put) == [
-        "  process 0: (no call: it reached 'go' (train.py:20 (main)) first)",
+        "  process 0: (no call: it reached 'go' (train.py:20) first)",
         "  process 1: put at train.py:12 (main)",
         FOUND,
         SAME_CALLS,
@@ -176,7 +176,7 @@ def test_calls_on_which_all_agreed_are_forgotten_and_counted():
     assert meet_all(job) == [2, 2]
     put(job.coordinators[1], site="late.py:1 (f)")
     first, second, *_ = texts(meet_all(job), "made different calls")
-    assert first == "  process 0: (no call: it reached 'go' (train.py:20 (main)) first)"
+    assert first == "  process 0: (no call: it reached 'go' (train.py:20) first)"
     assert second == "  process 1: put at late.py:1 (f)"
 
 
@@ -287,7 +287,7 @@ def test_what_cannot_be_found_out_does_not_hide_that_they_differ():
     for error in errors:
         assert type(error) is DivergenceError
         assert "process 0: 1 call, digest" in str(error)
-        assert "process 1: no call; then it reached 'go' (train.py:20 (main))" in str(error)
+        assert "process 1: no call; then it reached 'go' (train.py:20)" in str(error)
 
 
 @pytest.mark.parametrize("group", [[0, "1"], [0, [1]], [0, 0, 1], [0, 1.5]])

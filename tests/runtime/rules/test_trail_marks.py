@@ -111,7 +111,7 @@ def test_a_difference_beside_the_main_line_is_told_once_where_main_lines_meet(ma
         assert type(error) is DivergenceError
         heading, *_ = str(error).splitlines()
         assert heading.endswith(f": processes gave put different values (lane {lane!r})")
-        assert "the difference was found at 'go' (train.py:9 (main))." in str(error)
+        assert "the difference was found at 'go' (train.py:9)." in str(error)
         assert error.sides == {
             f"x: f4[8]: values own {process}": (process,) for process in range(2)
         }

@@ -14,9 +14,10 @@ from shoal.runtime.client.heartbeat import SilenceDetector
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.progress import STEPS, Progress, memory_bytes
 from shoal.runtime.exit.hang import TICK_S, HangTimeout, main_frame
+from shoal.runtime.failures.stack_text import shown_stacks, threads_of
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
-from shoal.runtime.system.stacks import innermost, stacks, without_own
+from shoal.runtime.system.stacks import stacks
 from shoal.runtime.wire.frames import Frame
 from shoal.testing.clock import Clock
 
@@ -215,11 +216,11 @@ def test_the_median_is_of_the_last_steps(clock):
 
 def test_a_beat_says_where_the_main_line_is(clock):
     progress = Progress(clock)
-    progress.begin(12, "'step' (t.py:1 (f))")
+    progress.begin(12, "'step' (t.py:1)")
     progress.begin_wait(Point("epoch", site="t.py:3 (f)"), clock())
     clock.advance(4)
     beat = progress.beat()
-    assert (beat["step"], beat["place"], beat["since_s"]) == (12, "'epoch' (t.py:3 (f))", 4)
+    assert (beat["step"], beat["place"], beat["since_s"]) == (12, "'epoch' (t.py:3)", 4)
     assert beat["memory_bytes"] == pytest.approx(memory_bytes(), rel=0.5)
     assert (memory_bytes() > 1 << 20) == (sys.platform == "linux")
 
@@ -253,9 +254,9 @@ def test_stacks_name_the_threads_the_main_one_first(deep_threads):
     assert text.startswith("Thread 'MainThread' (most recent call first):\n")
     assert all(f"Thread {name!r} (" in text for name in deep_threads)
     assert "in test_stacks_name_the_threads_the_main_one_first" in text
-    frames = innermost(text)
-    assert len(frames) == 3
-    assert all(frame.startswith("File ") for frame in frames)
+    main, *others = threads_of(text)
+    assert main.of_program[-1].function == "test_stacks_name_the_threads_the_main_one_first"
+    assert {*deep_threads} <= {thread.name for thread in others}
 
 
 def test_the_main_thread_is_shown_however_many_others_there_are():
@@ -270,7 +271,8 @@ def test_the_main_thread_is_shown_however_many_others_there_are():
         for thread in threads:
             thread.join()
     assert text.startswith("Thread 'MainThread' (most recent call first):\n  File ")
-    assert any(" in test_the_main_thread_is_shown_" in frame for frame in innermost(text))
+    functions = [frame.function for frame in threads_of(text)[0].of_program]
+    assert any(function.startswith("test_the_main_thread_is_shown_") for function in functions)
 
 
 def test_stacks_that_are_too_long_keep_the_innermost_frames_of_all(deep_threads):
@@ -331,4 +333,4 @@ def test_stacks_do_not_depend_on_a_thread_that_can_start(monkeypatch):
 
 
 def test_the_reason_why_there_are_no_stacks_is_shown_whole():
-    assert without_own("no stacks: Too many open files") == "no stacks: Too many open files"
+    assert shown_stacks("no stacks: Too many open files") == "no stacks: Too many open files"

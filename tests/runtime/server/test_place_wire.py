@@ -116,10 +116,10 @@ def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place
     place.turn()
     assert place.states() == ["silent", "silent", "here"]
     place.turn(2.5, beating=(first, third))
-    silence = "silent for 4 s, in native code that holds the interpreter lock, called at a.py:9 (f)"
+    silence = "silent for 4 s, in native code that holds the interpreter lock, called at a.py:9"
     assert second.told() == {"is": "lost", "body": silence}
     assert second.told() is None
-    words = f"{silence}; step 3, last at 'x' (a.py:1 (f)), 1004.0 s before"
+    words = f"{silence}; step 3, last at 'x' (a.py:1), 1004.0 s before"
     assert first.told() == gone(1, "lost", words)
     answer = lane.told()
     assert (answer["is"], answer["ticket"]) == ("lost", 1)

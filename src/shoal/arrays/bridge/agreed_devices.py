@@ -25,6 +25,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.jax_service.process_numbers import processes_of
 from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system import fault_points
+from shoal.runtime.system.callsite import line_of
 
 
 def owners_of(
@@ -165,7 +166,7 @@ def _heading(meeting: _Meeting) -> str:
     coordinator, call = meeting.coordinator, meeting.call
     me = ThisProcess(coordinator.process, coordinator.hosts)
     label = "" if call.name == call.operation else f" {call.name!r}"
-    return f"{me}: make_mesh{label} ({call.site})"
+    return f"{me}: make_mesh{label} ({line_of(call.site)})"
 
 
 def _check_numbers(meeting: _Meeting, numbers: Mapping[int, int]) -> None:

@@ -18,6 +18,7 @@ from shoal.errors import DeadlineError, ShoalError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.system.callsite import line_of
 from shoal.runtime.system.failure_words import failure_of
 
 T = TypeVar("T")
@@ -236,7 +237,7 @@ class Steps:
         meeting = self._meeting
         batch_id = BatchId(
             meeting.me,
-            f"{meeting.batch(self._number)} ({meeting.site})",
+            f"{meeting.batch(self._number)} ({line_of(meeting.site)})",
             self._options.last,
             self._size,
             self._leaves,

@@ -9,6 +9,7 @@ from shoal import settings
 from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting
 from shoal.arrays.feeding.prefetch import MEETING, Prefetch
 from shoal.errors import DeadlineError
+from shoal.runtime.system.callsite import line_of
 
 _LOG = logging.getLogger("shoal")
 
@@ -21,7 +22,7 @@ class BatchWait:
     def __init__(self, meeting: FeedMeeting, line: Prefetch[FedBatch], number: int) -> None:
         self._meeting = meeting
         self._line = line
-        self._batch = f"{meeting.batch(number)} ({meeting.site})"
+        self._batch = f"{meeting.batch(number)} ({line_of(meeting.site)})"
         self._has_logged = False
 
     def look(self, since: float) -> None:

@@ -28,6 +28,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.guard import DEVICE_WORK
 from shoal.runtime.rules.deadline import Allowance, ends_at, given_s, left_of
 from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.system.callsite import line_of
 from shoal.runtime.system.failure_words import failure_of, headline_of
 
 _LOG = logging.getLogger("shoal")
@@ -75,8 +76,9 @@ class Flow:
 
     @property
     def name(self) -> str:
-        """The call as named in messages: `'params' (train.py:31 (main))`."""
-        return f"{self.call.name or self.call.operation!r} ({self.call.site})"
+        """The call as named in messages: `broadcast 'params' (train.py:31)`."""
+        named = f" {self.call.name!r}" if self.call.name else ""
+        return f"{self.call.operation}{named} ({line_of(self.call.site)})"
 
     @property
     def left_s(self) -> float:

@@ -64,7 +64,7 @@ class Progress:
 
     @property
     def place(self) -> str:
-        """The last call of shoal: `'epoch' (train.py:31 (main))`."""
+        """The last call of shoal: `barrier 'epoch' (train.py:31)`."""
         last = self._last[0]
         return last if isinstance(last, str) else last.place
 

@@ -36,6 +36,7 @@ from shoal.runtime.rules.outcomes import ThisProcess, call_at
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailsDiffer
 from shoal.runtime.rules.trail_marks import UNKNOWN, TrailVersion
+from shoal.runtime.system.callsite import line_of
 
 Arrive = Callable[..., Mapping[int, bytes]]
 
@@ -78,7 +79,7 @@ def _end(side: TrailVersion) -> str:
     """Return the position at which a side's calls ended, as text."""
     if not side.name:
         return "it has continued since"
-    return f"it reached {side.name!r}" + (f" ({side.site})" if side.site else "")
+    return f"it reached {side.name!r}" + (f" ({line_of(side.site)})" if side.site else "")
 
 
 def _explained(

@@ -24,9 +24,10 @@ from shoal.runtime.client.progress import Progress
 from shoal.runtime.exit.guard import flush
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.failures.last_record import for_launcher
+from shoal.runtime.failures.stack_text import shown_stacks
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.system.failure_words import headline_of
-from shoal.runtime.system.stacks import stacks, without_own
+from shoal.runtime.system.stacks import stacks
 
 _FLUSH_S = 2.0  # time limit of the flush: a stream's lock may never be free
 
@@ -106,7 +107,7 @@ class HangWatch:
             lines.append(f"  {self._describe(trouble)} ({ago}): {headline_of(trouble.words)}")
         step = "" if progress.step is None else f"step {progress.step}, "
         lines.append(f"  it was last at {step}{progress.place or 'the start of the job'}")
-        return "\n".join([*lines, indented(without_own(stacks())), ""])
+        return "\n".join([*lines, indented(shown_stacks(stacks())), ""])
 
     def _describe(self, trouble: Trouble) -> str:
         if trouble.process == self._coordinator.process:

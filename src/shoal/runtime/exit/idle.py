@@ -24,11 +24,13 @@ from shoal import settings
 from shoal.errors import StalledError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.hang import write_before_exit
+from shoal.runtime.failures.stack_text import shown_stacks, threads_of
 from shoal.runtime.jax_service.jax_runtime import COMPILER
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.rules.stalls import BUSY, Idle, Stalls
+from shoal.runtime.system.callsite import split_site
 from shoal.runtime.system.failure_words import is_of_program, stands
-from shoal.runtime.system.stacks import DumpFile, stacks, without_own
+from shoal.runtime.system.stacks import DumpFile, stacks
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S, _IDLE_LOOK_S = 1.0, 2.0  # with a limit, and without
@@ -76,6 +78,7 @@ class StallWatch:
         self._mark: object = None
         self._samples: collections.deque[_Sample] = collections.deque()
         self._said = False
+        self._source = "", ""  # of the place at which it was idle last
         self._notice: tuple[int, float] | None = None  # the open one; when it was first seen
         self._ending: tuple[object, float, Callable[[], None]] | None = None
         self._show(time.monotonic())
@@ -163,7 +166,18 @@ class StallWatch:
             is_due=is_due,
             is_stuck=does_nothing and passed_s >= limit_s,
             is_held=is_prompt or _is_debugged(frame),
+            source=self._source_at(site),
         )
+
+    def _source_at(self, site: str) -> str:
+        """Return the source line of a place, as `stacks` reads it: the disk may hang."""
+        if self._source[0] != site:
+            self._source = site, ""
+            with contextlib.suppress(OSError):  # e.g. too many open files
+                for frame in threads_of(stacks())[0].of_program:
+                    if frame.line == split_site(site)[1]:
+                        self._source = site, frame.source
+        return self._source[1]
 
     def _warn_of_notice(self, now: float) -> None:
         """Warn once if a notice is open and the program does not ask for it."""
@@ -234,7 +248,7 @@ class StallWatch:
         with contextlib.suppress(Exception):  # they are gone, or the job is
             found = self._coordinator.stacks(shows, timeout_s=_ASK_S)
             lines = [
-                f"  process {process}:\n{indented(without_own(said))}"
+                f"  process {process}:\n{indented(shown_stacks(said))}"
                 for process, said in found.items()
             ]
             _warn("\n".join(["stacks of the stalled processes:", *lines]))
@@ -267,7 +281,7 @@ def _warn(words: str) -> None:
 
 def _own_stacks() -> str:
     try:
-        return indented(without_own(stacks()))
+        return indented(shown_stacks(stacks()))
     except OSError as error:  # e.g. too many open files
         return f"no stacks: {error}"
 

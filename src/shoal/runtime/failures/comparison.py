@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import DivergenceError, with_article
-from shoal.runtime.system.callsite import source_at, split_site
+from shoal.runtime.system.callsite import line_of, source_at, split_site
 from shoal.runtime.system.failure_words import listed, one_line
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def compared(
     if found_at is not None:
         calls = {row.call for row in rows if row.call}
         silent = f"{calls.pop()} sends" if len(calls) == 1 else "These calls send"
-        at = found_at.where.replace(f" at {found_at.site}", f" ({found_at.site})")
+        at = found_at.where.replace(f" at {found_at.site}", f" ({line_of(found_at.site)})")
         lines.append(f"  {silent} nothing; the difference was found at {at}.")
     lines += [advice] if advice else []
     held: dict[str, tuple[int, ...]] = {}

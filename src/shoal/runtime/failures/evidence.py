@@ -265,10 +265,13 @@ def _waits(cause: Cause, page: Page) -> list[Line]:
     labels = [_wide_ranges(one.processes) for _, one in shown]
     states = [[] if is_stall else [state] for state, _ in shown]
     stands = [one.place or _innermost(one.frames) for _, one in shown]
-    texts = [
-        one.words or (at.source if at else "") for (_, one), at in zip(shown, stands, strict=True)
-    ]
+    sources = [at.source if at else "" for at in stands]
+    texts = [one.words or source for (_, one), source in zip(shown, sources, strict=True)]
     places = [None if one.words else at for (_, one), at in zip(shown, stands, strict=True)]
+    if is_stall:
+        pairs = zip(shown, sources, strict=True)
+        texts = [": ".join(filter(None, (one.words, source))) for (_, one), source in pairs]
+        places = stands
     table = page.rows(
         [[*state, label] for state, label in zip(states, labels, strict=True)],
         lambda room: _placed(places, texts, room, page.style),

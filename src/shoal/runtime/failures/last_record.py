@@ -47,9 +47,10 @@ from shoal.runtime.failures.facts import (
     of_json,
     to_json,
 )
+from shoal.runtime.failures.stack_text import threads_of
 from shoal.runtime.system.callsite import site_of, source_at, split_site
 from shoal.runtime.system.failure_words import is_of_program, peers_named, text_of
-from shoal.tracebacks import BUG, is_installed, is_ours, is_own_file
+from shoal.tracebacks import BUG, is_ours
 
 VARIABLE = "SHOAL_RECORD_FILE"
 BEGIN, END = b"\x1e[shoal: for the log]\x1e\n", b"\x1e[shoal: for all]\x1e\n"
@@ -62,8 +63,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _OF_JAX = "For simplicity, JAX has removed its internal frames"  # the note on a traceback
 _LEAVES = 20
 _SOURCE = 200  # characters of a line of source
-_MET = re.compile(r"(?:step \d+, )?last at (?:'(.*)'|.*?) \((.*)\), ([\d.]+) s ago")
-_STACK_LINE = re.compile(r'\s*File "(.*)", line (\d+) in (.+?)(?:: (.*))?')
+_MET = re.compile(r"(?:step \d+, )?last at (\w*) ?(?:'(.*)')?.*? \((.*)\), ([\d.]+) s ago")
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (DivergenceError, "diverged"),
     (DeadlineError, "deadline"),
@@ -183,7 +183,7 @@ def take_fault(path: str) -> tuple[StackFrame, ...]:
     except OSError:
         return ()
     _, _, stack = text.rpartition("(most recent call first):")
-    return _frames_of(stack)
+    return _frames_of(f"Thread '':\n{stack}")
 
 
 def fault_file(path: str) -> str:
@@ -423,26 +423,24 @@ def _last_met(words: str) -> CallPlace | None:
     found = _MET.fullmatch(words)
     if found is None:
         return None
-    place = place_at(found[1] or "", found[1] or "", found[2])
-    return dataclasses.replace(place, age_s=float(found[3]))
+    call, name = found[1], found[2] or ""
+    place = place_at(call or name, name or call, found[3])
+    return dataclasses.replace(place, age_s=float(found[4]))
 
 
 def _frames_of(stack: str) -> tuple[StackFrame, ...]:
-    """Return the program's frames of a stack as `stacks` and faulthandler write it: the outermost
-    first. The innermost three if none is the program's."""
-    frames: list[tuple[bool, StackFrame]] = []
-    for line in stack.splitlines():
-        found = _STACK_LINE.fullmatch(line)
-        if found:
-            file, number = found[1], int(found[2])
-            name = os.path.basename(file)
-            source = found[4] or linecache.getline(file, number).strip()[:_SOURCE]
-            frame = StackFrame(file=name, line=number, function=found[3], source=source)
-            frames.append((is_installed(file) or is_own_file(file) or file.startswith("<"), frame))
-        elif frames:
-            break  # the next thread
-    own = [frame for is_library, frame in frames if not is_library]
-    return tuple(reversed(own or [frame for _, frame in frames[:3]]))
+    """Return the program's frames of the first thread of some stacks, the outermost first; the
+    innermost three if none is the program's."""
+    threads = threads_of(stack)
+    return tuple(
+        StackFrame(
+            file=os.path.basename(frame.file),
+            line=frame.line,
+            function=frame.function,
+            source=frame.source or linecache.getline(frame.file, frame.line).strip()[:_SOURCE],
+        )
+        for frame in (threads[0].of_program if threads else ())
+    )
 
 
 def _checkpoint(error: BaseException) -> CheckpointFacts | None:

@@ -180,12 +180,6 @@ def find_cycle(
     return []
 
 
-def place_text(point: Point) -> str:
-    """Return a point as text: its name, its lane unless it is the main one, its call site."""
-    lane = "" if point.lane == "main" else f" in lane {point.lane!r}"
-    return f"{point.name!r}{lane}" + (f" ({point.site})" if point.site else "")
-
-
 def compared_fields(point: Point) -> tuple[str, str, bool]:
     """Return the fields that must be equal."""
     return point.name, point.fingerprint, point.survivors
@@ -238,4 +232,4 @@ def cycle_of(cycle: list[Gathering[Any]], gone: Container[int], num_processes: i
 
 def abandoned_answer(process: int, point: Point) -> CallLeft:
     """Return the answer to members of a call that a process has left for the one at `point`."""
-    return CallLeft(process, f"it is at {place_text(point)} now")
+    return CallLeft(process, f"it is at {point.place} now")

@@ -30,7 +30,6 @@ from shoal.runtime.rules.gathering import (
     differ,
     divergence,
     find_cycle,
-    place_text,
     sides_of,
 )
 from shoal.runtime.rules.lines import OpenGatherings
@@ -437,7 +436,7 @@ class Meeting(Roster[To]):
         self, now: float, gathering: Gathering[To], stacks: Mapping[int, str]
     ) -> TooLate:
         by, timeout_s = gathering.limit
-        at = place_text(next(iter(gathering.arrived.values())).point)
+        at = next(iter(gathering.arrived.values())).point.place
         shown = [(process, text[:_STACK_CHARACTERS]) for process, text in stacks.items()]
         return TooLate(self._missing(gathering, now), by, given_s(timeout_s), at, shown)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.runtime.rules.gathering import Gathering, Reply, WaitingProcess, Waits, place_text
+from shoal.runtime.rules.gathering import Gathering, Reply, WaitingProcess, Waits
 from shoal.runtime.rules.meeting_answers import Answer
 from shoal.runtime.rules.messages import Abandoned, Beat
 from shoal.runtime.rules.point import Member, Point
@@ -111,7 +111,7 @@ class Record(Generic[To]):
         point = self.activity.point
         if waits:
             point, since = waits[0].point, waits[0].since
-        elif point is None or place != place_text(point):
+        elif point is None or place != point.place:
             point = Point("", site=place)
         return {
             "step": self.step,
@@ -140,7 +140,7 @@ class Record(Generic[To]):
         waits = self._waits()
         _, place, since = self._last()
         if waits:
-            text = f"waited at {place_text(waits[0].point)} for {now - waits[0].since:.1f} s"
+            text = f"waited at {waits[0].point.place} for {now - waits[0].since:.1f} s"
         elif place:
             text = f"last at {place}, {now - since:.1f} s before"
         else:
@@ -150,8 +150,7 @@ class Record(Generic[To]):
     def _where(self, now: float) -> str:
         step = "" if self.step is None else f"step {self.step}, "
         waits = "; ".join(
-            f"waits at {place_text(wait.point)} for {now - wait.since:.1f} s"
-            for wait in self._waits()
+            f"waits at {wait.point.place} for {now - wait.since:.1f} s" for wait in self._waits()
         )
         if waits:
             return step + waits
@@ -166,7 +165,7 @@ class Record(Generic[To]):
         waits = self._waits()
         _, place, since = self._last()
         if waits:
-            place, since = place_text(waits[0].point), waits[0].since
+            place, since = waits[0].point.place, waits[0].since
         if self.state in ("left", "lost", "failed"):
             since = self.activity.when
         return Member(
@@ -195,7 +194,7 @@ class Record(Generic[To]):
         A beat after an arrival may report the same arrival: it then names the same place.
         """
         words, point, when = self.activity
-        beat, place = self.beat, place_text(point) if point else ""
+        beat, place = self.beat, point.place if point else ""
         if beat and beat.place and beat.place != place and self.beat_came > when:
             return "last at", beat.place, self.beat_came
         return words, place, when

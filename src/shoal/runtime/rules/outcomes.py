@@ -25,6 +25,7 @@ from shoal.runtime.failures.comparison import (
     needs,
     with_late,
 )
+from shoal.runtime.failures.stack_text import threads_of
 from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
 from shoal.runtime.rules.meeting_answers import (
@@ -45,7 +46,6 @@ from shoal.runtime.rules.meeting_answers import (
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import TrailsDiffer
 from shoal.runtime.system.failure_words import fate_of, listed, one_line, particulars_of
-from shoal.runtime.system.stacks import innermost
 
 _NAME_HINT = "If these are one call made at several places, give each of them the same name=."
 _PATIENCE_HINT = "\nif they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
@@ -172,7 +172,9 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
     stacks = dict(late.stacks)
     for (process, _), line in zip(waiting.words, _last_words(waiting, me), strict=False):
         lines.append(line)
-        lines += [f"  {frame}" for frame in innermost(stacks.get(process, ""))]
+        found = threads_of(stacks.get(process, ""))
+        frames = 1 if len(missing) > 1 else 3
+        lines += [f"  {line}" for line in (found[0].lines(frames) if found else ())]
     if more := _more(waiting):
         lines.append(more)
     return DeadlineError(

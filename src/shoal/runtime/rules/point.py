@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.runtime.system.callsite import line_of
 from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
 
 _MAX_TEXT = 32_768  # characters of all texts of a point
@@ -33,8 +34,20 @@ class Point(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Its name and call site: `'epoch' (train.py:31 (main))`."""
-        return f"{self.name!r} ({self.site})" if self.site else repr(self.name)
+        """Its call and name, its lane unless that is the main one, and the program's line.
+
+        >>> Point("epoch", fingerprint="barrier", site="train.py:31 (main)").place
+        "barrier 'epoch' (train.py:31)"
+        """
+        call, what = self.call, repr(self.name)
+        if self.fingerprint and self.name == call:
+            what = call
+        elif (
+            self.fingerprint and call.replace(".", "_").isidentifier()
+        ):  # not a part of one: "first difference"
+            what = f"{call} {what}"
+        lane = "" if self.lane == "main" else f" in lane {self.lane!r}"
+        return f"{what}{lane}" + (f" ({line_of(self.site)})" if self.site else "")
 
     @property
     def call(self) -> str:

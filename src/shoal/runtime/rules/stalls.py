@@ -19,6 +19,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from shoal.runtime.system.callsite import line_of, split_site
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import FrameError, number_field, text_field
@@ -46,6 +47,7 @@ class Idle(NamedTuple):
     is_due: bool = False  # for so long that a stall is to be reported
     is_stuck: bool = False
     is_held: bool = False  # by a debugger or a prompt: it ends nothing
+    source: str = ""  # the line of `site`
 
 
 def idle_header(idle: Idle | None) -> dict[str, Any]:
@@ -71,15 +73,32 @@ def idle_of(header: Mapping[str, Any]) -> Idle | None:
     site, below = text_field(header, "site")[:MOST_SITE], text_field(header, "below")
     if below not in _BELOW:
         raise FrameError("field 'below' is not where a process stands")
-    return Idle(idle_s, limit_s, site, below, **facts)  # type: ignore[arg-type]
+    source = text_field(header, "source")[:MOST_SITE]
+    return Idle(idle_s, limit_s, site, below, source=source, **facts)  # type: ignore[arg-type]
 
 
 def seen_words(seen: Seen | None) -> str:
     """Return where a silent process is, and how."""
+    return _words(*_seen_at(seen))
+
+
+def _seen_at(seen: Seen | None) -> tuple[str, str]:
     if seen is None or not seen.site:
-        return "without a sign of life"
+        return "without a sign of life", ""
     slow = "slow, " if seen.share >= BUSY else ""
-    return f"{slow}in native code that holds the interpreter lock, called at {seen.site}"
+    return f"{slow}in native code that holds the interpreter lock", seen.site
+
+
+def _words(how: str, site: str) -> str:
+    """Return how processes stand at a place, as the predicate of a sentence.
+
+    >>> _words("in JAX", "train.py:14 (main)"), _words("", "train.py:14 (main)")
+    ('in JAX, called at train.py:14', 'at train.py:14')
+    """
+    at = line_of(site)
+    by = "called" if how.startswith(("in ", "slow, in ", "waiting ")) else ""
+    by = by or ("last" if how.startswith("left") else "")
+    return ", ".join(filter(None, (how, f"{by} at {at}".strip() if at else "")))
 
 
 def seen_header(process: int, seen: Seen) -> dict[str, Any]:
@@ -97,8 +116,24 @@ class StalledGroup(NamedTuple):
     """Processes that stand at one place."""
 
     processes: tuple[int, ...]
-    words: str  # where, and how
+    how: str  # "in JAX"; "": in the program itself
+    site: str  # "": unknown
+    source: str  # the line of `site`
     order: tuple[int, int, int]  # the likeliest cause of the stall first
+
+    @property
+    def text(self) -> str:
+        """A sentence: which processes, how and where."""
+        return f"{listed(self.processes)} {_words(self.how, self.site)}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For the launcher's report."""
+        file, line = split_site(self.site)
+        if not file or self.how == "left the job":
+            return {"processes": self.processes, "words": _words(self.how, self.site)}
+        facts = {"words": self.how, "file": file, "line": line, "source": self.source}
+        return {"processes": self.processes, **facts}
 
 
 class Stall(NamedTuple):
@@ -112,13 +147,13 @@ class Stall(NamedTuple):
     def headline(self) -> str:
         """One sentence: for how long, and where the odd ones and the others are."""
         first, *others = self.groups
-        rest = f"; {_said(others[0])}" if others else ""
-        return f"no process has moved for {self.idle_s:.0f} s: {_said(first)}{rest}"
+        rest = f"; {others[0].text}" if others else ""
+        return f"no process has moved for {self.idle_s:.0f} s: {first.text}{rest}"
 
     @property
     def lines(self) -> list[str]:
-        """One line for each group."""
-        lines = [_said(group) for group in self.groups[:_MOST_GROUPS]]
+        """One line for each group, with its source line."""
+        lines = [f"{group.text}   {group.source}".rstrip() for group in self.groups[:_MOST_GROUPS]]
         more = len(self.groups) - len(lines)
         return [*lines, f"… and {more} more places"] if more > 0 else lines
 
@@ -135,8 +170,8 @@ class Stalls:
     >>> stalls.receive(60.0, 0, Idle(9.0, 5.0, "train.py:14 (main)", below="jax", is_stuck=True))
     >>> stalls.receive(60.0, 1, Idle(9.0, 5.0, "train.py:12 (main)", is_stuck=True))
     >>> stalls.judge(60.0, (0, 1), {}, {}).headline
-    'no process has moved for 9 s: process 1 at train.py:12 (main); process 0 in JAX, called at \
-train.py:14 (main)'
+    'no process has moved for 9 s: process 1 at train.py:12; process 0 in JAX, called at \
+train.py:14'
     """
 
     def __init__(self) -> None:
@@ -229,39 +264,37 @@ train.py:14 (main)'
     def _groups(
         self, idle: Mapping[int, Idle], left: Mapping[int, str], silent_s: Mapping[int, float]
     ) -> tuple[StalledGroup, ...]:
-        found: dict[tuple[str, int, int], list[int]] = {}
+        found: dict[tuple[str, str, int, int], list[int]] = {}
+        sources = {one.site: one.source for one in idle.values()}
         for process in silent_s:
-            found.setdefault((seen_words(self.seen(process)), 0, 0), []).append(process)
+            found.setdefault((*_seen_at(self.seen(process)), 0, 0), []).append(process)
         for process, one in idle.items():
-            found.setdefault(_words_of(one), []).append(process)
+            found.setdefault(_stands(one), []).append(process)
         # One that left explains why others wait, unless one of the living does.
-        order = 0 if min(order for _, order, _ in found) > 1 else 2
+        order = 0 if min(order for _, _, order, _ in found) > 1 else 2
         for process, where in left.items():
-            words = f"left the job, last at {where}" if where else "left the job"
-            found.setdefault((words, order, 0), []).append(process)
+            found.setdefault(("left the job", where, order, 0), []).append(process)
         groups = [
-            StalledGroup(tuple(processes), words, (order, len(processes), tie))
-            for (words, order, tie), processes in found.items()
+            StalledGroup(
+                tuple(processes), how, site, sources.get(site, ""), (order, len(processes), tie)
+            )
+            for (how, site, order, tie), processes in found.items()
         ]
         return tuple(sorted(groups, key=lambda group: (group.order, group.processes)))
 
 
-def _words_of(idle: Idle) -> tuple[str, int, int]:
-    """Return where a process stands, and two numbers, lower for the likelier cause of the stall.
+def _stands(idle: Idle) -> tuple[str, str, int, int]:
+    """Return how and where a process stands, and two numbers, lower for the likelier cause of the
+    stall.
 
     Code of a library, as a queue's, waits for no other process. Of processes that may wait for
     others, the fewest are odd; native code below the program may be JAX's, or a lock.
     """
     site = idle.site or "an unknown place"
     if idle.is_slow:
-        return f"slow, at {site}", 1, 0
+        return "slow", site, 1, 0
     if idle.is_waiting:
-        return f"waiting in shoal, called at {site}", 3, 1
+        return "waiting in shoal", site, 3, 1
     if idle.below == "jax":
-        return f"in JAX, called at {site}", 3, 1
-    return f"at {site}", 1 if idle.below else 3, 0
-
-
-def _said(group: StalledGroup) -> str:
-    name = listed(group.processes)
-    return f"{name} {group.words}"
+        return "in JAX", site, 3, 1
+    return "", site, 1 if idle.below else 3, 0

@@ -22,6 +22,7 @@ from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
 from shoal.runtime.server.keeper_connections import KeeperConnections
 from shoal.runtime.server.leaving import Leaving
 from shoal.runtime.server.mail import JobMail, Life
+from shoal.runtime.system.callsite import line_of
 from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import pack_frame
 from shoal.runtime.wire.server_sockets import Connection, Connections
@@ -149,7 +150,9 @@ class ServedJob:
         if self.meeting is None:
             return
         self._stalls.receive(self._running.read(self.now()), process, idle)
-        words = "" if idle is None else f"{NO_PROGRESS} {idle.idle_s:.0f} s, at {idle.site}"
+        words = ""
+        if idle is not None:
+            words = f"{NO_PROGRESS} {idle.idle_s:.0f} s, at {line_of(idle.site)}"
         self.meeting.mark_idle(process, words)
         if idle is not None:
             self._judge_stall(self.meeting)
@@ -184,7 +187,7 @@ class ServedJob:
         shower = shows[0] if stall.is_final and shows else awake[0]
         header = {"is": "stalled", "final": stall.is_final, "shower": shower, "shows": shows[:8]}
         if stall.is_final:
-            self.on_news(stalled=stall.headline)
+            self.on_news(stalled=[group.facts for group in stall.groups], idle_s=stall.idle_s)
         self.mail.push(living, pack_frame(header, stall.text.encode(errors="replace")))
 
     def _locate(self, now: float, silent: int, awake: Collection[int]) -> None:

@@ -199,7 +199,8 @@ def _enter(
             os.environ.update(without_proxy(host, os.environ))
         _connect_devices(joined, near, deadline)
     fault_points.reach("initialize.after_devices", joined.process)
-    joined.arrive(Point("initialize", site=callsite()), timeout_s=left_of(deadline))
+    point = Point("initialize", fingerprint="initialize", site=callsite())
+    joined.arrive(point, timeout_s=left_of(deadline))
 
 
 def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:

@@ -42,6 +42,16 @@ def split_site(site: str) -> tuple[str, int]:
     return (found[1], int(found[2])) if found else ("", 0)
 
 
+def line_of(site: str) -> str:
+    """Return a call site without its function.
+
+    >>> line_of("pkg/train.py:31 (main)")
+    'pkg/train.py:31'
+    """
+    file, line = split_site(site)
+    return f"{file}:{line}" if file else site
+
+
 def source_at(site: str) -> str:
     """Return the source line of a call site, stripped; empty if it is not found.
 

@@ -16,7 +16,6 @@ import time
 import traceback
 from typing import IO
 
-from shoal import settings
 from shoal.runtime.system.memory_file import open_memory_file
 from shoal.runtime.system.process_status import Seen, main_thread_s
 from shoal.tracebacks import is_installed, is_own_file
@@ -31,7 +30,6 @@ _DUMP_S = 0.5
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
 _MOST_SOURCE = 120  # characters of a line
 _READ_S = 1.0  # for the source lines of all
-OWN_THREAD = "Thread 'shoal "  # how the stacks of shoal's threads begin
 _LAUNCHER = os.path.join("launch", "child.py")
 _HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+).*:$")
 
@@ -125,27 +123,6 @@ def _catches(pid: int, number: int) -> bool:
     with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
         masks = [int(line.split()[1], 16) for line in file if line.startswith("SigCgt:")]
     return any(mask >> (number - 1) & 1 for mask in masks)
-
-
-def without_own(text: str) -> str:
-    """Return stacks without shoal's own threads and frames; all with SHOAL_TRACEBACK=full."""
-    blocks = _blocks(text)
-    if settings.text("SHOAL_TRACEBACK") == "full" or not blocks:  # why there are no stacks
-        return text
-    blocks = [block for block in blocks if not block[0].startswith(OWN_THREAD)]
-    shown = [[line for line in block if not _is_of_shoal(line)] for block in blocks]
-    return "\n\n".join("\n".join(block) for block in shown)
-
-
-def innermost(text: str, frames: int = 3) -> list[str]:
-    """Return the first frames of the first thread in `text`, one line each, without shoal's."""
-    block = next(iter(_blocks(without_own(text))), [])
-    return [line.strip() for line in block[1:] if line.startswith("  File ")][:frames]
-
-
-def _is_of_shoal(line: str) -> bool:
-    found = _FRAME.search(line)
-    return found is not None and is_own_file(found[1])
 
 
 def _without_launcher(block: list[str]) -> list[str]:
