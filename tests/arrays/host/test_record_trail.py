@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
-from shoal.arrays.host.record_trail import record_trail, record_trail_of_parts
+from shoal.arrays.host.record_trail import _few_as_text, record_trail, record_trail_of_parts
 from shoal.arrays.placing.pack import pack
 from shoal.arrays.placing.put import put
 from shoal.errors import InitializeError, UsageTypeError
@@ -51,6 +54,7 @@ def test_the_call_its_place_its_leaves_and_their_values(left):
         "['n']: int32[] as ()",
     )
     assert entry.lines[2].startswith("['w']: float32[8,4] as (x, -): values ")
+    assert entry.lines[3] == "['n']: int32[] as () = 3"
     again = left(leaf(rows.copy(), BOTH, "x", None), leaf(np.int32(3), path="['n']"), here=1,
                  options=("same=True",), values=True)  # fmt: skip
     assert again[2:] == entry[2:]
@@ -141,12 +145,12 @@ def test_of_parts_only_what_others_hold_is_compared_by_those_that_hold_it(monkey
     entries = left(values=True, options=("same=True",))
     for lane in ("main", "data"):
         assert entries[lane].place == "from_host_local at a.py:1"
-        assert [": values " in line for line in entries[lane].lines] == [False] * 4 + [True]
+        assert [" = " in line for line in entries[lane].lines] == [False] * 4 + [True]
         beside = entries[f"{lane}, replicas on processes 0-1".removeprefix("main, ")]
         assert [line.partition(" as ")[0] for line in beside.lines[1:]] == ["some: float32[2,2]"]
-        assert ": values " in beside.lines[1]
+        assert beside.lines[1].endswith(" = [0.0, 0.0, 0.0, 0.0]")
     entries = left()
-    assert [": values " in line for line in entries["main"].lines] == [False] * 4
+    assert [" = " in line for line in entries["main"].lines] == [False] * 4
     assert entries["replicas on processes 0-1"] is None
 
 
@@ -160,3 +164,19 @@ def test_many_replicas_have_a_lane_of_a_short_name(monkeypatch):
     lanes = [name for _, name in coordinator.trails._trails if name != "main"]
     assert [len(name) < 300 for name in lanes] == [True]
     assert lanes[0].startswith("replicas on processes 0, 2, 4")
+
+
+@given(
+    arrays(
+        st.sampled_from(["float16", "float32", "float64", "int8", "uint64", "bool"]),
+        st.sampled_from([(), (1,), (3,), (2, 2)]),
+    ),
+    st.data(),
+)
+def test_few_numbers_are_equal_as_text_only_if_their_bits_are(values, data):
+    other = data.draw(st.just(values.copy()) | arrays(values.dtype, values.shape))
+    texts = _few_as_text(values), _few_as_text(other)
+    if "" in texts:
+        assert np.isnan(values if texts[0] == "" else other).any()
+    else:
+        assert (texts[0] == texts[1]) == (values.tobytes() == other.tobytes())

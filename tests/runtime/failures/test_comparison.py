@@ -151,6 +151,16 @@ def test_groups_that_said_the_same_are_one_side():
             Kind("shape", "['w']"),
             ["['w']: f4[8] as (x)", "['w']: f4[6] as (x)"],
         ),
+        (
+            ["['r']: float32[] as () = 0.1", "['r']: float32[] as () = 0.2"],
+            Kind("value", "['r']"),
+            ["['r']: float32[] as () = 0.1", "['r']: float32[] as () = 0.2"],
+        ),
+        (
+            ["['r']: float32[] as () = 0.1", "['r']: float32[2] as (-) = [0.1, 0.2]"],
+            Kind("shape", "['r']"),
+            ["['r']: float32[] as ()", "['r']: float32[2] as (-)"],
+        ),
         (["source=0", "source=1"], Kind("value"), None),
         (["source=0", "is_source"], Kind("value"), None),
         (["same=True", "same=False"], Kind("value"), None),

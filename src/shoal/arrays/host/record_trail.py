@@ -26,6 +26,7 @@ from shoal.runtime.verb import coordinator_here
 Group = frozenset[int]
 
 _MOST_LANE = 200  # characters of a lane's name
+_FEW = 4  # numbers that are shown themselves
 
 
 def record_trail(
@@ -171,8 +172,8 @@ def _facts(leaf: Leaf) -> tuple[str, tuple[int, ...], Any, Layout]:
 
 
 def _digest(leaf: Leaf) -> str:
-    """Return the digest of a leaf's values; empty if it has none or is already placed, or if one
-    process owns all target devices, so that no other process's values are involved.
+    """Return a leaf's values as text, or their digest; empty if it has none or is already placed,
+    or if one process owns all target devices, so that no other process's values are involved.
     """
     value = leaf.value
     if isinstance(value, jax.ShapeDtypeStruct):
@@ -181,4 +182,20 @@ def _digest(leaf: Leaf) -> str:
         return ""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return ""
-    return digest(as_numpy(jax.random.key_data(value) if is_key(value) else value))
+    if is_key(value):
+        return digest(as_numpy(jax.random.key_data(value)))
+    array = as_numpy(value)
+    return _few_as_text(array) or digest(array)
+
+
+def _few_as_text(array: Any) -> str:
+    """Return up to four numbers as a text that tells all bits of them; empty for others.
+
+    >>> _few_as_text(np.float32([0.001, -0.0])), _few_as_text(np.int64(3)), _few_as_text(np.ones(9))
+    ('= [0.001, -0.0]', '= 3', '')
+    """
+    # NumPy prints as many digits as tell a number from its neighbours; NaNs have bits of their own.
+    if array.size > _FEW or array.dtype.kind not in "biuf" or (array != array).any():
+        return ""
+    numbers = [str(number) for number in array.ravel()]
+    return f"= {numbers[0]}" if array.ndim == 0 else f"= [{', '.join(numbers)}]"

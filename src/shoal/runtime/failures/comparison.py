@@ -222,8 +222,12 @@ def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
     names = ("shape", "dtype", "layout") if are_shaped else ("dtype",)
     what = next((name for name in names if len({leaf[name] for leaf in found}) > 1), "value")
     if what != "value":
-        ends = [f": values {leaf['value']}" if leaf["value"] else "" for leaf in found]
-        lines = [line.removesuffix(end) for line, end in zip(lines, ends, strict=True)]
+        values = [leaf["value"] or "" for leaf in found]
+        ends = [(f": values {value}", f" = {value}") for value in values]
+        lines = [
+            line.removesuffix(digest).removesuffix(shown) if value else line
+            for line, value, (digest, shown) in zip(lines, values, ends, strict=True)
+        ]
     return Kind(what, path), [*lines]
 
 

@@ -215,7 +215,7 @@ def _difference(difference: Difference, failure: JobFailure, page: Page) -> list
 def _said(difference: Difference, side: DivergenceSide) -> str:
     if not difference.path or difference.what == "program":
         return side.said
-    equals = " = " if difference.what == "value" else ": "
+    equals = " = " if difference.what == "value" and " = " not in side.said else ": "
     return f"{difference.path}{equals}{side.said}"
 
 

@@ -46,7 +46,7 @@ class TrailEntry(NamedTuple):
     operation: str  # "put"
     site: str  # call site
     spec: tuple[str, ...]  # options, then a line for each leaf
-    values: str = ""  # a digest, or nothing, for each leaf: the last lines of `spec`
+    values: str = ""  # "= [1, 2]", a digest, or nothing, for each leaf: the last lines of `spec`
 
     @property
     def place(self) -> str:
@@ -55,11 +55,14 @@ class TrailEntry(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The specification, with digests of values where known."""
+        """The specification, with values where known: themselves if they are few, or a digest."""
         values = self.values.split("\n") if self.values else []
         first = len(self.spec) - len(values)
-        digests = [f": values {value}" if value else "" for value in values]
-        leaves = zip(self.spec[first:], digests, strict=True)
+        ends = [
+            f" {value}" if value.startswith("= ") else f": values {value}" if value else ""
+            for value in values
+        ]
+        leaves = zip(self.spec[first:], ends, strict=True)
         return [*self.spec[:first], *(f"{line}{value}" for line, value in leaves)]
 
     def chained(self, before: bytes) -> bytes:
