@@ -138,14 +138,15 @@ class EndedJob(NamedTuple):
         processes = _processes(causes)
         if first.wait is not None:
             arrived: dict[CallPlace | None, list[int]] = {}
-            for cause in causes:
-                arrived.setdefault(cause.place or _line_of(cause), []).extend(cause.processes)
+            missing = ProcessSet(p for one in first.wait.missing for p in one.processes)
+            for cause in causes:  # those that came later have the error, too
+                if not set(cause.processes) <= set(missing):
+                    arrived.setdefault(cause.place or _line_of(cause), []).extend(cause.processes)
             waiting = [
                 Waiting(processes=ProcessSet(group), place=place)
                 for place, group in arrived.items()
             ]
             call = first.place.call if first.place else first.wait.call
-            missing = ProcessSet(p for one in first.wait.missing for p in one.processes)
             wait = dataclasses.replace(first.wait, call=call, arrived=tuple(waiting))
             late = [e for e in self.endings if e.process in missing and len(missing) == 1]
             log = self._cause(late[0]).log if late else ""
@@ -173,7 +174,7 @@ class EndedJob(NamedTuple):
             first = dataclasses.replace(
                 first, difference=difference, error=None, frames=(), left_out={}
             )
-        if first.checkpoint is not None and first.checkpoint.file:
+        if first.kind == "checkpoint" and first.checkpoint is not None and first.checkpoint.file:
             first = dataclasses.replace(first, error=None, frames=(), left_out={})
         log = first.log if len(processes) == 1 else ""
         return dataclasses.replace(first, processes=processes, log=log)

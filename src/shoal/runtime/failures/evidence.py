@@ -87,7 +87,7 @@ def _cause(cause: Cause, failure: JobFailure, page: Page) -> list[Line]:
         lines += _waits(cause, page)
     if cause.difference is not None:
         lines += _difference(cause.difference, failure, page)
-    if cause.checkpoint is not None:
+    if cause.checkpoint is not None and cause.kind == "checkpoint":
         lines += _checkpoint(cause, cause.checkpoint, failure, page)
     for sentence in _sentences(cause, failure)[: page.limits.groups * 3 // 2]:
         lines += page.text(sentence, most=3)

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol
 from shoal import settings
 from shoal.errors import (
     CheckpointError,
+    CorruptCheckpoint,
     DeadlineError,
     DivergenceError,
     InitializeError,
@@ -69,7 +70,7 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (DeadlineError, "deadline"),
     (StalledError, "stalled"),
     (InitializeError, "not_joined"),
-    (CheckpointError, "checkpoint"),
+    (CorruptCheckpoint, "checkpoint"),
     (ProcessLostError, "lost"),
     (SystemExit, "exit"),
 )
@@ -301,6 +302,8 @@ def _facts(error: BaseException, depth: int, most: int) -> ErrorFacts:
     else:
         message = text_of(error.code if isinstance(error, SystemExit) else error)
     inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while type(inner) is kind and text_of(inner) in message:  # said of this process, once more
+        inner = inner.__cause__
     leaves = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -100,7 +100,7 @@ def checked(
         group = tuple(sorted(index_of(member) for member in group))
         problems += group_problems(group, process, num_processes)
     if problems:
-        raise_all(f"point {point.name[:200]!r}", problems)
+        raise_all(point._replace(name=name[:200]).place, problems)
     if group is None:
         return point
     return point._replace(group=None if len(group) == num_processes else group)
