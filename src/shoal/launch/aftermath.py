@@ -49,6 +49,7 @@ _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTPUT_LINES = 3
 _LEARNED = (PeerFailedError.__name__, ProcessLostError.__name__)
+_NAMES_ITSELF = re.compile(r"\Aprocess \d+ of \d+ \([^)\n]*\): ")  # at the beginning of a message
 _CTRL_C = KeyboardInterrupt.__name__
 _SAID = 240  # characters of a later error
 _REQUEUED = f"Exit code {REQUEUE} means preempted and saved, but there was no notice."
@@ -332,7 +333,8 @@ def _is_independent(ending: Ending) -> bool:
     record = ending.record
     if record is None or record.because_of is not None or ending.known_failed_s is None:
         return False
-    if record.cause.kind in _SHARED or not fails_by_itself(ending):
+    kind = record.cause.kind
+    if kind in _SHARED or not (kind == "exception" or fails_by_itself(ending)):
         return False
     error = record.cause.error
     words = f"{error.type}: {error.message}" if error else ""
@@ -341,7 +343,9 @@ def _is_independent(ending: Ending) -> bool:
 
 def _digest(cause: Cause) -> object:
     error = cause.error
-    said = (error.type, error.message) if error else (cause.kind, cause.signal)
+    said = (cause.kind, cause.signal)
+    if error is not None:
+        said = error.type, _NAMES_ITSELF.sub("", error.message, count=1)
     return said, cause.frames, cause.exit_code, cause.thread, cause.words
 
 

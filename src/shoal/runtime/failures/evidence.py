@@ -29,6 +29,7 @@ from shoal.runtime.failures.headline import (
     HOST_COLUMNS,
     NAME_COLUMNS,
     TYPE_COLUMNS,
+    all_processes,
     is_out_of_memory,
     on_host,
     place_words,
@@ -310,7 +311,7 @@ def _checkpoint(
     where = ", ".join(part for part in (at, leaf) if part)
     damage = ": ".join(part for part in (where, checkpoint.damage) if part)
     is_all = len(cause.processes) == failure.num_processes > 1
-    found = f"all {failure.num_processes} processes" if is_all else process_ranges(cause.processes)
+    found = all_processes(failure.num_processes) if is_all else process_ranges(cause.processes)
     if checkpoint.read_well:
         found += f"; {process_ranges(checkpoint.read_well)} read it well"
     file = path_end(file, page.room - _LABEL_COLUMNS, page.style.dots)

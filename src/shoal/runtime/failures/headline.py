@@ -58,7 +58,7 @@ def _who(processes: ProcessSet, failure: JobFailure) -> str:
     if not processes:
         return "a process"
     if len(processes) == failure.num_processes > 1:
-        return f"all {failure.num_processes} processes"
+        return all_processes(failure.num_processes)
     of_all = f" of {failure.num_processes}" if failure.num_processes > 1 else ""
     return f"{process_ranges(processes)}{of_all}{on_host(processes, failure)}"
 
@@ -126,6 +126,11 @@ def place_words(place: CallPlace) -> str:
         return where or "an unknown place"
     call = point(place.call, place.name)
     return f"{call} ({where})" if where else call
+
+
+def all_processes(count: int) -> str:
+    """Return the processes of a job as the subject of a sentence: `all 3 processes`."""
+    return "both processes" if count == 2 else f"all {count} processes"
 
 
 def seconds(duration_s: float) -> str:

@@ -26,6 +26,7 @@ from shoal.errors import (
     CheckpointError,
     CorruptCheckpoint,
     DeadlineError,
+    DeviceStartError,
     DivergenceError,
     InitializeError,
     ProcessLostError,
@@ -69,6 +70,7 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (DivergenceError, "diverged"),
     (DeadlineError, "deadline"),
     (StalledError, "stalled"),
+    (DeviceStartError, "exception"),  # of this host: it has met the others
     (InitializeError, "not_joined"),
     (CorruptCheckpoint, "checkpoint"),
     (ProcessLostError, "lost"),

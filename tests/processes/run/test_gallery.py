@@ -1,0 +1,29 @@
+"""docs/gallery.md: each error class has a program there, which prints what the page says."""
+
+from __future__ import annotations
+
+import pytest
+
+import shoal.errors
+from processes.run.gallery import Exhibit, exhibits, report_of, steady
+
+NEEDS_MORE = {"DeviceStartError", "StorageFull", "UnsupportedCheckpoint"}  # than a program
+ROOTS = {"ShoalError", "CheckpointError"}
+
+
+def test_each_error_class_is_there():
+    classes = {
+        name for name, one in vars(shoal.errors).items()
+        if isinstance(one, type) and issubclass(one, shoal.errors.ShoalError)
+    }  # fmt: skip
+    assert [one.name for one in exhibits()] == sorted(
+        classes - NEEDS_MORE - ROOTS, key=[one.name for one in exhibits()].index
+    )
+
+
+@pytest.mark.parametrize("one", exhibits(), ids=lambda one: one.name)
+def test_its_program_prints_what_the_page_says(one: Exhibit, child_env):
+    printed = report_of(one, {**child_env, "SHOAL_AFTERMATH_S": "0.3"})
+    # Which process was first varies, and with the length of names where lines are broken.
+    words, expected = printed.replace("p0000.log", "p0001.log").split(), steady(one.report)
+    assert words == expected.replace("p0000.log", "p0001.log").split(), printed
