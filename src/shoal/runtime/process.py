@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shoal import settings
 from shoal.colour import collective, local
-from shoal.errors import InitializeError, ShoalError
+from shoal.errors import InitializeError, ShoalError, UsageTypeError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
@@ -71,6 +71,7 @@ def initialize(
     timeout_s: float | None = None,
     virtual_devices: int | None = None,
     host_devices: int | None = None,
+    hooks: bool = True,
 ) -> None:
     """Join the job, so that its processes can meet and JAX sees the devices of all of them.
 
@@ -129,9 +130,7 @@ def initialize(
     settings.check_all()
     deadline = membership.deadline_of("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
     hang_timeout = HangTimeout.of_settings()
-    if _RECORD.guard is None:
-        _RECORD.guard = ExitGuard()
-        _RECORD.guard.hook()
+    _install_hooks(hooks)
     if _RECORD.joined is not None and _RECORD.initialized is not None:
         coordinator()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
@@ -139,8 +138,22 @@ def initialize(
     _enter(arguments, deadline, _RECORD.guard, hang_timeout)
 
 
+def _install_hooks(hooks: bool) -> None:
+    if not isinstance(hooks, bool):
+        raise UsageTypeError(f"initialize: hooks={hooks!r} must be True or False")
+    if _RECORD.guard is not None and not hooks:
+        # Hooks of the program, installed later, may call those of the guard: they must stay.
+        raise InitializeError(
+            "initialize(hooks=False): an earlier initialize() of this process has installed hooks\n"
+            "pass hooks=False to the first one"
+        )
+    if _RECORD.guard is None and hooks:
+        _RECORD.guard = ExitGuard()
+        _RECORD.guard.hook()
+
+
 def _enter(
-    arguments: Arguments, deadline: float, guard: ExitGuard, hang_timeout: HangTimeout
+    arguments: Arguments, deadline: float, guard: ExitGuard | None, hang_timeout: HangTimeout
 ) -> None:
     cluster, is_attached = membership.find_cluster(arguments, reports=True)
     not_joined.refuse_child(cluster)
@@ -153,15 +166,19 @@ def _enter(
     _RECORD.attempts += 1
     try:
         joined = membership.become_member(
-            cluster, deadline, is_attached=is_attached, attempt=_RECORD.attempts
+            cluster,
+            deadline,
+            is_attached=is_attached,
+            attempt=_RECORD.attempts,
+            hooks=guard is not None,
         )
     except BaseException:
-        if membership.is_connecting():
+        if guard is not None and membership.is_connecting():
             guard.skip_teardown()
         raise
     _RECORD.initialized = Initialized(arguments, cluster, is_attached, callsite())
     _RECORD.pid, _RECORD.joined = os.getpid(), joined
-    if cluster.num_processes > 1:
+    if guard is not None and cluster.num_processes > 1:
         guard.watch(
             joined,
             is_idle=device_work.is_idle,
@@ -169,12 +186,15 @@ def _enter(
             leave=_leave_at_exit,
             parts_together=is_attached,
         )
-    if isinstance(joined, TcpCoordinator):
+    if not isinstance(joined, TcpCoordinator):
+        watch_alone(joined, ends=guard is not None)
+        return
+    shown = None
+    if guard is not None:
         joined.watch_main_line(HangWatch(joined, hang_timeout).look)
         shown = register_dump()
-        joined.watch_idle(StallWatch(joined, lambda idle: joined.send(idle_header(idle)), shown))
-    else:
-        watch_alone(joined)
+    report = lambda idle: joined.send(idle_header(idle))
+    joined.watch_idle(StallWatch(joined, report, shown, ends=guard is not None))
 
 
 @collective()
@@ -197,7 +217,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
     >>> shutdown()
     """
     joined, guard, _RECORD.meshes = _RECORD.joined, _RECORD.guard, Meshes()
-    if joined is None or guard is None or _RECORD.pid != os.getpid():
+    if joined is None or _RECORD.pid != os.getpid():
         return
     deadline = membership.deadline_of("shutdown", timeout_s, "SHOAL_TIMEOUT_S")
     try:
@@ -215,7 +235,8 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         if joined.num_processes > 1 and not _is_attached():
             jax_runtime.leave(process_ends=False)
         joined.close()
-        guard.release()
+        if guard is not None:
+            guard.release()
     finally:
         not_joined.unmark_member()
         _RECORD.joined, _RECORD.left = None, joined

@@ -85,13 +85,13 @@ def start(
     return ServiceAddresses(spawned.stdin, **json.loads(line), pid=spawned.pid)
 
 
-def release(services: ServiceAddresses, *, ends_with_us: bool) -> None:
+def release(services: ServiceAddresses, *, outlasts: bool) -> None:
     """Release the services of a job that has begun: they end after its last member.
 
     Args:
-      ends_with_us: whether they would end with this process, too, which then outlasts them.
+      outlasts: whether this process stays until they have ended, because they would end with it.
     """
-    if ends_with_us:  # the exit guard's handler, registered later, is called before
+    if outlasts:  # the exit guard's handler, registered later, is called before
         atexit.register(_outlast, services.pid, os.getpid())
     with contextlib.suppress(BrokenPipeError):  # they are gone, as their connections show
         services.leash.write(b".")
