@@ -104,13 +104,17 @@ def initialize(
         logs a line if they differ. None: SHOAL_VIRTUAL_DEVICES, else JAX's rule.
       host_devices: the number of CPU devices per process beside the accelerators, for the meshes of
         `Mesh.host_mesh`. None: one for each accelerator. `virtual_devices` overrides it.
+      hooks: False: install no hooks in this process's interpreter, and never end it (docs/guest.md
+        lists them). The program must then call `shutdown` before it ends, or the other processes
+        lose it; they learn that it ended, not of which exception. Processes may differ in this. A
+        repeated call installs none, either.
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not arrive, an
         index is taken twice, counts or versions differ, or the meeting place cannot be reached.
-        On this process: it was initialized before with other arguments (both are shown), or is a
-        fork or a child of a process of the job; or JAX has already created its devices; or its
-        launcher gives the index of the process, but not their number.
+        On this process: it was initialized before with other arguments (both are shown), or with
+        hooks and now without; it is a fork or a child of a process of the job; JAX has already
+        created its devices; or its launcher gives the index of the process, but not their number.
       UsageError: on this process: an argument or a variable is malformed.
 
     >>> initialize(virtual_devices=2)
@@ -130,15 +134,18 @@ def initialize(
     settings.check_all()
     deadline = membership.deadline_of("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
     hang_timeout = HangTimeout.of_settings()
-    _install_hooks(hooks)
+    _check_hooks(hooks)
     if _RECORD.joined is not None and _RECORD.initialized is not None:
         coordinator()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
         return
+    if _RECORD.guard is None and hooks:
+        _RECORD.guard = ExitGuard()
+        _RECORD.guard.hook()
     _enter(arguments, deadline, _RECORD.guard, hang_timeout)
 
 
-def _install_hooks(hooks: bool) -> None:
+def _check_hooks(hooks: bool) -> None:
     if not isinstance(hooks, bool):
         raise UsageTypeError(f"initialize: hooks={hooks!r} must be True or False")
     if _RECORD.guard is not None and not hooks:
@@ -147,9 +154,6 @@ def _install_hooks(hooks: bool) -> None:
             "initialize(hooks=False): an earlier initialize() of this process has installed hooks\n"
             "pass hooks=False to the first one"
         )
-    if _RECORD.guard is None and hooks:
-        _RECORD.guard = ExitGuard()
-        _RECORD.guard.hook()
 
 
 def _enter(
@@ -189,12 +193,11 @@ def _enter(
     if not isinstance(joined, TcpCoordinator):
         watch_alone(joined, ends=guard is not None)
         return
-    shown = None
-    if guard is not None:
-        joined.watch_main_line(HangWatch(joined, hang_timeout).look)
-        shown = register_dump()
-    report = lambda idle: joined.send(idle_header(idle))
-    joined.watch_idle(StallWatch(joined, report, shown, ends=guard is not None))
+    ends = guard is not None
+    shown = register_dump() if ends else None
+    stalls = StallWatch(joined, lambda idle: joined.send(idle_header(idle)), shown, ends=ends)
+    joined.watch_main_line(HangWatch(joined, hang_timeout, ends=ends).look)
+    joined.watch_idle(stalls)
 
 
 @collective()
