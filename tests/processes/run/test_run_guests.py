@@ -1,0 +1,123 @@
+"""Programs that must keep the interpreter as it is, and programs with hooks of their own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from processes.run.test_run_failures import WAIT
+
+# What `initialize` changes, as the program sees it: by name.
+CHANGES = """
+import atexit, os, signal, sys, threading
+import jax, shoal
+callbacks = []
+for module, name in ((atexit, "register"), (os, "register_at_fork")):
+    def note(*args, _own=getattr(module, name), _name=name, **options):
+        caller = sys._getframe(1).f_globals["__name__"]
+        if caller.startswith("shoal"):
+            callbacks.append(_name)
+        return _own(*args, **options)
+    setattr(module, name, note)
+def state():
+    [line] = [line for line in open("/proc/self/status") if line.startswith("SigCgt:")]
+    mask = int(line.split()[1], 16)  # with those that the C library keeps for its threads
+    caught = [number for number in signal.valid_signals() if mask >> (number - 1) & 1]
+    fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(fd)
+    threads = {thread.name for thread in threading.enumerate()}
+    return {
+        "sys.excepthook": sys.excepthook, "threading.excepthook": threading.excepthook,
+        "sys.exit": sys.exit, "signals": caught, "wakeup": fd,
+        "guard": "shoal exit guard" in threads, "meta_path": list(sys.meta_path),
+    } | {name: callbacks.count(name) for name in ("register", "register_at_fork")}
+before = state()
+shoal.initialize(virtual_devices=1, hooks=HOOKS)
+after = state()
+with open(f"changed{shoal.process_index()}", "w") as file:
+    file.write(" ".join(name for name in after if after[name] != before[name]))
+shoal.barrier("seen")
+shoal.initialize()  # by a library, which makes sure of the job
+assert HOOKS or state() == after
+shoal.shutdown()
+"""
+OF_ALL = {"sys.excepthook", "threading.excepthook", "sys.exit", "register"}
+OF_MANY = {"guard", "signals", "register_at_fork"}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_without_hooks_the_interpreter_stays_as_it_is(launch, processes):
+    for hooks in (True, False):
+        script = CHANGES.replace("HOOKS", str(hooks))
+        finished = launch.run("-n", str(processes), script=script)
+        assert finished.code == 0, finished.err
+        for process in range(processes):
+            changed = {*(launch.folder / f"changed{process}").read_text().split()}
+            expected = OF_ALL | OF_MANY if processes > 1 else OF_ALL
+            assert changed == (expected if hooks else set())
+
+
+ENDS = {  # what process 1 does: the exit code of the job, its headline, other words of the report
+    "raise KeyError('own')": (1, "process 1 of 2 raised KeyError", "if me == 1: raise"),
+    "sys.exit(9)": (9, "process 1 of 2 ended with exit code 9", "if me == 1: sys.exit(9)"),
+    "sys.exit()": (71, "process 1 of 2 ended with exit code 0", "without shutdown()"),
+    "shoal.barrier('b')": (1, "processes made different calls", "if me == 1: shoal.barrier('b')"),
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_without_hooks_the_others_learn_of_the_end_and_the_report_comes(launch, ends):
+    launch.env["SHOAL_AFTERMATH_S"] = "20"
+    script = WAIT + (
+        "import shoal; shoal.initialize(virtual_devices=1, hooks=False)\n"
+        "mesh = shoal.make_mesh({'x': -1})\n"
+        f"if me == 1: {ends}\n"
+        "try: shoal.barrier('a')\n"
+        "except shoal.ShoalError as error: print(type(error).__name__); raise\n"
+    )
+    finished = launch.run("-n", "2", "--log-dir", "logs", script=script)
+    code, headline, words = ENDS[ends]
+    assert (finished.code, headline in finished.verdict) == (code, True), finished.err
+    assert words in " ".join(finished.err.split())
+    kind = "DivergenceError" if "barrier" in ends else "ProcessLostError"
+    assert f"p0| {kind}" in finished.lines
+    failure = json.loads((launch.folder / "logs" / "failure.json").read_text())
+    assert failure["exit_code"] == code
+
+
+def test_without_hooks_a_process_that_hangs_says_so_and_is_not_ended(launch):
+    """Process 1 is lost while process 0 computes: only the job's launcher ends that."""
+    launch.env |= {"SHOAL_AFTERMATH_S": "60", "SHOAL_ABORT_AFTER_S": "0.5"}
+    script = WAIT + (
+        "import logging, pathlib, shoal\n"
+        "hung = pathlib.Path('hung')\n"
+        "class Handler(logging.Handler):\n"
+        "    def emit(self, record): hung.write_text(record.getMessage())\n"
+        "logging.getLogger('shoal').addHandler(Handler())\n"
+        "shoal.initialize(virtual_devices=1, hooks=False)\n"
+        "shoal.barrier('here')\n"
+        "if me == 1: os._exit(3)\n"
+        "while not hung.exists(): pass\n"
+        "sys.exit(4)\n"
+    )
+    finished = launch.run("-n", "2", script=script)
+    said = (launch.folder / "hung").read_text()
+    assert "it hangs, and is not ended, because initialize(hooks=False) forbids it" in said
+    assert finished.code == 3, finished.err
+    assert "    SystemExit: 4" in finished.err
+
+
+def test_hooks_once_installed_stay(launch):
+    script = """
+    import shoal
+    shoal.initialize(virtual_devices=1)
+    shoal.shutdown()
+    try: shoal.initialize(hooks=False)
+    except shoal.InitializeError as error: print(error)
+    """
+    finished = launch.run("-n", "1", "--no-prefix", script=script)
+    assert finished.out.splitlines() == [
+        "initialize(hooks=False): an earlier initialize() of this process has installed hooks",
+        "pass hooks=False to the first one",
+    ]
