@@ -152,6 +152,23 @@ def test_python_prints_the_short_one_and_says_so_once():
     assert HIDDEN not in said["full"]
 
 
+def test_pytest_shows_the_line_of_the_test_and_no_frame_of_shoal(tmp_path):
+    (tmp_path / "test_of_user.py").write_text(
+        "import shoal\n\ndef helper():\n    shoal.barrier(5)\n\ndef test_one():\n    helper()\n"
+    )
+    said = {}
+    for style, kind in (("long", "short"), ("short", "short"), ("short", "full")):
+        env = {**os.environ, "SHOAL_TRACEBACK": kind}
+        command = [sys.executable, "-m", "pytest", "-q", f"--tb={style}", "-p", "no:cacheprovider"]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        said[style, kind] = done.stdout
+        assert ("runtime" in done.stdout) == (kind == "full"), done.stdout
+    assert said["long", "short"].count("shoal.barrier(5)") == 1
+    places = [line for line in said["short", "short"].splitlines() if ".py:" in line]
+    assert places[:2] == ["test_of_user.py:7: in test_one", "test_of_user.py:4: in helper"]
+    assert [line for line in places[2:] if not line.startswith("FAILED test_of_user.py")] == []
+
+
 def test_values_in_the_environment_are_checked(monkeypatch):
     monkeypatch.setenv("SHOAL_TRACEBACK", "no")
     with pytest.raises(shoal.UsageError, match="SHOAL_TRACEBACK"):

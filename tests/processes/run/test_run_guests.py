@@ -121,3 +121,45 @@ def test_hooks_once_installed_stay(launch):
         "initialize(hooks=False): an earlier initialize() of this process has installed hooks",
         "pass hooks=False to the first one",
     ]
+
+
+def own_hook(body):
+    return (
+        f"def hook(*what):\n    print('sent', file=sys.stderr)\n    {body}\nsys.excepthook = hook"
+    )
+
+
+HOOKS = {  # the program's own: what it prints, the exit code that Python alone gives
+    "rich": ("import rich.traceback; rich.traceback.install()", "ValueError: own", 1),
+    "ipython": ("import IPython.core.ultratb as tb; sys.excepthook = tb.VerboseTB()", "own", 1),
+    "calls the one before it": ("before = sys.excepthook\n" + own_hook("before(*what)"), "sent", 1),
+    "calls none": (own_hook("pass"), "sent", 1),
+    "raises": (own_hook("1 / 0"), "Error in sys.excepthook:", 1),
+    "exits": (own_hook("sys.exit(9)"), "sent", 9),
+    "ends the process": (own_hook("sys.stderr.flush(); os._exit(9)"), "sent", 9),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_of_the_program_runs_and_the_report_comes_all_the_same(launch, hook):
+    """One installed before `initialize` is called by shoal's; a later one may not call shoal's."""
+    if hook == "ipython":
+        pytest.importorskip("IPython")
+    source, words, code = HOOKS[hook]
+    join = "import shoal; shoal.initialize(virtual_devices=1)"
+    launch.env["SHOAL_AFTERMATH_S"] = "20"  # each process ends by itself
+    for first, second in ((source, join), (join, source)):
+        fails = "if me == 1: raise ValueError('own')\nshoal.barrier('all')"
+        script = WAIT + f"{first}\n{second}\n{fails}"
+        finished = launch.run("-n", "2", "--log-dir", "logs", script=script)
+        live, report = finished.err.split("shoal run: failed after ")
+        lines = (finished.out + live).splitlines()
+        assert [line for line in lines if line.startswith("p1| ") and words in line], lines
+        assert report.splitlines()[0].endswith(" s: process 1 of 2 raised ValueError")
+        assert "    if me == 1: raise ValueError('own')\n  ValueError: own\n" in report
+        assert f"  Exit code {code}. Log: logs/p0001.log\n" in report
+        assert finished.code == code
+        assert "guard.py" not in finished.err
+        assert "child.py" not in finished.err
+        failure = json.loads((launch.folder / "logs" / "failure.json").read_text())
+        assert failure["exit_code"] == code
