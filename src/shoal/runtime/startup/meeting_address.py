@@ -154,7 +154,7 @@ def _gatherer_for(cluster: JobPlace, place: Place) -> Nearby | None:
         return None
     from shoal.runtime.gatherer.host_gatherer import HostGatherer  # small jobs do not load it
 
-    return HostGatherer(place.address, place.token)
+    return HostGatherer(place.address, place.token, job=cluster.name)
 
 
 def _find_place(
@@ -204,6 +204,7 @@ def _start(
         port=port,
         token=token,
         timeout_s=left_of(deadline),
+        job=cluster.name,
         jax_service=not jax_service,
     )
     reached = bind if is_loopback(host) and bind not in _ANY_HOST else host

@@ -148,7 +148,7 @@ def become_member(
     if cluster.num_processes == 1:
         return alone()
     open_standard_streams()
-    keeper = HostKeeper()
+    keeper = HostKeeper(cluster.name)
 
     def before_hello() -> None:
         if is_likely_leader(cluster.process, os.environ):
