@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +165,51 @@ def test_a_hook_of_the_program_runs_and_the_report_comes_all_the_same(launch, ho
         assert "child.py" not in finished.err
         failure = json.loads((launch.folder / "logs" / "failure.json").read_text())
         assert failure["exit_code"] == code
+
+
+def parts_of(job):
+    """Return the command line of each process that `ps` shows with this job, by its name."""
+    parts = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_text(errors="replace").split("\0")
+            if f"--job={job}" in words:
+                parts[(folder / "comm").read_text().strip()] = words
+        except OSError:  # it has ended
+            pass
+    return parts
+
+
+def test_ps_shows_the_job_and_the_part_of_each_process_of_shoal(launch):
+    launch.env["SHOAL_TOKEN"] = "a secret of this job"
+    script = "import shoal; shoal.initialize(virtual_devices=1)\n"
+    script = WAIT + script + "print('ready', flush=True); time.sleep(600)"
+    launch.start("-n", "2", script=script, arguments=("--key", "of-user"))
+    launch.await_words("ready", 2)
+    parts = parts_of(f"shoal-run-{launch.popen.pid}")
+    assert {*parts} == {"shoal-meeting", "shoal-jax", "shoal-keeper"}
+    for words in parts.values():
+        assert words[:3] == [sys.executable, "-P", "-m"]
+        assert not {"a secret of this job", "of-user", "script.py"} & {*words}
+    names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in launch.pids(" run ")}
+    assert "shoal-run" in names
+    launch.popen.terminate()
+    launch.finish()
+    assert launch.leaves_nobody()
+
+
+def test_ps_shows_the_address_of_a_job_without_a_launcher(job):
+    script = "initialize(); say('ready'); barrier('never')"
+    for index in range(2):
+        job.start(index, 2, script, SHOAL_GATHER_FROM="2", SHOAL_TOKEN="a secret of this job")
+    for process in job.processes:
+        process.until_said("ready")
+    parts = parts_of(job.address)
+    assert {*parts} == {"shoal-services", "shoal-meeting", "shoal-keeper", "shoal-gatherer"}
+    assert not any("a secret of this job" in words for words in parts.values())
+    assert {words[0] for words in parts.values()} == {sys.executable}
+    for process in job.processes:
+        process.kill()
+    job.wait()
+    assert job.leaves_no_orphan()
+    assert parts_of(job.address) == {}
