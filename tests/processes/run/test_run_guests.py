@@ -110,6 +110,49 @@ def test_without_hooks_a_process_that_hangs_says_so_and_is_not_ended(launch):
     assert "    SystemExit: 4" in finished.err
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_without_hooks_a_stall_is_said_and_raised_and_ends_nothing(launch, processes):
+    launch.env["SHOAL_STALLED_AFTER_S"] = "0.5"
+    script = """
+    import logging, pathlib, threading, shoal
+    stalled = threading.Event()
+    class Handler(logging.Handler):
+        def emit(self, record):
+            if "no process has moved" in record.getMessage(): stalled.set()
+    logging.getLogger("shoal").addHandler(Handler())
+    shoal.initialize(virtual_devices=1, hooks=False)
+    shoal.barrier("here")
+    stalled.wait()
+    for number in range(1000):  # until the decision has come
+        try:
+            with shoal.step(number): threading.Event().wait(0.01)
+        except shoal.StalledError as error:
+            print("raised:", error)
+            break
+    """
+    finished = launch.run("-n", str(processes), "--no-prefix", script=script)
+    assert finished.code == 0, finished.err
+    assert finished.out.count("raised: ") == processes
+
+
+def test_without_hooks_the_end_of_a_process_is_noticed_though_a_fork_of_it_lives(launch):
+    script = WAIT + (
+        "import pathlib, shoal; shoal.initialize(virtual_devices=1, hooks=False)\n"
+        "shoal.barrier('here')\n"
+        "if me == 1:\n"
+        "    if (pid := os.fork()) == 0: time.sleep(600)\n"
+        "    pathlib.Path('fork.pid').write_text(str(pid)); os._exit(3)\n"
+        "try: shoal.barrier('never', timeout_s=60)\n"
+        "except shoal.ProcessLostError as error: print(error)\n"
+        "os._exit(0)\n"
+    )
+    launch.env["SHOAL_AFTERMATH_S"] = "20"
+    finished = launch.run("-n", "2", script=script)
+    assert finished.verdict.endswith("process 1 of 2 was lost"), finished.err
+    assert "it ended with exit code 3" in finished.err
+    assert "is lost: its process ended without leaving the job" in finished.out
+
+
 def test_hooks_once_installed_stay(launch):
     script = """
     import shoal

@@ -215,7 +215,7 @@ class StallWatch:
         mark, is_waiting = progress.mark, progress.is_waiting
         here.end_stalled(headline)
         if not self._ends:
-            return  # its next call of shoal raises StalledError
+            return  # its next wait, or step, raises StalledError
         if is_waiting:  # it raises StalledError there, if that wait can be woken
             self._ending = mark, self._ran_s + _RAISE_S, end
         elif mark == self._mark and self._said:  # if not, it raises StalledError at its next call
