@@ -14,9 +14,12 @@ import pytest
 
 import shoal
 from shoal.compat import torch_xla
+from shoal.runtime.client.in_process import LocalJob
 from shoal.tracebacks import BUG, HIDDEN, at_caller, has_hidden, shorten
 
 HERE = __file__
+MESH = shoal.Mesh({"x": 1}, device_ids=[0])
+REPLICATED = shoal.Layout(MESH)
 
 
 def files_of(error):
@@ -42,6 +45,14 @@ CALLS = {
     "a method": lambda: shoal.Checkpoints("x").restore(step="y"),
     "a planning function": lambda: shoal.make_mesh({"data": 0}),
     "a value": lambda: shoal.assert_same(object()),
+    "a method of a mesh": lambda: MESH.coords("x"),
+    "a class method": lambda: shoal.Mesh.parse("x"),
+    "a method of a layout": lambda: shoal.Layout(MESH, "x").num_shards("x"),
+    "a function made by manual": lambda: shoal.manual(abs, REPLICATED, REPLICATED)(object()),
+    "a verb with a coordinator": lambda: shoal.barrier.on(LocalJob(1).coordinators[0], 5),
+    "a method of a facade": lambda: torch_xla.Mesh([0], (1,), ("x",)).get_op_sharding("y"),
+    "a facade of a facade": lambda: torch_xla.get_1d_mesh(5),
+    "a class that is left out": lambda: torch_xla.SPMDSavePlanner(),
 }
 
 
