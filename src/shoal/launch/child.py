@@ -180,7 +180,7 @@ def _hide_our_frames(error: BaseException, record_file: tuple[str, int]) -> None
             else:
                 shown_by(kind, value, trace)
         except BaseException as raised:  # by a hook of the program; Python shows it
-            raised.__traceback__ = _of_program(raised.__traceback__)
+            raised.__traceback__ = _of_program(raised.__traceback__) or raised.__traceback__
             raise  # a bare one adds no entry for this frame
 
     sys.excepthook = show

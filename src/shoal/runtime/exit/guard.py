@@ -153,7 +153,7 @@ class ExitGuard:
             trace = raised.__traceback__
             while trace is not None and is_own_file(trace.tb_frame.f_code.co_filename):
                 trace = trace.tb_next
-            raised.__traceback__ = trace
+            raised.__traceback__ = trace or raised.__traceback__  # a bug of ours keeps its frames
             raise  # a bare one adds no entry for this frame
 
     def _take_exception(
