@@ -44,6 +44,8 @@ _ROWS = (
     ("SHOAL_NUM_PROCESSES", "", "processes", "number of processes of the job"),
     ("SHOAL_PROCESS_ID", "", "index", "index of this process, from 0"),
     ("SHOAL_TOKEN", "", "text", "the secret that processes present to the meeting place"),
+    ("SHOAL_JOB", "", "text", "the name of the job, which `ps` shows with shoal's own processes "
+     "(set by `shoal run`); not set: the address of the meeting place"),
     ("SHOAL_ATTEMPT", "0", "number", "of this attempt of `shoal run --max-restarts`, from 0"),
     ("SHOAL_PROGRESS_FILE", "", "file", "in which a process of `shoal run` notes its step"),
     ("SHOAL_RECORD_FILE", "", "PID:FILE", "in which a process of `shoal run` records its failure"),

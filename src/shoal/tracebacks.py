@@ -15,7 +15,7 @@ import functools
 import linecache
 import os
 from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType, FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from shoal import settings
@@ -82,12 +82,14 @@ def at_caller(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def class_at_caller(target: type) -> None:
-    """Let the tracebacks of a class's constructor end at its caller, too."""
-    for name in ("__new__", "__init__"):
-        method: Any = vars(target).get(name)
-        if isinstance(method, staticmethod):  # as `type` makes of `__new__`
-            setattr(target, name, staticmethod(at_caller(method.__func__)))
-        elif method is not None:
+    """Let the tracebacks of a class's constructor and public methods end at their caller, too."""
+    for name, member in list(vars(target).items()):
+        if name.startswith("_") and name not in ("__new__", "__init__"):
+            continue
+        method: Any = member
+        if isinstance(method, staticmethod | classmethod):  # as `type` makes of `__new__`
+            setattr(target, name, type(method)(at_caller(method.__func__)))
+        elif isinstance(method, FunctionType) and not hasattr(method, "__colour__"):
             setattr(target, name, at_caller(method))
 
 
@@ -147,6 +149,8 @@ def _shorten_all(error: BaseException) -> None:
 
 def _shorten(error: BaseException) -> None:
     entries = [*_entries(error)]
+    if not entries:
+        return
     kept: list[TracebackType] = []
     is_below = False  # a frame of ours: what that calls is ours, too, but for the program's own
     for trace, below in zip(entries, [*entries[1:], None], strict=True):
@@ -206,10 +210,11 @@ def _is_refused(error: BaseException) -> bool:
 def _is_bug(error: BaseException) -> bool:
     """Return whether Python raised an error in code of shoal, which has no `raise` there.
 
-    The facades pass what they are given to objects of the program.
+    Errors of shoal are raised on purpose, also those of a facade that are AssertionErrors. The
+    facades pass what they are given to objects of the program.
     """
     *_, last = [None, *_entries(error)]
-    if last is None or not isinstance(error, _OF_BUGS):
+    if last is None or isinstance(error, ShoalError) or not isinstance(error, _OF_BUGS):
         return False
     file = _file(last)
     if not is_own_file(file) or file.startswith(_FACADES):

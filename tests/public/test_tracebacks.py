@@ -14,9 +14,12 @@ import pytest
 
 import shoal
 from shoal.compat import torch_xla
+from shoal.runtime.client.in_process import LocalJob
 from shoal.tracebacks import BUG, HIDDEN, at_caller, has_hidden, shorten
 
 HERE = __file__
+MESH = shoal.Mesh({"x": 1}, device_ids=[0])
+REPLICATED = shoal.Layout(MESH)
 
 
 def files_of(error):
@@ -42,6 +45,14 @@ CALLS = {
     "a method": lambda: shoal.Checkpoints("x").restore(step="y"),
     "a planning function": lambda: shoal.make_mesh({"data": 0}),
     "a value": lambda: shoal.assert_same(object()),
+    "a method of a mesh": lambda: MESH.coords("x"),
+    "a class method": lambda: shoal.Mesh.parse("x"),
+    "a method of a layout": lambda: shoal.Layout(MESH, "x").num_shards("x"),
+    "a function made by manual": lambda: shoal.manual(abs, REPLICATED, REPLICATED)(object()),
+    "a verb with a coordinator": lambda: shoal.barrier.on(LocalJob(1).coordinators[0], 5),
+    "a method of a facade": lambda: torch_xla.Mesh([0], (1,), ("x",)).get_op_sharding("y"),
+    "a facade of a facade": lambda: torch_xla.get_1d_mesh(5),
+    "a class that is left out": lambda: torch_xla.SPMDSavePlanner(),
 }
 
 
@@ -150,6 +161,23 @@ def test_python_prints_the_short_one_and_says_so_once():
     assert said["short"].splitlines()[0] == f"shoal: {HIDDEN}"
     assert said["full"].count("File ") > 3
     assert HIDDEN not in said["full"]
+
+
+def test_pytest_shows_the_line_of_the_test_and_no_frame_of_shoal(tmp_path):
+    (tmp_path / "test_of_user.py").write_text(
+        "import shoal\n\ndef helper():\n    shoal.barrier(5)\n\ndef test_one():\n    helper()\n"
+    )
+    said = {}
+    for style, kind in (("long", "short"), ("short", "short"), ("short", "full")):
+        env = {**os.environ, "SHOAL_TRACEBACK": kind}
+        command = [sys.executable, "-m", "pytest", "-q", f"--tb={style}", "-p", "no:cacheprovider"]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+        said[style, kind] = done.stdout
+        assert ("runtime" in done.stdout) == (kind == "full"), done.stdout
+    assert said["long", "short"].count("shoal.barrier(5)") == 1
+    places = [line for line in said["short", "short"].splitlines() if ".py:" in line]
+    assert places[:2] == ["test_of_user.py:7: in test_one", "test_of_user.py:4: in helper"]
+    assert [line for line in places[2:] if not line.startswith("FAILED test_of_user.py")] == []
 
 
 def test_values_in_the_environment_are_checked(monkeypatch):

@@ -182,9 +182,12 @@ class _Services:
     """Both services. They end when their standard input closes, so never outlive this process."""
 
     def __init__(self, request: _Request) -> None:
-        env = {"SHOAL_TOKEN": request.token}
+        env, job = {"SHOAL_TOKEN": request.token}, f"shoal-coordinator-{os.getpid()}"
         place, jax_service = (
-            (*service_arguments(request.processes, request.bind, port), "--until-stdin-closes")
+            (
+                *service_arguments(request.processes, request.bind, port, job=job),
+                "--until-stdin-closes",
+            )
             for port in (request.port, request.jax_port)
         )
         until = ("--until-empty", "--idle-s", "inf")

@@ -274,7 +274,8 @@ def _by_itself(ending: Ending) -> Cause:
     if ending.gone is not None and ending.gone.state == "failed":
         return _as_reported(cause, headline_of_words(ending.gone.words))
     if ending.code == 0:
-        words = "It ended before it left the job: os._exit, or exit() in native code."
+        words = "It ended before it left the job: os._exit, exit() in native code, or "
+        words += "initialize(hooks=False) without shutdown()."
     elif ending.code == REQUEUE:
         words = _REQUEUED
     return dataclasses.replace(cause, words=(words,))

@@ -165,21 +165,23 @@ def _note_faults(file: int) -> None:
 
 def _hide_our_frames(error: BaseException, record_file: tuple[str, int]) -> None:
     """Remove the frames before the program from the traceback passed to the excepthook."""
-    trace = error.__traceback__
-    while trace is not None and _is_ours(trace):
-        trace = trace.tb_next
+    trace = _of_program(error.__traceback__)
     shown_by, pid = sys.excepthook, _pid()
 
     def show(kind: type[BaseException], value: BaseException, _trace: TracebackType | None) -> None:
         value = value.with_traceback(trace)
         is_recorded = _pid() == pid and _record(value, record_file)
-        if is_recorded and shown_by is sys.__excepthook__:
-            from shoal.runtime.failures.last_record import for_the_log
+        try:
+            if is_recorded and shown_by is sys.__excepthook__:
+                from shoal.runtime.failures.last_record import for_the_log
 
-            with for_the_log(is_recorded):
+                with for_the_log(is_recorded):
+                    shown_by(kind, value, trace)
+            else:
                 shown_by(kind, value, trace)
-        else:
-            shown_by(kind, value, trace)
+        except BaseException as raised:  # by a hook of the program; Python shows it
+            raised.__traceback__ = _of_program(raised.__traceback__) or raised.__traceback__
+            raise  # a bare one adds no entry for this frame
 
     sys.excepthook = show
 
@@ -196,8 +198,10 @@ def _record(error: BaseException, record_file: tuple[str, int]) -> bool:
         return False
 
 
-def _is_ours(trace: TracebackType) -> bool:
-    return trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>")
+def _of_program(trace: TracebackType | None) -> TracebackType | None:
+    while trace and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    return trace
 
 
 if __name__ == "__main__":

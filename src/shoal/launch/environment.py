@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -73,6 +74,7 @@ def variables(
     ours = _place(process, start) | {
         "SHOAL_TOKEN": start.token,
         "SHOAL_ATTEMPT": str(start.attempt),
+        "SHOAL_JOB": job_name(),
         "PYTHONUNBUFFERED": "1",  # unbuffered lines, also from Python grandchildren
     }
     env = {name: value for name, value in outer.items() if name not in _STALE}
@@ -117,6 +119,11 @@ def _place(process: int, start: JobStart) -> dict[str, str]:
         "MASTER_ADDR": master_host,
         "MASTER_PORT": str(master_port),
     }
+
+
+def job_name() -> str:
+    """Return the name of this launcher's job, which `ps` shows with its own processes."""
+    return f"shoal-run-{os.getppid()}"  # of the process that the user has started
 
 
 def free_port() -> int:

@@ -21,6 +21,7 @@ from typing import Any
 
 from shoal.launch.descendants import adopt_orphans, kill_all
 from shoal.launch.ignored_signals import not_ignored
+from shoal.runtime.system.service_commands import show_part
 
 # Batch systems announce the end of an allocation with SIGUSR1 or SIGUSR2.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -60,6 +61,7 @@ def _run_keeper(job: Callable[[int], int], orders_fd: int) -> None:
         # Own session: neither Ctrl-C nor a signal to the launcher's group reaches the keeper, and
         # it may write to the terminal at any time. A handler, not SIG_IGN, which programs inherit.
         os.setsid()
+        show_part("shoal-run")
         for number in not_ignored(FORWARDED):
             signal.signal(number, _do_nothing)
         adopt_orphans()

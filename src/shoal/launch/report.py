@@ -217,6 +217,10 @@ def _rank(ending: Ending) -> int:
         return _TOLD if ending.sent or not ending.code else _CONSEQUENCE
     if ending.sent or not ending.code:
         return _OWN if words and ending.code and not is_of_runtime(words) else _TOLD
+    # With initialize(hooks=False) Python ends it with 1, whatever the error.
+    if ending.code == 1 and ending.record is not None:
+        if ending.record.cause.exit_code in _CONSEQUENCE_CODES:
+            return _CONSEQUENCE
     if ending.code in _CONSEQUENCE_CODES:
         return _OWN if words.startswith(f"exited with code {ending.code}") else _CONSEQUENCE
     return _OWN

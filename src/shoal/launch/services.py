@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shoal.launch.environment import job_name
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
 from shoal.launch.output import LineStream, Log
@@ -111,7 +112,7 @@ class ServiceProcesses:
         self.news = News(num_processes)
         for number, (name, module, *more) in enumerate(_SERVICES):
             bind, port = bind_host(host) if host else "", first_port and first_port + number
-            arguments = service_arguments(num_processes, bind, port)
+            arguments = service_arguments(num_processes, bind, port, job=job_name())
             popen = subprocess.Popen(
                 # -P: a file of the user's cannot shadow a module of shoal's.
                 [sys.executable, "-P", "-m", module, *arguments, *more, "--until-stdin-closes"],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shoal import settings
 from shoal.colour import collective, local
-from shoal.errors import InitializeError, ShoalError
+from shoal.errors import InitializeError, ShoalError, UsageTypeError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
@@ -71,6 +71,7 @@ def initialize(
     timeout_s: float | None = None,
     virtual_devices: int | None = None,
     host_devices: int | None = None,
+    hooks: bool = True,
 ) -> None:
     """Join the job, so that its processes can meet and JAX sees the devices of all of them.
 
@@ -103,13 +104,17 @@ def initialize(
         logs a line if they differ. None: SHOAL_VIRTUAL_DEVICES, else JAX's rule.
       host_devices: the number of CPU devices per process beside the accelerators, for the meshes of
         `Mesh.host_mesh`. None: one for each accelerator. `virtual_devices` overrides it.
+      hooks: False: install no hooks in this process's interpreter, and never end it (docs/guest.md
+        lists them). The program must then call `shutdown` before it ends, or the other processes
+        lose it; they learn that it ended, not of which exception. Processes may differ in this. A
+        repeated call installs none, either.
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not arrive, an
         index is taken twice, counts or versions differ, or the meeting place cannot be reached.
-        On this process: it was initialized before with other arguments (both are shown), or is a
-        fork or a child of a process of the job; or JAX has already created its devices; or its
-        launcher gives the index of the process, but not their number.
+        On this process: it was initialized before with other arguments (both are shown), or with
+        hooks and now without; it is a fork or a child of a process of the job; JAX has already
+        created its devices; or its launcher gives the index of the process, but not their number.
       UsageError: on this process: an argument or a variable is malformed.
 
     >>> initialize(virtual_devices=2)
@@ -129,18 +134,30 @@ def initialize(
     settings.check_all()
     deadline = membership.deadline_of("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
     hang_timeout = HangTimeout.of_settings()
-    if _RECORD.guard is None:
-        _RECORD.guard = ExitGuard()
-        _RECORD.guard.hook()
+    _check_hooks(hooks)
     if _RECORD.joined is not None and _RECORD.initialized is not None:
         coordinator()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
         return
+    if _RECORD.guard is None and hooks:
+        _RECORD.guard = ExitGuard()
+        _RECORD.guard.hook()
     _enter(arguments, deadline, _RECORD.guard, hang_timeout)
 
 
+def _check_hooks(hooks: bool) -> None:
+    if not isinstance(hooks, bool):
+        raise UsageTypeError(f"initialize: hooks={hooks!r} must be True or False")
+    if _RECORD.guard is not None and not hooks:
+        # Hooks of the program, installed later, may call those of the guard: they must stay.
+        raise InitializeError(
+            "initialize(hooks=False): an earlier initialize() of this process has installed hooks\n"
+            "pass hooks=False to the first one"
+        )
+
+
 def _enter(
-    arguments: Arguments, deadline: float, guard: ExitGuard, hang_timeout: HangTimeout
+    arguments: Arguments, deadline: float, guard: ExitGuard | None, hang_timeout: HangTimeout
 ) -> None:
     cluster, is_attached = membership.find_cluster(arguments, reports=True)
     not_joined.refuse_child(cluster)
@@ -153,15 +170,19 @@ def _enter(
     _RECORD.attempts += 1
     try:
         joined = membership.become_member(
-            cluster, deadline, is_attached=is_attached, attempt=_RECORD.attempts
+            cluster,
+            deadline,
+            is_attached=is_attached,
+            attempt=_RECORD.attempts,
+            hooks=guard is not None,
         )
     except BaseException:
-        if membership.is_connecting():
+        if guard is not None and membership.is_connecting():
             guard.skip_teardown()
         raise
     _RECORD.initialized = Initialized(arguments, cluster, is_attached, callsite())
     _RECORD.pid, _RECORD.joined = os.getpid(), joined
-    if cluster.num_processes > 1:
+    if guard is not None and cluster.num_processes > 1:
         guard.watch(
             joined,
             is_idle=device_work.is_idle,
@@ -169,12 +190,14 @@ def _enter(
             leave=_leave_at_exit,
             parts_together=is_attached,
         )
-    if isinstance(joined, TcpCoordinator):
-        joined.watch_main_line(HangWatch(joined, hang_timeout).look)
-        shown = register_dump()
-        joined.watch_idle(StallWatch(joined, lambda idle: joined.send(idle_header(idle)), shown))
-    else:
-        watch_alone(joined)
+    if not isinstance(joined, TcpCoordinator):
+        watch_alone(joined, ends=guard is not None)
+        return
+    ends = guard is not None
+    shown = register_dump() if ends else None
+    stalls = StallWatch(joined, lambda idle: joined.send(idle_header(idle)), shown, ends=ends)
+    joined.watch_main_line(HangWatch(joined, hang_timeout, ends=ends).look)
+    joined.watch_idle(stalls)
 
 
 @collective()
@@ -197,7 +220,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
     >>> shutdown()
     """
     joined, guard, _RECORD.meshes = _RECORD.joined, _RECORD.guard, Meshes()
-    if joined is None or guard is None or _RECORD.pid != os.getpid():
+    if joined is None or _RECORD.pid != os.getpid():
         return
     deadline = membership.deadline_of("shutdown", timeout_s, "SHOAL_TIMEOUT_S")
     try:
@@ -215,7 +238,8 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         if joined.num_processes > 1 and not _is_attached():
             jax_runtime.leave(process_ends=False)
         joined.close()
-        guard.release()
+        if guard is not None:
+            guard.release()
     finally:
         not_joined.unmark_member()
         _RECORD.joined, _RECORD.left = None, joined

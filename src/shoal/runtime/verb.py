@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from shoal.errors import InitializeError
 from shoal.runtime.client.interface import Coordinator
+from shoal.tracebacks import at_caller
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,7 +36,7 @@ def verb(function: Callable[Concatenate[Coordinator, P], T]) -> Verb[P, T]:
     signature = inspect.signature(function)
     _, *parameters = signature.parameters.values()
     public = cast(Verb[P, T], call)
-    public.on = function
+    public.on = at_caller(function)
     public.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return public
 

@@ -84,7 +84,7 @@ class BenchJob:
             return []
         if self._warden.namespaces:
             return self._start_services_apart(host, port)
-        numbers = service_arguments(self._processes, host, port)
+        numbers = service_arguments(self._processes, host, port, job=self._address)
         idle = ("--idle-s", str(_IDLE_S))
         command = ["-P", "-m", "shoal.runtime.startup.services", *numbers, *idle]
         popen = self._popen(command, self._env, stdin=subprocess.PIPE)
@@ -95,8 +95,8 @@ class BenchJob:
         """Start each service on a host of its own."""
         reads, writes = os.pipe()
         at = self._processes
-        of_place = service_arguments(self._processes, host, port)
-        of_service = service_arguments(self._processes, address_of(at + 1), port)
+        of_place = service_arguments(self._processes, host, port, job=self._address)
+        of_service = service_arguments(self._processes, address_of(at + 1), port, job=self._address)
         idle = ("--until-empty", "--idle-s", str(_IDLE_S))
         place = ["-P", "-m", MEETING_PLACE, *of_place, *idle]
         service = ["-P", "-m", JAX_SERVICE, *of_service, "--until-stdin-closes"]

@@ -190,8 +190,8 @@ def test_of_many_processes_that_come_at_once_one_starts_the_gatherer(
     started = []
 
     class Counted(host_gatherer.Spawned):
-        def __init__(self, module):
-            super().__init__(module)
+        def __init__(self, *command):
+            super().__init__(*command)
             started.append(self.pid)
 
     monkeypatch.setattr(host_gatherer, "Spawned", Counted)

@@ -30,6 +30,7 @@ from shoal.colour import traced
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.tracebacks import at_caller
 
 
 class _Region(NamedTuple):
@@ -104,6 +105,7 @@ def manual(
     program = _program(fn, name, out_layouts)
 
     @wraps(fn)
+    @at_caller
     def region_of(*args: Any, **options: Any) -> Any:
         if options:
             raise UsageTypeError(

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from shoal.colour import local
 from shoal.compat.torch_xla.errors import NoMeaningHere
+from shoal.tracebacks import at_caller
 
 __all__ = [
     "MpDeviceLoader",
@@ -23,6 +24,7 @@ class _LeftOut:
 
     way: str
 
+    @at_caller
     def __new__(cls, *args: Any, **options: Any) -> NoReturn:
         raise NoMeaningHere(f"torch_xla {cls.__name__} {cls.way}")
 

@@ -19,6 +19,7 @@ from shoal.arrays.traced.linear import linear
 from shoal.colour import traced
 from shoal.compat.members import members_of
 from shoal.compat.torch_xla.errors import SpmdTypeError, stands_for
+from shoal.tracebacks import at_caller
 
 __all__ = [
     "EinsumLinear",
@@ -154,6 +155,7 @@ def apply_xla_patch_to_nn_linear(module: Any) -> Any:
     return module
 
 
+@at_caller
 def apply_backward_optimization_barrier(m: Any) -> Any:
     """Make the backward pass wait, at a layer, for all of its gradients (`shoal.fence`).
 

@@ -141,7 +141,6 @@ class TcpCoordinator:
             max_body_bytes=welcome.max_body_bytes,
             lose=self.lose,
         )
-        _abandon_in_forked_children(self)
         rhythm = HeartbeatTiming(welcome.heartbeat_s, welcome.lost_after_s)
         self._watcher = Watcher(life, rhythm, self._me, self)
         self._watcher.start()
@@ -300,6 +299,17 @@ class TcpCoordinator:
         self._watcher.stop()
         self._close_claim()
 
+    def abandon_in_forked_children(self) -> None:
+        """Let forked children give up their copies of the connections."""
+        here = weakref.ref(self)
+
+        def abandon() -> None:
+            coordinator = here()
+            if coordinator is not None:
+                coordinator._abandon()
+
+        os.register_at_fork(after_in_child=abandon)
+
     def watch_main_line(self, look: Callable[[float], None]) -> None:
         """Make the watcher call `look` with the time, periodically, after a loss."""
         self._watcher.look = look
@@ -406,14 +416,3 @@ class TcpCoordinator:
         if self.claim is not None:
             self.claim.close()
             self.claim = None
-
-
-def _abandon_in_forked_children(coordinator: TcpCoordinator) -> None:
-    here = weakref.ref(coordinator)
-
-    def abandon() -> None:
-        coordinator = here()
-        if coordinator is not None:
-            coordinator._abandon()
-
-    os.register_at_fork(after_in_child=abandon)

@@ -19,6 +19,7 @@ from shoal.runtime.doctor.findings import CheckResult, Finding
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.system.child_process import Spawned
+from shoal.runtime.system.service_commands import show_part
 
 _REAP_S = 1.0
 _ADVICE = (
@@ -82,6 +83,7 @@ class DeviceProbe:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the devices, and print one line of JSON about them."""
+    show_part("shoal-doctor")
     virtual_devices, device_ids = json.loads((arguments or sys.argv[1:])[0])
     try:
         jax_runtime.configure_devices(virtual_devices, device_ids)

@@ -55,7 +55,7 @@ from shoal.runtime.system.failure_words import (
     stands,
 )
 from shoal.runtime.system.open_files import write_open_files
-from shoal.tracebacks import HIDDEN, has_hidden, shorten
+from shoal.tracebacks import HIDDEN, has_hidden, is_own_file, shorten
 
 DEVICE_WORK = "shoal's work on devices"  # the name of threads that do it
 _IN_TIME_S = 1.0  # for native code at the end
@@ -75,6 +75,7 @@ class ExitGuard:
         self._leave: Callable[[str], None] = lambda words: None
         self._parts_together = False
         self._code: int | None = None  # of the uncaught exception
+        self._code_of_hook: int | None = None  # if the program's excepthook calls sys.exit()
         self._exit_status = 0  # of the last sys.exit()
         self._exit_report = ""  # its description, for the other processes
         self._limit: tuple[float, int] | None = None  # time and code of an end by the thread
@@ -144,6 +145,18 @@ class ExitGuard:
         return os.getpid() == self._pid
 
     def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._take_exception(kind, error, trace)
+        except BaseException as raised:  # by the hook before this one; Python shows it
+            trace = raised.__traceback__
+            while trace is not None and is_own_file(trace.tb_frame.f_code.co_filename):
+                trace = trace.tb_next
+            raised.__traceback__ = trace or raised.__traceback__  # a bug of ours keeps its frames
+            raise  # a bare one adds no entry for this frame
+
+    def _take_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if self._program.is_running():  # only displayed: the program has caught it
@@ -231,11 +244,15 @@ class ExitGuard:
         self, coordinator: Coordinator, error: BaseException, gone: Mapping[int, Member]
     ) -> None:
         """After an error of JAX's runtime was printed, add which processes are gone."""
-        self._code = exit_code_of(error)
+        self._code = self._exit_code_of(error)
         if gone or (is_of_runtime(error) and lost_services(coordinator)):
-            self._code, lines = explain(coordinator, gone)
+            code, lines = explain(coordinator, gone)
+            self._code = code if self._code_of_hook is None else self._code_of_hook
             self._explanation = "\n".join(f"shoal: {line}" for line in lines)
             print(self._explanation, file=sys.stderr)
+
+    def _exit_code_of(self, error: BaseException) -> int:
+        return exit_code_of(error) if self._code_of_hook is None else self._code_of_hook
 
     def _limit_end(self) -> None:
         """Make the thread end this process if it does not end by itself in time."""
@@ -249,6 +266,11 @@ class ExitGuard:
             if self._coordinator is not None and place:  # "": a runner raises it again
                 self._coordinator.progress.leave(f"sys.exit() at {place}")
             self._exit_status = status if isinstance(status, int) else int(status is not None)
+            # Python takes a code from its excepthook, but not from an exit handler: these run once
+            # the main thread counts as ended.
+            is_ending = threading.main_thread().is_alive() and not self._program.is_running()
+            if is_ending and self._program.uncaught() is not None:
+                self._code_of_hook = self._exit_status & 0xFF
             error = sys.exc_info()[1]
             self._peers = None if error is None else peers_behind(error, {})
             if isinstance(error, SystemExit):  # a runner such as runpy raises it again
@@ -359,7 +381,7 @@ class ExitGuard:
                 self._report_failure(coordinator, error)
                 has_reported = True
             if self._program.joins_threads():  # the other hook has finished
-                self._code = exit_code_of(error)
+                self._code = self._exit_code_of(error)
                 self._limit_end()
 
     def _end_if_stuck(self, coordinator: Coordinator, wake: threading.Event) -> None:

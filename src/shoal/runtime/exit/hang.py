@@ -10,6 +10,7 @@ main thread has not moved, in Python, for SHOAL_TIMEOUT_S.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import sys
@@ -29,6 +30,8 @@ from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.system.stacks import stacks
 
+_NOT_ENDED = "is not ended, because initialize(hooks=False) forbids it"
+_LOG = logging.getLogger("shoal")
 _FLUSH_S = 2.0  # time limit of the flush: a stream's lock may never be free
 
 
@@ -76,21 +79,30 @@ class HangTimeout:
 
 
 class HangWatch:
-    """Checks this process after a loss, and ends it when it hangs."""
+    """Checks this process after a loss, and ends it when it hangs; or only reports that, once."""
 
-    def __init__(self, coordinator: Coordinator, hang_timeout: HangTimeout) -> None:
+    def __init__(
+        self, coordinator: Coordinator, hang_timeout: HangTimeout, *, ends: bool = True
+    ) -> None:
         self._coordinator = coordinator
         self._hang_timeout = hang_timeout
+        self._ends = ends
+        self._has_reported = False
 
     def look(self, now: float) -> None:
         """Check for a hang; called by the watcher after a loss."""
         here = self._coordinator
         cause = self._hang_timeout.is_over(now, here.troubles, here.progress, main_frame())
-        if cause is None:
+        if cause is None or self._has_reported:
+            return
+        if not self._ends:
+            self._has_reported = True
+            with contextlib.suppress(Exception):  # handlers and filters may raise
+                _LOG.warning("%s", self.report(cause, now).strip())
             return
         with contextlib.suppress(Exception):
             here.report("followed", f"it hung, and was ended: {cause.name} {cause.fate}")
-        write_before_exit(self.report(cause, now))
+        write_before_exit(f"shoal: {self.report(cause, now)}")
         os._exit(cause.exit_code)
 
     def report(self, cause: Trouble, now: float) -> str:
@@ -98,9 +110,9 @@ class HangWatch:
         here, progress = self._coordinator, self._coordinator.progress
         me = ThisProcess(here.process, here.hosts)
         lines = [
-            f"shoal: {me} has not called shoal for {now - progress.since:.0f} s, and "
-            f"{self._describe(cause)}: it hangs, and is ended with exit code "
-            f"{cause.exit_code}"
+            f"{me} has not called shoal for {now - progress.since:.0f} s, and "
+            f"{self._describe(cause)}: it hangs, and "
+            + (f"is ended with exit code {cause.exit_code}" if self._ends else _NOT_ENDED)
         ]
         for trouble in here.troubles.open():
             ago = f"known for {now - trouble.since:.0f} s"

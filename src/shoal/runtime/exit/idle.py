@@ -60,15 +60,17 @@ class StallWatch:
         send: Callable[[Idle | None], None],
         shown: DumpFile | None = None,
         *,
+        ends: bool = True,
         cpu_times: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
         """`send` sends a report to the meeting place, None once this process moves again; `shown`
-        shows this process to others of its host.
+        shows this process to others of its host; `ends` is whether it is ended when it is stalled.
 
         Raises:
           UsageError: a variable is not a positive number.
         """
         self._coordinator, self._send, self._shown = coordinator, send, shown
+        self._ends = ends
         coordinator.progress.is_watched = True
         coordinator.progress.on_limit = self._show_limit
         self._cpu_times = cpu_times or _cpu_times
@@ -212,12 +214,13 @@ class StallWatch:
         here = self._coordinator
         me = ThisProcess(here.process, here.hosts)
         headline, _, rest = text.partition("\n")
-        if not is_final:
+        if not (is_final and self._ends):
             own = f"  {me} is at {stands(main_frame()) or 'an unknown place'}"
             _warn(f"{headline}\n{rest if is_shower else own}")
             if is_shower:
                 asks = threading.Thread(target=self._show_stacks, args=(shows,), daemon=True)
                 asks.start()
+        if not is_final:
             return
         end = partial(
             self._end, headline, rest if is_shower else "", is_shown=here.process in shows
@@ -225,6 +228,8 @@ class StallWatch:
         progress = here.progress
         mark, is_waiting = progress.mark, progress.is_waiting
         here.end_stalled(headline)
+        if not self._ends:
+            return  # its next wait, or step, raises StalledError
         if is_waiting:  # it raises StalledError there, if that wait can be woken
             self._ending = mark, self._ran_s + _RAISE_S, end
         elif mark == self._mark and self._said:  # if not, it raises StalledError at its next call
@@ -254,8 +259,8 @@ class StallWatch:
             _warn("\n".join(["stacks of the stalled processes:", *lines]))
 
 
-def watch_alone(coordinator: Coordinator) -> None:
-    """Watch a job of one process, in a thread: it decides by itself."""
+def watch_alone(coordinator: Coordinator, *, ends: bool = True) -> None:
+    """Watch a job of one process, in a thread: it decides by itself. `ends`: see `StallWatch`."""
     stalls, here = Stalls(), [coordinator.process]
 
     def take(idle: Idle | None) -> None:
@@ -270,7 +275,7 @@ def watch_alone(coordinator: Coordinator) -> None:
             time.sleep(watch.every_s)
             watch.look(time.monotonic())
 
-    watch = StallWatch(coordinator, take)
+    watch = StallWatch(coordinator, take, ends=ends)
     threading.Thread(target=run, name="shoal watcher", daemon=True).start()
 
 

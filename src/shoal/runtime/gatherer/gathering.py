@@ -37,6 +37,7 @@ from shoal.runtime.gatherer.packing import HeldArrivals, HeldBeats
 from shoal.runtime.rules.joining import WRONG_TOKEN, is_same_secret
 from shoal.runtime.rules.messages import ArrivalHeaders, beat_of, trails_of
 from shoal.runtime.system.job_signals import ignore_job_signals
+from shoal.runtime.system.service_commands import show_part
 from shoal.runtime.wire.connection import open_socket, what_failed
 from shoal.runtime.wire.frames import (
     MAX_PAYLOAD_BYTES,
@@ -319,6 +320,7 @@ class Gatherer:
 
 def main() -> int:
     """Run the gatherer given by the orders on stdin."""
+    show_part("shoal-gatherer")
     ignore_job_signals()
     line = sys.stdin.buffer.readline()
     if not line:

@@ -13,6 +13,7 @@ import time
 
 from shoal.runtime.client.hello import host_id
 from shoal.runtime.system.child_process import Spawned
+from shoal.runtime.system.service_commands import job_argument
 from shoal.runtime.wire.unix_socket import connect_unix, listen_unix
 
 _MODULE = "shoal.runtime.gatherer.gathering"
@@ -26,14 +27,16 @@ class HostGatherer:
     connect to that, and wait until it is closed.
     """
 
-    def __init__(self, address: str, token: str, *, host: str | None = None) -> None:
+    def __init__(self, address: str, token: str, *, host: str | None = None, job: str = "") -> None:
         """Prepare; `connect` starts it.
 
         Args:
           address: host:port of the meeting place.
           token: what its processes present there.
           host: equal for the processes that share it; None: determined from the kernel.
+          job: its name, for `ps`.
         """
+        self._job = job
         self._orders = {"meeting_place": address, "token": token}
         here = host_id() if host is None else host
         key = f"{address}\n{token}\n{os.geteuid()}\n{here}".encode(errors="surrogatepass")
@@ -68,7 +71,7 @@ class HostGatherer:
             return connect_unix(self.name)
 
     def _start(self, limit: float) -> None:
-        spawned = Spawned(_MODULE)
+        spawned = Spawned(_MODULE, job_argument(self._job))
         try:
             spawned.stdin.write(json.dumps({**self._orders, "name": self.name}).encode() + b"\n")
             spawned.stdin.close()

@@ -25,6 +25,7 @@ from shoal.runtime.system.accelerators import count_accelerators
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
 from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.system.own_name import ADVICE, why_unresolved
+from shoal.runtime.system.service_commands import show_part
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.listening import is_loopback
 
@@ -393,11 +394,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A line on stdin, `{"meeting_place": "127.0.0.1:43211"}`, gives the meeting place to report to.
     """
     parser = argparse.ArgumentParser(prog="python -m shoal.runtime.jax_service.jax_runtime")
+    parser.add_argument("--job", default="")
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--bind", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--until-stdin-closes", action="store_true", required=True)
     options = parser.parse_args(arguments)
+    show_part("shoal-jax")
     ignore_job_signals()
     service = JaxService()
     address = service.start(options.processes, host=options.bind, port=options.port)

@@ -29,6 +29,7 @@ from typing import Any
 from shoal.runtime.jax_service.tcp_splice import Splices, find
 from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.system.process_status import ProcessStatus, shows_own_pids, status_of
+from shoal.runtime.system.service_commands import show_part
 from shoal.runtime.wire.frames import number_field, pack_frame, split_address
 
 _LOOK_S = 2.0  # maximum interval between checks of the processes
@@ -191,6 +192,7 @@ class _Keeper:
 
 def main() -> int:
     """Run the keeper of the host given by the orders on stdin."""
+    show_part("shoal-keeper")
     ignore_job_signals()
     line = sys.stdin.buffer.readline()
     if not line:

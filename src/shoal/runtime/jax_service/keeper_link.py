@@ -14,6 +14,7 @@ from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.child_process import Spawned
+from shoal.runtime.system.service_commands import job_argument
 
 _LOCAL_INDICES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
@@ -40,13 +41,15 @@ class HostKeeper:
     It may be started before it is known which process is to start it, so as to be ready in time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, job: str) -> None:
+        """Prepare it for the job of this name."""
+        self._job = job
         self._spawned: Spawned | None = None
 
     def start_early(self) -> None:
         """Start it if possible. A failure is reported when the keeper is needed."""
         with contextlib.suppress(OSError):
-            self._spawned = Spawned("shoal.runtime.jax_service.keeper")
+            self._spawned = self._spawn()
 
     def begin(self, joined: TcpCoordinator, token: str, jax_service: str, limit: float) -> str:
         """Send its orders; return the address of its splice.
@@ -55,7 +58,7 @@ class HostKeeper:
           OSError: it cannot be started, cannot reach JAX's service, or is late.
           ProcessLostError, PeerFailedError: a process is gone meanwhile.
         """
-        spawned, self._spawned = self._spawned or Spawned("shoal.runtime.jax_service.keeper"), None
+        spawned, self._spawned = self._spawned or self._spawn(), None
         welcome, left_s = joined.welcome, max(0.001, limit - time.monotonic())
         orders = {
             "meeting_place": joined.address,
@@ -78,6 +81,9 @@ class HostKeeper:
             raise OSError(spawned.last_words())
         spawned.detach()
         return str(json.loads(line)["address"])
+
+    def _spawn(self) -> Spawned:
+        return Spawned("shoal.runtime.jax_service.keeper", job_argument(self._job))
 
     def dismiss(self) -> None:
         """Dismiss a keeper that is not needed: it ends by itself."""

@@ -42,6 +42,7 @@ from shoal.runtime.server.callers import (
 from shoal.runtime.server.job import ServedJob
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.system.job_signals import ignore_job_signals
+from shoal.runtime.system.service_commands import show_part
 from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
     Frame,
@@ -282,6 +283,7 @@ class MeetingPlace:
 def main(arguments: list[str] | None = None) -> int:
     """Run the server from the command line."""
     options = _parse(arguments)
+    show_part("shoal-meeting")
     if options.until_stdin_closes or options.until_empty:
         ignore_job_signals()  # the end of the job ends this process
     try:
@@ -351,6 +353,7 @@ def _listen(host: str, port: int, patience_s: float) -> socket.socket:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m shoal.runtime.server.meeting_place")
+    parser.add_argument("--job", default="", metavar="NAME", help="for ps: of no effect here")
     parser.add_argument("--processes", type=int, required=True, metavar="N")
     parser.add_argument("--bind", default="127.0.0.1", metavar="HOST")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")

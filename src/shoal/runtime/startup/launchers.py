@@ -52,6 +52,13 @@ class JobPlace(NamedTuple):
     rendezvous: Rendezvous | None = None  # where process 0 says the address
     launched: str = ""  # the launcher's variables, if they identify the job
     is_on_one_host: bool = False  # as the launcher's variables show
+    job: str = ""  # the name that the launcher has given it
+
+    @property
+    def name(self) -> str:
+        """The name of the job, which `ps` shows with shoal's own processes."""
+        meets = self.rendezvous
+        return self.job or self.address or (f"{meets.base}/{meets.name}" if meets else "")
 
 
 class ShownJob(NamedTuple):
@@ -111,6 +118,7 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
         rendezvous=where.rendezvous,
         launched=place.launched.words if place.launched else "",
         is_on_one_host=place.launched is not None and place.launched.is_on_one_host,
+        job=env.get("SHOAL_JOB", "").strip(),
     )
     raise_all("initialize", problems)
     return cluster

@@ -57,6 +57,7 @@ def join_place(
     attempt: int | None = None,
     versions: str | None = None,
     before_hello: Callable[[], None] = lambda: None,
+    outlasts: bool = True,
 ) -> tuple[TcpCoordinator, str]:
     """Join the job at its meeting place; return the coordinator and the job's token.
 
@@ -68,6 +69,7 @@ def join_place(
       attempt: the number of earlier attempts, in a job that JAX joined; else None.
       versions: what must be equal on all processes; None: the versions of shoal and JAX.
       before_hello: called once the address is known.
+      outlasts: whether process 0 stays until its services have ended, if they would end with it.
 
     Raises:
       InitializeError: on every living process, before the deadline.
@@ -96,7 +98,8 @@ def join_place(
             if joined is None:
                 services.retire(place.services)
             else:
-                services.release(place.services, ends_with_us=_ends_with_us(joined))
+                is_last = outlasts and _ends_with_us(joined)
+                services.release(place.services, outlasts=is_last)
         if visit is not None:
             visit.leave(has_begun=joined is not None)
 
@@ -151,7 +154,7 @@ def _gatherer_for(cluster: JobPlace, place: Place) -> Nearby | None:
         return None
     from shoal.runtime.gatherer.host_gatherer import HostGatherer  # small jobs do not load it
 
-    return HostGatherer(place.address, place.token)
+    return HostGatherer(place.address, place.token, job=cluster.name)
 
 
 def _find_place(
@@ -201,6 +204,7 @@ def _start(
         port=port,
         token=token,
         timeout_s=left_of(deadline),
+        job=cluster.name,
         jax_service=not jax_service,
     )
     reached = bind if is_loopback(host) and bind not in _ANY_HOST else host

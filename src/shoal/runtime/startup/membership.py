@@ -131,7 +131,7 @@ def check_in_time(cluster: JobPlace, *, is_attached: bool) -> None:
 
 
 def become_member(
-    cluster: JobPlace, deadline: float, *, is_attached: bool, attempt: int
+    cluster: JobPlace, deadline: float, *, is_attached: bool, attempt: int, hooks: bool
 ) -> Coordinator:
     """Join the job; return the coordinator.
 
@@ -140,6 +140,7 @@ def become_member(
       deadline: on the monotonic clock.
       is_attached: whether JAX joined the job already.
       attempt: number of earlier attempts of this process; equal on all.
+      hooks: whether forked children give up its connections, and this process may outlast others.
 
     Raises:
       InitializeError: on every living process, before the deadline.
@@ -147,7 +148,7 @@ def become_member(
     if cluster.num_processes == 1:
         return alone()
     open_standard_streams()
-    keeper = HostKeeper()
+    keeper = HostKeeper(cluster.name)
 
     def before_hello() -> None:
         if is_likely_leader(cluster.process, os.environ):
@@ -156,7 +157,11 @@ def become_member(
 
     try:
         number = attempt if is_attached else None
-        joined, token = join_place(cluster, deadline, attempt=number, before_hello=before_hello)
+        joined, token = join_place(
+            cluster, deadline, attempt=number, before_hello=before_hello, outlasts=hooks
+        )
+        if hooks:
+            joined.abandon_in_forked_children()
     except BaseException:
         keeper.dismiss()
         raise

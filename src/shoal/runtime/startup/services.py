@@ -36,7 +36,7 @@ from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.child_process import Spawned
 from shoal.runtime.system.inherited import allow_child_ends
 from shoal.runtime.system.job_signals import ignore_job_signals
-from shoal.runtime.system.service_commands import MEETING_PLACE, service_arguments
+from shoal.runtime.system.service_commands import MEETING_PLACE, service_arguments, show_part
 from shoal.runtime.wire.frames import address_text
 
 _LINGER_MAX_S = 600.0
@@ -60,6 +60,7 @@ def start(
     port: int,
     token: str,
     timeout_s: float,
+    job: str,
     jax_service: bool = True,
 ) -> ServiceAddresses:
     """Start the services of a job; they end soon unless released.
@@ -69,7 +70,7 @@ def start(
     """
     spawned = Spawned(
         "shoal.runtime.startup.services",
-        *service_arguments(num_processes, bind, port),
+        *service_arguments(num_processes, bind, port, job=job),
         *("--idle-s", str(timeout_s)),
         *(() if jax_service else ("--no-jax-service",)),
         env={"SHOAL_TOKEN": token},
@@ -85,13 +86,13 @@ def start(
     return ServiceAddresses(spawned.stdin, **json.loads(line), pid=spawned.pid)
 
 
-def release(services: ServiceAddresses, *, ends_with_us: bool) -> None:
+def release(services: ServiceAddresses, *, outlasts: bool) -> None:
     """Release the services of a job that has begun: they end after its last member.
 
     Args:
-      ends_with_us: whether they would end with this process, too, which then outlasts them.
+      outlasts: whether this process stays until they have ended, because they would end with it.
     """
-    if ends_with_us:  # the exit guard's handler, registered later, is called before
+    if outlasts:  # the exit guard's handler, registered later, is called before
         atexit.register(_outlast, services.pid, os.getpid())
     with contextlib.suppress(BrokenPipeError):  # they are gone, as their connections show
         services.leash.write(b".")
@@ -120,11 +121,12 @@ def retire(services: ServiceAddresses) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run JAX's service, and a meeting place beside it, until the job's members are gone."""
     options = _parse(arguments)
+    show_part("shoal-services")
     ignore_job_signals()  # inherited by the meeting place
     allow_child_ends()
     place = Spawned(
         MEETING_PLACE,
-        *service_arguments(options.processes, options.bind, options.port),
+        *service_arguments(options.processes, options.bind, options.port, job=options.job),
         *("--until-empty", "--until-stdin-closes", "--idle-s", str(options.idle_s)),
     )
     service = None
@@ -173,6 +175,7 @@ def _retire(place: Spawned) -> None:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m shoal.runtime.startup.services")
+    parser.add_argument("--job", default="")
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--bind", required=True)
     parser.add_argument("--port", type=int, required=True)

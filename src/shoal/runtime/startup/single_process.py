@@ -65,5 +65,6 @@ class _Launcher:
         except (ShoalError, OSError) as error:
             _LOG.warning("cannot report a notice to the launcher: %s", error)
             return None
+        place.abandon_in_forked_children()
         atexit.register(place.close)
         return place
