@@ -50,6 +50,7 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTPUT_LINES = 3
 _LEARNED = (PeerFailedError.__name__, ProcessLostError.__name__)
 _NAMES_ITSELF = re.compile(r"\Aprocess \d+ of \d+ \([^)\n]*\): ")  # at the beginning of a message
+_NOT_OUTPUT = ("shoal: ", "[Gloo] Rank ")
 _CTRL_C = KeyboardInterrupt.__name__
 _SAID = 240  # characters of a later error
 _REQUEUED = f"Exit code {REQUEUE} means preempted and saved, but there was no notice."
@@ -316,9 +317,10 @@ def _lost(ending: Ending) -> str:
 
 
 def _last_output(output: str) -> tuple[str, ...]:
-    """Return the last lines that a process wrote, without shoal's own; from a fatal one, if any."""
+    """Return the last lines that a process wrote, without those of shoal, and of gloo about its
+    connections; from a fatal one, if any."""
     lines = [line.rstrip() for line in _ESCAPE.sub("", output).splitlines()]
-    lines = [line for line in lines if line.strip() and not line.startswith("shoal: ")]
+    lines = [line for line in lines if line.strip() and not line.startswith(_NOT_OUTPUT)]
     fatal = next((i for i, line in enumerate(lines) if _FATAL.match(line)), None)
     if fatal is not None:
         return tuple(lines[fatal : fatal + _OUTPUT_LINES])

@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "gallery.md"
 HEAD = "import glob, numpy as np, os, shoal, time\n"
 START = "shoal.initialize(); p = shoal.process_index()\n"
 _PART = re.compile(
-    r"### `(?P<name>\w+)`\n.*?```python\n(?P<program>.*?)```\n\n"
+    r"### `(?P<name>\w+)`\n.*?```py\n(?P<program>.*?)```\n\n"
     r"```console\n\$ (?P<command>.*?)\n(?P<report>.*?)```\n",
     re.DOTALL,
 )
