@@ -42,6 +42,13 @@ from shoal.runtime.exit.causes import (
     peers_behind,
 )
 from shoal.runtime.exit.explaining import explain, lost_services, report_cut, report_stuck
+from shoal.runtime.exit.job_report import (
+    EndOfThis,
+    is_for_processes,
+    report_job,
+    stopped_line,
+    without_sigterm,
+)
 from shoal.runtime.exit.main_program import MainProgram
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.exit.unfinished import await_devices, pause_s
@@ -84,6 +91,7 @@ class ExitGuard:
         self._agent = TorchAgent(os.environ)
         self._error: BaseException | None = None  # the uncaught exception
         self._peers: Mapping[int, str] | None = None  # whose end led to it, or to sys.exit()
+        self._is_shown = False  # by `_on_exception`
         self._recorded_threads = 0
         self._is_recorded = False  # where its launcher reads it
         self._explanation = ""  # which processes those are, if the exception does not say it
@@ -167,13 +175,17 @@ class ExitGuard:
                     raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
             return
         self._agent.note_signals(coordinator.process)
-        gone = self._report_failure(coordinator, error)
-        try:
-            self._show(kind, error, trace)
-        finally:
-            with for_the_log(self._is_recorded):
-                self._explain(coordinator, error, gone)
-            self._limit_end()
+        self._is_shown = True
+        with without_sigterm() as hurry:
+            gone = self._report_failure(coordinator, error)
+            try:
+                self._show(kind, error, trace)
+            finally:
+                with for_the_log(self._is_recorded):
+                    self._explain(coordinator, error, gone)
+                self._limit_end()
+                if is_for_processes(coordinator):
+                    self._report_job(coordinator, error, hurry)
 
     def _show(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -183,11 +195,27 @@ class ExitGuard:
         Python's own is for the log where a launcher reports the failure. That of the program (rich,
         a debugger) appears as it comes.
         """
+        here = self._coordinator if self._is_owner() else None
+        if here is not None and self._excepthook is sys.__excepthook__ and is_for_processes(here):
+            end = EndOfThis(error, exit_code_of(error), self._peers)
+            if line := stopped_line(here, end):
+                print(line, file=sys.stderr, flush=True)
+                return
         is_alone = self._coordinator is None or self._coordinator.process == 0
         with for_the_log(self._is_recorded and self._excepthook is sys.__excepthook__):
             if has_hidden(error) and is_alone and self._is_owner():
                 print(f"shoal: {HIDDEN}", file=sys.stderr)  # once per job
             self._excepthook(kind, error, trace)
+
+    def _report_job(
+        self, coordinator: Coordinator, error: BaseException, hurry: threading.Event
+    ) -> None:
+        """Add the report of the job, if this process is to make it."""
+        code = exit_code_of(error) if self._code is None else self._code
+        try:
+            report_job(coordinator, EndOfThis(error, code, self._peers), hurry)
+        except Exception:  # noqa: BLE001 (without it the error is still shown)
+            self._excepthook(type(error), error, error.__traceback__)
 
     def _on_thread_exception(self, raised: threading.ExceptHookArgs) -> None:
         """Record an exception that ended a thread: perhaps the others will wait for what it did."""
@@ -268,6 +296,8 @@ class ExitGuard:
         error = self._program.uncaught()
         if self._code is None and error is not None:  # another hook was called instead of this one
             self._explain(coordinator, error, self._report_failure(coordinator, error))
+        if error is not None and not self._is_shown and is_for_processes(coordinator):
+            self._report_job(coordinator, error, threading.Event())
         if self._code is not None:
             self._outlast(coordinator.process)
             _end(self._code)

@@ -8,6 +8,7 @@ reader of version 1 can read what a later writer adds.
 from __future__ import annotations
 
 import dataclasses
+import time
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -225,6 +226,32 @@ class JobFailure:
     step: int | None = None  # in which it was interrupted or preempted
     logs: str = ""  # the folder, as given
     text: str = ""  # the report as printed to a file
+
+
+def grouped(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    """Return causes with those that are alike as one, of all their processes; the order stays."""
+    groups: dict[object, list[Cause]] = {}
+    for cause in causes:
+        error = cause.error
+        said = (error.type, error.message) if error else (cause.kind, cause.signal)
+        key = said, cause.frames, cause.exit_code, cause.thread, cause.words
+        groups.setdefault(key, []).append(cause)
+    return tuple(
+        dataclasses.replace(
+            group[0], processes=ProcessSet(p for one in group for p in one.processes)
+        )
+        for group in groups.values()
+    )
+
+
+def utc(at_s: float) -> str:
+    """Return a time as `failure.json` holds it.
+
+    >>> utc(0.5)
+    '1970-01-01T00:00:00.500Z'
+    """
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))
+    return f"{whole}.{int(at_s % 1 * 1000):03d}Z"
 
 
 def to_json(value: Any) -> Any:

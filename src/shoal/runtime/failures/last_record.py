@@ -191,9 +191,14 @@ def fault_file(path: str) -> str:
     return f"{path}.fault"
 
 
+def has_launcher() -> bool:
+    """Return whether a launcher reads what this process records, and reports the failure."""
+    return bool(_path())
+
+
 def for_launcher() -> contextlib.AbstractContextManager[None]:
     """Mark what is printed in the block, as `for_the_log`, where a launcher reports failures."""
-    return for_the_log(bool(_path()))
+    return for_the_log(has_launcher())
 
 
 @contextlib.contextmanager

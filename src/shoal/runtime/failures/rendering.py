@@ -115,9 +115,9 @@ def laid_out(failure: JobFailure, style: Style, program: str = "shoal run") -> l
     return [*lines[:-left], [note], *last]
 
 
-def plain_text(failure: JobFailure) -> str:
+def plain_text(failure: JobFailure, program: str = "shoal run") -> str:
     """Return the report as printed to a file: 80 columns, no colour."""
-    return "\n".join(report(failure, Style()))
+    return "\n".join(report(failure, Style(), program))
 
 
 def facts_without_secrets(failure: JobFailure) -> JobFailure:
