@@ -18,7 +18,8 @@ _BEHIND_S = 0.5
 _OWN_STATUS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED", "OUT_OF_RANGE")
 # The reports of processes that failed because of others, perhaps of this one.
 _FOLLOWED = re.compile(
-    r"(?:exited.* while handling )?shoal\.errors\.(?:PeerFailed|ProcessLost|Deadline|Divergence|Stalled)Error\b"
+    r"(?:exited.* while handling )?shoal\.errors\."
+    r"(?:PeerFailed|ProcessLost|Deadline|Divergence|Stalled)Error\b"
 )
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 

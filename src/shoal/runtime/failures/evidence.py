@@ -62,7 +62,8 @@ def evidence(failure: JobFailure, page: Page) -> list[Line]:
     lines = []
     for cause in causes[: page.limits.causes]:
         label = process_ranges(cause.processes)
-        how = ", first" if cause is causes[0] else ", on its own"
+        own = "its own" if len(cause.processes) == 1 else "their own"
+        how = ", first" if cause is causes[0] else f", on {own}"
         what = "" if cause.error is not None else f", {predicate(cause)}"
         inner = page._replace(limits=page.limits._replace(frames=min(page.limits.frames, 3)))
         below = _cause(cause, failure, inner.deeper())

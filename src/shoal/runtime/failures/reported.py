@@ -6,11 +6,11 @@ The report is a headline and, of an exception, the traceback as Python prints it
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections import Counter
 
 from shoal.runtime.failures.facts import Cause, ErrorFacts, ProcessSet, StackFrame
+from shoal.runtime.system.callsite import relative_to_root
 from shoal.runtime.system.failure_words import headline_of, is_exit, raised_at
 from shoal.tracebacks import is_installed, is_own_file
 
@@ -43,6 +43,7 @@ def as_reported(words: str) -> Cause:
     return Cause(
         processes=ProcessSet(),
         kind="exception",
+        exit_code=None if module == "shoal.errors" else 1,
         error=ErrorFacts(type=name, module=module or "builtins", message=message),
         frames=frames,
         left_out=left_out,
@@ -68,8 +69,9 @@ def _frames_of(words: str) -> tuple[tuple[StackFrame, ...], dict[str, int]]:
             continue
         below.clear()
         source = "" if _FRAME.fullmatch(after) else after.strip()
-        name = os.path.basename(file)
-        frames.append(StackFrame(file=name, line=number, function=function, source=source))
+        frames.append(
+            StackFrame(file=relative_to_root(file), line=number, function=function, source=source)
+        )
     return (tuple(frames), dict(below)) if frames else ((), {})
 
 
