@@ -184,14 +184,14 @@ def report_job(coordinator: Coordinator, end: EndOfThis, hurry: threading.Event)
     if isinstance(end.error, KeyboardInterrupt):
         return  # of the user, who knows
     members = peers_of(coordinator)
-    if not _reports(coordinator, end, members):
+    if not makes_report(coordinator, end, members):
         return
     until_s = time.monotonic() + _OTHERS_S
     while _awaits_news(coordinator, end, members) and time.monotonic() < until_s:
         if hurry.wait(_POLL_S):
             break
         members = peers_of(coordinator)
-    if not _reports(coordinator, end, members):  # a lower one has arrived late, and knows more
+    if not makes_report(coordinator, end, members):  # a lower one has arrived late, and knows more
         return
     failure = facts_without_secrets(failure_known(coordinator, end, members))
     failure = dataclasses.replace(failure, text=plain_text(failure, PROGRAM))
@@ -209,7 +209,7 @@ def report_job(coordinator: Coordinator, end: EndOfThis, hurry: threading.Event)
     sys.stderr.flush()
 
 
-def _reports(coordinator: Coordinator, end: EndOfThis, members: Sequence[Member]) -> bool:
+def makes_report(coordinator: Coordinator, end: EndOfThis, members: Sequence[Member]) -> bool:
     """Return whether this process makes the report."""
     me = coordinator.process
     if _is_unheard(members):
@@ -226,7 +226,12 @@ def _is_mute(member: Member) -> bool:
     """Return whether a process is gone and has reported nothing: it was killed, or has exited."""
     if member.state in ("lost", "left"):
         return True
-    return member.state == "failed" and not raised_at(headline_of_words(member.last_words))[0]
+    return member.state == "failed" and not raised_at(_headline_of(member))[0]
+
+
+def _headline_of(member: Member) -> str:
+    """Return why a process is gone, in one line."""
+    return headline_of_words(_AGO.sub("", member.last_words))
 
 
 def _is_unheard(members: Iterable[Member]) -> bool:
@@ -425,7 +430,7 @@ def _is_independent(member: Member) -> bool:
     """Return whether a process failed by itself."""
     if member.state == "lost":
         return True
-    words = headline_of_words(_AGO.sub("", member.last_words))
+    words = _headline_of(member)
     return member.state == "failed" and not (
         has_followed(member.last_words) or is_of_runtime(words) or "KeyboardInterrupt" in words
     )
@@ -458,7 +463,7 @@ def _others(coordinator: Coordinator, members: Iterable[Member]) -> list[Others]
     found = []
     for member in members:
         one = ProcessSet([member.process])
-        words = headline_of_words(_AGO.sub("", member.last_words))
+        words = _headline_of(member)
         if member.state == "left":
             found.append(Others(processes=one, state="left"))
         elif member.state == "failed" and not has_followed(words):
