@@ -199,7 +199,8 @@ class ExitGuard:
         if here is not None and self._excepthook is sys.__excepthook__ and is_for_processes(here):
             end = EndOfThis(error, exit_code_of(error), self._peers)
             if line := stopped_line(here, end):
-                print(line, file=sys.stderr, flush=True)
+                sys.stderr.write(f"{line}\n")  # one write: others print to the same stream
+                sys.stderr.flush()
                 return
         is_alone = self._coordinator is None or self._coordinator.process == 0
         with for_the_log(self._is_recorded and self._excepthook is sys.__excepthook__):

@@ -78,7 +78,8 @@ _OTHERS_S = 0.5  # for the others to end, so that the report says how
 _POLL_S = 0.02
 _AGO = re.compile(r", [\d.]+ s ago\Z")
 _AT = re.compile(r"(?:at )?'(.*)'(?: in lane .*?)? \((.+?:\d+ \(.*?\))\)")
-_STOPPED_AT = re.compile(r"\): ('.*?' \(.+?:\d+ \(.*?\)\)) cannot complete")
+# Of a message: what could not go on, and where.
+_CANNOT = re.compile(r"\): (.+?) \((.+?:\d+ \(.*?\))\) cannot (?:complete|continue)")
 _LOST_STEP = re.compile(r"; step (\d+), ")
 _ROW = re.compile(r" +process(?:es)? (\d{1,7}(?:-\d{1,7})?(?:, \d{1,7}(?:-\d{1,7})?)*): (.*)")
 _MOST = 400  # characters of the one line about another process
@@ -107,7 +108,7 @@ def stopped_line(coordinator: Coordinator, end: EndOfThis) -> str:
     if settings.text("SHOAL_TRACEBACK") == "full" or not isinstance(error, _LEARNED + _SHARED):
         return ""
     me = ThisProcess(coordinator.process, coordinator.hosts)
-    at = _stopped_at(coordinator, error)
+    at = _stopped_at(coordinator, error).place
     where = f"stopped at {place_words(at)}" if at is not None else "stopped"
     return without_secrets(f"{PROGRAM}: {me}: {where}: {_reason(coordinator, me, end)}")
 
@@ -143,17 +144,21 @@ def _plain(words: str) -> str:
     return _AGO.sub("", headline_of_words(words)).partition("; ")[0].removesuffix(" (killed?)")
 
 
-def _stopped_at(coordinator: Coordinator, error: BaseException) -> CallPlace | None:
-    """Return where the program was: the point where it waited, if its call is at that line."""
+def _stopped_at(coordinator: Coordinator, error: BaseException) -> Others:
+    """Return what this process did when it learned of the failure of others.
+
+    It waited at a point, if the call of that one is at the line where the program stopped.
+    """
+    me = ProcessSet([coordinator.process])
     trace, point = error.__traceback__, coordinator.progress.point
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    if trace is None:
-        return None if point is None else place_of(point)
-    site = site_of(trace.tb_frame, trace.tb_lineno)
-    if point is not None and split_site(point.site) == split_site(site):
-        return place_of(point)
-    return place_at("", "", site)
+    site = "" if trace is None else site_of(trace.tb_frame, trace.tb_lineno)
+    if point is not None and split_site(point.site) == split_site(site or point.site):
+        return Others(processes=me, state="waiting", place=place_of(point))
+    found = _CANNOT.search(headline_of_words(str(error)))
+    call = found[1] if found and split_site(found[2]) == split_site(site) else ""
+    return Others(processes=me, state="stopped", place=place_at(call, call, site))
 
 
 @contextlib.contextmanager
@@ -440,10 +445,7 @@ def _other_self(coordinator: Coordinator, end: EndOfThis, own: Cause) -> Others:
     """Return what this process did when others failed."""
     me = ProcessSet([coordinator.process])
     if isinstance(end.error, ShoalError):
-        at = _stopped_at(coordinator, end.error)
-        if at is not None and at.call:
-            return Others(processes=me, state="waiting", place=at, exit_code=end.code)
-        return Others(processes=me, state="stopped", place=at, exit_code=end.code, step=own.step)
+        return dataclasses.replace(_stopped_at(coordinator, end.error), exit_code=end.code)
     return Others(processes=me, state="ended", exit_code=end.code, words=_then_raised(own))
 
 
@@ -469,7 +471,7 @@ def _others(coordinator: Coordinator, members: Iterable[Member]) -> list[Others]
         elif member.state == "failed" and not has_followed(words):
             kind, place = raised_at(words)
             at = f" ({place})" if place else ""
-            then = f"then raised {kind.rpartition('.')[2]}{at}" if kind else words
+            then = f"then raised {kind.rpartition('.')[2]}{at}." if kind else words
             found.append(Others(processes=one, state="ended", words=then))
         else:
             found += _stopped(one, member, words, mine)
@@ -480,17 +482,21 @@ def _stopped(one: ProcessSet, member: Member, words: str, mine: Point | None) ->
     """Return where a process was that waits, or that has learned of the failure."""
     text = member.place
     if member.state == "failed":
-        at = _STOPPED_AT.search(words)
-        text = at[1] if at else ""
+        at = _CANNOT.search(words)
+        if at is None:
+            return [Others(processes=one, state="ended")]
+        if not at[1].startswith("'"):  # step 7
+            return [Others(processes=one, state="stopped", place=place_at(at[1], at[1], at[2]))]
+        text = f"{at[1]} ({at[2]})"
     found = _AT.fullmatch(text)
     if found is None:
-        return [Others(processes=one, state="ended")] if member.state == "failed" else []
+        return []
     name, site = found[1], found[2]
     is_mine = mine is not None and (mine.name, mine.site) == (name, site)
     place = place_of(mine) if mine is not None and is_mine else _named_place(name, site)
     if member.is_waiting or member.state == "failed" or is_mine:
         return [Others(processes=one, state="waiting", place=place)]
-    words = f"had called {place_words(place)} last"
+    words = f"had called {place_words(place)} last."
     return [Others(processes=one, state="running", words=words)]
 
 
