@@ -87,6 +87,27 @@ class EndedJob(NamedTuple):
         )
         return failure if headline else dataclasses.replace(failure, headline=headline_of(failure))
 
+    def stopped(
+        self, kind: str, code: int, at_s: float | None, *, headline: str = "", name: str = ""
+    ) -> JobFailure:
+        """Return the end of a job that was stopped, and of which no process has failed.
+
+        Args:
+          kind: "interrupted" or "preempted".
+          at_s: when; None: unknown.
+          headline: derived from what follows if not given.
+          name: of the signal, if one has stopped it.
+        """
+        steps = [ending.step for ending in self.endings if ending.step >= 0]
+        failure = dataclasses.replace(
+            self.failure(kind, code, (), headline or kind),
+            failed_after_s=None if at_s is None else round(max(0.0, at_s - self.start_s), 3),
+            others=_ended(self.endings),
+            signal=name,
+            step=max(steps, default=None),
+        )
+        return failure if headline else dataclasses.replace(failure, headline=headline_of(failure))
+
     def of_process(self, root: Ending, code: int) -> JobFailure:
         """Return the failure of a job whose first failure is that of a process."""
         first = self._cause(root)
@@ -321,6 +342,19 @@ def _is_independent(ending: Ending) -> bool:
 
 def _processes(causes: Iterable[Cause]) -> ProcessSet:
     return ProcessSet(process for cause in causes for process in cause.processes)
+
+
+def _ended(endings: Iterable[Ending]) -> tuple[Others, ...]:
+    """Group the processes of a job that was stopped: those that had to be killed are apart."""
+    groups: dict[bool, list[int]] = {}
+    for ending in endings:
+        groups.setdefault(signal.SIGKILL in ending.sent, []).append(ending.process)
+    return tuple(
+        Others(processes=ProcessSet(of), state="running", ended_by=signal.SIGKILL.name)
+        if is_killed
+        else Others(processes=ProcessSet(of), state="ended")
+        for is_killed, of in groups.items()
+    )
 
 
 def _others(endings: Iterable[Ending]) -> tuple[Others, ...]:

@@ -222,7 +222,9 @@ def _lines(
     last = _last_words(failure, program, _after(failure) if moved else "")
     if not failure.as_before:
         lines += evidence(failure, page)
-        if failure.kind == "interrupted" and (end := end_of_all(failure)):
+        if failure.kind == "preempted":
+            pass  # it ended as it should
+        elif failure.kind == "interrupted" and (end := end_of_all(failure)):
             if columns(f"  {end} {last}") <= style.width:
                 last = f"{end} {last}"
             else:
