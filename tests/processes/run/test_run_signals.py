@@ -57,7 +57,7 @@ def test_sigint_interrupts_grandchildren_too(launch):
 
 
 def test_what_an_interrupt_ended_is_said_with_its_step(launch):
-    script = HEAD + f"import shoal\nwith shoal.step(61):\n    {SLEEP}"
+    script = HEAD + f"import shoal; shoal.initialize()\nwith shoal.step(61):\n    {SLEEP}"
     launch.start("-n", "2", "--log-dir", "logs", script=script)
     launch.await_words("ready", 2)
     launch.popen.send_signal(signal.SIGINT)
