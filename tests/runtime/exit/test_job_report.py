@@ -113,12 +113,20 @@ def test_processes_that_were_lost_alike_are_one_cause():
 
 
 def test_a_service_that_is_lost_is_the_cause():
-    error = ProcessLostError("process 0 of 4 (h): 'x' cannot complete: JAX's service is lost: y")
-    (cause,) = known(error, peers={}).causes
-    assert (cause.kind, cause.words) == ("service_lost", ("JAX's service is lost: y.",))
-    assert stopped_line(coordinator(), EndOfThis(error, 71, {})).endswith(
-        ": JAX's service is lost: y"
-    )
+    here = coordinator()
+    here.troubles.receive(None, "JAX's service", "lost", "silent for 2 s")
+    end = EndOfThis(raised(ProcessLostError("x")), 71, {})
+    (cause,) = failure_known(here, end, []).causes
+    words = "JAX's service is lost: silent for 2 s"
+    assert (cause.kind, cause.words) == ("service_lost", (f"{words}.",))
+    assert stopped_line(here, end).endswith(f": {words}")
+
+
+def test_a_process_that_was_declared_lost_says_so_and_reports_nothing():
+    reason = "silent for 10 s; step 3, last at 'step' (train.py:6 (main)), 9.0 s before"
+    end = EndOfThis(raised(ProcessLostError("x", lost={0: reason})), 71, {0: reason})
+    assert stopped_line(coordinator(), end).endswith(": it was declared lost: silent for 10 s")
+    assert not makes_report(coordinator(), end, [])
 
 
 def test_a_late_process_is_in_the_comparison():

@@ -32,6 +32,7 @@ from shoal.errors import (
 from shoal.paths import write_private
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.causes import UNHEARD, has_followed, peers_of
+from shoal.runtime.exit.explaining import lost_services
 from shoal.runtime.failures.advice import advice_of
 from shoal.runtime.failures.facts import (
     CallPlace,
@@ -121,13 +122,21 @@ def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
             return one_line(_after_place(end.error), _MOST)
         return headline_of(_failure(coordinator, end, [cause], (), None))
     if not end.peers:
-        return one_line(_after_place(end.error), _MOST)
+        return one_line(_services_lost(coordinator, end), _MOST)
     process, words = next(iter(end.peers.items()))
     is_lost = isinstance(end.error, ProcessLostError)
+    if process == me.process:
+        return one_line(f"it was declared lost: {_plain(words)}", _MOST)
     fate = f"is lost: {_plain(words)}" if is_lost else fate_of(words)
     more = len(end.peers) - 1
     also = f" (and {more} more {'process is' if more == 1 else 'processes are'} gone)"
     return one_line(f"{me.name(process)} {fate}", _MOST) + (also if more else "")
+
+
+def _services_lost(coordinator: Coordinator, end: EndOfThis) -> str:
+    """Return which services are lost, which all processes need."""
+    lost = [f"{service.name} is lost: {service.words}" for service in lost_services(coordinator)]
+    return "; ".join(lost) or _after_place(end.error)
 
 
 def _after_place(error: BaseException) -> str:
@@ -217,6 +226,8 @@ def report_job(coordinator: Coordinator, end: EndOfThis, hurry: threading.Event)
 def makes_report(coordinator: Coordinator, end: EndOfThis, members: Sequence[Member]) -> bool:
     """Return whether this process makes the report."""
     me = coordinator.process
+    if end.peers is not None and me in end.peers:
+        return False  # it was declared lost: others have reported that
     if _is_unheard(members):
         return me == 0
     lower = [member for member in members if member.process < me and not _is_mute(member)]
@@ -281,7 +292,7 @@ def failure_known(
     if end.peers is not None:
         state = "lost" if isinstance(end.error, ProcessLostError) else ""
         causes = [_cause_of(p, w, state, by_process.get(p)) for p, w in end.peers.items()]
-        causes = causes or [_of_service(end)]
+        causes = causes or [_of_service(coordinator, end)]
     shown = {*(p for cause in causes for p in cause.processes)}
     if own.wait is not None:
         shown.update(p for one in own.wait.arrived for p in one.processes)
@@ -421,8 +432,8 @@ def _cause_of(process: int, words: str, state: str, member: Member | None) -> Ca
     return dataclasses.replace(cause, processes=ProcessSet([process]), step=step)
 
 
-def _of_service(end: EndOfThis) -> Cause:
-    words = f"{capital(_after_place(end.error))}."
+def _of_service(coordinator: Coordinator, end: EndOfThis) -> Cause:
+    words = f"{capital(_services_lost(coordinator, end))}."
     return Cause(processes=ProcessSet(), kind="service_lost", words=(words,))
 
 
