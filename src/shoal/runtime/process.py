@@ -143,6 +143,7 @@ def _enter(
     arguments: Arguments, deadline: float, guard: ExitGuard, hang_timeout: HangTimeout
 ) -> None:
     cluster, is_attached = membership.find_cluster(arguments, reports=True)
+    guard.joining = (cluster.process, cluster.num_processes)
     not_joined.refuse_child(cluster)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():

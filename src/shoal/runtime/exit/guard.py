@@ -46,6 +46,7 @@ from shoal.runtime.exit.job_report import (
     EndOfThis,
     is_for_processes,
     report_job,
+    shows_not_joined,
     stopped_line,
     without_sigterm,
 )
@@ -76,6 +77,7 @@ class ExitGuard:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self.joining = (0, 1)  # the index of this process in the job that it joins, of how many
         self._coordinator: Coordinator | None = None
         self._is_idle: Callable[[], bool] = lambda: True
         self._work_until_now: Callable[[], Callable[[], bool]] = lambda: self._is_idle
@@ -168,7 +170,8 @@ class ExitGuard:
         if coordinator is None:
             if self._is_owner():
                 self._record(error, {}, time.time())
-            self._show(kind, error, trace)
+            if not (self._is_owner() and self._shows_not_joined(error)):
+                self._show(kind, error, trace)
             if self._is_owner():
                 self._outlast(None)
                 if isinstance(error, ShoalError):
@@ -207,6 +210,15 @@ class ExitGuard:
             if has_hidden(error) and is_alone and self._is_owner():
                 print(f"shoal: {HIDDEN}", file=sys.stderr)  # once per job
             self._excepthook(kind, error, trace)
+
+    def _shows_not_joined(self, error: BaseException) -> bool:
+        """Show that this process could not join its job, in place of a traceback."""
+        if self._excepthook is not sys.__excepthook__:
+            return False
+        try:
+            return shows_not_joined(error, *self.joining)
+        except Exception:  # noqa: BLE001 (then its traceback says it)
+            return False
 
     def _report_job(
         self, coordinator: Coordinator, error: BaseException, hurry: threading.Event

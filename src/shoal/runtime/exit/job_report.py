@@ -23,7 +23,9 @@ from typing import NamedTuple
 from shoal import settings
 from shoal.errors import (
     DeadlineError,
+    DeviceStartError,
     DivergenceError,
+    InitializeError,
     PeerFailedError,
     ProcessLostError,
     ShoalError,
@@ -83,6 +85,8 @@ _AT = re.compile(r"(?:at )?'(.*)'(?: in lane .*?)? \((.+?:\d+ \(.*?\))\)")
 _CANNOT = re.compile(r"\): (.+?) \((.+?:\d+ \(.*?\))\) cannot (?:complete|continue)")
 _LOST_STEP = re.compile(r"; step (\d+), ")
 _ROW = re.compile(r" +process(?:es)? (\d{1,7}(?:-\d{1,7})?(?:, \d{1,7}(?:-\d{1,7})?)*): (.*)")
+_TRIED = "; tried for "  # of a message: nothing answered at the address of the job
+_DOCTOR = "To check the address from this host: shoal doctor"
 _MOST = 400  # characters of the one line about another process
 
 
@@ -186,6 +190,59 @@ def without_sigterm() -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def shows_not_joined(error: BaseException, process: int, num_processes: int) -> bool:
+    """Show that a process could not join its job; return whether it did, in place of a traceback.
+
+    Processes that waited for others print one line, and the lowest of them the report. One that has
+    failed by itself prints its own.
+    """
+    if has_launcher() or settings.text("SHOAL_TRACEBACK") == "full" or num_processes == 1:
+        return False
+    if not isinstance(error, InitializeError) or isinstance(error, DeviceStartError):
+        return False
+    cause, missing = cause_of(error, process=process), ProcessSet(error.missing)
+    said, *more = str(error).splitlines()
+    words = tuple(f"{capital(line.strip())}." for line in more)
+    failure = JobFailure(
+        kind=cause.kind,
+        headline=said,
+        exit_code=error.exit_code,
+        failed_after_s=_rounded(_age_s()),
+        num_processes=num_processes,
+        causes=(dataclasses.replace(cause, error=None, words=words),),
+        advice=(_DOCTOR,) if _TRIED in said else (),
+    )
+    if cause.wait is None or process in missing:
+        # Others that have failed may know more: the file of process 0, or else the first, stays.
+        is_first = process == 0 or not os.path.exists(settings.text("SHOAL_FAILURE_FILE"))
+        _print(failure, writes=is_first)
+        return True
+    # Those that are not missing are there, if the meeting place has answered.
+    there = {process} if 0 in missing else {*range(num_processes)} - {*missing}
+    frame = cause.frames[-1] if cause.frames else None
+    place = None
+    if frame is not None:
+        place = CallPlace(file=frame.file, line=frame.line, source=frame.source)
+    arrived = Waiting(processes=ProcessSet(there), place=place)
+    waited = dataclasses.replace(
+        cause,
+        processes=missing,
+        wait=dataclasses.replace(cause.wait, arrived=(arrived,)),
+        error=None,
+        frames=(),
+        left_out={},
+    )
+    failure = dataclasses.replace(failure, causes=(waited,), advice=advice_of([waited]))
+    failure = dataclasses.replace(failure, headline=headline_of(failure))
+    if process == min(there):
+        _print(failure)
+    else:
+        at = f"stopped at {place_words(place)}: " if place is not None else ""
+        me = f"process {process} of {num_processes}"
+        _write([f"{PROGRAM}: {me}: {at}{failure.headline}"])
+    return True
+
+
 def report_job(coordinator: Coordinator, end: EndOfThis, hurry: threading.Event) -> None:
     """Print the report of the job's failure, and write SHOAL_FAILURE_FILE, if this process is the
     one that does.
@@ -207,18 +264,28 @@ def report_job(coordinator: Coordinator, end: EndOfThis, hurry: threading.Event)
         members = peers_of(coordinator)
     if not makes_report(coordinator, end, members):  # a lower one has arrived late, and knows more
         return
-    failure = facts_without_secrets(failure_known(coordinator, end, members))
+    _print(failure_known(coordinator, end, members))
+
+
+def _print(failure: JobFailure, *, writes: bool = True) -> None:
+    """Print a report, and write SHOAL_FAILURE_FILE unless `writes` is false."""
+    failure = facts_without_secrets(failure)
     failure = dataclasses.replace(failure, text=plain_text(failure, PROGRAM))
     is_terminal = sys.stderr.isatty()
     columns = os.get_terminal_size(sys.stderr.fileno()).columns if is_terminal else 80
     style = Style.for_stream(is_terminal, columns, os.environ, sys.stderr.encoding)
     lines = report(failure, style, PROGRAM)
-    if path := settings.text("SHOAL_FAILURE_FILE"):
+    if (path := settings.text("SHOAL_FAILURE_FILE")) and writes:
         try:
             write_private(path, json.dumps(to_json(failure), ensure_ascii=False))
         except OSError as error:
             reason = f"SHOAL_FAILURE_FILE={path} cannot be written: {error.strerror}"
             lines.insert(0, f"{PROGRAM}: {reason}")
+    _write(lines)
+
+
+def _write(lines: Iterable[str]) -> None:
+    """Print lines at once: other processes print to the same stream."""
     sys.stderr.write("".join(f"{line}\n" for line in lines))
     sys.stderr.flush()
 
@@ -317,9 +384,7 @@ def _failure(
 ) -> JobFailure:
     """Return the failure with its headline; `since_s`: how long ago it was, if known."""
     causes, age_s = tuple(causes), _age_s()
-    after_s = None
-    if age_s is not None and since_s is not None:
-        after_s = round(max(0.0, age_s - since_s), 3)
+    after_s = None if age_s is None or since_s is None else _rounded(age_s - since_s)
     hosts: dict[str, list[int]] = {}
     for process, host in enumerate(coordinator.hosts):
         hosts.setdefault(host, []).append(process)
@@ -336,6 +401,10 @@ def _failure(
         advice=advice_of(causes),
     )
     return dataclasses.replace(failure, headline=headline_of(failure))
+
+
+def _rounded(duration_s: float | None) -> float | None:
+    return None if duration_s is None else round(max(0.0, duration_s), 3)
 
 
 def _age_s() -> float | None:
