@@ -196,14 +196,18 @@ def test_another_launchers_sigterm_does_not_lose_the_report(run):
 
 def test_a_process_that_does_not_join_is_reported_once(job):
     for index in (0, 1):
-        job.start(index, 3, "initialize(timeout_s=3)\n")
+        script = (
+            "process.initialize(timeout_s=3, coordinator_address=address,"
+            " num_processes=count, process_id=index)\n"
+        )
+        job.start(index, 3, script)
     first, other = job.wait()
     assert own_lines(other) == [
-        "shoal: process 1 of 3: stopped at script1.py:33: process 2 of 3 did not join"
+        "shoal: process 1 of 3: stopped at script1.py:27: process 2 of 3 did not join"
     ]
     assert own_lines(first)[:3] == [
         "shoal: failed: process 2 of 3 did not join",
-        "  arrived   processes 0-1   script0.py:33   initialize(timeout_s=3)",
+        "  arrived   processes 0-1   script0.py:27   process.initialize(timeout_s=3, coo…",
         "  missing   process 2       has not called initialize",
     ]
     assert own_lines(first)[-1] == "  Exit code 74 (of this process)."

@@ -86,6 +86,7 @@ _CANNOT = re.compile(r"\): (.+?) \((.+?:\d+ \(.*?\))\) cannot (?:complete|contin
 _LOST_STEP = re.compile(r"; step (\d+), ")
 _ROW = re.compile(r" +process(?:es)? (\d{1,7}(?:-\d{1,7})?(?:, \d{1,7}(?:-\d{1,7})?)*): (.*)")
 _TRIED = "; tried for "  # of a message: nothing answered at the address of the job
+_DID_NOT_JOIN = " did not join within "  # of the same: the meeting place's answer to those that did
 _DOCTOR = "To check the address from this host: shoal doctor"
 _MOST = 400  # characters of the one line about another process
 
@@ -209,10 +210,10 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
         exit_code=error.exit_code,
         failed_after_s=_rounded(_age_s()),
         num_processes=num_processes,
-        causes=(dataclasses.replace(cause, error=None, words=words),),
+        causes=(dataclasses.replace(cause, error=None, wait=None, words=words),),
         advice=(_DOCTOR,) if _TRIED in said else (),
     )
-    if cause.wait is None or process in missing:
+    if cause.wait is None or process in missing or _DID_NOT_JOIN not in said:
         # Others that have failed may know more: the file of process 0, or else the first, stays.
         is_first = process == 0 or not os.path.exists(settings.text("SHOAL_FAILURE_FILE"))
         _print(failure, writes=is_first)
