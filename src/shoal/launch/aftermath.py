@@ -116,7 +116,8 @@ class EndedJob(NamedTuple):
             return self.failure(first.kind, code, [self._of_all(first, shared)])
         own = [e for e in self.endings if e.process != root.process and _is_independent(e)]
         own.sort(key=lambda ending: ending.known_failed_s or 0.0)
-        return self.failure(first.kind, code, grouped((first, *map(self._cause, own))))
+        causes = grouped((first, *map(self._cause, own)), is_ordered=True)
+        return self.failure(first.kind, code, causes)
 
     def _cause(self, ending: Ending) -> Cause:
         """Return the failure of one process."""

@@ -171,8 +171,6 @@ def _last_seen(cause: Cause, failure: JobFailure) -> str:
         parts.append(f"last met the others at {place_words(cause.last_met)}")
     if memory is not None and memory.peak_bytes is not None and not is_out_of_memory(cause):
         parts.append(f"peak resident size {_size(memory.peak_bytes)}")
-    if memory is not None and memory.host_free_bytes is not None:
-        parts.append(f"free memory of its host {_size(memory.host_free_bytes)}")
     return capital("; ".join(parts)) + "." if parts else ""
 
 

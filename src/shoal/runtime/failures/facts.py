@@ -156,7 +156,6 @@ class Memory:
     cgroup_oom_kills: int | None = None
     cgroup_peak_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
-    host_free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,8 +227,13 @@ class JobFailure:
     text: str = ""  # the report as printed to a file
 
 
-def grouped(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """Return causes with those that are alike as one, of all their processes; the order stays."""
+def grouped(causes: Iterable[Cause], *, is_ordered: bool = False) -> tuple[Cause, ...]:
+    """Return causes with those that are alike as one, of all their processes; the order stays.
+
+    Args:
+      causes: each of one process.
+      is_ordered: whether they are in the order of their times: then it is known which was first.
+    """
     groups: dict[object, list[Cause]] = {}
     for cause in causes:
         error = cause.error
@@ -238,7 +242,9 @@ def grouped(causes: Iterable[Cause]) -> tuple[Cause, ...]:
         groups.setdefault(key, []).append(cause)
     return tuple(
         dataclasses.replace(
-            group[0], processes=ProcessSet(p for one in group for p in one.processes)
+            group[0],
+            processes=ProcessSet(p for of in group for p in of.processes),
+            first=group[0].processes[0] if is_ordered and len(group) > 1 else None,
         )
         for group in groups.values()
     )
