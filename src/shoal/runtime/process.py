@@ -143,7 +143,6 @@ def _enter(
     arguments: Arguments, deadline: float, guard: ExitGuard, hang_timeout: HangTimeout
 ) -> None:
     cluster, is_attached = membership.find_cluster(arguments, reports=True)
-    guard.joining = (cluster.process, cluster.num_processes)
     not_joined.refuse_child(cluster)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
@@ -152,6 +151,7 @@ def _enter(
         if said:  # on one process: the others most likely have the same line
             _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", said)
     _RECORD.attempts += 1
+    guard.joining = (cluster.process, cluster.num_processes)  # not before: a child is no member
     try:
         joined = membership.become_member(
             cluster, deadline, is_attached=is_attached, attempt=_RECORD.attempts
