@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -80,7 +79,7 @@ def annotated(
 
 
 def _without_commands(lines: Sequence[str]) -> Iterator[str]:
-    token = secrets.token_hex(16)
+    token = os.urandom(16).hex()  # `secrets` would import hashlib
     yield f"::stop-commands::{token}"
     yield from lines
     yield f"::{token}::"
