@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import stat
 
 import pytest
@@ -192,6 +193,12 @@ def test_another_launchers_sigterm_does_not_lose_the_report(run):
     first, *_ = run("fails(index)", before=hook)
     assert first.code == 72
     assert own_lines(first)[-1] == "  Exit code 72 (of this process)."
+
+
+def test_a_second_sigterm_ends_it(run):
+    twice = "lambda *_: [os.kill(os.getpid(), signal.SIGTERM) for _ in range(2)]"
+    first, *_ = run("fails(index)", before=f"sys.excepthook = {twice}\n")
+    assert first.code == -signal.SIGTERM
 
 
 def test_a_process_that_does_not_join_is_reported_once(job):

@@ -179,7 +179,7 @@ class ExitGuard:
             return
         self._agent.note_signals(coordinator.process)
         self._is_shown = True
-        with without_sigterm() as hurry:
+        with without_sigterm(coordinator) as hurry:
             gone = self._report_failure(coordinator, error)
             try:
                 self._show(kind, error, trace)

@@ -176,15 +176,24 @@ def _stopped_at(coordinator: Coordinator, error: BaseException) -> Others:
 
 
 @contextlib.contextmanager
-def without_sigterm() -> Iterator[threading.Event]:
-    """Take a SIGTERM in the block as a wish to be quick: another launcher sends it at once when a
-    process has ended, and this one ends in any case. Yields an event that the signal sets."""
+def without_sigterm(coordinator: Coordinator) -> Iterator[threading.Event]:
+    """Take the first SIGTERM in the block as a wish to be quick, if the processes report.
+
+    Another launcher sends it at once when a process has ended, and this one ends in any case: the
+    report must not be lost. A second one ends it. Yields an event that the signal sets.
+    """
     came = threading.Event()
+
+    def take(*_: object) -> None:
+        came.set()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    is_default = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if not (is_default and is_for_processes(coordinator)):
         yield came
         return
-    signal.signal(signal.SIGTERM, lambda *_: came.set())
+    signal.signal(signal.SIGTERM, take)
     try:
         yield came
     finally:
