@@ -6,6 +6,7 @@ become a folder named `gs:`, and `~` a folder named `~`, in the working director
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -92,6 +93,26 @@ def open_no_link(path: str, flags: int, mode: int = 0o666) -> int:
         target = os.path.realpath(path)
         why = f"it is a symbolic link to {target}, which would be overwritten: remove the link"
         raise OSError(errno.ELOOP, f"{os.path.basename(path)}: {why}") from None
+
+
+def write_private(path: str, text: str) -> None:
+    """Write a file that only this user may read, whole or not at all.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+    temporary = f"{path}.{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(file, "w", encoding="utf-8", errors="replace") as stream:
+            stream.write(f"{text}\n")
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def free_bytes_at(path: str) -> int | None:

@@ -49,6 +49,8 @@ _ROWS = (
     ("SHOAL_ATTEMPT", "0", "number", "of this attempt of `shoal run --max-restarts`, from 0"),
     ("SHOAL_PROGRESS_FILE", "", "file", "in which a process of `shoal run` notes its step"),
     ("SHOAL_RECORD_FILE", "", "PID:FILE", "in which a process of `shoal run` records its failure"),
+    ("SHOAL_FAILURE_FILE", "", "file", "in which a process writes the facts of a failure of its "
+     "job (failure.json), under other launchers than `shoal run`"),
     ("SHOAL_MEMBER", "", "text", "set by `initialize` for the children of its process: they are no "
      "members"),
     ("SHOAL_REPORTED", "", "names", "set by `shoal run`: variables that do not exist, which it has "

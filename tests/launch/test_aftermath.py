@@ -58,6 +58,7 @@ def test_failures_that_are_alike_are_one_and_others_of_their_own_follow():
     other = ended(1, OSError("no space"), failed_s=2.5)
     failure = failure_of(alike[0], other, alike[1])
     assert [cause.processes for cause in failure.causes] == [(0, 2), (1,)]
+    assert [cause.first for cause in failure.causes] == [0, None]
     assert failure.headline.endswith("(1 of 2 errors)")
     assert failure.failed_after_s == 1.0
     assert failure.others == ()

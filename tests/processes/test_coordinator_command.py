@@ -141,7 +141,7 @@ def test_the_end_of_a_service_is_said(job, start):
     os.kill(told["pids"]["jax_service"], signal.SIGKILL)
     for one in job.wait():
         assert one.code == 71, one
-        assert "JAX's service" in one.err.splitlines()[-1], one
+        assert "JAX's service" in one.err.splitlines()[0], one
     code, _, err = coordinator.finish()
     assert code == 71
     assert "JAX's service ended, code -9" in err

@@ -116,7 +116,7 @@ def test_a_program_that_just_ends_needs_no_shutdown(job, said):
 @pytest.mark.parametrize(
     ("who", "words"),
     [
-        ({0: 3, 1: 3}, "process 2 of 3 did not join within 8 s (the deadline of process "),
+        ({0: 3, 1: 3}, "process 2 of 3 did not join"),
         ({0: 2, 1: 3}, "3"),
     ],
     ids=["missing peer", "wrong count"],
@@ -127,8 +127,8 @@ def test_what_is_wrong_with_a_job_is_an_error_on_every_process(job, who, words):
         job.start(index, count, script)
     for one in job.wait():
         assert one.code == 74, one
-        assert "InitializeError" in one.err, one
-        assert words in one.err, one
+        assert "Traceback" not in one.err, one
+        assert words in " ".join(one.err.split()), one
         assert one.ended_s < 30
     assert job.leaves_no_orphan()
 
@@ -139,8 +139,8 @@ def test_an_index_that_comes_twice_is_an_error_on_every_process(job, twice):
         job.start(index, 3, "initialize(timeout_s=20)\n")
     for one in job.wait():
         assert one.code == 74, one
-        assert "InitializeError" in one.err, one
-        assert f"two processes have the index {twice}" in one.err, one
+        assert "Traceback" not in one.err, one
+        assert f"two processes have the index {twice}" in " ".join(one.err.split()), one
         assert one.ended_s < 15, one
     assert job.leaves_no_orphan()
 
@@ -149,7 +149,9 @@ def test_nobody_listens(job):
     job.start(1, 2, "initialize(timeout_s=1)\n")
     (one,) = job.wait()
     assert one.code == 74, one
-    assert job.address in one.err
+    said = " ".join(one.err.split())
+    assert f"cannot join the job at {job.address}: nothing listens there" in said
+    assert "  To check the address from this host: shoal doctor\n" in one.err
 
 
 def test_a_port_that_is_taken_is_an_error_of_process_0(job):
@@ -242,7 +244,7 @@ def test_process_0_dies_before_anybody_could_meet(job):
     job.start(1, 2, "initialize(timeout_s=45)\n")
     _, waiting = job.wait()
     assert waiting.code == 74, waiting
-    assert "process 0 never joined" in waiting.err
+    assert "process 0 never joined" in " ".join(waiting.err.split())
     assert waiting.ended_s < 30
     assert job.leaves_no_orphan()
 
@@ -288,7 +290,7 @@ def test_a_peer_that_dies_before_the_devices_are_connected(job, said):
     """
     one, _ = job.run(2, script)
     assert one.code == 74, one
-    assert "process 1" in one.err.splitlines()[-1], one
+    assert "process 1 (" in " ".join(one.err.split()), one
     assert job.leaves_no_orphan()
 
 

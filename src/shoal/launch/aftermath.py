@@ -11,36 +11,35 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.errors import CorruptCheckpoint, PeerFailedError, ProcessLostError
+from shoal.errors import PeerFailedError, ProcessLostError
 from shoal.launch.news import KeeperNews
 from shoal.launch.report import (
     Ending,
     fails_by_itself,
-    is_of_runtime,
     is_signal_from_outside,
     shell_code,
     signal_name,
 )
-from shoal.runtime.failures.comparison import needs
+from shoal.runtime.failures.advice import advice_of
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
     Difference,
     DivergenceSide,
-    ErrorFacts,
     JobFailure,
     Memory,
     Others,
     ProcessSet,
-    StackFrame,
     Waiting,
+    grouped,
+    utc,
 )
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.rendering import headline_of
+from shoal.runtime.failures.reported import as_reported
 from shoal.runtime.failures.shortening import capital
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.failure_words import headline_of as headline_of_words
-from shoal.runtime.system.failure_words import listed, raised_at
+from shoal.runtime.system.failure_words import is_of_runtime, listed
 
 # Of errors that all processes of a meeting share.
 _SHARED = ("diverged", "deadline", "stalled", "not_joined", "checkpoint")
@@ -49,7 +48,6 @@ _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called |\*\*\
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OUTPUT_LINES = 3
 _LEARNED = (PeerFailedError.__name__, ProcessLostError.__name__)
-_NAMES_ITSELF = re.compile(r"\Aprocess \d+ of \d+ \([^)\n]*\): ")  # at the beginning of a message
 _NOT_OUTPUT = ("shoal: ", "[Gloo] Rank ")
 _CTRL_C = KeyboardInterrupt.__name__
 _SAID = 240  # characters of a later error
@@ -78,15 +76,36 @@ class EndedJob(NamedTuple):
             kind=kind,
             headline=headline,
             exit_code=code,
-            started=_utc(started),
+            started=utc(started),
             failed_after_s=round(min(at_s), 3) if at_s else None,
             ended_after_s=round(max(ended_s) - self.start_s, 3) if ended_s else None,
             num_processes=self.total,
             hosts=_hosts(self.endings),
             causes=causes,
             others=_others(rest),
-            advice=_advice(causes),
+            advice=advice_of(causes),
             logs=min(logs, default=""),
+        )
+        return failure if headline else dataclasses.replace(failure, headline=headline_of(failure))
+
+    def stopped(
+        self, kind: str, code: int, at_s: float | None, *, headline: str = "", name: str = ""
+    ) -> JobFailure:
+        """Return the end of a job that was stopped, and of which no process has failed.
+
+        Args:
+          kind: "interrupted" or "preempted".
+          at_s: when; None: unknown.
+          headline: derived from what follows if not given.
+          name: of the signal, if one has stopped it.
+        """
+        steps = [ending.step for ending in self.endings if ending.step >= 0]
+        failure = dataclasses.replace(
+            self.failure(kind, code, (), headline or kind),
+            failed_after_s=None if at_s is None else round(max(0.0, at_s - self.start_s), 3),
+            others=_ended(self.endings),
+            signal=name,
+            step=max(steps, default=None),
         )
         return failure if headline else dataclasses.replace(failure, headline=headline_of(failure))
 
@@ -98,12 +117,7 @@ class EndedJob(NamedTuple):
             return self.failure(first.kind, code, [self._of_all(first, shared)])
         own = [e for e in self.endings if e.process != root.process and _is_independent(e)]
         own.sort(key=lambda ending: ending.known_failed_s or 0.0)
-        groups: dict[object, list[Cause]] = {}
-        for cause in (first, *map(self._cause, own)):
-            groups.setdefault(_digest(cause), []).append(cause)
-        causes = [
-            dataclasses.replace(group[0], processes=_processes(group)) for group in groups.values()
-        ]
+        causes = grouped((first, *map(self._cause, own)), is_ordered=True)
         return self.failure(first.kind, code, causes)
 
     def _cause(self, ending: Ending) -> Cause:
@@ -273,26 +287,14 @@ def _by_itself(ending: Ending) -> Cause:
         )
     words = "No exception and no sys.exit was recorded: os._exit, or exit() in native code."
     if ending.gone is not None and ending.gone.state == "failed":
-        return _as_reported(cause, headline_of_words(ending.gone.words))
+        reported = as_reported(ending.gone.words)
+        return dataclasses.replace(reported, last_output=cause.last_output)
     if ending.code == 0:
         words = "It ended before it left the job: os._exit, exit() in native code, or "
         words += "initialize(hooks=False) without shutdown()."
     elif ending.code == REQUEUE:
         words = _REQUEUED
     return dataclasses.replace(cause, words=(words,))
-
-
-def _as_reported(cause: Cause, words: str) -> Cause:
-    """Return the failure of a process that could not record it, as the others know it."""
-    kind, place = raised_at(words)
-    if not kind:
-        return dataclasses.replace(cause, words=(f"It had reported: {words}",))
-    file, _, line = place.rpartition(":")
-    module, _, name = kind.rpartition(".")
-    message = words.removeprefix(kind).removeprefix(": ").rpartition(f" ({place} (")[0]
-    error = ErrorFacts(type=name, module=module or "builtins", message=message)
-    frame = StackFrame(file=file, line=int(line), function="")
-    return dataclasses.replace(cause, kind="exception", error=error, frames=(frame,), words=())
 
 
 def _memory(ending: Ending) -> Memory | None:
@@ -344,16 +346,21 @@ def _is_independent(ending: Ending) -> bool:
     return not is_of_runtime(words) and bool(error and error.type != _CTRL_C)
 
 
-def _digest(cause: Cause) -> object:
-    error = cause.error
-    said = (cause.kind, cause.signal)
-    if error is not None:
-        said = error.type, _NAMES_ITSELF.sub("", error.message, count=1)
-    return said, cause.frames, cause.exit_code, cause.thread, cause.words
-
-
 def _processes(causes: Iterable[Cause]) -> ProcessSet:
     return ProcessSet(process for cause in causes for process in cause.processes)
+
+
+def _ended(endings: Iterable[Ending]) -> tuple[Others, ...]:
+    """Group the processes of a job that was stopped: those that had to be killed are apart."""
+    groups: dict[bool, list[int]] = {}
+    for ending in endings:
+        groups.setdefault(signal.SIGKILL in ending.sent, []).append(ending.process)
+    return tuple(
+        Others(processes=ProcessSet(of), state="running", ended_by=signal.SIGKILL.name)
+        if is_killed
+        else Others(processes=ProcessSet(of), state="ended")
+        for is_killed, of in groups.items()
+    )
 
 
 def _others(endings: Iterable[Ending]) -> tuple[Others, ...]:
@@ -406,37 +413,8 @@ def _line_of(cause: Cause) -> CallPlace | None:
     return CallPlace(file=frame.file, line=frame.line, source=frame.source)
 
 
-def _advice(causes: Sequence[Cause]) -> tuple[str, ...]:
-    """Return what to do, where that follows from the facts."""
-    (first, *_) = causes or (None,)
-    if first is None:
-        return ()
-    of = listed(first.processes)
-    is_slow = f"If {of} {'is' if len(first.processes) == 1 else 'are'} only slow, raise timeout_s"
-    if first.kind == "not_joined":
-        by = "shoal.initialize or jax.distributed.initialize"
-        return (f"Every process must call {by}. {is_slow}.",) if first.wait else ()
-    if first.kind == "deadline":
-        return (f"{is_slow} of this call, or SHOAL_TIMEOUT_S where it has none.",)
-    if first.kind == "stalled":
-        limit = "--stalled-after or SHOAL_STALLED_AFTER_S"
-        return (f"The limit is that of {limit}. The stacks of each are in its log.",)
-    if first.kind == "checkpoint" and first.exit_code == CorruptCheckpoint.exit_code:
-        return ("No value of it was returned. Restore another step, or put back a good copy.",)
-    if (found := first.difference) is not None:
-        return tuple(
-            needs(found.call, found.what, is_silent=found.found_at is not None).splitlines()
-        )
-    return ()
-
-
 def _hosts(endings: Sequence[Ending]) -> Mapping[str, ProcessSet]:
     hosts: dict[str, list[int]] = {}
     for ending in endings:
         hosts.setdefault(ending.host or socket.gethostname(), []).append(ending.process)
     return {host: ProcessSet(group) for host, group in hosts.items()}
-
-
-def _utc(at: float) -> str:
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at))
-    return f"{whole}.{int(at % 1 * 1000):03d}Z"

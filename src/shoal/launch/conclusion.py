@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import signal
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -96,8 +97,9 @@ def _conclude(facts: Facts) -> Conclusion:
     # Where a save has failed, only some may return 75: those that took no part in it. A program
     # that returns it on all has its own reason.
     if codes == {REQUEUE} or ((REQUEUE in codes or news.preempted) and not news.has_failed_save):
-        words = f"{news.preempted or 'preempted, and saved'}: start it again (exit code {REQUEUE})"
-        return Conclusion(REQUEUE, (words,))
+        words = f"{news.preempted or 'preempted, and saved'}: start it again"
+        failure = job.stopped("preempted", REQUEUE, news.notice_s, headline=words)
+        return Conclusion(REQUEUE, failure=failure)
     if news.preempted:
         return Conclusion(0, (SAVE_FAILED,))
     return Conclusion(0, (absent,) if (absent := news.absent_words()) else ())
@@ -151,9 +153,9 @@ def _stalled(job: EndedJob, news: News) -> Conclusion:
 
 def _interrupted(job: EndedJob, number: signal.Signals) -> Conclusion:
     code = 128 + number
-    failure = job.failure("interrupted", code, (), f"interrupted by {number.name}")
-    failure = dataclasses.replace(failure, signal=number.name)
-    return Conclusion(code, failure=failure)
+    sent_s = min((e.sent_s for e in job.endings), default=math.inf)
+    at_s = sent_s if sent_s < math.inf else None
+    return Conclusion(code, failure=job.stopped("interrupted", code, at_s, name=number.name))
 
 
 def _failed(root: Ending, job: EndedJob, news: News) -> Conclusion:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from shoal.launch.conclusion import Conclusion
-from shoal.launch.console import Console
+from shoal.launch.console import Console, ReportFiles
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
 from shoal.launch.descendants import Relative, descendants, send
 from shoal.launch.environment import JobStart, variables
@@ -486,15 +486,16 @@ class Job:
             self._print(*conclusion.lines)
             return
         advice = (*conclusion.failure.advice, *conclusion.lines)
-        logs = min(self._log_dir, os.path.relpath(self._log_dir), key=len)
+        folder = min(self._log_dir, os.path.relpath(self._log_dir), key=len)
         if not (conclusion.has_failed or self._order.keeps_logs):
-            logs = ""  # they go
-        failure = dataclasses.replace(conclusion.failure, advice=advice, logs=logs)
+            folder = ""  # they go
+        failure = dataclasses.replace(conclusion.failure, advice=advice, logs=folder)
         failure = facts_without_secrets(failure)
         failure = dataclasses.replace(failure, text=plain_text(failure))
         if words := write_failure(self._log_dir, failure):
             self._print(words)
-        self._console.report(failure)
+        logs = {process.index: process.log.path for process in self._processes.all}
+        self._console.report(failure, ReportFiles(logs, self._order.import_root))
 
     def _without_deadlines(self) -> None:
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from shoal.launch.environment import Addresses
+from shoal.paths import write_private
 from shoal.runtime.failures.facts import JobFailure, to_json
 
 JOB_FILE = "job.json"  # in the log directory, as long as the job runs
@@ -38,7 +39,7 @@ def write_job_file(
         "services": dict(services),
         "processes": list(processes),
     }
-    _write(os.path.join(log_dir, JOB_FILE), json.dumps(posted))
+    write_private(os.path.join(log_dir, JOB_FILE), json.dumps(posted))
 
 
 def remove_job_file(log_dir: str) -> None:
@@ -51,7 +52,7 @@ def write_failure(log_dir: str, failure: JobFailure) -> str:
     """Write the facts of a failure; return why they cannot be written, or ""."""
     path = os.path.join(log_dir, FAILURE_FILE)
     try:
-        _write(path, json.dumps(to_json(failure), ensure_ascii=False))
+        write_private(path, json.dumps(to_json(failure), ensure_ascii=False))
     except OSError as error:
         return f"{path} cannot be written: {error.strerror}"
     return ""
@@ -62,19 +63,3 @@ def remove_failure(log_dir: str) -> None:
     for path in (log_dir, *glob.glob(os.path.join(glob.escape(log_dir), "attempt*"))):
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(path, FAILURE_FILE))
-
-
-def _write(path: str, text: str) -> None:
-    """Write a file that only this user may read, whole or not at all."""
-    temporary = f"{path}.{os.getpid()}"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)
-    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with open(file, "w", encoding="utf-8", errors="replace") as stream:
-            stream.write(f"{text}\n")
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

@@ -8,6 +8,7 @@ which failure is the cause.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -78,6 +79,7 @@ class News:
         self.stalled_s = 0.0
         self.lost_service = ""  # the lost service, and why
         self.has_notice = False  # a preemption notice is open
+        self.notice_s: float | None = None  # when the first one came, on the monotonic clock
         self.preempted = ""  # and the program has stopped for it: what is saved, and what is lost
         self.has_failed_save = False  # and a save failed at its end
         self._dismissed: set[int] = set()
@@ -91,6 +93,8 @@ class News:
         """
         if "notice" in message:
             self.has_notice = bool(message["notice"])
+            if self.has_notice and self.notice_s is None:
+                self.notice_s = time.monotonic()
             words = str(message.get("words", ""))
             self.preempted = "preempted, and saved" if message["saved"] else words
             self.has_failed_save = bool(message.get("has_failed"))

@@ -58,6 +58,11 @@ class JobOrder(NamedTuple):
         nodes = self.nodes and self.nodes._replace(is_announced=is_announced)
         return self._replace(nodes=nodes)
 
+    @property
+    def import_root(self) -> str:
+        """The directory from which the program's own modules are imported."""
+        return "" if self.command[0] == "-m" else os.path.dirname(self.command[0])
+
     def attempt_dir(self, attempt: int) -> str:
         """Return the directory of the logs of an attempt."""
         return os.path.join(self.log_dir, f"attempt{attempt}") if self.restarts else self.log_dir

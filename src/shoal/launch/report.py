@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from shoal.launch.news import Gone, KeeperNews
 from shoal.runtime.failures.facts import Memory, StackFrame
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.rules.stopping import REQUEUE
-from shoal.runtime.system.failure_words import raised_at
+from shoal.runtime.system.failure_words import is_of_runtime, raised_at
 
 # Exit codes for failures of other processes: never the root if a process failed by itself.
 _CONSEQUENCE_CODES = (
@@ -45,8 +44,6 @@ _FROM_OUTSIDE = (
 # Ranks of failures, the likeliest root first: of its own; known only from what the process recorded
 # or reported before its end; the consequence of another failure.
 _OWN, _TOLD, _CONSEQUENCE = range(3)
-# Of errors of JAX's runtime and its transports, which may follow the end of another process.
-_OF_RUNTIME = re.compile(r"JaxRuntimeError|XlaRuntimeError|Gloo|NCCL|[Cc]onnection|Socket closed")
 
 
 class Ending(NamedTuple):
@@ -186,11 +183,6 @@ def cause_of(root: Ending) -> str:
 def fails_by_itself(ending: Ending) -> bool:
     """Return whether its failure is its own: not of another process, nor by the launcher."""
     return _rank(ending) == _OWN
-
-
-def is_of_runtime(words: str) -> bool:
-    """Return whether an error may be one of JAX's runtime about the end of another process."""
-    return _OF_RUNTIME.search(words) is not None
 
 
 def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews | None:

@@ -168,6 +168,8 @@ def _enter(
         if said:  # on one process: the others most likely have the same line
             _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", said)
     _RECORD.attempts += 1
+    if guard is not None:
+        guard.begin_joining(cluster.process, cluster.num_processes)  # a child is no member
     try:
         joined = membership.become_member(
             cluster,

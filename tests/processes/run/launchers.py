@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -18,6 +19,8 @@ from shoal.testing import enter
 from shoal.testing.network import address_of
 from shoal.testing.warden import MARK, environment_of, marked
 from shoal.testing.warding import Warden
+
+HEAD = re.compile(r"shoal run: (?:failed|interrupted|preempted)\b")
 
 _NODE = "LAUNCHER_OF_NODE"  # a variable that all processes of a launcher inherit
 
@@ -109,10 +112,14 @@ def verdict(started: Started) -> str:
 
 
 def verdict_of(text: str) -> str:
-    """Return the headline of the last report in a launcher's output; else the last line."""
+    """Return the headline of the last report in a launcher's output; else the last line.
+
+    Without the time of an end that was asked for.
+    """
     lines = text.splitlines()
-    heads = [line for line in lines if line.startswith(("shoal run: failed", "shoal run: interr"))]
-    return heads[-1] if heads else lines[-1]
+    heads = [line for line in lines if HEAD.match(line)]
+    last = heads[-1] if heads else lines[-1]
+    return re.sub(r"^(shoal run: (?:interrupted|preempted)) after [\d.]+ s", r"\1", last)
 
 
 def codes(launchers: Iterable[Started]) -> list[int]:

@@ -324,3 +324,21 @@ def test_exit_codes_come_through(launch):
     assert launch.run("-n", "2", script="raise SystemExit(0)").code == 0
     finished = launch.run("-n", "2", script=WAIT + "sys.exit(70)")
     assert (finished.code, finished.verdict[-23:]) == (70, "ended with exit code 70")
+
+
+def test_in_github_actions_the_report_is_annotated(launch):
+    launch.env |= {"GITHUB_ACTIONS": "true", "CI": "true", "GITHUB_WORKSPACE": str(launch.folder)}
+    script = "import os\nif os.environ['RANK'] == '1': print('##[error]x'); open('data/b.bin')\n"
+    finished = launch.run("-n", "2", script=script)
+    lines = finished.err.splitlines()
+    at = lines.index("::group::log of process 1")
+    headline = "process 1 of 2 raised FileNotFoundError"
+    assert lines[at - 1] == f"::error file=script.py,line=2,title=shoal run::{headline}"
+    assert lines[at + 1].startswith("::stop-commands::")
+    assert lines[at + 2] == "##[error]x"
+    token = lines[at + 1].removeprefix("::stop-commands::")
+    end = lines.index(f"::{token}::")
+    assert lines[end + 1] == "::endgroup::"
+    assert lines[end + 3].startswith("shoal run: failed after")
+    assert lines[-2].startswith("  Exit code 1. Log: ")
+    assert lines[-1] == lines[end + 2].replace("::stop-commands", "") + "::"

@@ -151,7 +151,7 @@ def test_a_notice_on_node_1_is_one_for_all(launchers):
         started.until("trains")
     both[1].popen.send_signal(signal.SIGTERM)
     assert codes(both) == [75, 75], said(both)
-    preempted = "shoal run: preempted, and saved: start it again (exit code 75)"
+    preempted = "shoal run: preempted, and saved: start it again"
     assert {verdict(started) for started in both} == {preempted}
 
 

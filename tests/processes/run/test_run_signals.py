@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -51,9 +52,38 @@ def test_sigint_interrupts_grandchildren_too(launch):
     assert finished.code == 128 + signal.SIGINT
     assert "Ctrl-C again kills them now" in finished.err
     assert "KeyboardInterrupt" not in finished.err  # each in its log
-    assert "  Processes 0-1 were running at script.py:" in finished.err
     assert finished.verdict == "shoal run: interrupted by SIGINT"
     assert launch.leaves_nobody()
+
+
+def test_what_an_interrupt_ended_is_said_with_its_step(launch):
+    script = HEAD + f"import shoal; shoal.initialize()\nwith shoal.step(61):\n    {SLEEP}"
+    launch.start("-n", "2", "--log-dir", "logs", script=script)
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(signal.SIGINT)
+    finished = launch.finish()
+    said, headline, last = finished.err.splitlines()
+    assert said.startswith("shoal run: SIGINT: the processes have ")
+    assert re.fullmatch(r"shoal run: interrupted after [\d.]+ s by SIGINT, in step 61", headline), (
+        finished
+    )
+    assert re.fullmatch(
+        r"  All 2 processes ended within [\d.]+ s\. Exit code 130\. Logs: logs", last
+    ), finished
+    facts = json.loads((launch.folder / "logs" / "failure.json").read_text())
+    assert (facts["kind"], facts["exit_code"], facts["causes"]) == ("interrupted", 130, [])
+    assert (facts["signal"], facts["step"]) == ("SIGINT", 61)
+
+
+def test_who_had_to_be_killed_is_said(launch):
+    launch.env["SHOAL_GRACE_S"] = "0.2"
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    launch.start("-n", "2", script=HEAD + f"if me == '1': {deaf}" + SLEEP)
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(signal.SIGTERM)
+    finished = launch.finish()
+    words = "Process 1 was running, and was ended by shoal run with SIGKILL."
+    assert f"  Process 0 ended because of it.\n  {words}\n" in finished.err
 
 
 def test_the_second_ctrl_c_kills_at_once(launch):

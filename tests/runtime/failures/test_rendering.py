@@ -441,7 +441,7 @@ ERRORS = st.builds(
 NUMBERS = st.none() | st.integers(0, 1 << 45)
 MEMORIES = st.builds(
     Memory, peak_bytes=NUMBERS, cgroup_oom_kills=st.none() | st.integers(0, 3),
-    cgroup_peak_bytes=NUMBERS, cgroup_limit_bytes=NUMBERS, host_free_bytes=NUMBERS,
+    cgroup_peak_bytes=NUMBERS, cgroup_limit_bytes=NUMBERS,
 )  # fmt: skip
 
 

@@ -83,11 +83,12 @@ class RestartRules:
         """Return a failure with the number of its attempt, and whether it is the same again."""
         most = self._restarts.most if self._restarts else 0
         before, self._failure = self._failure, failure
+        is_same = before is not None and _shown(before) == _shown(failure)
         return dataclasses.replace(
             failure,
             attempt=attempt + 1,
             attempts=max(most, attempt) + 1,
-            as_before=before is not None and _shown(before) == _shown(failure),
+            as_before=is_same and bool(failure.causes),
         )
 
     def _next_words(self, attempt: int) -> str:

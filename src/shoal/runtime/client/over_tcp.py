@@ -241,7 +241,9 @@ class TcpCoordinator:
             if len(words) > _MAX_WORDS:
                 words = words[: _MAX_WORDS // 4] + "\n...\n" + words[-_MAX_WORDS * 3 // 4 :]
             more = {"follows": True} if kind == "followed" else {}
-            self.send({"do": "failed", **more}, words.encode(errors="replace"))
+            self.send(
+                {"do": "failed", "step": self.progress.step, **more}, words.encode(errors="replace")
+            )
         elif kind == "doing":
             self.send({"do": "doing", "words": words[:1000]})
         else:

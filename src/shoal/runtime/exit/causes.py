@@ -17,7 +17,10 @@ _BEHIND_S = 0.5
 # Of errors of JAX's runtime that no other process can cause.
 _OWN_STATUS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED", "OUT_OF_RANGE")
 # The reports of processes that failed because of others, perhaps of this one.
-_FOLLOWED = re.compile(r"shoal\.errors\.(?:PeerFailed|ProcessLost|Deadline|Divergence)Error\b")
+_FOLLOWED = re.compile(
+    r"(?:exited.* while handling )?shoal\.errors\."
+    r"(?:PeerFailed|ProcessLost|Deadline|Divergence|Stalled)Error\b"
+)
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 
 
@@ -60,7 +63,12 @@ def gone_behind(coordinator: Coordinator, error: BaseException) -> dict[int, Mem
 
 
 def _leading(gone: Mapping[int, Member]) -> dict[int, Member]:
-    return {p: m for p, m in gone.items() if not _FOLLOWED.match(headline_of(m.last_words))}
+    return {p: m for p, m in gone.items() if not has_followed(m.last_words)}
+
+
+def has_followed(words: str) -> bool:
+    """Return whether a process has reported an error that others have led to."""
+    return _FOLLOWED.match(headline_of(words)) is not None
 
 
 def peers_behind(error: BaseException, gone: Mapping[int, Member]) -> Mapping[int, str] | None:

@@ -16,6 +16,7 @@ _EXPLAINED = 8  # processes that a message names
 
 
 def lost_services(coordinator: Coordinator) -> list[Trouble]:
+    """Return the services that all processes need and that are lost."""
     return [trouble for trouble in coordinator.troubles.open() if trouble.process is None]
 
 

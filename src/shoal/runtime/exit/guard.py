@@ -30,7 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from shoal import settings
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
@@ -45,7 +45,13 @@ from shoal.runtime.exit.explaining import explain, lost_services, report_cut, re
 from shoal.runtime.exit.main_program import MainProgram
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.exit.unfinished import await_devices, pause_s
-from shoal.runtime.failures.last_record import exit_code_of, for_launcher, for_the_log, record
+from shoal.runtime.failures.last_record import (
+    exit_code_of,
+    for_launcher,
+    for_the_log,
+    has_launcher,
+    record,
+)
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (
@@ -56,6 +62,9 @@ from shoal.runtime.system.failure_words import (
 )
 from shoal.runtime.system.open_files import write_open_files
 from shoal.tracebacks import HIDDEN, has_hidden, is_own_file, shorten
+
+if TYPE_CHECKING:
+    from shoal.runtime.exit.job_report import EndOfThis
 
 DEVICE_WORK = "shoal's work on devices"  # the name of threads that do it
 _IN_TIME_S = 1.0  # for native code at the end
@@ -69,6 +78,7 @@ class ExitGuard:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
+        self._joining = (0, 1)  # the index of this process in the job that it joins, of how many
         self._coordinator: Coordinator | None = None
         self._is_idle: Callable[[], bool] = lambda: True
         self._work_until_now: Callable[[], Callable[[], bool]] = lambda: self._is_idle
@@ -85,6 +95,7 @@ class ExitGuard:
         self._agent = TorchAgent(os.environ)
         self._error: BaseException | None = None  # the uncaught exception
         self._peers: Mapping[int, str] | None = None  # whose end led to it, or to sys.exit()
+        self._is_shown = False  # by `_on_exception`
         self._recorded_threads = 0
         self._is_recorded = False  # where its launcher reads it
         self._explanation = ""  # which processes those are, if the exception does not say it
@@ -95,6 +106,12 @@ class ExitGuard:
         self._exit, sys.exit = sys.exit, self._on_sys_exit
         self._thread_hook, threading.excepthook = threading.excepthook, self._on_thread_exception
         atexit.register(self._program.forget)  # after `_on_exit`: the thread may outlive both
+
+    def begin_joining(self, process: int, num_processes: int) -> None:
+        """Note which process this is to be."""
+        self._joining = process, num_processes
+        if num_processes > 1 and not has_launcher():
+            _reports()  # imported now: a process that fails may have no descriptor left
 
     def watch(
         self,
@@ -173,20 +190,25 @@ class ExitGuard:
         if coordinator is None:
             if self._is_owner():
                 self._record(error, {}, time.time())
-            self._show(kind, error, trace)
+            if not (self._is_owner() and self._shows_not_joined(error)):
+                self._show(kind, error, trace)
             if self._is_owner():
                 self._outlast(None)
                 if isinstance(error, ShoalError):
                     raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
             return
         self._agent.note_signals(coordinator.process)
-        gone = self._report_failure(coordinator, error)
-        try:
-            self._show(kind, error, trace)
-        finally:
-            with for_the_log(self._is_recorded):
-                self._explain(coordinator, error, gone)
-            self._limit_end()
+        self._is_shown = True
+        with _without_sigterm(coordinator) as hurry:
+            gone = self._report_failure(coordinator, error)
+            try:
+                self._show(kind, error, trace)
+            finally:
+                with for_the_log(self._is_recorded):
+                    self._explain(coordinator, error, gone)
+                self._limit_end()
+                if _is_for_processes(coordinator):
+                    self._report_job(coordinator, error, hurry)
 
     def _show(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -196,11 +218,42 @@ class ExitGuard:
         Python's own is for the log where a launcher reports the failure. That of the program (rich,
         a debugger) appears as it comes.
         """
+        here = self._coordinator if self._is_owner() else None
+        if here is not None and self._excepthook is sys.__excepthook__ and _is_for_processes(here):
+            line = ""
+            with contextlib.suppress(Exception):  # then its traceback says it
+                line = _reports().stopped_line(here, self._end_of_this(error))
+            if line:
+                sys.stderr.write(f"{line}\n")  # one write: others print to the same stream
+                sys.stderr.flush()
+                return
         is_alone = self._coordinator is None or self._coordinator.process == 0
         with for_the_log(self._is_recorded and self._excepthook is sys.__excepthook__):
             if has_hidden(error) and is_alone and self._is_owner():
                 print(f"shoal: {HIDDEN}", file=sys.stderr)  # once per job
             self._excepthook(kind, error, trace)
+
+    def _shows_not_joined(self, error: BaseException) -> bool:
+        """Show that this process could not join its job, in place of a traceback."""
+        if self._excepthook is not sys.__excepthook__:
+            return False
+        try:
+            return bool(_reports().shows_not_joined(error, *self._joining))
+        except Exception:  # noqa: BLE001 (then its traceback says it)
+            return False
+
+    def _report_job(
+        self, coordinator: Coordinator, error: BaseException, hurry: threading.Event
+    ) -> None:
+        """Add the report of the job, if this process is to make it."""
+        try:
+            _reports().report_job(coordinator, self._end_of_this(error), hurry)
+        except Exception:  # noqa: BLE001 (without it the error is still shown)
+            self._excepthook(type(error), error, error.__traceback__)
+
+    def _end_of_this(self, error: BaseException) -> EndOfThis:
+        code = exit_code_of(error) if self._code is None else self._code
+        return cast("EndOfThis", _reports().EndOfThis(error, code, self._peers))
 
     def _on_thread_exception(self, raised: threading.ExceptHookArgs) -> None:
         """Record an exception that ended a thread: perhaps the others will wait for what it did."""
@@ -290,6 +343,8 @@ class ExitGuard:
         error = self._program.uncaught()
         if self._code is None and error is not None:  # another hook was called instead of this one
             self._explain(coordinator, error, self._report_failure(coordinator, error))
+        if error is not None and not self._is_shown and _is_for_processes(coordinator):
+            self._report_job(coordinator, error, threading.Event())
         if self._code is not None:
             self._outlast(coordinator.process)
             _end(self._code)
@@ -401,6 +456,26 @@ class ExitGuard:
                     _end(self._exit_status & 0xFF or ProcessLostError.exit_code)
                 query_at = now + pause_s(coordinator)
             time.sleep(0.2)
+
+
+def _reports() -> Any:
+    """Return the module that reports where no launcher of shoal does: nothing else needs it."""
+    from shoal.runtime.exit import job_report
+
+    return job_report
+
+
+def _is_for_processes(coordinator: Coordinator) -> bool:
+    """Return whether the processes of the job report its failure."""
+    return coordinator.num_processes > 1 and not has_launcher()
+
+
+def _without_sigterm(
+    coordinator: Coordinator,
+) -> contextlib.AbstractContextManager[threading.Event]:
+    if not _is_for_processes(coordinator):
+        return contextlib.nullcontext(threading.Event())
+    return cast("contextlib.AbstractContextManager[threading.Event]", _reports().without_sigterm())
 
 
 def _works_on_devices() -> bool:

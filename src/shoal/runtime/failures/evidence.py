@@ -63,7 +63,8 @@ def evidence(failure: JobFailure, page: Page) -> list[Line]:
     lines = []
     for cause in causes[: page.limits.causes]:
         label = process_ranges(cause.processes)
-        how = ", first" if cause is causes[0] else ", on its own"
+        own = "its own" if len(cause.processes) == 1 else "their own"
+        how = ", first" if cause is causes[0] else f", on {own}"
         what = "" if cause.error is not None else f", {predicate(cause)}"
         inner = page._replace(limits=page.limits._replace(frames=min(page.limits.frames, 3)))
         below = _cause(cause, failure, inner.deeper())
@@ -171,8 +172,6 @@ def _last_seen(cause: Cause, failure: JobFailure) -> str:
         parts.append(f"last met the others at {place_words(cause.last_met)}")
     if memory is not None and memory.peak_bytes is not None and not is_out_of_memory(cause):
         parts.append(f"peak resident size {_size(memory.peak_bytes)}")
-    if memory is not None and memory.host_free_bytes is not None:
-        parts.append(f"free memory of its host {_size(memory.host_free_bytes)}")
     return capital("; ".join(parts)) + "." if parts else ""
 
 

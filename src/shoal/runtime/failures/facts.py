@@ -8,6 +8,8 @@ reader of version 1 can read what a later writer adds.
 from __future__ import annotations
 
 import dataclasses
+import re
+import time
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ FORMAT, VERSION = "shoal-failure", 1
 MESSAGE_CHARACTERS = 8192
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 _MOST_PROCESSES = 1 << 20
+_NAMES_ITSELF = re.compile(r"\Aprocess \d+ of \d+ \([^)\n]*\): ")  # at the beginning of a message
 
 T = TypeVar("T")
 
@@ -155,7 +158,6 @@ class Memory:
     cgroup_oom_kills: int | None = None
     cgroup_peak_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
-    host_free_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +227,41 @@ class JobFailure:
     step: int | None = None  # in which it was interrupted or preempted
     logs: str = ""  # the folder, as given
     text: str = ""  # the report as printed to a file
+
+
+def grouped(causes: Iterable[Cause], *, is_ordered: bool = False) -> tuple[Cause, ...]:
+    """Return causes with those that are alike as one, of all their processes; the order stays.
+
+    Args:
+      causes: each of one process.
+      is_ordered: whether they are in the order of their times: then it is known which was first.
+    """
+    groups: dict[object, list[Cause]] = {}
+    for cause in causes:
+        error = cause.error
+        said = (cause.kind, cause.signal)
+        if error is not None:
+            said = error.type, _NAMES_ITSELF.sub("", error.message, count=1)
+        key = said, cause.frames, cause.exit_code, cause.thread, cause.words
+        groups.setdefault(key, []).append(cause)
+    return tuple(
+        dataclasses.replace(
+            group[0],
+            processes=ProcessSet(p for of in group for p in of.processes),
+            first=group[0].processes[0] if is_ordered and len(group) > 1 else None,
+        )
+        for group in groups.values()
+    )
+
+
+def utc(at_s: float) -> str:
+    """Return a time as `failure.json` holds it.
+
+    >>> utc(0.5)
+    '1970-01-01T00:00:00.500Z'
+    """
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))
+    return f"{whole}.{int(at_s % 1 * 1000):03d}Z"
 
 
 def to_json(value: Any) -> Any:

@@ -65,7 +65,10 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _OF_JAX = "For simplicity, JAX has removed its internal frames"  # the note on a traceback
 _LEAVES = 20
 _SOURCE = 200  # characters of a line of source
-_MET = re.compile(r"(?:step \d+, )?last at (\w*) ?(?:'(.*)')?.*? \((.*)\), ([\d.]+) s ago")
+_MET = re.compile(r"(?:step \d+, )?last at (.*), ([\d.]+) s ago")
+_PLACE = re.compile(  # as `Point.place`, or "step 7 (train.py:6)"
+    r"(?P<call>[\w.]+(?: \d+)?)?(?: ?'(?P<name>.*)')?(?: in lane .*?)? \((?P<site>.+:\d+)\)"
+)
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (DivergenceError, "diverged"),
     (DeadlineError, "deadline"),
@@ -194,9 +197,14 @@ def fault_file(path: str) -> str:
     return f"{path}.fault"
 
 
+def has_launcher() -> bool:
+    """Return whether a launcher reads what this process records, and reports the failure."""
+    return bool(_path())
+
+
 def for_launcher() -> contextlib.AbstractContextManager[None]:
     """Mark what is printed in the block, as `for_the_log`, where a launcher reports failures."""
-    return for_the_log(bool(_path()))
+    return for_the_log(has_launcher())
 
 
 @contextlib.contextmanager
@@ -285,6 +293,22 @@ def place_at(call: str, name: str, site: str) -> CallPlace:
     file, line = split_site(site)
     shown = "" if name == call else name
     return CallPlace(call=call, name=shown, file=file, line=line, source=source_at(site))
+
+
+def place_in(text: str) -> CallPlace | None:
+    """Return the place in the words of another process: `barrier 'step' (train.py:6)`.
+
+    >>> place = place_in("barrier 'step' in lane 'eval' (train.py:6)")
+    >>> place.call, place.name, place.file, place.line
+    ('barrier', 'step', 'train.py', 6)
+    """
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        return None
+    call, name = found["call"], found["name"] or ""
+    call = call or repr(name)
+    # Another process has other modules: a file of that name may be another here.
+    return dataclasses.replace(place_at(call, name or call, found["site"]), source="")
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -426,11 +450,10 @@ def _missing(process: int, words: str, stack: str) -> Waiting:
 def _last_met(words: str) -> CallPlace | None:
     """Return where a process met the others last, by its last words."""
     found = _MET.fullmatch(words)
-    if found is None:
+    place = None if found is None else place_in(found[1])
+    if found is None or place is None:
         return None
-    call, name = found[1], found[2] or ""
-    place = place_at(call or name, name or call, found[3])
-    return dataclasses.replace(place, age_s=float(found[4]))
+    return dataclasses.replace(place, age_s=float(found[2]))
 
 
 def _frames_of(stack: str) -> tuple[StackFrame, ...]:

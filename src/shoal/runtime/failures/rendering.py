@@ -115,9 +115,9 @@ def laid_out(failure: JobFailure, style: Style, program: str = "shoal run") -> l
     return [*lines[:-left], [note], *last]
 
 
-def plain_text(failure: JobFailure) -> str:
+def plain_text(failure: JobFailure, program: str = "shoal run") -> str:
     """Return the report as printed to a file: 80 columns, no colour."""
-    return "\n".join(report(failure, Style()))
+    return "\n".join(report(failure, Style(), program))
 
 
 def facts_without_secrets(failure: JobFailure) -> JobFailure:
@@ -222,7 +222,9 @@ def _lines(
     last = _last_words(failure, program, _after(failure) if moved else "")
     if not failure.as_before:
         lines += evidence(failure, page)
-        if failure.kind == "interrupted" and (end := end_of_all(failure)):
+        if failure.kind == "preempted":
+            pass  # it ended as it should
+        elif failure.kind == "interrupted" and (end := end_of_all(failure)):
             if columns(f"  {end} {last}") <= style.width:
                 last = f"{end} {last}"
             else:

@@ -42,7 +42,7 @@ def beat_of(header: Mapping[str, Any]) -> Beat:
     since_s = number_field(header, "since_s")
     wait_s = number_field(header, "wait_s") if "wait_s" in header else 0.0
     return Beat(
-        step=_step_of(header),
+        step=step_of(header),
         place=text_field(header, "place")[:_MOST_TEXT],
         since_s=0.0 if since_s == math.inf else max(0.0, since_s),
         step_s=step_s,
@@ -72,7 +72,7 @@ def beat_of_row(row: Sequence[Any]) -> Beat:
     return beat_of(dict(zip(Beat._fields, row, strict=True)))
 
 
-def _step_of(header: Mapping[str, Any]) -> int | None:
+def step_of(header: Mapping[str, Any]) -> int | None:
     """Parse the step of a process; None: in none yet."""
     return None if header.get("step") is None else whole_field(header, "step")
 
@@ -122,7 +122,7 @@ def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
     timeout_s = number_field(header, "timeout_s")
     if "given_s" in header:
         timeout_s = Allowance(timeout_s, number_field(header, "given_s"))
-    return Arrival(point, timeout_s, _step_of(header), ticket, after)
+    return Arrival(point, timeout_s, step_of(header), ticket, after)
 
 
 def pack_limits(limits_s: Sequence[float]) -> bytes:

@@ -76,6 +76,11 @@ class Roster(Generic[To]):
         """Return the step and the last call of a process."""
         return self._records[process].whereabouts(now)
 
+    def record_step(self, process: int, step: int | None) -> None:
+        """Record the step of a process; None: in none yet."""
+        if step is not None:
+            self._records[process].step = step
+
     def record_activity(self, now: float, process: int, words: str) -> None:
         """Record a process's activity."""
         if process not in self._gone:

@@ -27,6 +27,7 @@ from shoal.runtime.rules.messages import (
     beat_of_row,
     notice_of,
     processes_of,
+    step_of,
     stop_report_of,
     trails_of,
 )
@@ -126,7 +127,8 @@ class ProcessCaller:
         process = processes_of({"of": [header.get("process")]}, "of", allowed)[0]
         self._job.take_seen(process, seen_of(header))
 
-    def _failed(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+    def _failed(self, meeting: Meeting[Connection], frame: Frame) -> None:
+        meeting.record_step(self._life.process, step_of(frame.header))  # newer than its last beat
         words, follows = frame.body.decode(errors="replace"), bool(frame.header.get("follows"))
         self._job.depart(self._life.process, "failed", words, follows=follows)
 

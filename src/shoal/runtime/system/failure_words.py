@@ -26,6 +26,8 @@ _HEADS = ("Traceback", "+ Exception Group Traceback")
 _EXITS = ("left the job by", "exited: ", "exited with ")  # beginnings of `exit_words`, of a guard's
 _ENDS = ("left the job", *_EXITS)  # beginnings of texts that need no verb
 _RAISED = re.compile(r"([^\s:(]+)(?=: | \().* \((.+:\d+) \([^()]*\)\)")  # see `failure_of`
+# Of errors of JAX's runtime and its transports, which may follow the end of another process.
+_OF_RUNTIME = re.compile(r"JaxRuntimeError|XlaRuntimeError|Gloo|NCCL|[Cc]onnection|Socket closed")
 _LINKS = (  # printed by Python between two exceptions of a chain, with blank lines around
     ["The above exception was the direct cause of the following exception:"],
     ["During handling of the above exception, another exception occurred:"],
@@ -149,6 +151,11 @@ def is_exit(headline: str) -> bool:
     (True, False)
     """
     return headline.startswith(_EXITS)
+
+
+def is_of_runtime(words: str) -> bool:
+    """Return whether an error may be one of JAX's runtime about the end of another process."""
+    return _OF_RUNTIME.search(words) is not None
 
 
 def raised_at(headline: str) -> tuple[str, str]:
