@@ -117,7 +117,7 @@ def test_the_lowest_one_left_reports(run, at):
     assert own_lines(reports[0])[1:] == [
         f"shoal: failed: process {at} of 3 was lost",
         "  Its connection closed.",
-        "  Last seen at 'ready' (train.py:22).",
+        "  Last seen at barrier 'ready' (train.py:22).",
         f"  Processes {waiting} were waiting at barrier 'after' (train.py:24).",
         "  Exit code 71 (of this process).",
     ]
