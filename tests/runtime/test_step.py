@@ -7,7 +7,7 @@ from shoal.errors import PeerFailedError, ProcessLostError, UsageError, UsageTyp
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.rollcall import RollCall, roll_call
-from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.step import step
 from shoal.testing.clock import Clock
 
@@ -217,3 +217,28 @@ def test_a_limit_of_its_own_follows_a_mark(pair):
     assert one.progress.within_s is None
     begun, ended = marks[-2:]
     assert before < begun == inside < ended
+
+
+def test_processes_that_wait_elsewhere_are_not_one_and_no_words_are_changed():
+    waits = [
+        Member(p, "h", "here", f"waits at barrier 'warm {3 + p % 2} s' (t.py:3) for {p}.5 s",
+               place=f"barrier 'warm {3 + p % 2} s' (t.py:3)", is_waiting=True, since_s=p + 0.5)
+        for p in range(4)
+    ]  # fmt: skip
+    gone = [
+        Member(p, "h", "failed", f"RuntimeError: budget of {p} s exceeded, 1.0 s ago")
+        for p in (4, 5)
+    ]
+    assert str(RollCall((*waits, *gone))).splitlines()[1:] == [
+        "  process 4 (h): failed: RuntimeError: budget of 4 s exceeded, 1.0 s ago",
+        "  process 5 (h): failed: RuntimeError: budget of 5 s exceeded, 1.0 s ago",
+        "  processes 0, 2 (h): here: waits at barrier 'warm 3 s' (t.py:3) for up to 2.5 s",
+        "  processes 1, 3 (h): here: waits at barrier 'warm 4 s' (t.py:3) for up to 3.5 s",
+    ]
+
+
+def test_a_line_of_many_processes_is_short():
+    members = tuple(
+        Member(p, "h", "here", "last at x, 1.0 s ago", place=f"x{p % 3}") for p in range(1024)
+    )
+    assert all(len(line) < 120 for line in str(RollCall(members)).splitlines())

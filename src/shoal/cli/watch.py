@@ -48,10 +48,10 @@ time there and memory.
   step time     the median of a process's last 64 steps (in the summary)
   compute time  the step time without waits for others in calls of shoal, and
                 its ratio to the median over all processes
-  waits at 'x' (train.py:31)   in a call that waits for others
-  last at 'x' (train.py:31)    its last call of shoal, which returned
-  stopped                             frozen by a signal (SIGSTOP, a debugger)
-  silent                              runs, but gives no sign of life
+  waits at barrier 'x' (train.py:31)   in a call that waits for others
+  last at barrier 'x' (train.py:31)    its last call of shoal, which returned
+  stopped                              frozen by a signal (SIGSTOP, a debugger)
+  silent                               runs, but gives no sign of life
 
 \b
 It ends when the job is over; Ctrl-C ends it before.

@@ -85,7 +85,7 @@ def _conclude(facts: Facts) -> Conclusion:
     root = None if is_alike else first_failure(failed)
     if facts.losses and not (root and _precedes(root, facts.losses[0])):
         return _lost(job, facts.losses)
-    if news.stalled and any(ending.code == StalledError.exit_code for ending in endings):
+    if news.stalled and any(map(_has_stalled, endings)):
         return _stalled(job, news)
     if facts.trouble:
         return _troubled(job, facts)
@@ -103,6 +103,12 @@ def _conclude(facts: Facts) -> Conclusion:
     if news.preempted:
         return Conclusion(0, (SAVE_FAILED,))
     return Conclusion(0, (absent,) if (absent := news.absent_words()) else ())
+
+
+def _has_stalled(ending: Ending) -> bool:
+    """Return whether the stall of the job has ended a process."""
+    is_raised = ending.record is not None and ending.record.cause.kind == "stalled"
+    return is_raised or ending.code == StalledError.exit_code
 
 
 def _precedes(root: Ending, loss: Loss) -> bool:

@@ -107,7 +107,7 @@ def initialize(
       hooks: False: install no hooks in this process's interpreter, and never end it (docs/guest.md
         lists them). The program must then call `shutdown` before it ends, or the other processes
         lose it; they learn that it ended, not of which exception. Processes may differ in this. A
-        repeated call installs none, either.
+        repeated call installs none, either, until `shutdown`.
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not arrive, an

@@ -10,19 +10,18 @@ from shoal import settings
 from shoal.colour import local
 from shoal.errors import UsageError
 from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.failures.comparison import process_label
 from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import listed
 from shoal.runtime.verb import verb
 
 SLOW = 1.5  # a compute time above this multiple of the median is slow
-_TIME = re.compile(r"[\d.]+ s\b")
+_AGE = re.compile(r"(\d+\.\d s(?: ago)?)\Z")  # at the end of last words
 
 
 class RollCall(NamedTuple):
     """A snapshot of all processes; `str` of it is a readable list.
 
-    Processes that do the same share a line, the fewest first; the slow ones have lines of their
-    own.
+    Processes that do the same share a line, the fewest first; slow ones are not with others.
     """
 
     members: tuple[Member, ...]
@@ -65,11 +64,11 @@ class RollCall(NamedTuple):
         if step_s is not None and own_s is not None:
             own = f", compute time {own_s:.3g} s" if own_s < step_s else ""
             head += f"; median step time {step_s:.3g} s{own}"
-        alike: dict[tuple[str, str, bool], list[Member]] = {}
+        alike: dict[object, list[Member]] = {}
         for member in self.members:
             is_slow = bool(own_s and member.own_s and member.own_s >= SLOW * own_s)
-            key = member.state, _TIME.sub("", _said(member)), is_slow
-            alike.setdefault(key, []).append(member)
+            words = member.place, member.is_waiting, _AGE.sub("", _said(member))
+            alike.setdefault((member.state, member.step, words, is_slow), []).append(member)
         groups = sorted(alike.values(), key=lambda group: (len(group), group[0].process))
         return "\n".join([head, *(self._line(group, own_s) for group in groups)])
 
@@ -78,8 +77,9 @@ class RollCall(NamedTuple):
         hosts = sorted({member.host for member in group})
         where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
         most = "up to " if len(group) > 1 else ""
-        said = _TIME.sub(rf"{most}\g<0>", _said(max(group, key=lambda member: member.since_s)))
-        line = f"  {listed(member.process for member in group)} ({where}): {group[0].state}: {said}"
+        said = _AGE.sub(rf"{most}\1", _said(max(group, key=lambda member: member.since_s)))
+        label = process_label([member.process for member in group])
+        line = f"  {label} ({where}): {group[0].state}: {said}"
         slowest_s = max((m.own_s for m in group if m.own_s is not None), default=None)
         if slowest_s is not None and median_s:
             line += f"; compute time {most}{slowest_s:.3g} s ({slowest_s / median_s:.2f}x)"

@@ -175,7 +175,9 @@ def test_many_replicas_have_a_lane_of_a_short_name(monkeypatch):
 )
 def test_few_numbers_are_equal_as_text_only_if_their_bits_are(values, data):
     other = data.draw(st.just(values.copy()) | arrays(values.dtype, values.shape))
-    texts = _few_as_text(values), _few_as_text(other)
+    with np.printoptions(legacy=data.draw(st.sampled_from([False, "1.13"])), precision=2):
+        texts = _few_as_text(values), _few_as_text(other)
+    assert texts == (_few_as_text(values), _few_as_text(other))
     if "" in texts:
         assert np.isnan(values if texts[0] == "" else other).any()
     else:

@@ -23,10 +23,14 @@ _PART = re.compile(
     re.DOTALL,
 )
 _VARIES = (  # between two runs of a program
-    (re.compile(r"\b\d+(\.\d+)? s\b"), "1.0 s"),
+    (re.compile(r"\b(after|silent for|moved for) \d+(\.\d+)? s\b"), r"\1 1.0 s"),
+    (re.compile(r"\b\d+(\.\d+)? s before"), "1.0 s before"),
     (re.compile(r"\b[0-9a-f]{12}\b"), "5447d6786ecf"),
-    (re.compile(r"(process \d(?: of \d)?) \((?!train)[^)\n]+\)"), r"\1 (a)"),  # the host
+    # Which of several equal failures was the first.
+    (re.compile(r"(both processes raised .*)p0000\.log", re.DOTALL), r"\1p0001.log"),
+    (re.compile(r"(both processes .*raised .*)process 0 of 2", re.DOTALL), r"\1process 1 of 2"),
 )
+_HOST = re.compile(r"(process \d(?: of \d)?) \((?!train)[^)\n]+\)")
 
 
 class Exhibit(NamedTuple):
@@ -44,7 +48,7 @@ def exhibits() -> list[Exhibit]:
 
 
 def report_of(one: Exhibit, env: Mapping[str, str]) -> str:
-    """Run a program; return what it prints, without what differs between two runs."""
+    """Run a program; return what it prints, with other names for its folder and host."""
     program = one.program if "initialize" in one.program else START + one.program
     with tempfile.TemporaryDirectory(prefix="job") as folder:
         Path(folder, "train.py").write_text(HEAD + program, "utf-8")
@@ -55,7 +59,7 @@ def report_of(one: Exhibit, env: Mapping[str, str]) -> str:
             cwd=folder, env={**env, **given}, text=True, timeout=60,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
-        return steady(done.stdout.replace(os.path.realpath(folder), "/runs"))
+        return _HOST.sub(r"\1 (a)", done.stdout.replace(os.path.realpath(folder), "/runs"))
 
 
 def steady(text: str) -> str:

@@ -132,6 +132,15 @@ def trail_lines(leaves: Sequence[Leaf]) -> tuple[str, ...]:
     return (*map(_mesh_line, meshes), *lines)
 
 
+def _number(number: Any) -> str:
+    """Return as many digits as tell a number from its neighbours, whatever the print options."""
+    if not isinstance(number, np.floating):
+        return str(number.item())
+    is_plain = number == 0 or 1e-4 <= abs(float(number)) < 1e6
+    shown = np.format_float_positional if is_plain else np.format_float_scientific
+    return shown(number, unique=True, trim="0" if is_plain else "-")
+
+
 def lane_problems(lane: object) -> list[str]:
     """Return what is wrong with a given lane."""
     if lane is None or (isinstance(lane, str) and lane):
@@ -194,8 +203,7 @@ def _few_as_text(array: Any) -> str:
     >>> _few_as_text(np.float32([0.001, -0.0])), _few_as_text(np.int64(3)), _few_as_text(np.ones(9))
     ('= [0.001, -0.0]', '= 3', '')
     """
-    # NumPy prints as many digits as tell a number from its neighbours; NaNs have bits of their own.
     if array.size > _FEW or array.dtype.kind not in "biuf" or (array != array).any():
-        return ""
-    numbers = [str(number) for number in array.ravel()]
+        return ""  # NaNs have bits of their own
+    numbers = [_number(number) for number in array.ravel()]
     return f"= {numbers[0]}" if array.ndim == 0 else f"= [{', '.join(numbers)}]"

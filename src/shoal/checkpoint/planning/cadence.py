@@ -65,7 +65,8 @@ class Cadence:
         self._from_lead = from_lead
         self._clock = clock
         self._answer: tuple[int, bool] | None = None
-        self._asked, self._stride = -1, 1  # the newest step, and how far it was from the one before
+        # The newest step that was asked for, and how far it was from the one before.
+        self._asked, self._stride = last, 1
         self.last, self._began = last, clock()
         self.begin(last)
 

@@ -267,7 +267,7 @@ class LocalCoordinator:
         point = checked(
             point, payload, timeout_s, process=self.process, num_processes=self.num_processes
         )
-        self._refuse_if_over(repr(point.name))
+        self._refuse_if_over(point.place)
         started = self._job.clock()
         with self._lanes.arrival(point) as call:
             point, _ = call.enter(point)

@@ -386,7 +386,7 @@ class TcpCoordinator:
                 frame = receive(channel, limit)
             return frame
 
-        frame = self._calls.run(repr(point.name), limit, exchange)
+        frame = self._calls.run(point.place, limit, exchange)
         return answer_of(frame, point.group or range(self.num_processes))
 
     def _warn(self, point: Point, waiting: StillMissing, waited_s: float) -> None:

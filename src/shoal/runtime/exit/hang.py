@@ -150,7 +150,7 @@ def write_before_exit(text: str) -> None:
         TorchAgent(os.environ).record_words(text, time.time())
 
     # The hanging thread may hold a stream's lock, and the pipe may have no reader.
-    writer = threading.Thread(target=run, daemon=True)
+    writer = threading.Thread(target=run, name="shoal last words", daemon=True)
     with contextlib.suppress(RuntimeError):  # the interpreter is ending: it starts no threads
         writer.start()
         writer.join(_FLUSH_S)

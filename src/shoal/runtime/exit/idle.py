@@ -28,7 +28,7 @@ from shoal.runtime.failures.stack_text import shown_stacks, threads_of
 from shoal.runtime.jax_service.jax_runtime import COMPILER
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.rules.stalls import BUSY, Idle, Stalls
-from shoal.runtime.system.callsite import split_site
+from shoal.runtime.system.callsite import line_of, split_site
 from shoal.runtime.system.failure_words import is_of_program, stands
 from shoal.runtime.system.stacks import DumpFile, stacks
 
@@ -194,7 +194,7 @@ class StallWatch:
         patience_s = max(_NOTICE_S, _NOTICE_STEPS * (here.progress.step_s or 0.0))
         if since + patience_s <= now:
             self._notice = number, math.inf
-            place = stands(main_frame()) or "an unknown place"
+            place = line_of(stands(main_frame())) or "an unknown place"
             _warn(
                 f"{ThisProcess(here.process, here.hosts)}: a preemption notice is open, and "
                 f"`preempted` has not been called for {now - since:.0f} s: the main thread is at "
@@ -215,10 +215,13 @@ class StallWatch:
         me = ThisProcess(here.process, here.hosts)
         headline, _, rest = text.partition("\n")
         if not (is_final and self._ends):
-            own = f"  {me} is at {stands(main_frame()) or 'an unknown place'}"
+            own = f"  {me} is at {line_of(stands(main_frame())) or 'an unknown place'}"
             _warn(f"{headline}\n{rest if is_shower else own}")
             if is_shower:
-                asks = threading.Thread(target=self._show_stacks, args=(shows,), daemon=True)
+                name = "shoal stacks"
+                asks = threading.Thread(
+                    target=self._show_stacks, args=(shows,), name=name, daemon=True
+                )
                 asks.start()
         if not is_final:
             return
@@ -242,7 +245,7 @@ class StallWatch:
         with contextlib.suppress(Exception):
             here.report("followed", f"stalled: {headline}")
         code = StalledError.exit_code
-        place = stands(main_frame()) or "an unknown place"
+        place = line_of(stands(main_frame())) or "an unknown place"
         said = [_own_stacks()] if is_shown else []
         said += [rest] if rest else []
         said += [f"shoal: {me} is at {place}: ended with exit code {code}, because {headline}"]

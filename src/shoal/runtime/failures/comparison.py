@@ -134,7 +134,7 @@ def compared(
     shown = [row.said if is_one_call else row.text for row in rows]
     sources = ["" if is_one_call else source_at(row.site) for row in rows]
     texts = [
-        f"{indent}{_label(row.processes)}: {text}{_after(source)}"
+        f"{indent}{process_label(row.processes)}: {text}{_after(source)}"
         for row, text, source in zip(rows, shown, sources, strict=True)
     ]
     lines += _few(rows, texts, indent)
@@ -267,7 +267,7 @@ def _few(rows: Sequence[Said], texts: Sequence[str], indent: str) -> list[str]:
     return [*first, note, *(texts[n] for n in kept[half:])]
 
 
-def _label(processes: Sequence[int]) -> str:
+def process_label(processes: Sequence[int]) -> str:
     """Return the processes of a row; of many ranges only the first."""
     text = listed(processes)
     ranges = text.split(" ", 1)[1].split(", ")

@@ -190,7 +190,9 @@ def _difference(difference: Difference, failure: JobFailure, page: Page) -> list
     if difference.what == "program" and difference.path:
         lines += page.text(f"first difference, {difference.path}:", most=2)
     inner = page.deeper() if is_one_place else page
-    said = [_said(difference, side) for side in shown]
+    # What tells values from types, "= 3" or a digest, may be in what they gave.
+    is_typed = any(" = " in side.said or ": values " in side.said for side in shown)
+    said = [_said(difference, side, is_typed=is_typed) for side in shown]
     labels = [[_label(side.processes, failure, page.style.dots)] for side in shown]
 
     def values(room: int) -> list[str]:
@@ -212,10 +214,10 @@ def _difference(difference: Difference, failure: JobFailure, page: Page) -> list
     return lines
 
 
-def _said(difference: Difference, side: DivergenceSide) -> str:
+def _said(difference: Difference, side: DivergenceSide, *, is_typed: bool) -> str:
     if not difference.path or difference.what == "program":
         return side.said
-    equals = " = " if difference.what == "value" and " = " not in side.said else ": "
+    equals = " = " if difference.what == "value" and not is_typed else ": "
     return f"{difference.path}{equals}{side.said}"
 
 

@@ -8,6 +8,7 @@ how many frames of each package stand below.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 from collections import Counter
@@ -18,14 +19,16 @@ from shoal import settings
 from shoal.tracebacks import is_installed, is_own_file
 
 _OWN_THREAD = "shoal "  # how the names of shoal's threads begin
-_THREAD = re.compile(r"Thread '?(.*?)'?(?: \(most recent call first\))?:")
+_THREAD = re.compile(r"(?:Current thread|Thread) (['\"]?)(.*?)\1(?: \(most recent call first\))?:")
 _FRAME = re.compile(r'\s*File "(.*?)", line (\d+) in (.+?)(?:: (.*))?')
-_CUT = re.compile(r"\s*\.\.\. (\d+) more")
+_CUT = re.compile(r"\s*\.\.\.(?: (\d+) more)?")  # faulthandler says no number
 _IN_PYTHON = re.compile(
     r"<frozen ([\w.]+)>|.*/lib(?:64)?/python[\d.]+/(?!(?:site|dist)-packages/)(.+)"
 )
 _IN_PACKAGES = re.compile(r".*/(?:site|dist)-packages/(.+)")
 _FEW = 3  # frames, where none is the program's
+_UNKNOWN = -1  # number of frames
+_GENERATED = "generated code"
 
 
 class StackLine(NamedTuple):
@@ -44,17 +47,15 @@ class ThreadStack(NamedTuple):
     name: str
     frames: tuple[StackLine, ...]  # the outermost first
     more: int = 0  # outermost frames that are left out
-
-    @property
-    def is_own(self) -> bool:
-        """Whether it is a thread of shoal."""
-        return self.name.startswith(_OWN_THREAD)
+    is_own: bool = False  # a thread of shoal
 
     @property
     def of_program(self) -> tuple[StackLine, ...]:
         """The program's own frames; the innermost three if there are none."""
         own = tuple(frame for frame in self.frames if not frame.package)
-        return own or self.frames[-_FEW:]
+        # The code of `python -c` has no other frames; that of a dataclass does.
+        given = tuple(frame for frame in self.frames if frame.package == _GENERATED)
+        return own or given or self.frames[-_FEW:]
 
     @property
     def below(self) -> dict[str, int]:
@@ -77,31 +78,38 @@ class ThreadStack(NamedTuple):
         is_full = settings.text("SHOAL_TRACEBACK") == "full"
         frames = self.frames if is_full else self.of_program
         shown = frames if most is None else frames[-most:]
-        left = self.more if most is None else 0
-        lines = [f"… {left} frames"] if left else []
-        for frame in shown:
+        lines: list[str] = []
+        if most is None and self.more:
+            lines = ["… more frames" if self.more == _UNKNOWN else f"… {_frames(self.more)}"]
+        for frame, run in itertools.groupby(shown):
             lines.append(f'File "{frame.file}", line {frame.line}, in {frame.function}')
             lines += [f"  {frame.source}"] if frame.source else []
+            again = len([*run]) - 1
+            lines += [f"… the same frame {again} time{'s' * (again > 1)}"] if again else []
         return lines if is_full else [*lines, *_counted(self.below)]
 
 
 def threads_of(text: str) -> list[ThreadStack]:
     """Return the stacks in a text, those of shoal's own threads included; [] if it has none."""
+    from shoal.runtime.failures.shortening import printable, without_secrets
+
     threads: list[ThreadStack] = []
     name: str | None = None
     frames: list[StackLine] = []
     more = 0
-    for line in [*text.splitlines(), "Thread '':"]:
+    for line in [*text.split("\n"), "Thread '':"]:
         if head := _THREAD.fullmatch(line):
-            if name is not None:
-                threads.append(ThreadStack(name, tuple(reversed(frames)), more))
-            name, frames, more = head[1], [], 0
+            if name is not None:  # the first one is the main thread's, whatever its name
+                is_own = bool(threads) and name.startswith(_OWN_THREAD)
+                threads.append(ThreadStack(name, tuple(reversed(frames)), more, is_own))
+            name, frames, more = printable(head[2]), [], 0
         elif name is not None and (found := _FRAME.fullmatch(line)):
-            file, number, function, source = found.groups()
+            file, number, function = found[1], int(found[2]), printable(found[3])
+            source = without_secrets(printable(found[4] or ""))
             package = package_of(file)
-            frames.append(StackLine(file, int(number), function, source or "", package))
+            frames.append(StackLine(printable(file), number, function, source, package))
         elif cut := _CUT.fullmatch(line):
-            more = int(cut[1])
+            more = int(cut[1] or _UNKNOWN)
     return threads
 
 
@@ -124,8 +132,11 @@ def package_of(file: str) -> str:
     >>> package_of("/venv/lib/python3.11/site-packages/jax/api.py"), package_of("/home/me/train.py")
     ('jax', '')
     """
-    if is_own_file(file) or _in_shoal().fullmatch(file):
+    _, is_within, module = file.rpartition("/shoal/")
+    if is_own_file(file) or (is_within and module in _own_modules()):
         return "shoal"
+    if file == "<string>":
+        return _GENERATED
     if found := _IN_PACKAGES.fullmatch(file):
         return _first(found[1])
     if found := _IN_PYTHON.fullmatch(file):
@@ -138,16 +149,23 @@ def _first(path: str) -> str:
 
 
 @functools.cache
-def _in_shoal() -> re.Pattern[str]:
-    """Return what matches the paths of shoal's files wherever it lies: a zip file, a checkout."""
+def _own_modules() -> frozenset[str]:
+    """Return the paths of shoal's modules within the package: that may lie elsewhere there."""
     import pkgutil
 
-    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    parts = [
-        rf"{part.name}/.*" if part.ispkg else rf"{part.name}\.py"
-        for part in pkgutil.iter_modules([folder])
-    ]
-    return re.compile(rf".*/shoal/(?:{'|'.join(parts)}|__init__\.py)")
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    found, folders = {"__init__.py"}, [(package, "")]
+    while folders:
+        folder, prefix = folders.pop()
+        for part in pkgutil.iter_modules([folder]):
+            path = f"{prefix}{part.name}"
+            found.add(f"{path}/__init__.py" if part.ispkg else f"{path}.py")
+            folders += [(os.path.join(folder, part.name), f"{path}/")] if part.ispkg else []
+    return frozenset(found)
+
+
+def _frames(count: int) -> str:
+    return f"{count} frame{'' if count == 1 else 's'}"
 
 
 def _counted(packages: dict[str, int]) -> Sequence[str]:

@@ -19,8 +19,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from shoal.runtime.failures.comparison import process_label
 from shoal.runtime.system.callsite import line_of, split_site
-from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.process_status import Seen
 from shoal.runtime.wire.frames import FrameError, number_field, text_field
 
@@ -86,19 +86,18 @@ def _seen_at(seen: Seen | None) -> tuple[str, str]:
     if seen is None or not seen.site:
         return "without a sign of life", ""
     slow = "slow, " if seen.share >= BUSY else ""
-    return f"{slow}in native code that holds the interpreter lock", seen.site
+    return f"{slow}in native code that holds the interpreter lock", line_of(seen.site)
 
 
 def _words(how: str, site: str) -> str:
     """Return how processes stand at a place, as the predicate of a sentence.
 
-    >>> _words("in JAX", "train.py:14 (main)"), _words("", "train.py:14 (main)")
+    >>> _words("in JAX", "train.py:14"), _words("", "train.py:14")
     ('in JAX, called at train.py:14', 'at train.py:14')
     """
-    at = line_of(site)
     by = "called" if how.startswith(("in ", "slow, in ", "waiting ")) else ""
     by = by or ("last" if how.startswith("left") else "")
-    return ", ".join(filter(None, (how, f"{by} at {at}".strip() if at else "")))
+    return ", ".join(filter(None, (how, f"{by} at {site}".strip() if site else "")))
 
 
 def seen_header(process: int, seen: Seen) -> dict[str, Any]:
@@ -117,14 +116,14 @@ class StalledGroup(NamedTuple):
 
     processes: tuple[int, ...]
     how: str  # "in JAX"; "": in the program itself
-    site: str  # "": unknown
+    site: str  # "train.py:14"; "": unknown
     source: str  # the line of `site`
     order: tuple[int, int, int]  # the likeliest cause of the stall first
 
     @property
     def text(self) -> str:
         """A sentence: which processes, how and where."""
-        return f"{listed(self.processes)} {_words(self.how, self.site)}"
+        return f"{process_label(self.processes)} {_words(self.how, self.site)}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -265,7 +264,7 @@ train.py:14'
         self, idle: Mapping[int, Idle], left: Mapping[int, str], silent_s: Mapping[int, float]
     ) -> tuple[StalledGroup, ...]:
         found: dict[tuple[str, str, int, int], list[int]] = {}
-        sources = {one.site: one.source for one in idle.values()}
+        sources = {line_of(one.site): one.source for one in idle.values()}
         for process in silent_s:
             found.setdefault((*_seen_at(self.seen(process)), 0, 0), []).append(process)
         for process, one in idle.items():
@@ -273,7 +272,7 @@ train.py:14'
         # One that left explains why others wait, unless one of the living does.
         order = 0 if min(order for _, _, order, _ in found) > 1 else 2
         for process, where in left.items():
-            found.setdefault(("left the job", where, order, 0), []).append(process)
+            found.setdefault(("left the job", line_of(where), order, 0), []).append(process)
         groups = [
             StalledGroup(
                 tuple(processes), how, site, sources.get(site, ""), (order, len(processes), tie)
@@ -290,7 +289,7 @@ def _stands(idle: Idle) -> tuple[str, str, int, int]:
     Code of a library, as a queue's, waits for no other process. Of processes that may wait for
     others, the fewest are odd; native code below the program may be JAX's, or a lock.
     """
-    site = idle.site or "an unknown place"
+    site = line_of(idle.site) or "an unknown place"
     if idle.is_slow:
         return "slow", site, 1, 0
     if idle.is_waiting:

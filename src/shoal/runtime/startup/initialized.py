@@ -20,6 +20,7 @@ from shoal.runtime.startup.options import (
     virtual_devices,
     whole,
 )
+from shoal.runtime.system.callsite import line_of
 
 # The job and this process's place in it; not their source, nor the secret.
 _COMPARED = {
@@ -67,7 +68,7 @@ class Initialized(NamedTuple):
             return
         cluster, lines = self.cluster, "\n".join(differing)
         raise InitializeError(
-            f"initialize was called before, with other arguments ({self.site})\n"
+            f"initialize was called before, with other arguments ({line_of(self.site)})\n"
             f"before: {_call(self.arguments)}\nnow:    {_call(arguments)}\n{lines}\n"
             f"this is process {cluster.process} of {cluster.num_processes}; call shutdown() first "
             "to join another job"

@@ -28,6 +28,8 @@ _SHOWN = struct.Struct("<3d")  # of the memory file: see `DumpFile`
 _LIMIT = struct.Struct("<d")
 _DUMP_S = 0.5
 _FRAME = re.compile(r'File "(.*)", line (\d+) in (.*)')
+# How faulthandler writes what is not ASCII, of a path as well.
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _MOST_SOURCE = 120  # characters of a line
 _READ_S = 1.0  # for the source lines of all
 _LAUNCHER = os.path.join("launch", "child.py")
@@ -43,13 +45,19 @@ def stacks(max_bytes: int = MAX_BYTES) -> str:
     with open_memory_file() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
-        text = file.read().decode(errors="replace")
+        text = _ESCAPED.sub(_unescaped, file.read().decode(errors="replace"))
     blocks = _with_sources([_without_launcher(_named(block)) for block in _blocks(text)])
     head = f"Thread {threading.main_thread().name!r} "
     blocks.sort(key=lambda block: not block[0].startswith(head))  # stable
     if not blocks or not blocks[0][0].startswith(head):
         blocks.insert(0, _main_block())
     return _cut(blocks, max_bytes)
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    letter = int(found[1] or found[2] or found[3], 16)
+    # A control character, or one that no text can hold, would be taken for something else.
+    return chr(letter) if chr(min(letter, 0x10FFFF)).isprintable() else found[0]
 
 
 class DumpFile:
