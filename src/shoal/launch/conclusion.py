@@ -154,6 +154,9 @@ def _stalled(job: EndedJob, news: News) -> Conclusion:
     wait = Wait(call="", arrived=tuple(others), missing=(odd,))
     cause = Cause(processes=odd.processes, kind="stalled", wait=wait)
     failure = job.failure("stalled", code, [cause], headline)
+    if any(ending.code == code for ending in job.endings):  # not of processes without hooks
+        advice = (*failure.advice, "Stacks, one for each place, are in the logs.")
+        failure = dataclasses.replace(failure, advice=advice)
     return Conclusion(code, failure=failure, has_failed=True)
 
 

@@ -28,7 +28,8 @@ _VARIES = (  # between two runs of a program
     (re.compile(r"\b[0-9a-f]{12}\b"), "5447d6786ecf"),
     # Which of several equal failures was the first.
     (re.compile(r"(both processes raised .*)p0000\.log", re.DOTALL), r"\1p0001.log"),
-    (re.compile(r"(both processes .*raised .*)process 0 of 2", re.DOTALL), r"\1process 1 of 2"),
+    (re.compile(r"(both processes raised .*)process 0 of 2", re.DOTALL), r"\1process 1 of 2"),
+    (re.compile(r"process 0 was the first"), "process 1 was the first"),
 )
 _HOST = re.compile(r"(process \d(?: of \d)?) \((?!train)[^)\n]+\)")
 

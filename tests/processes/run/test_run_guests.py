@@ -153,6 +153,19 @@ def test_without_hooks_the_end_of_a_process_is_noticed_though_a_fork_of_it_lives
     assert "is lost: its process ended without leaving the job" in finished.out
 
 
+def test_without_hooks_the_report_of_a_stall_blames_no_process_that_waits(launch):
+    script = (
+        "import shoal, time\nshoal.initialize(hooks=False)\n"
+        "if shoal.process_index() == 1: time.sleep(600)\n"
+        "shoal.barrier('x')\nshoal.shutdown()\n"
+    )
+    finished = launch.run("-n", "2", "--devices", "1", "--stalled-after", "2s", script=script)
+    assert finished.code == 77, finished.err
+    assert finished.verdict.endswith("; process 1 is elsewhere")
+    assert "  process 1   script.py:3   if shoal.process_index() == 1: time.sleep(" in finished.err
+    assert "are in the logs" not in finished.err, "process 1 has written none"
+
+
 def test_hooks_once_installed_stay(launch):
     script = """
     import shoal

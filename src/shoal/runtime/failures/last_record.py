@@ -67,7 +67,7 @@ _LEAVES = 20
 _SOURCE = 200  # characters of a line of source
 _MET = re.compile(r"(?:step \d+, )?last at (.*), ([\d.]+) s ago")
 _PLACE = re.compile(  # as `Point.place`, or "step 7 (train.py:6)"
-    r"(?P<call>[\w.]+(?: \d+)?)?(?: ?(?P<quote>['\"])(?P<name>.*)(?P=quote))?(?: in lane .*?)?"
+    r"(?P<call>[\w.]+(?: \d+)?)?(?: ?(?P<quote>['\"])(?P<name>.*?)(?P=quote))?(?: in lane .*?)?"
     r" \((?P<site>.+:\d+)\)"
 )
 _KINDS: tuple[tuple[type[BaseException], str], ...] = (
