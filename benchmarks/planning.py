@@ -114,7 +114,11 @@ def names_of_leaves(count: int) -> None:
     case = {"leaves": count, "names": count}
     compare("names of leaves", case, {"shoal": lambda: Selection(leaves, leaves).idle()})
     case = {"leaves": count, "stars": 9}
-    compare("leaves that a pattern takes", case, {"shoal": lambda: Selection(["**/" + "*e" * 9], leaves)})
+    compare(
+        "leaves that a pattern takes",
+        case,
+        {"shoal": lambda: Selection(["**/" + "*e" * 9], leaves)},
+    )
 
 
 if __name__ == "__main__":
