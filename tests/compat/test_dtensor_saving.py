@@ -83,7 +83,7 @@ def test_names_dtypes_and_kinds_of_targets(mesh, tmp_path):
 )
 def test_targets_that_are_no_arrays_are_refused(mesh, tmp_path, wrong):
     dtensor.name_based_save(mesh, tmp_path / "a", {"w": values(), "b": values()})
-    with pytest.raises(ValueError, match="tensor must be a DTensor: .*'b' is an? ") as told:
+    with pytest.raises(ValueError, match=r"tensor must be a DTensor: .*'b' is an? ") as told:
         dtensor.name_based_restore(mesh, tmp_path / "a", {"w": values(), "b": wrong})
     assert not isinstance(told.value, TypeError)  # as in DTensor
     assert type(wrong).__name__ in str(told.value)
