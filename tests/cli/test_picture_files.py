@@ -106,8 +106,7 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp
         (["v5e:2x4", "data=2", "model"], "'v5e:2x4 data=2 model' is not a topology and axes: give"),
         (
             ["torus:2x4", "cores=2", "x=8"],
-            "several places: give shoal mesh 'torus:2x4' 'cores=2 x=8'"
-            " or shoal mesh 'torus:2x4 cores=2' 'x=8'",
+            "give shoal mesh 'torus:2x4' 'cores=2 x=8' or shoal mesh 'torus:2x4 cores=2' 'x=8'",
         ),
         (["v5e:2x4", "data=2", "model=2"], "has 4 devices, and v5e:2x4 has 8"),
         (["v5e:2x4"], "is a topology: also give the axes of the mesh"),

@@ -217,7 +217,7 @@ def policy_of(keep: object) -> Keep | None:
         )
     if keep < 1:
         raise UsageError(
-            f"keep={keep} must be at least 1: the newest step is never deleted; None keeps all steps"
+            f"keep={keep} must be at least 1: the newest step is never deleted; None keeps all"
         )
     return Last(keep)
 
