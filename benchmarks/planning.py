@@ -24,6 +24,7 @@ from rows import compare
 from shoal.plan.hlo import hlo_text
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.plan.patterns import Selection
 from shoal.plan.shards import owners, region
 
 COUNTS = (8, 4096, 65536, 1048576)
@@ -107,6 +108,20 @@ def regions(case: dict[str, int], layout: Layout, shape: tuple[int, ...]) -> Non
     compare("owners of all", case, every)
 
 
+def names_of_leaves(count: int) -> None:
+    """As many names as leaves, as `only=` of a restore gives them, and a pattern of many stars."""
+    leaves = [f"model/block[{number}]/w*" for number in range(count)]
+    case = {"leaves": count, "names": count}
+    compare("names of leaves", case, {"shoal": lambda: Selection(leaves, leaves).idle()})
+    case = {"leaves": count, "stars": 9}
+    compare(
+        "leaves that a pattern takes",
+        case,
+        {"shoal": lambda: Selection(["**/" + "*e" * 9], leaves)},
+    )
+
+
 if __name__ == "__main__":
+    names_of_leaves(10_000)
     for count in COUNTS:
         plan(count)

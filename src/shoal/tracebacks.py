@@ -14,6 +14,8 @@ import contextlib
 import functools
 import linecache
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from types import FrameType, FunctionType, TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -94,11 +96,28 @@ def class_at_caller(target: type) -> None:
 
 
 class _Block(contextlib._GeneratorContextManager[Any]):
-    """A `with` block whose errors end at its line."""
+    """A `with` block whose errors end at its line, and which warns if it was never entered."""
+
+    unused_at: tuple[str, int] | None = None  # the caller's file and line, until it is used
 
     @at_caller
     def __enter__(self) -> Any:
+        self.unused_at = None
         return super().__enter__()
+
+    def __call__(self, func: Any) -> Any:
+        """Return a function that runs in such a block."""
+        self.unused_at = None
+        return super().__call__(func)
+
+    def __del__(self) -> None:
+        # As for a coroutine that was never awaited. Never raises: at the end of the program what
+        # it calls may be gone.
+        with contextlib.suppress(Exception):
+            if self.unused_at is not None:
+                name = getattr(self.func, "__name__", "it")
+                text = f"{name}(…) does nothing by itself: write `with {name}(…):`"
+                warnings.warn_explicit(text, RuntimeWarning, *self.unused_at)
 
     @at_caller
     def __exit__(self, *raised: Any) -> bool | None:
@@ -112,7 +131,13 @@ def block_at_caller(
 
     @functools.wraps(function)
     def helper(*args: P.args, **kwargs: P.kwargs) -> contextlib.AbstractContextManager[T]:
-        return _Block(cast(Any, function), args, kwargs)
+        block = _Block(cast(Any, function), args, kwargs)
+        caller: FrameType | None = sys._getframe(1)
+        while caller is not None and is_own_file(caller.f_code.co_filename):
+            caller = caller.f_back
+        if caller is not None:
+            block.unused_at = (caller.f_code.co_filename, caller.f_lineno)
+        return block
 
     return helper
 

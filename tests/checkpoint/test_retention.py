@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.retention import (
     Best,
     EverySeconds,
@@ -117,7 +118,9 @@ def test_a_number_means_the_last():
         (lambda: EverySeconds(math.inf), "s=inf must be positive, and finite"),
         (lambda: EverySeconds(math.nan), "s=nan must be positive, and finite"),
         (lambda: Best(1, "loss", "mim"), "did you mean 'min'"),
-        (lambda: policy_of(0), "n=0 must be at least 1"),
+        (lambda: policy_of(0), "^keep=0 must be at least 1: the newest .* None keeps all"),
+        (lambda: Last(2) | -1, "^keep=-1 must be at least 1"),
+        (lambda: Checkpoints("never-made", keep=0), "keep=0 must be at least 1"),
     ],
 )
 def test_wrong_values_are_refused(build, words):

@@ -27,6 +27,26 @@ def test_mesh_draws(axes):
     assert "7 p1" in result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "quoted"),
+    [
+        ("v5e:4x4 data=4 model=4", ("v5e:4x4", "data=4 model=4")),
+        ("v5e:4x4 data=4, model=4", ("v5e:4x4", "data=4 model=4")),
+        ("v5e:4x8 x 2 slices data=4 model=16", ("v5e:4x8 x 2 slices", "data=4 model=16")),
+        ("v5e:4x4 + v5e:2x2 data=20", ("v5e:4x4 + v5e:2x2", "data=20")),
+        ("torus:4x4 wrap=xy data=16", ("torus:4x4 wrap=xy", "data=16")),
+        ("gpu:2 hosts x 8 data=16", ("gpu:2 hosts x 8", "data=16")),
+        ("v5e:2x2 x=2 y=2 | ids 3..0", ("v5e:2x2", "x=2 y=2 | ids 3..0")),
+        ("data=4 model=2", ("data=4 model=2",)),
+        ("a=2 b=2 c=2", ("a=2 b=2 c=2",)),
+    ],
+)
+def test_words_need_no_quotes(words, quoted):
+    found = shoal("mesh", *words.split(), "--json")
+    assert found.exit_code == 0, found.exception
+    assert found.output == shoal("mesh", *quoted, "--json").output
+
+
 def test_mesh_as_json():
     facts = json.loads(shoal("mesh", "x=2 y=2 | ids 3..0", "--json").output)
     assert facts["mesh"] == "x=2 y=2 | ids 3..0"

@@ -103,7 +103,12 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp
     [
         (["v5e:2x4", "data=8", "-n", "2"], "-n does not go with a topology"),
         (["v5e:2x4", "data=8", "-n", "1"], "-n does not go with a topology"),
-        (["v5e:2x4", "data=2", "model=4"], "3 arguments: give a topology and axes, each in quotes"),
+        (["v5e:2x4", "data=2", "model"], "'v5e:2x4 data=2 model' is not a topology and axes: give"),
+        (
+            ["torus:2x4", "cores=2", "x=8"],
+            "give shoal mesh 'torus:2x4' 'cores=2 x=8' or shoal mesh 'torus:2x4 cores=2' 'x=8'",
+        ),
+        (["v5e:2x4", "data=2", "model=2"], "has 4 devices, and v5e:2x4 has 8"),
         (["v5e:2x4"], "is a topology: also give the axes of the mesh"),
         (["data=8", "v5e:2x4"], "the topology comes first: shoal mesh 'v5e:2x4' 'data=8'"),
         (["v5e:2x4", "data=7"], "has 7 devices, and v5e:2x4 has 8"),

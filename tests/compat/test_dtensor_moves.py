@@ -32,6 +32,17 @@ def values(dtype=np.float32):
     return np.arange(8 * 4).reshape(8, 4).astype(dtype)
 
 
+@pytest.mark.parametrize("value", [np.float32(3), values()[0], values()])
+def test_an_array_on_one_device_has_the_layout_it_was_given(mesh, value):
+    layout = Layout.from_device("CPU:5")
+    x = dtensor.copy_to_mesh(value, layout)
+    dtensor.check_layout(x, layout)
+    dtensor.check_layout(dtensor.relayout_like(value, x), layout)
+    for other in (Layout.from_device("CPU:4"), Layout.replicated(mesh, np.ndim(value))):
+        with pytest.raises(ValueError, match="did not match"):
+            dtensor.check_layout(x, other)
+
+
 @pytest.mark.parametrize(("specs", "wanted"), [*itertools.product(SPECS, SPECS)])
 def test_relayout_knows_all_pairs(mesh, specs, wanted):
     x = dtensor.copy_to_mesh(values(), Layout(specs, mesh))

@@ -18,6 +18,7 @@ import shoal
 from shoal.compat import dtensor
 from shoal.compat.dtensor import DTensorCheckpoint, DVariable, Layout
 from shoal.compat.dtensor.slices import SliceOf, part_of, whole_of
+from shoal.plan import patterns
 
 U = dtensor.UNSHARDED
 
@@ -75,6 +76,25 @@ def test_names_dtypes_and_kinds_of_targets(mesh, tmp_path):
         dtensor.name_based_restore(mesh, tmp_path / "b", {"n": v})
     with pytest.raises(shoal.StepAlreadyCommitted):
         dtensor.name_based_save(mesh, tmp_path / "a", saved)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["text", None, 0, 1.5, True, object(), [1, 2], {"a": values()}, np.float32(1)]
+)
+def test_targets_that_are_no_arrays_are_refused(mesh, tmp_path, wrong):
+    dtensor.name_based_save(mesh, tmp_path / "a", {"w": values(), "b": values()})
+    with pytest.raises(ValueError, match=r"tensor must be a DTensor: .*'b' is an? ") as told:
+        dtensor.name_based_restore(mesh, tmp_path / "a", {"w": values(), "b": wrong})
+    assert not isinstance(told.value, TypeError)  # as in DTensor
+    assert type(wrong).__name__ in str(told.value)
+
+
+def test_names_are_looked_up_and_not_matched(mesh, tmp_path, monkeypatch):
+    names = [f"block[{number}]/**/w*" for number in range(300)]
+    dtensor.name_based_save(mesh, tmp_path / "a", dict.fromkeys(names, values()))
+    monkeypatch.setattr(patterns, "_compiled", lambda text: pytest.fail(f"{text} was compiled"))
+    found = dtensor.name_based_restore(mesh, tmp_path / "a", dict.fromkeys(names, values()))
+    assert [*found] == names
 
 
 def test_sharded_save_puts_slices_together(mesh, tmp_path):

@@ -91,12 +91,14 @@ def test_what_jax_cannot_send_travels():
     }
 
 
-def test_a_scalar_over_a_mesh_has_one_value():
+def test_what_is_replicated_over_a_mesh_has_one_value():
     loss = jax.jit(lambda x: x.sum())(
         jax.device_put(np.ones(8, np.float32), NamedSharding(mesh(), P("x")))
     )
     same(ours.process_allgather(loss, tiled=True), theirs.process_allgather(loss, tiled=True))
-    assert ours.process_allgather(loss).shape == (1,)
+    rows = jax.device_put(np.ones((8, 3), np.float32), NamedSharding(mesh(), P()))
+    came = ours.process_allgather({"loss": loss, "rows": rows, "own": np.ones(3)})
+    assert [came[name].shape for name in ("loss", "rows", "own")] == [(), (8, 3), (1, 3)]
 
 
 def test_a_lone_process_must_be_the_source():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.plan import patterns
 from shoal.plan.patterns import Selection, escaped, matches, near, taken
 
 COMPONENTS = st.sampled_from(["a", "ab", "w", "w0", "w1", "w[01]", "*", "b?", "!a", "[!a]"])
@@ -51,6 +53,39 @@ def test_patterns_take_what_they_say(names, patterns):
 @given(NAMES, NAMES)
 def test_an_escaped_name_matches_itself_alone(name, other):
     assert matches(escaped(name), other) == (name == other)
+
+
+@given(
+    st.text("ab*?/", max_size=12).map(lambda text: re.sub(r"\*\*+", "**", text)),
+    st.text("ab/", max_size=10),
+)
+def test_stars_in_any_place_match_as_by_components(pattern, name):
+    assert matches(pattern, name) == by_components(pattern.split("/"), name.split("/"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        (f"{'*' * 30}x", "a" * 4000),
+        (f"{'*a' * 30}*x", "a" * 400),
+        (f"{'**/*a*/' * 30}x", "a/" * 400 + "a"),
+        (f"{'**/' * 30}x", "a/" * 4000 + "a"),
+    ],
+)
+def test_no_pattern_takes_time_exponential_in_its_stars(pattern, name):
+    assert not matches(pattern, name)  # with backtracking, longer than any test may take
+
+
+@pytest.mark.parametrize("pattern", ["a[!b]c", "a[+-9]c"])
+def test_no_set_of_characters_matches_the_end_of_a_component(pattern):
+    assert not matches(pattern, "a/c")
+
+
+def test_names_are_not_compiled_as_patterns(monkeypatch):
+    names = [f"layers[{number}]/w*" for number in range(400)]
+    monkeypatch.setattr(patterns, "_compiled", lambda text: pytest.fail(f"{text} was compiled"))
+    assert Selection(names, names).names == {*names}
+    assert Selection([f"layer/{number}" for number in range(400)], names).names == frozenset()
 
 
 def test_no_patterns_take_nothing():

@@ -212,6 +212,23 @@ def test_hosts_of_a_torus_are_blocks():
         (lambda: from_devices([{"id": 1}, {"id": 2, "coords": (0, 0, 0)}]), "no coordinates"),
         (lambda: from_devices([row(n, 0, (0, 0, 0), 0, 0, "tpu", "") for n in (1, 2)]),
          "1 places occur twice"),
+        (lambda: parse("torus:4 wrap=z"), "'torus:4 wrap=z': wrap=z: there is no dim z, only x"),
+        (lambda: parse("v5e:4x4 wrap=xz"), "there is no dim z, only xy"),
+        (lambda: parse("v5e:4x4 wrap=xx"), "wrap=xx names a dim twice"),
+        (lambda: parse(f"v5e:4x4 cores={'9' * 5000}"), "'cores=9.*is not one of wrap=xy"),
+        (lambda: parse("v5e:4x4 cores=\u0663"), "is not one of wrap=xy"),
+        (lambda: parse("v5e:4x\u0663"), "is not a topology"),
+        (lambda: from_json({"topology": "v5e:2x2", "origin": 3}), "origin=3 must have a number"),
+        (lambda: from_json({"topology": "v5e:2x2", "origin": None}), "must be whole numbers"),
+        (lambda: from_json({"topology": "v5e:2x2", "origin": "ab"}), "must be whole numbers"),
+        (lambda: from_json({"topology": "v5e:2x2", "origin": [0.5, 0]}), "be whole numbers"),
+        (lambda: from_json({"topology": "v5e:2x2", "origin": [1 << 70, 0]}), "be whole numbers"),
+        (lambda: from_json({"topology": "v5e:2x2", "origin": [1]}), "each of the 2 dims"),
+        (lambda: from_json({"topology": "v5e:2x2 x 2 slices", "origin": [1]}), "the 2 dims"),
+        (lambda: from_json({"topology": "v5e:2x2", "kind": 3}), "kind=3 must be text"),
+        (lambda: from_json({"topology": "v5e:2x2", "ids": [[0], [1, 2]]}), "4 whole numbers"),
+        (lambda: from_json({"topology": "v5e:2x2", "ids": [1 << 70, 1, 2, 3]}), "4 whole numbers"),
+        (lambda: from_json({"topology": "v5e:2x2", "listed": [[0], [1, 2]]}), "4 whole numbers"),
         (lambda: from_json({"ids": [1]}), "has the keys topology"),
         (lambda: from_json({"topology": "flat:1", "id": [1]}), "'id' is not one of"),
     ],
@@ -219,6 +236,47 @@ def test_hosts_of_a_torus_are_blocks():
 def test_what_is_wrong_is_said(make, words):
     with pytest.raises(UsageError, match=words):
         make()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from(["v5e:2x2", "v5p:2x2x1", "v5e:2x2 x 2 slices", "gpu:2 hosts x 2", "flat:4"]),
+    st.dictionaries(st.sampled_from(["ids", "processes", "listed", "kind", "origin"]), JSON),
+)
+def test_any_json_is_a_topology_or_a_usage_error(text, facts):
+    try:
+        found = from_json({"topology": text, **facts})
+    except UsageError:
+        return
+    assert from_json(json.loads(json.dumps(to_json(found)))) == found
+
+
+@given(st.text("v5e:2x torus+=wraphocsligpun0123 9\u0663", max_size=30))
+def test_any_text_is_a_topology_or_a_usage_error(text):
+    try:
+        found = parse(text)
+    except UsageError:
+        return
+    assert parse(found.text) == found
+
+
+def test_equal_slices_are_made_once(monkeypatch):
+    made = []
+    monkeypatch.setattr(Torus, "__post_init__", lambda torus: made.append(torus))
+    Slices((Torus((2, 2), wrap=(False, False), host=(2, 2), cores=1),) * 1000)
+    assert len(made) == 1
+    monkeypatch.undo()
+    plain, count = Torus.__post_init__, len(made)
+    monkeypatch.setattr(Torus, "__post_init__", lambda one: made.append(one) or plain(one))
+    from_json({"topology": "v5e:2x2 x 1000 slices", "origin": [1, 1]})
+    parse(" + ".join(["v5e:2x2"] * 1000))
+    assert len(made) < count + 10
 
 
 def test_what_is_no_text_is_a_type_error():

@@ -104,6 +104,8 @@ def moves_and_saves(folder):
     dtensor.name_based_save(mesh, f"{folder}/named", {"w": v, "b": born})
     back = dtensor.name_based_restore(mesh, f"{folder}/named", {"w": born})
     dtensor.check_layout(back["w"], columns)
+    target = born if shoal.process_index() else "text"
+    wrong = refused(lambda: dtensor.name_based_restore(mesh, f"{folder}/named", {"w": target}))
     assert float((abs(v) * 2 - v).sum()) == float(v.sum())
     checkpoint = DTensorCheckpoint(mesh, v=v)
     path = checkpoint.save(f"{folder}/ckpt")
@@ -117,6 +119,7 @@ def moves_and_saves(folder):
         pieces,
         scalar,
         unreachable,
+        wrong,
         np.asarray(same).tolist(),
         layouts,
         float(v.read_value().sum()),
@@ -127,7 +130,9 @@ def test_moves_and_saves(cluster):
     with tempfile.TemporaryDirectory() as folder:
         found = cluster.run(moves_and_saves, folder)
     values = np.arange(16, dtype=np.float32).reshape(4, 4)
-    for me, (pieces, scalar, unreachable, same, layouts, total) in enumerate(found):
+    for me, (pieces, scalar, unreachable, wrong, same, layouts, total) in enumerate(found):
+        assert wrong.startswith(("UsageError", "PeerFailedError")[me])
+        assert "must be a DTensor" in wrong
         assert pieces == [values[2 * me : 2 * me + 2].tolist()] * 2
         assert scalar == total == values.sum()
         assert "shoal.allgather(read_value(), tiled=True) fetches them" in unreachable

@@ -88,7 +88,16 @@ def values_are_gathered(me):
             module.process_allgather(whole(P("x")))
         loss = jax.jit(lambda x: x.sum())(whole(P("x")))
         assert module.process_allgather(loss, tiled=True).shape == ()
-    assert ours.process_allgather(loss).shape == (2,)
+    replicated = {"w": whole(P()), "loss": loss, "own": np.arange(3) + me, "n": me, "s": "text"}
+    for tiled in (False, True):
+        came = ours.process_allgather(replicated, tiled)
+        np.testing.assert_array_equal(came["w"], np.asarray(whole(P())), strict=True)
+        np.testing.assert_array_equal(came["loss"], np.asarray(loss), strict=True)
+        assert came["own"].shape == ((6,) if tiled else (2, 3))
+        assert came["own"].ravel().tolist() == [0, 1, 2, 1, 2, 3]
+        assert (came["n"].tolist(), came["s"]) == ([0, 1], ["text", "text"])
+    differ = {"w": whole(P()), "own": np.zeros(3 + me)}
+    said(DivergenceError, lambda: ours.process_allgather(differ))
 
 
 def points_and_equality(me):

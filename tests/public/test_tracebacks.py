@@ -252,3 +252,34 @@ def test_a_program_that_is_installed_keeps_its_frames_above_shoal():
     exec(compile(source, "/x/site-packages/trainer.py", "exec"), space)
     error = raised_by(space["f"], lambda: shoal.barrier(5))
     assert "/x/site-packages/trainer.py" in files_of(error)
+
+
+UNUSED = """
+import contextlib, warnings
+import shoal
+mesh = shoal.Mesh({"x": 1})
+with shoal.use_mesh(mesh):
+    pass
+with contextlib.ExitStack() as stack:
+    stack.enter_context(shoal.use_mesh(mesh))
+shoal.use_mesh(mesh)(print)("entered by decoration")
+try:
+    shoal.use_mesh(mesh, 3)
+except TypeError:
+    pass
+shoal.use_mesh(mesh)
+def main():
+    block = shoal.use_mesh(mesh)
+main()
+"""
+
+
+def test_a_block_that_is_never_entered_warns_at_its_line(child_env, tmp_path):
+    (tmp_path / "program.py").write_text(UNUSED.lstrip())
+    found = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=child_env, capture_output=True, text=True
+    )
+    lines = [line for line in found.stderr.splitlines() if "Warning" in line]
+    text = "RuntimeWarning: use_mesh(…) does nothing by itself: write `with use_mesh(…):`"
+    assert lines == [f"{tmp_path}/program.py:{line}: {text}" for line in (13, 15)]
+    assert found.returncode == 0

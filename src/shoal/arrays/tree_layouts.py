@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shoal.arrays.bridge.devices import mesh_of
+from shoal.arrays.bridge.layout_functions import wrong_arguments
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
@@ -172,6 +173,8 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
     if not has_rule:
         raise UsageError("no rule matches; '**': () at the end replicates all other leaves")
     if callable(given):
+        if why := wrong_arguments(given, "the leaf"):
+            raise UsageError(why)
         function, given = given, given(name, value)
         if given is None:  # a function without a return statement
             raise UsageError(f"the function {_name(function)} returned None; () splits nothing")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from shoal.arguments import not_flags
 from shoal.colour import local
-from shoal.errors import UsageTypeError, WrongType, nearest, raise_all
+from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
 _MOST_NAMED = 8
 
@@ -214,6 +214,10 @@ def policy_of(keep: object) -> Keep | None:
     if isinstance(keep, bool) or not isinstance(keep, int):
         raise UsageTypeError(
             f"keep={keep!r} must be a number of steps, or a policy: Last(2) | EverySteps(100)"
+        )
+    if keep < 1:
+        raise UsageError(
+            f"keep={keep} must be at least 1: the newest step is never deleted; None keeps all"
         )
     return Last(keep)
 

@@ -52,18 +52,13 @@ def mesh(
 
       shoal mesh 'v5e:4x8 x 2 slices' 'data=4 model=16' --across 'data=2'
 
-      shoal mesh v5e:4x4 'data=4 model=4' --order jax
+      shoal mesh v5e:4x4 data=4 model=4 --order jax
 
       shoal mesh '{"data": 4, "model": 2}' -n 2
 
       shoal mesh 'x=4 | ids 3,1,0,2'
     """
-    first, *others = words
-    if len(others) > 1:
-        raise UsageError(
-            f"{len(words)} arguments: give a topology and axes, each in quotes, as in "
-            "shoal mesh v5p:4x4x8 'data=16 model=8'"
-        )
+    first, *others = _joined(words)
     if not others:
         _refuse_without_topology(first, across, weights, order)
         _draw_grid(read_mesh(first, 1 if processes is None else processes), svg, html, as_json)
@@ -74,6 +69,36 @@ def mesh(
     _most(topology)
     grid = placed(topology, read_mesh(others[0]), order=order, across=across, weights=weights)
     _draw_wires(topology, grid, svg, html, as_json)
+
+
+def _joined(words: list[str]) -> list[str]:
+    """Return the topology, if there is one, and the axes, which may be several words each.
+
+    Raises:
+      UsageError: they may be split into these in no way, or in several: `cores=2` may be an axis.
+    """
+    if len(words) == 1 or (len(words) == 2 and (_is_topology(words[0]) or _is_topology(words[1]))):
+        return words
+    cuts = [(" ".join(words[:end]), " ".join(words[end:])) for end in range(len(words))]
+    found = [cut for cut in cuts if (not cut[0] or _is_topology(cut[0])) and _is_mesh(cut[1])]
+    if len(found) == 1:
+        return [word for word in found[0] if word]
+    if len(words) == 2:  # which of them is at fault is said where each is read
+        return words
+    if found:
+        forms = " or ".join(f"shoal mesh {first!r} {second!r}" for first, second in found)
+        raise UsageError(f"the axes may begin in several places: give {forms}")
+    raise UsageError(
+        f"{' '.join(words)!r} is not a topology and axes: give shoal mesh v5p:4x4x8 data=16 model=8"
+    )
+
+
+def _is_mesh(text: str) -> bool:
+    try:
+        read_mesh(text)
+    except UsageError:
+        return False
+    return True
 
 
 def _draw_grid(grid: Mesh, svg: str | None, html: str | None, as_json: bool) -> None:

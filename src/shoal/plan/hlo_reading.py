@@ -15,13 +15,15 @@ from shoal.plan.mesh import Mesh
 
 __all__ = ["layout_of_text"]
 
-_NUMBERS = r"\d+(?:,\d+)*"
+_NUMBER = "[0-9]{1,18}"  # int64 holds it
+_NUMBERS = f"{_NUMBER}(?:,{_NUMBER})*"
 _TILED = re.compile(
     rf"\{{devices=\[(?P<tiles>{_NUMBERS})\]"
     rf"(?:(?P<listed>{_NUMBERS})|<=\[(?P<iota>{_NUMBERS})\](?:T\((?P<turn>{_NUMBERS})\))?)"
     r"(?P<whole> last_tile_dim_replicate| last_tile_dims=\{replicated\})?\}"
 )
 _MOST_DEVICES = 1 << 24
+_MOST_DIMS = 64  # of an array of NumPy
 
 
 @local
@@ -46,7 +48,7 @@ def layout_of_text(text: str) -> Layout:
     """
     if not isinstance(text, str):
         raise UsageTypeError(f"layout_of_text: {text!r} must be text")
-    if one := re.fullmatch(r"\{maximal device=(\d+)\}", text):
+    if one := re.fullmatch(rf"\{{maximal device=({_NUMBER})\}}", text):
         return Layout(Mesh({}, [int(one[1])]))
     if text == "{replicated}":
         return Layout(Mesh({}))
@@ -54,7 +56,8 @@ def layout_of_text(text: str) -> Layout:
     if found is None:
         raise UsageError(
             f"layout_of_text: {text[:200]!r} is not a sharding of dims: "
-            "{devices=[2,2]0,1,2,3}, {devices=[2,2]<=[4]}, {maximal device=0} or {replicated}"
+            "{devices=[2,2]0,1,2,3}, {devices=[2,2]<=[4]}, {maximal device=0} or {replicated}, "
+            "with numbers of at most 18 digits"
         )
     tiles = _numbers(found["tiles"])
     dims = tiles[:-1] if found["whole"] else tiles
@@ -78,7 +81,9 @@ def _ids(found: re.Match[str]) -> NDArray[np.int64] | None:
         return np.array(_numbers(found["listed"]), dtype=np.int64)
     shape = _numbers(found["iota"])
     turn = _numbers(found["turn"]) if found["turn"] else list(range(len(shape)))
-    if sorted(turn) != list(range(len(shape))) or not 0 < math.prod(shape) <= _MOST_DEVICES:
+    if len(shape) > _MOST_DIMS or sorted(turn) != list(range(len(shape))):
+        return None
+    if not 0 < math.prod(shape) <= _MOST_DEVICES:
         return None
     return np.arange(math.prod(shape)).reshape(shape).transpose(turn).ravel()
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from shoal.errors import closest
 
+_SPECIAL = re.compile(r"[*?[]")
 _MOST_COMPARED = 1000  # names that are candidates for a suggestion
 _MOST_GUESSED = 10  # patterns for which one is looked for
 
@@ -43,7 +44,8 @@ class Selection:
 
     def without(self, names: Collection[str]) -> list[str] | None:
         """Return the patterns that take others than these names; None if nothing is left."""
-        left = [text for text, found in self._in.items() if found.difference(names)]
+        gone = frozenset(names)
+        left = [text for text, found in self._in.items() if not found <= gone]
         return None if self._in and not left else [*left, *self._out]
 
     def idle(self) -> list[str]:
@@ -70,6 +72,8 @@ def taken(pattern: str, names: Collection[str]) -> set[str]:
     """
     if pattern in names:
         return {pattern}
+    if not _SPECIAL.search(pattern):  # a name that is not there: thousands cost thousands of steps
+        return set()
     return {name for name in names if matches(pattern, name)} if is_pattern(pattern) else set()
 
 
@@ -79,7 +83,7 @@ def escaped(name: str) -> str:
     >>> escaped("w[0]"), matches(escaped("w[0]"), "w[0]"), matches(escaped("w[0]"), "w0")
     ('w[[]0]', True, False)
     """
-    return re.sub(r"[*?[]", r"[\g<0>]", name)
+    return _SPECIAL.sub(r"[\g<0>]", name)
 
 
 def leaving_out(name: str, names: Collection[str]) -> str:
@@ -157,7 +161,7 @@ def matches(pattern: str, name: str) -> bool:
     >>> matches("**/w", "w"), matches("opt/[mn]u/?", "opt/mu/w")
     (True, True)
     """
-    return _compiled(pattern).fullmatch(name) is not None
+    return _compiled(pattern).fullmatch(f"{name}/") is not None
 
 
 def is_pattern(text: str) -> bool:
@@ -171,33 +175,46 @@ def is_pattern(text: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> re.Pattern[str]:
-    parts = re.sub(r"(?<![^/])\*\*(/\*\*)+(?![^/])", "**", pattern).split("/")
-    if parts == ["**"]:
-        return re.compile(r".*", re.DOTALL)
-    text = ""
-    for number, part in enumerate(parts):
-        is_last = number == len(parts) - 1
-        if part != "**":
-            text += _component(part) + ("" if is_last or parts[number + 1 :] == ["**"] else "/")
-        elif is_last:
-            text += "(?:/.*)?"
-        else:
-            text += "(?:.*/)?"
-    return re.compile(text, re.DOTALL)
+    r"""Return an expression for names that have a "/" behind each of their components.
+
+    >>> _compiled("a/**/b").pattern
+    'a/(?:[^/]*+/)*b/'
+    """
+    return re.compile(_joined(pattern.split("/"), "**", _component, "(?:[^/]*+/)*"))
 
 
 def _component(part: str) -> str:
-    text = ""
-    for token in re.findall(r"\[[^\]]+\]|.", part, re.DOTALL):
-        if token == "*":
-            text += "[^/]*"
-        elif token == "?":
-            text += "[^/]"
-        elif len(token) > 1:
-            inner = token[1:-1]
-            sign = "^" if inner.startswith("!") and len(inner) > 1 else ""
-            body = inner[len(sign) :]
-            text += f"[{sign}{''.join(c if c == '-' else re.escape(c) for c in body)}]"
+    tokens = re.findall(r"\[[^\]]+\]|.", part, re.DOTALL)
+    return _joined(tokens, "*", _character, "[^/]*") + "/"
+
+
+def _joined(tokens: Sequence[str], star: str, expression: Callable[[str], str], skip: str) -> str:
+    """Return the expression of tokens, of which a star matches any number of what the rest match.
+
+    All tokens but stars match one character, or one component: what stands between two stars has
+    one length. So its first place leaves the most to the tokens behind it, and no later place
+    need be tried: an atomic group, as in `fnmatch.translate`. Otherwise `*a*a*a*b` would take time
+    exponential in the number of stars.
+    """
+    runs: list[list[str]] = [[]]
+    for token in tokens:
+        if token == star:
+            runs.append([])
         else:
-            text += re.escape(token)
-    return text
+            runs[-1].append(expression(token))
+    first, *others = ["".join(run) for run in runs]
+    if not others:
+        return first
+    between = "".join(f"(?>{skip}?{run})" for run in others[:-1] if run)
+    return f"{first}{between}{skip}{others[-1]}"
+
+
+def _character(token: str) -> str:
+    if token == "?":
+        return "[^/]"
+    if len(token) == 1:
+        return re.escape(token)
+    inner = token[1:-1]
+    sign = "^" if inner.startswith("!") and len(inner) > 1 else ""
+    body = "".join(c if c == "-" else re.escape(c) for c in inner[len(sign) :])
+    return f"(?!/)[{sign}{body}]"  # otherwise [!a] would match "/", and so would [+-9]

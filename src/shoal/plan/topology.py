@@ -38,10 +38,13 @@ __all__ = [
 _EXAMPLES = (
     "v5p:8x8x8, v5e:4x8 x 2 slices, torus:4x4 wrap=xy, gpu:4 hosts x 8, cpu:16 hosts x 1, flat:8"
 )
-_SIZES = re.compile(r"\d{1,7}(?:x\d{1,7}){0,2}")
-_SLICES = re.compile(r"(.*\S)\s+x\s+(\d{1,7})\s+slices?")
-_HOSTS = re.compile(r"(gpu|cpu):\s*(\d{1,7})\s+hosts?\s+x\s+(\d{1,5})(?:\s+switch=(\d{1,7}))?")
-_FLAT = re.compile(r"flat:\s*(\d{1,9})(?: on=(cpu|gpu|tpu))?")
+_SIZES = re.compile(r"\d{1,7}(?:x\d{1,7}){0,2}", re.ASCII)
+_CORES = re.compile(r"\d{1,7}", re.ASCII)
+_SLICES = re.compile(r"(.*\S)\s+x\s+(\d{1,7})\s+slices?", re.ASCII)
+_HOSTS = re.compile(
+    r"(gpu|cpu):\s*(\d{1,7})\s+hosts?\s+x\s+(\d{1,5})(?:\s+switch=(\d{1,7}))?", re.ASCII
+)
+_FLAT = re.compile(r"flat:\s*(\d{1,9})(?: on=(cpu|gpu|tpu))?", re.ASCII)
 
 
 @local
@@ -74,9 +77,12 @@ def parse(text: str) -> Topology:
     if found := _HOSTS.fullmatch(words):
         return Hosts(int(found[2]), int(found[3]), found[1], int(found[4]) if found[4] else None)
     slices: list[Torus] = []
+    made: dict[str, Torus] = {}
     for part in words.split(" + "):
         many = _SLICES.fullmatch(part)
-        slices += [_torus(many[1] if many else part, text)] * (int(many[2]) if many else 1)
+        one = many[1] if many else part
+        made[one] = made[one] if one in made else _torus(one, text)
+        slices += [made[one]] * (int(many[2]) if many else 1)
     return slices[0] if len(slices) == 1 else Slices(tuple(slices))
 
 
@@ -91,17 +97,27 @@ def _torus(words: str, text: str) -> Torus:
     shape = tuple(map(int, sizes.split("x")))
     for option in options:
         key, _, value = option.partition("=")
-        if key == "wrap" and re.fullmatch(r"none|[xyz]{1,3}", value):
-            named[key] = tuple(dim in value and value != "none" for dim in DIMS[: len(shape)])
+        if key == "wrap" and (value == "none" or re.fullmatch(r"[xyz]+", value)):
+            named[key] = _wrap(value, shape, text)
         elif key == "host" and _SIZES.fullmatch(value):
             named[key] = tuple(map(int, value.split("x")))
-        elif key == "cores" and value.isdecimal():
+        elif key == "cores" and _CORES.fullmatch(value):
             named[key] = int(value)
         else:
             raise UsageError(
                 f"{text!r}: {option!r} is not one of wrap=xy, wrap=none, host=2x2x1, cores=2"
             )
     return Torus(shape, "" if name == "torus" else name, **named)
+
+
+def _wrap(value: str, shape: tuple[int, ...], text: str) -> tuple[bool, ...]:
+    dims = DIMS[: len(shape)]
+    given = "" if value == "none" else value
+    if unknown := [dim for dim in given if dim not in dims]:
+        raise UsageError(f"{text!r}: wrap={value}: there is no dim {unknown[0]}, only {dims}")
+    if len({*given}) < len(given):
+        raise UsageError(f"{text!r}: wrap={value} names a dim twice")
+    return tuple(dim in given for dim in dims)
 
 
 class Device(NamedTuple):
@@ -355,10 +371,9 @@ def from_json(values: Mapping[str, Any]) -> Topology:
         raise UsageError(f"from_json: {unknown[0]!r} is not one of {', '.join(known)}")
     topology = parse(values["topology"])
     facts = {name: values[name] for name in ("kind", "origin") if name in values}
-    if "origin" in facts:
-        facts["origin"] = tuple(facts["origin"])
     if isinstance(topology, Torus):
         topology = dataclasses.replace(topology, **facts)
     elif isinstance(topology, Slices) and facts:
-        topology = Slices(tuple(dataclasses.replace(one, **facts) for one in topology.slices))
+        made = {one: dataclasses.replace(one, **facts) for one in {*topology.slices}}
+        topology = Slices(tuple(made[one] for one in topology.slices))
     return topology.numbered(*(values.get(name) for name in known[1:4]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from shoal.arrays.bridge.leaf_layouts import leaf_layouts
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.placing.put import put
+from shoal.arrays.tree_layouts import layouts as tree_layouts
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -207,3 +209,25 @@ def test_an_array_in_a_message_takes_one_line():
         "put: ['w']: one ndarray float32[8, 8] here, but a list of layouts; "
         "write one layout (a tuple of axis names, not a list)"
     )
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda name: WHOLE, r"function <lambda>\(name\)"),
+        (lambda: WHOLE, r"function <lambda>\(\)"),
+        (lambda a, b, c: WHOLE, r"function <lambda>\(a, b, c\)"),
+        (lambda *, name, x: WHOLE, r"function <lambda>\(\*, name, x\)"),
+        (len, r"function len\(obj, /\)"),
+    ],
+)
+def test_a_function_of_other_arguments_is_refused_in_words(function, told):
+    tree = {"a": np.ones((8, 2)), "b": np.ones((8, 2))}
+    (problem,) = refused(tree, function)
+    assert re.match(
+        rf"\['a'\], \['b'\]: the {told} must take \(name, x\): the leaf's name", problem
+    )
+    with pytest.raises(UsageError, match=told):
+        put(np.ones((8, 2), np.float32), function)
+    with pytest.raises(UsageError, match=told):
+        tree_layouts({"**": function}, tree, mesh=MESH)

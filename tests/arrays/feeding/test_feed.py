@@ -340,3 +340,18 @@ def test_a_fork_does_not_feed():
         next(feed)
     feed._pid = os.getpid()
     feed.close()
+
+
+@pytest.mark.parametrize("order", [None, [3, 1, 0, 2, 7, 6, 5, 4]])
+def test_deleted_columns_are_named(order):
+    data = {"x": jax.numpy.ones((8, 2)), "n": np.arange(8, dtype=np.int32)}
+    fed = iter(shoal.feed(data, ROWS, batch=4, order=order, prefetch=1))
+    data["x"].delete()
+    words = r"^feed: \['x'\]: was deleted"
+    with pytest.raises(UsageError, match=words):
+        [*fed, *shoal.feed(data, ROWS, batch=4, order=order)]
+    with pytest.raises(UsageError, match=words):
+        shoal.feed(data, ROWS, batch=4, order=order)
+    samples = [{"x": data["x"], "n": 0}] * 8
+    with pytest.raises(UsageError, match=r"\['x'\]: was deleted"):
+        next(iter(shoal.feed(samples, ROWS, batch=4)))

@@ -166,3 +166,11 @@ def test_the_mesh_of_jax_set_mesh_does_not_matter(ids):
         made = create(lambda k: jax.random.bits(k, (8,)), key, layouts=Layout(own, "x"))
     assert layout_of(made) == Layout(own, "x")
     np.testing.assert_array_equal(made, jax.random.bits(key, (8,)))
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i4", ">i2", ">c8"])
+def test_arguments_of_the_other_byte_order(dtype):
+    value = np.arange(8, dtype=dtype)
+    made = create(lambda tree: tree["a"] + 1, {"a": value}, layouts=Layout(MESH, "data"))
+    np.testing.assert_array_equal(made, value + 1)
+    assert made.dtype == value.dtype.newbyteorder("=")

@@ -89,3 +89,15 @@ def test_what_is_wrong():
         leave_manual(shards, ROWS, "ab")
     with pytest.raises(UsageError, match="no pieces for the 8 devices"):
         leave_manual([], ROWS, (8, 6))
+
+
+def test_deleted_shards_are_named():
+    shards = [{"a": shard, "b": -shard} for shard in enter_manual(put(values(), ROWS), ROWS)]
+    for number in (2, 5):
+        shards[number]["b"].delete()
+    with pytest.raises(UsageError, match=r"^leave_manual: ") as told:
+        leave_manual(shards, ROWS, {"a": (8, 6), "b": (8, 6)})
+    assert [problem[:16] for problem in told.value.problems] == [
+        "shard 2: ['b']: ", "shard 5: ['b']: "
+    ]  # fmt: skip
+    assert "was deleted" in str(told.value)

@@ -171,3 +171,8 @@ def test_an_axis_cannot_split_two_dims_of_the_result():
         layout = Layout(mesh, "data", None, "model")
         y = jax.jit(lambda x, w: linear(x, w, layout=layout))(x, w)
     assert layout_of(y) == layout
+
+
+def test_host_arrays_of_the_other_byte_order():
+    x, w, b = (value.astype(">f4") for value in (host(2, 4), host(3, 4), host(3)))
+    np.testing.assert_allclose(linear(x, w, b), reference(x, w, b), rtol=1e-5, atol=1e-6)

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 from jax.tree_util import PyTreeDef, SequenceKey, keystr, tree_flatten_with_path
 
+from shoal.arrays.bridge.layout_functions import wrong_arguments
 from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.errors import UsageError, nearest, with_article
@@ -197,6 +198,8 @@ def layout_for(given: Any, value: Any, path: Path) -> Layout:
     """
     rank = np.ndim(value)
     if callable(given):
+        if why := wrong_arguments(given, "the leaf"):
+            raise UsageError(why)
         given = given(keystr(path, simple=True, separator="/"), value)
         if not is_one_layout(given) or callable(given):
             raise UsageError(f"the function of layouts returned {given!r}, which is not a layout")

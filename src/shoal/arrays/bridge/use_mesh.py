@@ -32,7 +32,8 @@ def use_mesh(mesh: Mesh | jax.sharding.Mesh) -> Iterator[Mesh]:
       mesh: a mesh, or JAX's.
 
     Returns:
-      A context manager that yields the mesh.
+      A context manager that yields the mesh, or a decorator of functions. One that is dropped
+      without being entered does nothing, and warns so (RuntimeWarning).
 
     Raises:
       UsageError: `mesh` is not a mesh.

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.arrays.host.host_values import as_numpy
-from shoal.errors import UsageError, UsageTypeError, with_article
+from shoal.arrays.bridge.leaf_layouts import path_text
+from shoal.arrays.host.host_values import as_numpy, deleted
+from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
 
 Numbers = NDArray[np.int64]
 Read = Callable[[Numbers], Any]
@@ -145,11 +146,12 @@ def _reader(source: Any) -> tuple[Read, int | None]:
         return source, None
     columns = [] if isinstance(source, list) else jax.tree.leaves(source)
     if columns and all(map(_is_column, columns)):
+        _refuse_deleted(source)
         counts = {len(column) for column in columns}
         if len(counts) != 1:
             text = ", ".join(map(str, sorted(counts)))
             raise UsageError(f"feed: columns must have equally many rows; these have {text}")
-        return lambda numbers: jax.tree.map(lambda c: _rows(c, numbers), source), counts.pop()
+        return lambda numbers: _rows_of_all(source, numbers), counts.pop()
     is_sequence = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     if is_sequence and len(columns) < 2 and not isinstance(source, Mapping):
         return lambda numbers: _stacked([source[n] for n in numbers.tolist()]), len(source)
@@ -165,6 +167,20 @@ def _is_column(value: Any) -> bool:
     return bool(getattr(value, "shape", ())) and hasattr(value, "dtype")
 
 
+def _refuse_deleted(source: Any) -> None:
+    problems = [
+        f"{path_text(path)}: {why}"
+        for path, leaf in jax.tree_util.tree_flatten_with_path(source)[0]
+        if isinstance(leaf, jax.Array) and (why := deleted(leaf))
+    ]
+    raise_all("feed", problems)
+
+
+def _rows_of_all(columns: Any, numbers: Numbers) -> Any:
+    _refuse_deleted(columns)  # also those that the program deleted since
+    return jax.tree.map(lambda column: _rows(column, numbers), columns)
+
+
 def _rows(column: Any, numbers: Numbers) -> Any:
     """Return rows of a column, each read once and in ascending order, which suits files."""
     first = int(numbers[0]) if len(numbers) else 0
@@ -177,4 +193,5 @@ def _rows(column: Any, numbers: Numbers) -> Any:
 
 
 def _stacked(samples: list[Any]) -> Any:
+    _refuse_deleted(samples)
     return jax.tree.map(lambda *parts: np.stack([as_numpy(part) for part in parts]), *samples)

@@ -17,6 +17,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.host.host_values import native
 from shoal.arrays.host.record_trail import record_trail
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.move import on_row, row_of
@@ -83,7 +84,7 @@ def created(
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
     )
     raise_all("create", problems)
-    args = jax.tree.map(strong, args)  # trace exactly what will run
+    args = jax.tree.map(_traceable, args)  # trace exactly what will run
     leaves, treedef = leaf_layouts(jax.eval_shape(init, *args), layouts, problems)
     for leaf in leaves:
         must_divide(leaf, problems)
@@ -98,6 +99,11 @@ def created(
     program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
     with on_row(row_of(targets[0])):
         return program(*_on_mesh(args, mesh))
+
+
+def _traceable(value: Any) -> Any:
+    """Return an argument as JAX traces it: in this machine's byte order, without a weak type."""
+    return native(value) if isinstance(value, np.ndarray) else strong(value)
 
 
 def _record(args: tuple[Any, ...], results: list[Leaf], options: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.leaf_layouts import Layouts, leaf_layouts
+from shoal.arrays.host.host_values import deleted
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.agreed_move import fail_move
 from shoal.arrays.moving.relayout import relayout
@@ -114,6 +115,12 @@ def _check(shards: Sequence[Any], shard: Any, layouts: Layouts, full_shape: Any)
             f"leave_manual: full_shape={full_shape!r} does not have one shape for each leaf: "
             f"{str(error).splitlines()[0]}"
         ) from None
+    for number, each in enumerate(shards):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(each)[0]:
+            if isinstance(leaf, jax.Array) and (why := deleted(leaf)):
+                name = f"{jax.tree_util.keystr(path)}: " if path else ""
+                problems.append(f"shard {number}: {name}{why}")
+    raise_all("leave_manual", problems)
     for leaf, shape in zip(leaves, wanted, strict=True):
         full = leaf.layout.check_shape(shape)
         held = np.shape(leaf.value)

@@ -79,6 +79,7 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
     """Return the arguments as arrays, if they make a linear map."""
     problems = [f"{name}: {why}" for name, v in given.items() if (why := unfit(v))]
     raise_all("linear", problems)
+    given = {n: v if isinstance(v, jax.Array) else native(as_numpy(v)) for n, v in given.items()}
     shapes = {name: np.shape(value) for name, value in given.items()}
     expected = {"weight": (2, "[out, in]"), "bias": (1, "[out]")}
     if not shapes["x"]:
@@ -102,10 +103,7 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
     elif not jnp.issubdtype(dtypes["x"], np.number):
         problems.append(f"{dtypes['x']} values cannot be multiplied")
     raise_all("linear", problems)
-    return {
-        name: v if isinstance(v, jax.Array) else jnp.asarray(native(as_numpy(v)))
-        for name, v in given.items()
-    }
+    return {name: jnp.asarray(value) for name, value in given.items()}
 
 
 def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) -> None:

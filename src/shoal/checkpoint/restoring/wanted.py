@@ -13,13 +13,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from shoal.arrays.bridge.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.layout_functions import short_text, wrong_arguments
 from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, sharding
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
 from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
-from shoal.checkpoint.restoring.functions import short_text, wrong_arguments
 from shoal.checkpoint.restoring.target import TargetLeaf
 from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree.dtypes import dtype_of
@@ -33,6 +33,7 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
 STORED = "stored"
+_LEAF = "a jax.ShapeDtypeStruct of its shape and dtype"  # the second argument of a function
 _MOST_DEVICES = 1 << 20  # of a mesh named in a file: a larger one would exhaust memory
 
 
@@ -62,7 +63,7 @@ def target_of(target: Any) -> Target:
     if _is_layout(target):
         return Target([_target_leaf(ROOT, target)], [target], _first)
     if _is_function(target):
-        if why := wrong_arguments(target):
+        if why := wrong_arguments(target, _LEAF):
             raise UsageTypeError(f"restore: target: {why}")
         return Target([_target_leaf(ROOT, target)], [target], _first)
     found, _ = flatten.flatten_tree(
@@ -130,7 +131,7 @@ def _target_leaf(name: str, value: Any) -> TargetLeaf:
 
 def _by_function(name: str, function: Callable[[str, Any], Any]) -> TargetLeaf:
     """Ask for a function's result; a wrong signature is reported only where it is used."""
-    if why := wrong_arguments(function):
+    if why := wrong_arguments(function, _LEAF):
 
         def refuse(record: LeafRecord) -> NoReturn:
             raise UsageError(why)

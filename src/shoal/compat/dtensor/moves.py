@@ -21,7 +21,7 @@ from shoal.arrays.traced.constrain import constrain
 from shoal.arrays.traced.tie import tie
 from shoal.colour import collective, local, logically_collective
 from shoal.compat.dtensor import config
-from shoal.compat.dtensor.layout import Layout
+from shoal.compat.dtensor.layout import Layout, LayoutType
 from shoal.compat.dtensor.layouts_of import array_of, is_on_mesh, layout_for, mesh_for, value_of
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.numbers import array_from
@@ -171,7 +171,9 @@ def check_layout(tensor: Any, layout: Layout) -> None:
     """
     found = fetch_layout(tensor)
     wanted = layout_for("check_layout", value_of(tensor), layout)
-    is_same = found is not None and found.sharding_specs == layout.sharding_specs
+    # the layout of an array on one device says nothing of its dims
+    is_any_rank = layout.type == LayoutType.SINGLE_DEVICE
+    is_same = found is not None and (is_any_rank or found.sharding_specs == layout.sharding_specs)
     if not is_same or sharding(found.shoal_layout) != sharding(wanted):  # type: ignore[union-attr]
         raise UsageError(
             f"dtensor.check_layout: Layout of tensor: {found}, did not match expected layout: "

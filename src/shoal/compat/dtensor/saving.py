@@ -21,7 +21,7 @@ from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.numbers import array_from
 from shoal.compat.dtensor.refused import check_eager, prefix_errors
 from shoal.compat.dtensor.slices import part_of, whole_of
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.process import process_count
 from shoal.runtime.verb import coordinator_here
@@ -138,10 +138,13 @@ def name_based_restore(
 
     Returns:
       the arrays, in the order of `name_tensor_dict`; nothing is assigned.
+
+    Raises:
+      UsageError: a value says no shape and dtype.
     """
     check_eager("name_based_restore", "pass in what it returns")
-    named = _named("name_based_restore", name_tensor_dict)
-    target = {name: value_of(value) for name, value in named}
+    target = _targets("name_based_restore", name_tensor_dict)
+    # each is a leaf of the target, so that a name such as "w[0]" is not taken for a pattern
     only = [component(name) for name in target]
     with prefix_errors("name_based_restore"):
         found = restore(
@@ -149,6 +152,23 @@ def name_based_restore(
             name="dtensor.name_based_restore",
         )  # fmt: skip
     return OrderedDict((name, found[name]) for name in target)
+
+
+def _targets(operation: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays, or their descriptions, that say what is restored.
+
+    Raises:
+      UsageError: some are something else, as in DTensor not a TypeError; names all.
+    """
+    target, problems = {}, []
+    for name, value in _named(operation, given):
+        target[name] = array = value_of(value)
+        if not isinstance(array, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+            problems.append(f"{name!r} is {with_article(type(array).__name__)}")
+    if problems:
+        detail = "Saving/Restoring tensor must be a DTensor: an array, a DVariable or a "
+        raise_all(f"dtensor.{operation}: {detail}jax.ShapeDtypeStruct", problems)
+    return target
 
 
 def _named(operation: str, given: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -71,7 +71,7 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
       in_tree: leaves as for `broadcast_one_to_all`; with `tiled` dim 0 may differ.
       tiled: False: add a dim 0, of size N with N processes. True: concatenate along dim 0; values
         without dims are stacked. An array on devices of several processes becomes its global
-        value.
+        value, whatever `tiled` if it is fully replicated.
 
     Returns:
       The tree, with NumPy arrays, whose rank does not depend on the number of processes.
@@ -83,12 +83,18 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
     >>> process_allgather(3.0), process_allgather(np.zeros((2, 3)), tiled=True).shape
     (array([3.]), (2, 3))
     """
-    spread = any(map(_is_spread, jax.tree.leaves(in_tree)))
+    leaves = jax.tree.leaves(in_tree)
+    spread = any(map(_is_spread, leaves))
+    # Replicated arrays come back as their own value, as with `tiled`: the others then stack by
+    # concatenating rows, so that all travel in one call.
+    in_rows = not tiled and not spread and any(map(_is_one, leaves))
     only = "Gathering global non-fully-addressable arrays only supports tiled=True: "
     detail = only if spread and not tiled else ""
+    tree = jax.tree.map(_row if in_rows else _array, in_tree)
     with errors_named(f"process_allgather: {detail}".removesuffix(": ")):
-        gathered = allgather(jax.tree.map(_array, in_tree), bool(tiled), name="process_allgather")
-    return jax.tree.map(partial(_as_there, tiled), in_tree, gathered, is_leaf=lambda x: x is None)
+        gathered = allgather(tree, bool(tiled) or in_rows, name="process_allgather")
+    there = partial(_as_there, bool(tiled) or in_rows)
+    return jax.tree.map(there, in_tree, gathered, is_leaf=lambda x: x is None)
 
 
 @collective()
@@ -128,15 +134,27 @@ def _is_spread(leaf: Any) -> bool:
     return is_global(leaf) and not leaf.is_fully_replicated
 
 
-def _as_there(tiled: bool, given: Any, gathered: Any) -> Any:
+def _is_one(leaf: Any) -> bool:
+    """Is it an array with one value for all processes? With one process: with others, would it be?
+
+    A mesh of one process's devices cannot be told from one of the whole job if that is one process.
+    """
+    if not isinstance(leaf, jax.Array) or not leaf.is_fully_replicated:
+        return False
+    is_alone = process.process_count() == 1 and isinstance(leaf.sharding, NamedSharding)
+    return is_alone or is_global(leaf)
+
+
+def _row(leaf: Any) -> Any:
+    """Return a value with a dim 0 of size 1, unless it is one for all processes."""
+    value = _array(leaf)
+    is_array = isinstance(value, np.ndarray | jax.Array) and not _is_one(value)
+    return value[None] if is_array else value
+
+
+def _as_there(is_tiled: bool, given: Any, gathered: Any) -> Any:
     """Return None for None, and the value of a replicated 0-d array, as JAX does."""
     if given is None:
         return None
-    is_scalar = isinstance(given, jax.Array) and given.ndim == 0
-    is_one = is_scalar and isinstance(given.sharding, NamedSharding) and _spans(given.sharding)
-    return gathered[0, ...] if tiled and is_one else gathered
-
-
-def _spans(lies: NamedSharding) -> bool:
-    """Does it span processes? With one process: would it, if there were others?"""
-    return not lies.is_fully_addressable or process.process_count() == 1
+    is_scalar = is_tiled and _is_one(given) and given.ndim == 0
+    return gathered[0, ...] if is_scalar else gathered

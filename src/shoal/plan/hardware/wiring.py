@@ -16,9 +16,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.errors import UsageError, raise_all
+from shoal.errors import UsageError, WrongType, raise_all
 from shoal.plan.hardware.tpu_generations import GENERATIONS, Generation
-from shoal.plan.hardware.wiring_checks import DIMS, frozen, sizes_of, stored, text_of
+from shoal.plan.hardware.wiring_checks import DIMS, frozen, origin_of, sizes_of, stored, text_of
 
 IntArray = NDArray[np.int64]
 
@@ -187,13 +187,16 @@ class Torus(Topology):
             problems.append(f"wrap={wrap} must have one entry for each dim of {text_of(shape)}")
         cores = self.cores if self.cores is not None else known.cores if known else 1
         (cores,) = sizes_of((cores,), "cores", problems) or (1,)
+        origin = origin_of(self.origin, rank, problems)
+        if not isinstance(self.kind, str):
+            problems.append(WrongType(f"kind={self.kind!r} must be text"))
         raise_all("Torus", problems)
         host = tuple(min(pair) for pair in zip(host, shape, strict=True))
         # A dim of one chip has no link at all.
         wrap = tuple(bool(w) and size > 1 for w, size in zip(wrap, shape, strict=True))
         kind = self.kind or (known.kinds[0] if known else "")
         values = {"shape": shape, "wrap": wrap, "host": host, "cores": cores, "kind": kind}
-        for name, value in values.items():
+        for name, value in {**values, "origin": origin}.items():
             object.__setattr__(self, name, value)
 
     def _host(
@@ -296,7 +299,10 @@ class Slices(Topology):
             raise UsageError("Slices: there must be at least one slice")
         if wrong := [one for one in slices if not isinstance(one, Torus)]:
             raise UsageError(f"Slices: {wrong[0]!r} is not a Torus")
-        plain = tuple(dataclasses.replace(one, numbering=PLAIN) for one in slices)
+        plain = tuple(
+            one if one.numbering == PLAIN else dataclasses.replace(one, numbering=PLAIN)
+            for one in slices
+        )
         object.__setattr__(self, "slices", plain)
         if plain != slices and self.numbering == PLAIN:
             ids, processes = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,19 @@ def sizes_of(
     return sizes
 
 
+def origin_of(given: object, rank: int, problems: list[str]) -> tuple[int, ...]:
+    """Return the validated coordinates of a first chip; () if all are 0, or they are invalid."""
+    values = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,)
+    numbers = [v for v in values if isinstance(v, int | np.integer) and not isinstance(v, bool)]
+    if len(numbers) < len(values) or any(not -(1 << 63) <= v < 1 << 63 for v in numbers):
+        problems.append(WrongType(f"origin={given!r} must be whole numbers"))
+        return ()
+    # chips of a flat network have a z, which is no dim of theirs
+    if values and not rank <= len(values) <= len(DIMS):
+        problems.append(f"origin={given!r} must have a number for each of the {rank} dims")
+    return tuple(map(int, numbers)) if any(numbers) else ()
+
+
 def frozen(held: bytes, rule: Callable[[], Any], grid: tuple[int, ...]) -> IntArray:
     array = np.frombuffer(held, np.int64).reshape(grid) if held else np.array(rule())
     array.flags.writeable = False
@@ -56,7 +69,10 @@ def stored(
     """Return numbers as stored: empty if they follow the rule."""
     if given is None:
         return b""
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except (ValueError, OverflowError):  # rows of different lengths; not a number
+        array = np.empty(0)
     if array.dtype.kind not in "iu" or array.size != rule.size:
         problems.append(f"{name} must be {rule.size} whole numbers, one for each device")
         return b""

@@ -1,4 +1,4 @@
-"""Check the signature of functions of (name, x) used as targets."""
+"""Check the signature of functions of (name, x) given for layouts or targets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any
 _MOST_SHOWN = 80  # characters
 
 
-def wrong_arguments(function: Callable[..., Any]) -> str:
+def wrong_arguments(function: Callable[..., Any], leaf: str) -> str:
     """Return why a function cannot be called with (name, x); empty if it can, or if unknown.
 
-    >>> wrong_arguments(lambda name, x: None), wrong_arguments(max)
+    Args:
+      leaf: what x is.
+
+    >>> wrong_arguments(lambda name, x: None, "the leaf"), wrong_arguments(max, "the leaf")
     ('', '')
-    >>> wrong_arguments(lambda name: None)[:52]
+    >>> wrong_arguments(lambda name: None, "the leaf")[:52]
     'the function <lambda>(name) must take (name, x): the'
     """
     try:
@@ -31,10 +34,8 @@ def wrong_arguments(function: Callable[..., Any]) -> str:
     kind = "class" if isinstance(function, type) else "function"
     what = getattr(function, "__name__", "")
     what = f"{kind} {what}" if what else type(function).__name__
-    detail = (
-        "the leaf's name, such as 'params/w', and a jax.ShapeDtypeStruct of its shape and dtype"
-    )
-    return f"the {what}{short_text(signature, str)} must take (name, x): {detail}"
+    taken = "the leaf's name, such as 'params/w', and"
+    return f"the {what}{short_text(signature, str)} must take (name, x): {taken} {leaf}"
 
 
 def short_text(value: object, text: Callable[[object], str] = repr) -> str:
