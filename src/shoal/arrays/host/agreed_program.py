@@ -59,14 +59,13 @@ def agree_on_program(
         return
     if operation == "relayout":
         fault_points.reach("relayout.before_arrive", coordinator.process)
-    lies = [f"{path}: lies as {_text(each.sharding, each.ndim)}" for path, each in arrays.items()]
     agree(
         coordinator,
         Call(
             f"{operation} among {listed(owners)}",
             None,
             callsite(),
-            (*options, *lies, *trail_lines(leaves)),
+            (*options, *_lines(leaves, arrays)),
         ),
         timeout_s=timeout_s,
         group=None if len(owners) == coordinator.num_processes else tuple(sorted(owners)),
@@ -117,12 +116,29 @@ def _facts(sharding: Sharding) -> tuple[frozenset[int], str]:
     return frozenset(device.process_index for device in devices), next(iter(devices)).platform
 
 
+def _lines(leaves: Sequence[Leaf], arrays: Mapping[str, jax.Array]) -> list[str]:
+    """Return a line for each mesh and leaf, with the present layout; then for each other array."""
+    lines = [*trail_lines(leaves)]
+    others = dict(arrays)
+    for number, leaf in enumerate(leaves, start=len(lines) - len(leaves)):
+        if (array := others.pop(leaf.path, None)) is not None:
+            lines[number] += f" from {_text(array.sharding, array.ndim, leaf.layout.mesh)}"
+    for path, array in others.items():
+        sizes = ",".join(map(str, array.shape))
+        lines.append(f"{path}: {array.dtype}[{sizes}] as {_text(array.sharding, array.ndim, None)}")
+    return lines
+
+
 @lru_cache(maxsize=4096)
-def _text(sharding: Sharding, rank: int) -> str:
+def _text(sharding: Sharding, rank: int, mesh: Mesh | None) -> str:
+    """Return a layout in words, `(x, -)`, and on which mesh it is, unless on this one."""
     try:
-        return layout_of_sharding(sharding, rank).text
+        layout = layout_of_sharding(sharding, rank)
     except UsageError:  # a sharding that XLA chose
         return str(sharding)
+    dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
+    split = dims if dims.startswith("(") else f"({dims})"  # without dims it is "()"
+    return split if layout.mesh == mesh else f"{split} on {layout.mesh.text}"
 
 
 @lru_cache(maxsize=256)

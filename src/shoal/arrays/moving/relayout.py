@@ -98,8 +98,8 @@ def relayout(
         with contextlib.suppress(Exception):  # whose call it is cannot be known
             fail_move(error, tree, layouts)
         raise
-    options = ("staged through the host",) * staged + ("donated",) * donate
-    agree_on_move("relayout", leaves, arrays, options=options)
+    options = f"options: donate={donate}, staged={staged}"
+    agree_on_move("relayout", leaves, arrays, options=(options,))
     moves = [
         Move(leaf.value, array, sharding(leaf.layout))
         for leaf, array in zip(leaves, arrays, strict=True)

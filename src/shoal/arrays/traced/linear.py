@@ -183,7 +183,7 @@ def _result(layout: Layouts, shape: tuple[int, ...]) -> Leaf:
         own = Layout(leaves[0].layout.mesh, *where.spec.partitions)
         must_divide(leaves[0]._replace(layout=own), problems)
     raise_all("linear: the result", problems)
-    return leaves[0]
+    return leaves[0]._replace(path="the result")
 
 
 def _agree(arrays: dict[str, jax.Array], result: Leaf | None, dtype: Any) -> None:
@@ -191,7 +191,7 @@ def _agree(arrays: dict[str, jax.Array], result: Leaf | None, dtype: Any) -> Non
     known = _spread_out(arrays)
     if not known or (result is None and all(a.is_fully_replicated for a in known.values())):
         return
-    facts = [f"{name}: {array.dtype}{list(array.shape)}" for name, array in arrays.items()]
+    facts = [f"{n}: {a.dtype}{list(a.shape)}" for n, a in arrays.items() if n not in known]
     options = [f"summed in {_dtype(dtype, arrays['x'].dtype)}", *facts]
     agree_on_program("linear", [] if result is None else [result], known, options=options)
 
