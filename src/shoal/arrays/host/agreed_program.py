@@ -17,7 +17,7 @@ from jax.sharding import Sharding
 from shoal import settings
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding
-from shoal.arrays.host.record_trail import trail_lines
+from shoal.arrays.host.record_trail import owners_of_mesh, trail_lines
 from shoal.errors import DeadlineError, UsageError
 from shoal.plan.mesh import Mesh
 from shoal.runtime.agreement import Call, agree
@@ -139,12 +139,6 @@ def _text(sharding: Sharding, rank: int, mesh: Mesh | None) -> str:
     dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
     split = dims if dims.startswith("(") else f"({dims})"  # without dims it is "()"
     return split if layout.mesh == mesh else f"{split} on {layout.mesh.text}"
-
-
-@lru_cache(maxsize=256)
-def owners_of_mesh(mesh: Mesh) -> frozenset[int]:
-    """Return the processes that own a mesh's devices, by their numbers in JAX."""
-    return frozenset(mesh.process_indices)
 
 
 def _owners(

@@ -15,20 +15,15 @@ from jax.sharding import NamedSharding, Sharding
 
 from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts, path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
-from shoal.arrays.host.agreed_program import (
-    agree_on_program,
-    concrete,
-    fail_program,
-    owners_of_mesh,
-)
+from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import is_key
-from shoal.arrays.host.record_trail import record_trail
+from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.across_devices import is_across, is_apart
 from shoal.arrays.moving.move import row_of
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
-from shoal.plan.transfer.move_steps import Step
+from shoal.plan.transfer.move_steps import spans_processes
 from shoal.plan.transfer.permutes import MOST_PERMUTES, num_permutes, side_of
 from shoal.plan.transfer.plan import plan_transfer
 
@@ -177,17 +172,4 @@ def _sends(
         return True
     if not planned and row_of(source) != row_of(target):
         return True
-    return plan.sends is not None or any(map(_spans_processes, plan.steps))
-
-
-def _spans_processes(step: Step) -> bool:
-    """Do devices of several processes take part in one collective?
-
-    All devices run a permute or an exchange as one collective, whoever sends to whom.
-    """
-    if step.kind == "slice":
-        return False
-    mesh = step.before.mesh
-    owners = mesh.processes
-    numbers = [mesh.axis_names.index(axis) for axis in step.axes or mesh.axis_names]
-    return any((owners != owners.take([0], axis=number)).any() for number in numbers)
+    return plan.sends is not None or any(map(spans_processes, plan.steps))

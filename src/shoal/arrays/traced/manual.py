@@ -23,13 +23,9 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
-from shoal.arrays.host.agreed_program import (
-    agree_on_program,
-    concrete,
-    fail_program,
-    owners_of_mesh,
-)
+from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import as_numpy, native, unfit
+from shoal.arrays.host.record_trail import owners_of_mesh
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
 from shoal.arrays.traced.constrain import AnyMesh, constrain, manual_axes

@@ -52,12 +52,12 @@ _NEEDS = {  # by call and by what is different; "": by anything else
     ("relayout", ""): (
         "relayout needs the same tree, shapes, dtypes, layouts and options on every process."
     ),
-    (
-        "constrain",
-        "",
-    ): "constrain needs the same tree, shapes, dtypes and layouts on every process.",
+    ("constrain", ""): (
+        "constrain needs the same tree, shapes, dtypes, layouts and host values on every process."
+    ),
     ("manual", ""): (
-        "manual needs the same function, tree, shapes, dtypes and layouts on every process."
+        "manual needs the same function, tree, shapes, dtypes, layouts and host values on every "
+        "process."
     ),
     ("linear", ""): "linear needs the same shapes, dtypes and layouts on every process.",
     ("create", ""): (
