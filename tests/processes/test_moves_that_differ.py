@@ -106,6 +106,16 @@ def regions(s):
     return summed(s.array)
 
 
+def functions(s):
+    def total(x):
+        return jax.lax.psum(x.sum(), "x")
+
+    def largest(x):
+        return jax.lax.pmax(x.max(), "x")
+
+    return shoal.manual(s.either(total, largest), s.rows, Layout(s.mesh))(s.array)
+
+
 def maps(s):
     x = shoal.put(VALUES, s.columns)
     return shoal.linear(x, x, layout=s.either(s.rows, s.columns))
@@ -127,7 +137,7 @@ def told_by(call, s):
 
 WAYS = {one.__name__: one for one in (
     targets, dtypes, trees, sources, nothing_to_send, meshes, another_call, donated, staged, keys,
-    under_grad, entered, constrained, constrained_under_vmap, regions, maps,
+    under_grad, entered, constrained, constrained_under_vmap, regions, functions, maps,
 )}  # fmt: skip
 
 
@@ -180,6 +190,9 @@ REFUSED = {  # what process 1 alone gets wrong
     "manual": lambda s: shoal.manual(
         lambda x: jax.lax.psum(x.sum(), "x"), s.either(s.rows, Layout(s.mesh, "x")), Layout(s.mesh)
     )(s.array),
+    "manual, by name": lambda s: shoal.manual(
+        lambda x: jax.lax.psum(x.sum(), "x"), s.rows, Layout(s.mesh)
+    )(*s.either([s.array], []), **s.either({}, {"x": s.array})),
     "linear": lambda s: shoal.linear(s.array, s.either(s.array, s.six)),
 }
 

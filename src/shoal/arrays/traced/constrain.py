@@ -96,8 +96,13 @@ def constrain(
     if via is not None:
         return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via)])
     if not is_tracing():
-        placed = [leaf for leaf in leaves if leaf.layout and isinstance(leaf.value, jax.Array)]
-        placed = [leaf for leaf in placed if not is_from_host(leaf)]
+        placed = [
+            leaf
+            for leaf in leaves
+            if isinstance(leaf.value, jax.Array)
+            and leaf.layout is not None
+            and not is_from_host(leaf)
+        ]
         agree_on_move("constrain", placed, [concrete(leaf.value) for leaf in placed])
     return jax.tree.unflatten(treedef, _constrained(leaves, gradient))
 

@@ -17,12 +17,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.host.agreed_program import (
-    agree_on_program,
-    concrete,
-    fail_program,
-    owners_of,
-)
+from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program, owners_of
 from shoal.arrays.host.host_values import as_numpy, native, unfit
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.traced.constrain import constrain_agreed, explicit_part
@@ -172,7 +167,7 @@ def _used_twice(x: jax.Array, weight: jax.Array) -> list[str]:
 
 
 def _result(layout: Layouts, shape: tuple[int, ...]) -> Leaf:
-    """Return the result, with its layout; None: it is not one layout."""
+    """Return the result, as its shape, with its layout."""
     problems: list[str] = []
     leaves, _ = leaf_layouts(jax.ShapeDtypeStruct(shape, np.float32), layout, problems)
     if leaves and not is_tracing():

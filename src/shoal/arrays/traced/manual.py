@@ -113,11 +113,11 @@ def manual(
     @wraps(fn)
     @at_caller
     def region_of(*args: Any, **options: Any) -> Any:
-        if options:
-            raise UsageTypeError(
-                f"manual: {name}: layouts apply to positional arguments: {', '.join(options)}"
-            )
         try:
+            if options:
+                raise UsageTypeError(
+                    f"manual: {name}: layouts apply to positional arguments: {', '.join(options)}"
+                )
             region = _region(name, in_layouts, out_layouts, axes)
             leaves, treedef = _arguments(args, in_layouts, region)
         except BaseException as error:
