@@ -4,7 +4,9 @@ Bytes are counted in the HLO of the compiled programs, against the least that th
 receive that lacks most; memory is what the compiler says of a program, against both shards.
 Pairs of layouts are drawn from all of one rank over a mesh of 8 devices (2x2x2) and one of 24
 (2x3x4). Times are of 64 MiB arrays on 8 devices of one process, and of two: a program inside
-`jit`, and a call from outside, each call with an array that nothing was asked of before.
+`jit`, and a call from outside, each call with an array that nothing was asked of before. Last, what
+a call of four processes costs that first agrees: a small array, beside the same move without, and
+beside a copy within each process, which sends nothing.
 
     python benchmarks/relayout.py [--pairs 260] [--timed 24]
 """
@@ -27,6 +29,7 @@ MESHES = {8: {"a": 2, "b": 2, "c": 2}, 24: {"a": 2, "b": 3, "c": 4}}
 SHAPES = {8: {2: (64, 64), 3: (64, 64, 64)}, 24: {2: (48, 48), 3: (48, 48, 48)}}
 TIMED = {2: (4096, 4096), 3: (256, 256, 256)}  # float32: 64 MiB
 ROUNDS = 5
+CALLS = 200  # of a small array
 
 
 def layouts(mesh: Any, rank: int) -> list[Any]:
@@ -135,6 +138,47 @@ def timed(count: int) -> None:
     shoal.shutdown()
 
 
+def agreed() -> None:
+    """Print how long small moves take with the round trip in which processes agree, and without."""
+    import jax
+    import numpy as np
+
+    import shoal
+    from shoal.arrays.moving.move import Move, move
+
+    shoal.initialize()
+    mesh = shoal.make_mesh({"x": -1})
+    values = np.ones((64, 64), np.float32)
+    rows, whole = (shoal.put(values, shoal.Layout(mesh, dim, None)) for dim in ("x", None))
+    columns = shoal.Layout(mesh, None, "x")
+    target = shoal.sharding(columns)
+    contestants = {
+        "sent": lambda: shoal.relayout(rows, columns),
+        "sent, not agreed": lambda: move([Move(rows, rows, target)]),
+        "copied": lambda: shoal.relayout(whole, columns),
+        "copied, no trail": lambda: move([Move(whole, whole, target)]),
+        "a barrier": lambda: shoal.barrier("alone"),
+    }
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(CALLS + 1):
+        for name, call in contestants.items():
+            shoal.barrier("together")
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            if turn:  # the first compiles
+                times[name].append(1e3 * (time.perf_counter() - began))
+    if shoal.process_index() == 0:
+        row: dict[str, Any] = {"benchmark": "relayout agrees", "processes": shoal.process_count()}
+        for name, each in times.items():
+            low, median, high = (round(q, 3) for q in statistics.quantiles(each, n=4))
+            row[f"{name}, ms"] = {"median": median, "p25": low, "p75": high}
+        medians = {name: statistics.median(each) for name, each in times.items()}
+        row["added, ms"] = round(medians["sent"] - medians["sent, not agreed"], 3)
+        row["added to a copy, ms"] = round(medians["copied"] - medians["copied, no trail"], 3)
+        print(json.dumps(row), flush=True)
+    shoal.shutdown()
+
+
 def print_speed(case: dict[str, Any], values: Sequence[float]) -> None:
     """Print the spread of what a peer needs for each second of ours."""
     ordered = sorted(values)
@@ -198,6 +242,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.part == "time":
         timed(asked.timed)
+    elif asked.part == "agree":
+        agreed()
     elif asked.part:
         survey(int(asked.part), asked.pairs)
     else:
@@ -209,6 +255,8 @@ def main() -> None:
         for processes in (1, 2):
             job = ["-m", "shoal", "run", "-n", str(processes), "--devices", str(8 // processes)]
             subprocess.run([sys.executable, *job, *own, "time"], env=env, check=True)
+        job = ["-m", "shoal", "run", "-n", "4", "--devices", "2"]
+        subprocess.run([sys.executable, *job, *own, "agree"], env=env, check=True)
 
 
 if __name__ == "__main__":

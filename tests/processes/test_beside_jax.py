@@ -127,8 +127,8 @@ def host_values_outside_jit():
     told = {}
     for name, call in calls.items():
         for value in (same, own):
-            result = call(value)
             try:
+                result = call(value)
                 shoal.barrier("go")
             except DivergenceError as error:
                 told[name] = str(error)

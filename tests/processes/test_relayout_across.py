@@ -185,6 +185,6 @@ def check_differences(first, second, third):
         assert "cycle" in devices
     assert re.search(r"process(es)? [02, ]+: float32\[8,8\] as \(x, -\)", second[0])
     assert "process 1: float32[8,8] as (-, x)" in second[0]
-    assert "relayout needs the same tree, shapes, dtypes and layouts" in second[0]
+    assert "relayout needs the same tree, shapes, dtypes, layouts and options" in second[0]
     assert "process 1: relayout among processes 0-1 at " in second[1]
     assert "relayout among processes 0-2 at " in second[1]

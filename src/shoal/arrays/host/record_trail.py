@@ -120,7 +120,7 @@ def _taking_part(leaves: Sequence[Leaf]) -> tuple[Coordinator, Group | None] | N
 
 
 def _owners_of_any(leaves: Sequence[Leaf]) -> Group:
-    return Group().union(*(_owners(leaf.layout.mesh) for leaf in leaves))
+    return Group().union(*(owners_of_mesh(leaf.layout.mesh) for leaf in leaves))
 
 
 def trail_lines(leaves: Sequence[Leaf]) -> tuple[str, ...]:
@@ -151,7 +151,8 @@ def lane_problems(lane: object) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def _owners(mesh: Mesh) -> Group:
+def owners_of_mesh(mesh: Mesh) -> Group:
+    """Return the processes that own a mesh's devices, by their numbers in JAX."""
     return Group(mesh.process_indices)
 
 
@@ -187,7 +188,7 @@ def _digest(leaf: Leaf) -> str:
     value = leaf.value
     if isinstance(value, jax.ShapeDtypeStruct):
         return ""
-    if len(_owners(leaf.layout.mesh)) < 2:
+    if len(owners_of_mesh(leaf.layout.mesh)) < 2:
         return ""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return ""

@@ -1,37 +1,31 @@
 """Moves between devices of several processes: are they possible, and do all processes agree?
 
-Among the same devices `relayout` sends nothing to agree: it leaves a trail. Where devices differ,
-the arguments decide which processes run a program together, so processes that disagree would wait
-for each other inside XLA, which has no deadline that names them. So these processes first meet, in
-one round trip: nothing moves before all have agreed.
+Where arrays are sent between processes, these first agree, in one round trip: nothing moves before.
+A move that each process makes from what it holds sends nothing to agree: it leaves a trail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding
 
-from shoal import settings
-from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts
+from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts, path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
-from shoal.arrays.host.record_trail import record_trail, trail_lines
+from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
+from shoal.arrays.host.host_values import is_key
+from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
+from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.across_devices import is_across, is_apart
-from shoal.errors import DeadlineError, UsageError
+from shoal.arrays.moving.move import row_of
+from shoal.errors import UsageError
 from shoal.plan.layout import Layout
+from shoal.plan.transfer.move_steps import spans_processes
 from shoal.plan.transfer.permutes import MOST_PERMUTES, num_permutes, side_of
 from shoal.plan.transfer.plan import plan_transfer
-from shoal.runtime.agreement import Call, agree
-from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import fail_call
-from shoal.runtime.jax_service.process_numbers import processes_of
-from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.system import fault_points
-from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.failure_words import listed
-from shoal.runtime.verb import coordinator_here
 
 
 def obstacle(
@@ -90,105 +84,92 @@ def _too_much(array: jax.Array | jax.ShapeDtypeStruct, wanted: NamedSharding) ->
 
 
 def agree_on_move(
-    leaves: Sequence[Leaf], arrays: Sequence[jax.Array | None], *, options: tuple[str, ...] = ()
+    operation: str,
+    leaves: Sequence[Leaf],
+    arrays: Sequence[jax.Array | None],
+    *,
+    options: tuple[str, ...] = (),
 ) -> None:
-    """Leave a trail; or, if arrays go to other devices, return once all processes have arrived.
+    """Leave a trail; or, if arrays are sent between processes, first agree on the call.
 
     Args:
       leaves: with their layouts.
-      arrays: the arrays to move.
+      arrays: the arrays to move; None: hidden by `vmap`, so that they may have to be sent.
       options: further lines that must be equal.
 
     Raises:
-      DivergenceError: on all that arrived: another call, or other layouts.
-      DeadlineError, ProcessLostError, PeerFailedError: as `Coordinator.arrive`.
+      DivergenceError, DeadlineError, ProcessLostError, PeerFailedError: as `agree_on_program`.
     """
-    sources = _sources(leaves, arrays)
-    if not sources:
-        record_trail("relayout", leaves, lane=None, options=options)
+    moving = [
+        (leaf, array) for leaf, array in zip(leaves, arrays, strict=True) if _is_sent(leaf, array)
+    ]
+    if not moving:
+        record_trail(operation, leaves, lane=None, options=options)
         return
-    coordinator = coordinator_here()
-    if coordinator is None or coordinator.num_processes == 1:
-        return
-    timeout_s = settings.timeout("relayout", None, "SHOAL_TIMEOUT_S")
-    owners = _owners(coordinator, leaves, sources, timeout_s)
-    if coordinator.process not in owners:
-        return
-    fault_points.reach("relayout.before_arrive", coordinator.process)
-    lies = [f"{path}: lies as {layout.text}" for path, layout in sources.items()]
-    agree(
-        coordinator,
-        Call(
-            f"relayout among {listed(owners)}",
-            None,
-            callsite(),
-            (*options, *lies, *trail_lines(leaves)),
-        ),
-        timeout_s=timeout_s,
-        group=None if len(owners) == coordinator.num_processes else tuple(sorted(owners)),
-        lane=coordinator.trails.lane or "main",
-    )
-    fault_points.reach("relayout.after_arrive", coordinator.process)
+    sources = {leaf.path: array for leaf, array in moving if array is not None}
+    agree_on_program(operation, leaves, sources, options=options)
 
 
 def fail_move(error: BaseException, tree: Any, layouts: Any, *_: object, **__: object) -> None:
-    """Fail a refused `relayout` for the other processes, if it moves arrays to other devices."""
-    leaves = [leaf for leaf in leaf_layouts(tree, layouts, [])[0] if is_placed(leaf.value)]
-    sources = _sources(leaves, [leaf.value for leaf in leaves])
-    coordinator = coordinator_here()
-    if coordinator is None or coordinator.num_processes == 1 or not sources:
-        return
-    timeout_s = settings.timeout("relayout", None, "SHOAL_TIMEOUT_S")
-    owners = _owners(coordinator, leaves, sources, timeout_s)
-    lane = coordinator.trails.lane or "main"
-    fail_call(coordinator, "relayout", error, lane=lane, processes=owners)
+    """Fail a refused `relayout` for the other processes, if arrays would be sent between them."""
+    fail_any_move("relayout", error, tree, layouts)
 
 
-def is_placed(value: object) -> bool:
-    """Is it an array on devices, and not a value inside `jit`?"""
-    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
-
-
-def _sources(leaves: Sequence[Leaf], arrays: Sequence[jax.Array | None]) -> Mapping[str, Layout]:
-    """Return the layouts of the arrays that move to other devices, by path."""
-    return {
-        leaf.path: layout_of_sharding(array.sharding, array.ndim)
-        for leaf, array in zip(leaves, arrays, strict=True)
-        if array is not None and is_across(array.sharding, sharding(leaf.layout))
-    }
-
-
-def _owners(
-    coordinator: Coordinator,
-    leaves: Sequence[Leaf],
-    sources: Mapping[str, Layout],
-    timeout_s: float,
-) -> set[int]:
-    """Return the processes that meet for a move."""
-    meshes = [layout.mesh for layout in sources.values()]
-    meshes += [leaf.layout.mesh for leaf in leaves]
-    owners = {process for mesh in meshes for process in mesh.process_indices}
-    if any(mesh.kind == "tpu" for mesh in meshes):
-        owners = _job_numbers(coordinator, owners, timeout_s)
-    return owners
-
-
-def _job_numbers(coordinator: Coordinator, owners: Iterable[int], timeout_s: float) -> set[int]:
-    """Return processes by their job numbers: on TPUs JAX may number them differently.
-
-    Raises:
-      DeadlineError: one of them has not called `relayout`, so it has not said its number.
+def fail_any_move(
+    operation: str, error: BaseException, tree: Any, layouts: Any, *, none_clears: bool = False
+) -> None:
+    """As `fail_move`, of a call of any name. An array without a layout of its own counts as sent:
+    it may have one in the other processes.
     """
-    owners = {*owners}
-    if len(owners) == coordinator.num_processes:
-        return owners
+    if is_tracing():
+        return
+    leaves, _ = leaf_layouts(tree, layouts, [], none_clears=none_clears)
+    known = {leaf.path: leaf for leaf in leaves}
+    arrays, meshes = [], []
+    for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        leaf, array = known.get(path_text(path)), concrete(value)
+        if array is not None and (leaf is None or _is_sent(leaf, array)):
+            arrays.append(array)
+            meshes += [] if leaf is None else [leaf.layout.mesh]
+    if arrays:
+        fail_program(operation, error, arrays, [*meshes, *(leaf.layout.mesh for leaf in leaves)])
+
+
+def _is_sent(leaf: Leaf, array: jax.Array | None) -> bool:
+    """May a move of this array send between processes? The same on every process."""
+    if leaf.layout is None:
+        return False
+    if array is None:
+        return len(owners_of_mesh(leaf.layout.mesh)) > 1
+    source, target = array.sharding, sharding(leaf.layout)
+    if source == target:
+        return False
+    if source.device_set != target.device_set:
+        return is_across(source, target)
+    if len(owners_of_mesh(leaf.layout.mesh)) == 1:
+        return False
+    is_planned = leaf.value is array and not is_key(array)
+    return _sends(source, target, array.shape, max(1, array.dtype.itemsize), is_planned)
+
+
+@lru_cache(maxsize=4096)
+def _sends(
+    source: Sharding, target: NamedSharding, shape: tuple[int, ...], item_bytes: int, planned: bool
+) -> bool:
+    """May a move among the same devices send between processes?
+
+    A program of XLA's own, where no plan runs, is free to send what need not be sent. But a slice
+    among devices in one order it cuts from what each device holds.
+    """
+    rank = len(shape)
+    is_pending = isinstance(source, NamedSharding) and bool(source.spec.unreduced)
+    if not is_pending and (0 in shape or source.is_equivalent_to(target, rank)):
+        return False
     try:
-        return {*processes_of(owners, coordinator.process, timeout_s=timeout_s)}
-    except TimeoutError as error:
-        me = ThisProcess(coordinator.process, coordinator.hosts)
-        raise DeadlineError(
-            f"{me}: relayout: the processes that are {sorted(owners)} in JAX own the devices of "
-            f"both meshes, and have not all called it within {timeout_s:g} s ({error})",
-            name="relayout",
-            waited_s=timeout_s,
-        ) from None
+        ends = layout_of_sharding(source, rank), layout_of_sharding(target, rank)
+        plan = plan_transfer(*ends, shape, item_bytes)
+    except UsageError:
+        return True
+    if not planned and row_of(source) != row_of(target):
+        return True
+    return plan.sends is not None or any(map(spans_processes, plan.steps))

@@ -6,7 +6,6 @@ import contextlib
 from typing import Any, Literal
 
 import jax
-from jax.extend.core import concrete_or_error
 
 from shoal.arguments import check_flags
 from shoal.arrays.bridge.leaf_layouts import (
@@ -17,6 +16,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.host.agreed_program import concrete
 from shoal.arrays.host.host_values import deleted
 from shoal.arrays.moving.agreed_move import agree_on_move, fail_move, obstacle
 from shoal.arrays.moving.host_copy import check_way
@@ -50,15 +50,17 @@ def relayout(
     each device first. Differentiable there, and within one process: cotangents move back. Inside
     `jit` use `constrain`.
 
-    Between different devices of several processes, those processes first agree on the call: it is
-    impossible that a byte moves before all have arrived with equal layouts. Processes that own
-    devices of neither mesh need not call.
+    Where arrays are sent between processes, those that own the devices first agree on the call, in
+    one round trip: it is impossible that a byte moves before all have arrived with equal trees,
+    layouts and options. Where each process holds what its devices shall hold, nothing is sent, and
+    the call is compared at their next collective call. Processes that own devices of neither mesh
+    need not call.
 
     Args:
       tree: jax.Arrays. Pending sums are reduced.
       layouts: one layout, or a prefix tree of them, as for `put`.
       donate: donate the arrays that move, so that their memory can be reused; do not use
-        them afterwards.
+        them afterwards. Must be equal on all processes.
       staged: via host memory, one array at a time, for devices that lack room for both shards. With
         `donate` none holds more than the larger of the two and a chunk of 64 MiB; without, source
         and target coexist. It costs the transfer to the host and back, host memory for both shards
@@ -77,9 +79,10 @@ def relayout(
         under differentiation that move to other devices; with `staged` all arrays under
         differentiation, and other devices of several processes. All offending leaves are named by
         path. On every process, before anything moves.
-      DivergenceError: on all processes: calls or layouts differ. To other devices, before anything
-        moves; otherwise at the processes' next collective call.
-      DeadlineError, ProcessLostError, PeerFailedError: to other devices, before anything moves, on
+      DivergenceError: on all processes: calls, trees, layouts or options differ, or what earlier
+        calls recorded (`put`). Between processes, before anything moves; otherwise at the
+        processes' next collective call.
+      DeadlineError, ProcessLostError, PeerFailedError: between processes, before anything moves, on
         all that arrived: a process did not arrive in time (SHOAL_TIMEOUT_S), is lost, or failed.
 
     Example:
@@ -95,7 +98,8 @@ def relayout(
         with contextlib.suppress(Exception):  # whose call it is cannot be known
             fail_move(error, tree, layouts)
         raise
-    agree_on_move(leaves, arrays, options=("staged through the host",) * staged)
+    options = f"options: donate={donate}, staged={staged}"
+    agree_on_move("relayout", leaves, arrays, options=(options,))
     moves = [
         Move(leaf.value, array, sharding(leaf.layout))
         for leaf, array in zip(leaves, arrays, strict=True)
@@ -139,9 +143,8 @@ def _concrete(leaf: Leaf, problems: list[str]) -> jax.Array | None:
             f"{leaf.path}: {with_article(kind)} is not on devices yet; put places host values"
         )
         return None
-    try:
-        array = concrete_or_error(None, leaf.value)
-    except jax.errors.ConcretizationTypeError:
+    array = concrete(leaf.value)
+    if array is None:
         problems.append(f"{leaf.path}: is a value inside jit or vmap; constrain pins it there")
         return None
     if why := deleted(array):

@@ -33,7 +33,7 @@ def is_elsewhere(value: Any, mesh: jax.sharding.Mesh) -> bool:
 
 def place_arguments(operation: str, leaves: Sequence[Leaf]) -> list[Leaf]:
     """Return the leaves, with host values among them placed; the others unchanged."""
-    numbers = [number for number, leaf in enumerate(leaves) if _is_from_host(leaf)]
+    numbers = [number for number, leaf in enumerate(leaves) if is_from_host(leaf)]
     if not numbers or is_tracing():
         return [*leaves]
     from_host = [leaves[number] for number in numbers]
@@ -44,7 +44,7 @@ def place_arguments(operation: str, leaves: Sequence[Leaf]) -> list[Leaf]:
     ]
 
 
-def _is_from_host(leaf: Leaf) -> bool:
+def is_from_host(leaf: Leaf) -> bool:
     """True for a value held by this process alone and needed on several."""
     if leaf.layout is None or len(leaf.layout.mesh.process_indices) < 2:
         return False

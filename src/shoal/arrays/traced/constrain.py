@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -23,11 +24,13 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import default_mesh
+from shoal.arrays.host.agreed_program import concrete
 from shoal.arrays.host.host_values import as_numpy, is_key, native, unfit
 from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.moving.agreed_move import agree_on_move, fail_any_move
 from shoal.arrays.moving.move import on_row
 from shoal.arrays.moving.plan_relayout import RelayoutPlan
-from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
+from shoal.arrays.placing.host_arguments import is_elsewhere, is_from_host, place_arguments
 from shoal.arrays.traced.constrain_via import moved_inside, why_not_via
 from shoal.colour import traced
 from shoal.errors import raise_all
@@ -49,8 +52,10 @@ def constrain(
     divide evenly. On Explicit axes, where layouts are part of the type, it changes the type
     (`jax.reshard`), and cotangents follow the types, whatever `gradient` is. One dim may be split
     by both, the Explicit axes first. A function traced by `jit` keeps the default mesh that it was
-    traced with: Layouts name theirs. Outside `jit` an array is moved at once, and a host value
-    placed as by `put`: equal on all processes, which is checked at their next collective call.
+    traced with: Layouts name theirs. Outside `jit` an array is moved at once: if it is sent between
+    processes, all of its processes call this, and first agree on the call, as for `relayout`. A
+    host value is placed as by `put`: equal on all processes, which is checked at their next
+    collective call.
 
     Args:
       tree: arrays.
@@ -82,6 +87,36 @@ def constrain(
       >>> shoal.layout_of(y) == rows
       True
     """
+    try:
+        leaves, treedef = _checked(tree, layouts, gradient, via)
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # whose call it is cannot be known
+            fail_any_move("constrain", error, tree, layouts, none_clears=True)
+        raise
+    if via is not None:
+        return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via)])
+    if not is_tracing():
+        placed = [
+            leaf
+            for leaf in leaves
+            if isinstance(leaf.value, jax.Array)
+            and leaf.layout is not None
+            and not is_from_host(leaf)
+        ]
+        agree_on_move("constrain", placed, [concrete(leaf.value) for leaf in placed])
+    return jax.tree.unflatten(treedef, _constrained(leaves, gradient))
+
+
+def constrain_agreed(tree: Any, layouts: Layouts) -> Any:
+    """As `constrain`, in a call that its processes have agreed on already."""
+    leaves, treedef = _checked(tree, layouts, False, None)
+    return jax.tree.unflatten(treedef, _constrained(leaves, False))
+
+
+def _checked(
+    tree: Any, layouts: Layouts, gradient: bool, via: RelayoutPlan | None
+) -> tuple[list[Leaf], Any]:
+    """Check the arguments; return the leaves and the tree's structure."""
     problems = not_flags(gradient=gradient)
     devices = via.devices if isinstance(via, RelayoutPlan) else None
     leaves, treedef = leaf_layouts(tree, layouts, problems, none_clears=True, devices=devices)
@@ -93,12 +128,14 @@ def constrain(
     if via is not None:
         problems += why_not_via(via, leaves)
     raise_all("constrain", problems)
-    if via is not None:
-        return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via)])
+    return leaves, treedef
+
+
+def _constrained(leaves: Sequence[Leaf], gradient: bool) -> list[jax.Array]:
     leaves = place_arguments("constrain", leaves)
     # outside jit a `jax.set_mesh` of Explicit axes would take the value's layout for the type's
     with nullcontext() if is_tracing() else on_row(()):
-        return jax.tree.unflatten(treedef, [_constrain(leaf, gradient) for leaf in leaves])
+        return [_constrain(leaf, gradient) for leaf in leaves]
 
 
 def _check(leaf: Leaf, problems: list[str]) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 
-from shoal.arrays.bridge.leaf_layouts import Layouts, cannot_be_pending, leaf_layouts, must_divide
+from shoal.arrays.bridge.leaf_layouts import (
+    Layouts,
+    Leaf,
+    cannot_be_pending,
+    leaf_layouts,
+    must_divide,
+)
+from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program, owners_of
 from shoal.arrays.host.host_values import as_numpy, native, unfit
 from shoal.arrays.host.upload import is_tracing
-from shoal.arrays.traced.constrain import constrain, explicit_part
+from shoal.arrays.traced.constrain import constrain_agreed, explicit_part
 from shoal.colour import traced
 from shoal.errors import UsageTypeError, raise_all
 from shoal.plan.layout import Layout
@@ -34,7 +42,8 @@ def linear(
     It is impossible that leading dims are merged, forwards or backwards: where axes split several
     of them (batch and sequence, say), merging them would gather the values first. The map and its
     three derivatives are one contraction each: `...n,mn->...m` for the result, `...m,mn->...n`,
-    `...m,...n->mn` and a sum over the leading dims.
+    `...m,...n->mn` and a sum over the leading dims. Outside `jit`, with arrays that are split over
+    several processes, all of these call it, and first agree on the call, before anything is sent.
 
     Args:
       x: [..., in].
@@ -59,10 +68,18 @@ def linear(
       (2, 3, 5)
     """
     given = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
-    arrays = _arrays(given)
-    x, weight = arrays["x"], arrays["weight"]
-    _check_sums(x, weight, layout, preferred_element_type)
-    where = None if layout is None else _explicit(layout, (*x.shape[:-1], weight.shape[0]))
+    try:
+        arrays = _arrays(given)
+        x, weight = arrays["x"], arrays["weight"]
+        _check_sums(x, weight, layout, preferred_element_type)
+        shape = (*x.shape[:-1], weight.shape[0])
+        result = None if layout is None else _result(layout, shape)
+    except BaseException as error:
+        with contextlib.suppress(Exception):  # whose call it is cannot be known
+            _fail(error, given)
+        raise
+    _agree(arrays, result, preferred_element_type)
+    where = None if result is None else explicit_part(result)
     y = jax.lax.dot_general(
         x,
         weight,
@@ -72,7 +89,7 @@ def linear(
     )
     if bias is not None:
         y += _spread(arrays["bias"].astype(y.dtype), y)
-    return y if layout is None else constrain(y, layout)
+    return y if layout is None else constrain_agreed(y, layout)
 
 
 def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
@@ -147,19 +164,46 @@ def _used_twice(x: jax.Array, weight: jax.Array) -> list[str]:
     ]
 
 
-def _explicit(layout: Layouts, shape: tuple[int, ...]) -> NamedSharding | None:
-    """Return the layout of the result in JAX's types, if the mesh has Explicit axes."""
+def _result(layout: Layouts, shape: tuple[int, ...]) -> Leaf:
+    """Return the result, as its shape, with its layout."""
     problems: list[str] = []
     leaves, _ = leaf_layouts(jax.ShapeDtypeStruct(shape, np.float32), layout, problems)
     if leaves and not is_tracing():
         cannot_be_pending(leaves[0], problems)
     raise_all("linear: the result", problems)
-    where = explicit_part(leaves[0]) if leaves else None
+    where = explicit_part(leaves[0])
     if where is not None:
         own = Layout(leaves[0].layout.mesh, *where.spec.partitions)
         must_divide(leaves[0]._replace(layout=own), problems)
     raise_all("linear: the result", problems)
-    return where
+    return leaves[0]._replace(path="the result")
+
+
+def _agree(arrays: dict[str, jax.Array], result: Leaf | None, dtype: Any) -> None:
+    """Outside `jit`, agree with the other processes, unless each holds all of the arguments."""
+    known = _spread_out(arrays)
+    if not known or (result is None and all(a.is_fully_replicated for a in known.values())):
+        return
+    facts = [f"{n}: {a.dtype}{list(a.shape)}" for n, a in arrays.items() if n not in known]
+    options = [f"summed in {_dtype(dtype, arrays['x'].dtype)}", *facts]
+    agree_on_program("linear", [] if result is None else [result], known, options=options)
+
+
+def _fail(error: BaseException, given: dict[str, Any]) -> None:
+    """Outside `jit`, fail a refused call for the other processes of its arguments."""
+    fail_program("linear", error, _spread_out(given).values())
+
+
+def _spread_out(given: dict[str, Any]) -> dict[str, jax.Array]:
+    """Return the arrays of several processes among the arguments; none inside `jit`."""
+    if is_tracing():
+        return {}
+    arrays = {name: concrete(value) for name, value in given.items()}
+    return {
+        name: array
+        for name, array in arrays.items()
+        if array is not None and len(owners_of(array.sharding)) > 1
+    }
 
 
 def _spread(bias: jax.Array, like: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from itertools import pairwise
@@ -22,7 +23,10 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
+from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import as_numpy, native, unfit
+from shoal.arrays.host.record_trail import owners_of_mesh
+from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
 from shoal.arrays.traced.constrain import AnyMesh, constrain, manual_axes
 from shoal.arrays.traced.varying import Hidden, Hunt
@@ -60,8 +64,9 @@ def manual(
     `out_layouts`. It is impossible that a result is declared equal along an axis and is not (except
     for what a callback returns): that is checked while tracing, including the predicates of `cond`,
     `while` and sorts, which JAX's types do not track. Under `jit`, `grad`, `vmap` and `scan` it is
-    an ordinary function; outside `jit` it is compiled on its own, once for each signature, and host
-    values are compared between processes as those of `put`.
+    an ordinary function; outside `jit` it is compiled on its own, once for each signature. There
+    host values are compared between processes as those of `put`, and on a mesh of several processes
+    all of these call the function, and first agree on the call, before it runs.
 
     Args:
       fn: a function of positional arrays, or trees of them.
@@ -103,21 +108,52 @@ def manual(
                     f"manual: {argument}: {given!r} is not a layout; give a Layout or a spec"
                 )
     program = _program(fn, name, out_layouts)
+    results = [str(given) for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout)]
 
     @wraps(fn)
     @at_caller
     def region_of(*args: Any, **options: Any) -> Any:
-        if options:
-            raise UsageTypeError(
-                f"manual: {name}: layouts apply to positional arguments: {', '.join(options)}"
-            )
-        region = _region(name, in_layouts, out_layouts, axes)
-        leaves, treedef = _arguments(args, in_layouts, region)
+        try:
+            if options:
+                raise UsageTypeError(
+                    f"manual: {name}: layouts apply to positional arguments: {', '.join(options)}"
+                )
+            region = _region(name, in_layouts, out_layouts, axes)
+            leaves, treedef = _arguments(args, in_layouts, region)
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # whose call it is cannot be known
+                _fail(error, args, (in_layouts, out_layouts))
+            raise
         leaves = place_arguments("manual", leaves)
+        _agree(region, leaves, results)
         values = [_array(leaf.value) for leaf in leaves]
         return program(region, tuple(leaf.layout for leaf in leaves), treedef, *values)
 
     return region_of
+
+
+def _agree(region: _Region, leaves: Sequence[Leaf], results: Sequence[str]) -> None:
+    """Outside `jit`, agree with the other processes of the mesh on a call.
+
+    Whether `fn` sends anything is known only once it is traced, and that must not take place here
+    a second time.
+    """
+    if is_tracing() or len(owners_of_mesh(region.mesh)) == 1:
+        return
+    axes = ", ".join(axis for axis in region.mesh.axis_names if axis in region.axes)
+    options = [f"function: {region.name} over {axes}", *[f"result as {one}" for one in results]]
+    arrays = {leaf.path: concrete(leaf.value) for leaf in leaves}
+    known = {path: array for path, array in arrays.items() if array is not None}
+    agree_on_program("manual", leaves, known, options=[f"mesh: {region.mesh.text}", *options])
+
+
+def _fail(error: BaseException, args: tuple[Any, ...], layouts: Layouts) -> None:
+    """Outside `jit`, fail a refused call for the other processes of its mesh."""
+    if not is_tracing():
+        arrays = [
+            array for value in jax.tree.leaves(args) if (array := concrete(value)) is not None
+        ]
+        fail_program("manual", error, arrays, _meshes(layouts))
 
 
 def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callable[..., Any]:

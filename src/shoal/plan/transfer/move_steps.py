@@ -66,6 +66,26 @@ def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArra
     return np.full(step.before.mesh.size, each[step.kind], np.int64)
 
 
+def spans_processes(step: Step) -> bool:
+    """Do devices of several processes take part in one collective?
+
+    All devices run a permute or an exchange as one collective, whoever sends to whom.
+
+    Example:
+      >>> from shoal.plan.mesh import Mesh
+      >>> mesh = Mesh({"host": 2, "own": 2}, range(4), [0, 0, 1, 1])
+      >>> before, after = Layout(mesh, "host", "own"), Layout(mesh, "host", None)
+      >>> spans_processes(Step("all_gather", ("own",), 1, None, before, after))
+      False
+    """
+    if step.kind == "slice":
+        return False
+    mesh = step.before.mesh
+    numbers = [mesh.axis_names.index(axis) for axis in step.axes or mesh.axis_names]
+    owners = mesh.processes
+    return any((owners != owners.take([0], axis=number)).any() for number in numbers)
+
+
 def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:
     """Return the (sender, receiver) pairs of shards that turn one layout into the other.
 

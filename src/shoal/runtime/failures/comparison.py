@@ -49,7 +49,17 @@ _NEEDS = {  # by call and by what is different; "": by anything else
         f"{_PUT}\nTo compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)."
     ),
     ("pack", ""): "pack needs the same tree, shapes, dtypes and layouts on every process.",
-    ("relayout", ""): "relayout needs the same tree, shapes, dtypes and layouts on every process.",
+    ("relayout", ""): (
+        "relayout needs the same tree, shapes, dtypes, layouts and options on every process."
+    ),
+    ("constrain", ""): (
+        "constrain needs the same tree, shapes, dtypes, layouts and host values on every process."
+    ),
+    ("manual", ""): (
+        "manual needs the same function, tree, shapes, dtypes, layouts and host values on every "
+        "process."
+    ),
+    ("linear", ""): "linear needs the same shapes, dtypes and layouts on every process.",
     ("create", ""): (
         "create runs one program on all processes: its arguments must be equal on them; broadcast "
         "them first."

@@ -1,0 +1,179 @@
+"""Agree, outside `jit`, on a call whose program sends between processes, before it runs.
+
+Processes that disagree about such a program would wait for each other inside XLA, which has no
+deadline and names no process. So they first meet, in one round trip, which also compares the trails
+of their earlier calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import jax
+from jax.extend.core import concrete_or_error
+from jax.sharding import Sharding
+
+from shoal import settings
+from shoal.arrays.bridge.leaf_layouts import Leaf
+from shoal.arrays.bridge.sharding import layout_of_sharding
+from shoal.arrays.host.record_trail import owners_of_mesh, trail_lines
+from shoal.errors import DeadlineError, UsageError
+from shoal.plan.mesh import Mesh
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import fail_call
+from shoal.runtime.jax_service.process_numbers import processes_of
+from shoal.runtime.rules.outcomes import ThisProcess
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.failure_words import listed
+from shoal.runtime.verb import coordinator_here
+
+
+def agree_on_program(
+    operation: str,
+    leaves: Sequence[Leaf],
+    arrays: Mapping[str, jax.Array],
+    *,
+    options: Sequence[str] = (),
+) -> None:
+    """Return once all processes that own devices of the leaves and arrays have made this call.
+
+    Args:
+      leaves: what the program takes, with the layouts that it is to have.
+      arrays: the arrays among it, by path, whose present layouts must be equal.
+      options: further lines that must be equal.
+
+    Raises:
+      DivergenceError: on all that arrived: another call, other lines, or other trails.
+      DeadlineError, ProcessLostError, PeerFailedError: as `Coordinator.arrive`.
+    """
+    coordinator = coordinator_here()
+    if coordinator is None or coordinator.num_processes == 1:
+        return
+    timeout_s = settings.timeout(operation, None, "SHOAL_TIMEOUT_S")
+    meshes = [leaf.layout.mesh for leaf in leaves]
+    owners = _owners(coordinator, operation, meshes, arrays.values(), timeout_s)
+    if coordinator.process not in owners:
+        return
+    if operation == "relayout":
+        fault_points.reach("relayout.before_arrive", coordinator.process)
+    agree(
+        coordinator,
+        Call(
+            f"{operation} among {listed(owners)}",
+            None,
+            callsite(),
+            (*options, *_lines(leaves, arrays)),
+        ),
+        timeout_s=timeout_s,
+        group=None if len(owners) == coordinator.num_processes else tuple(sorted(owners)),
+        lane=coordinator.trails.lane or "main",
+    )
+    if operation == "relayout":
+        fault_points.reach("relayout.after_arrive", coordinator.process)
+
+
+def fail_program(
+    operation: str, error: BaseException, arrays: Iterable[jax.Array], meshes: Iterable[Mesh] = ()
+) -> None:
+    """Fail a refused call for the other processes, which would meet for it.
+
+    Args:
+      arrays, meshes: those of the call. Without several processes among them nothing is to be done.
+    """
+    coordinator = coordinator_here()
+    if coordinator is None or coordinator.num_processes == 1:
+        return
+    timeout_s = settings.timeout(operation, None, "SHOAL_TIMEOUT_S")
+    owners = _owners(coordinator, operation, meshes, arrays, timeout_s)
+    if len(owners) > 1:
+        lane = coordinator.trails.lane or "main"
+        fail_call(coordinator, operation, error, lane=lane, processes=owners)
+
+
+def concrete(value: object) -> jax.Array | None:
+    """Return the array behind a value, under `grad` the primal; None inside `jit` and `vmap`."""
+    if not isinstance(value, jax.Array):
+        return None
+    try:
+        array: jax.Array = concrete_or_error(None, value)
+    except jax.errors.ConcretizationTypeError:
+        return None
+    return array
+
+
+def owners_of(sharding: Sharding) -> frozenset[int]:
+    """Return the processes that own a sharding's devices, by their numbers in JAX."""
+    return _facts(sharding)[0]
+
+
+@lru_cache(maxsize=4096)
+def _facts(sharding: Sharding) -> tuple[frozenset[int], str]:
+    """Return the owners of a sharding's devices, and their kind."""
+    devices = sharding.device_set
+    return frozenset(device.process_index for device in devices), next(iter(devices)).platform
+
+
+def _lines(leaves: Sequence[Leaf], arrays: Mapping[str, jax.Array]) -> list[str]:
+    """Return a line for each mesh and leaf, with the present layout; then for each other array."""
+    lines = [*trail_lines(leaves)]
+    others = dict(arrays)
+    for number, leaf in enumerate(leaves, start=len(lines) - len(leaves)):
+        if (array := others.pop(leaf.path, None)) is not None:
+            lines[number] += f" from {_text(array.sharding, array.ndim, leaf.layout.mesh)}"
+    for path, array in others.items():
+        sizes = ",".join(map(str, array.shape))
+        lines.append(f"{path}: {array.dtype}[{sizes}] as {_text(array.sharding, array.ndim, None)}")
+    return lines
+
+
+@lru_cache(maxsize=4096)
+def _text(sharding: Sharding, rank: int, mesh: Mesh | None) -> str:
+    """Return a layout in words, `(x, -)`, and on which mesh it is, unless on this one."""
+    try:
+        layout = layout_of_sharding(sharding, rank)
+    except UsageError:  # a sharding that XLA chose
+        return str(sharding)
+    dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
+    split = dims if dims.startswith("(") else f"({dims})"  # without dims it is "()"
+    return split if layout.mesh == mesh else f"{split} on {layout.mesh.text}"
+
+
+def _owners(
+    coordinator: Coordinator,
+    operation: str,
+    meshes: Iterable[Mesh],
+    arrays: Iterable[jax.Array],
+    timeout_s: float,
+) -> set[int]:
+    """Return the processes that meet."""
+    facts = [(owners_of_mesh(mesh), mesh.kind) for mesh in meshes]
+    facts += [_facts(array.sharding) for array in arrays]
+    owners = {process for own, _ in facts for process in own}
+    if any(kind == "tpu" for _, kind in facts):
+        owners = _job_numbers(coordinator, operation, owners, timeout_s)
+    return owners
+
+
+def _job_numbers(
+    coordinator: Coordinator, operation: str, owners: set[int], timeout_s: float
+) -> set[int]:
+    """Return processes by their job numbers: on TPUs JAX may number them differently.
+
+    Raises:
+      DeadlineError: one of them has not made the call, so it has not said its number.
+    """
+    if len(owners) == coordinator.num_processes:
+        return owners
+    try:
+        return {*processes_of(owners, coordinator.process, timeout_s=timeout_s)}
+    except TimeoutError as error:
+        me = ThisProcess(coordinator.process, coordinator.hosts)
+        raise DeadlineError(
+            f"{me}: {operation}: the processes that are {sorted(owners)} in JAX own the devices, "
+            f"and have not all called it within {timeout_s:g} s ({error})",
+            name=operation,
+            waited_s=timeout_s,
+        ) from None
