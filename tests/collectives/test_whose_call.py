@@ -139,7 +139,7 @@ def test_a_wrong_argument_of_live_ends_the_call_of_its_processes_alone(given):
 
 
 # What joins or leaves a job, and what meets nobody in its lane.
-BESIDE = {"initialize", "shutdown", "preempted", "create", "should_save", "wait", "close"}
+BESIDE = {"initialize", "shutdown", "preempted", "create", "wait", "close"}
 
 
 def test_every_call_that_meets_others_fails_for_all_from_its_first_line_on():

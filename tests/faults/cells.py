@@ -172,7 +172,8 @@ def _wait_until_it_stands(bench: Cluster, cell: Cell, process: int, apart: int) 
     sign = f"inside {process} "
     if cell.where in AGREEMENTS:  # the meeting place knows that it waits: it answered who is not
         host = address_of(process) if cell.fault in APART else socket.gethostname()
-        sign = f"process {process} of {len(PROCESSES)} ({host}): 'never' ("
+        call = "barrier" if process == apart else cell.where  # one apart waits in another lane
+        sign = f"process {process} of {len(PROCESSES)} ({host}): {call} 'never' "
     bench.wait_for(sign, "the launcher" if cell.services == "launcher" else process)
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 AGAIN = (
-    "initialize was called before, with other arguments (script{0}.py:10 (initialize))\n"
+    "initialize was called before, with other arguments (script{0}.py:10)\n"
     "before: initialize({1}, virtual_devices=2)\n"
     "now:    initialize({1}, local_device_ids=[0], virtual_devices=4)\n"
     "virtual_devices: 2 before, 4 now\n"

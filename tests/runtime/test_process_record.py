@@ -158,14 +158,14 @@ AGAIN = """
 AGAIN_SAID = """\
 True
 2
-InitializeError initialize was called before, with other arguments (script.py:4 (<module>))
+InitializeError initialize was called before, with other arguments (script.py:4)
 before: initialize(virtual_devices=2)
 now:    initialize()
 process_id: 0 before, 1 now
 num_processes: 1 before, 2 now
 coordinator_address: not given before, h:1 now
 this is process 0 of 1; call shutdown() first to join another job
-InitializeError initialize was called before, with other arguments (script.py:4 (<module>))
+InitializeError initialize was called before, with other arguments (script.py:4)
 before: initialize(virtual_devices=2)
 now:    initialize(num_processes=1, virtual_devices=3)
 virtual_devices: 2 before, 3 now

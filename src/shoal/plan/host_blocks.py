@@ -72,8 +72,9 @@ def _hosts(torus: Torus, parts: Sequence[Torus]) -> Torus:
     if any(part.grid != box for part in parts):
         raise UsageError(f"place: the processes of {torus.text} have boxes of several shapes")
     blocks = tuple(size // own for size, own in zip(torus.shape, box, strict=False))
-    begin = np.array(torus.origin or (0,) * len(torus.shape))
-    places = (np.array([part.origin for part in parts]) - begin) / box[:-1]
+    zero = (0,) * len(torus.shape)
+    begin = np.array(torus.origin or zero)
+    places = (np.array([part.origin or zero for part in parts]) - begin) / box[:-1]
     if box[-1] != torus.cores or (places != places.round()).any():
         raise UsageError(f"place: the processes' boxes of {torus.text} are not side by side")
     numbers = np.empty((*blocks, 1), np.int64)

@@ -285,15 +285,8 @@ def test_a_service_that_dies_is_reported_and_ends_the_job(launch):
 
 
 def test_a_job_that_cannot_start_says_so(launch):
-    import resource
-
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (40, limits[1]))
-    try:
-        launch.start("-n", "30", script="import time; time.sleep(600)")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    finished = launch.finish()
+    few = ("sh", "-c", 'ulimit -n 40 && exec "$@"', "sh")
+    finished = launch.run("-n", "30", script="import time; time.sleep(600)", before=few)
     assert finished.code == 74
     assert "of 30 could not be started" in finished.verdict
     assert launch.leaves_nobody()

@@ -177,8 +177,11 @@ def _refuse_deleted(source: Any) -> None:
 
 
 def _rows_of_all(columns: Any, numbers: Numbers) -> Any:
-    _refuse_deleted(columns)  # also those that the program deleted since
-    return jax.tree.map(lambda column: _rows(column, numbers), columns)
+    try:
+        return jax.tree.map(lambda column: _rows(column, numbers), columns)
+    except RuntimeError:
+        _refuse_deleted(columns)  # those that the program has deleted since
+        raise
 
 
 def _rows(column: Any, numbers: Numbers) -> Any:
@@ -193,5 +196,8 @@ def _rows(column: Any, numbers: Numbers) -> Any:
 
 
 def _stacked(samples: list[Any]) -> Any:
-    _refuse_deleted(samples)
-    return jax.tree.map(lambda *parts: np.stack([as_numpy(part) for part in parts]), *samples)
+    try:
+        return jax.tree.map(lambda *parts: np.stack([as_numpy(part) for part in parts]), *samples)
+    except RuntimeError:
+        _refuse_deleted(samples)
+        raise
