@@ -255,7 +255,7 @@ def test_ps_shows_the_job_and_the_part_of_each_process_of_shoal(launch):
 
 
 def test_ps_shows_the_address_of_a_job_without_a_launcher(job):
-    script = "initialize(); say('ready'); barrier('never')"
+    script = "initialize(); say('ready'); signal.pause()"
     for index in range(2):
         job.start(index, 2, script, SHOAL_GATHER_FROM="2", SHOAL_TOKEN="a secret of this job")
     for process in job.processes:
