@@ -34,6 +34,7 @@ from shoal.runtime.failures.facts import (
     grouped,
     utc,
 )
+from shoal.runtime.failures.headline import raised_words
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.failures.rendering import headline_of
 from shoal.runtime.failures.reported import as_reported
@@ -386,10 +387,8 @@ def _other(ending: Ending) -> Others:
         name = signal_name(ending.sent[-1] if ending.code >= 0 else -ending.code)
         return Others(processes=none, state="running", ended_by=name)
     if record is not None and record.cause.error is not None and record.cause.kind != "exit":
-        error, frames = record.cause.error, record.cause.frames
-        at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
         then = "" if record.because_of is None else "then "
-        words = f"{then}raised {error.type}{at}: {' '.join(error.message.split())}"[:_SAID]
+        words = f"{then}{raised_words(record.cause)}"[:_SAID]
     elif ending.code < 0:
         words = f"was killed by {signal_name(-ending.code)}"
     else:

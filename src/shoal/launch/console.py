@@ -57,8 +57,8 @@ def annotated(
 ) -> Iterator[str]:
     """Yield a report for GitHub Actions: an annotation, logs in groups that fold, the report.
 
-    The runner obeys commands wherever a line of a log or of the report has one; so it is told to
-    stop that until it sees a text that nothing there can know.
+    The runner obeys a command in any line, also one of a log or of the report. `stop-commands`
+    turns that off until a line with a random token, which no log can know.
 
     Args:
       failure: what is reported.

@@ -12,6 +12,7 @@ from shoal.errors import UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.exit.idle import watch_alone
+from shoal.runtime.rules.point import Point
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite, line_of
 from shoal.runtime.system.progress_file import note_ended, note_step
@@ -86,14 +87,14 @@ class _Step:
         self._coordinator = coordinator
         self._number = number
         self._within_s = within_s
-        self._entered: list[tuple[tuple[float, float], int | None, int, str, float | None]] = []
+        self._entered: list[tuple[tuple[float, float], int | None, int, Point, float | None]] = []
 
     @at_caller
     def __enter__(self) -> None:
         coordinator, number = self._coordinator, self._number
         progress = coordinator.progress
         site = callsite()
-        place = f"step ({line_of(site)})"
+        place = Point("step", fingerprint="step", site=site)
         before, ended = progress.outer, progress.ended
         note_step(number)
         began = progress.begin(number, place)

@@ -17,7 +17,7 @@ from jax.sharding import Sharding
 from shoal import settings
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding
-from shoal.arrays.host.record_trail import owners_of_mesh, trail_lines
+from shoal.arrays.host.record_trail import dims_text, owners_of_mesh, trail_lines
 from shoal.errors import DeadlineError, UsageError
 from shoal.plan.mesh import Mesh
 from shoal.runtime.agreement import Call, agree
@@ -136,9 +136,8 @@ def _text(sharding: Sharding, rank: int, mesh: Mesh | None) -> str:
         layout = layout_of_sharding(sharding, rank)
     except UsageError:  # a sharding that XLA chose
         return str(sharding)
-    dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
-    split = dims if dims.startswith("(") else f"({dims})"  # without dims it is "()"
-    return split if layout.mesh == mesh else f"{split} on {layout.mesh.text}"
+    dims = dims_text(layout)
+    return dims if layout.mesh == mesh else f"{dims} on {layout.mesh.text}"
 
 
 def _owners(

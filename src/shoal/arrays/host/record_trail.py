@@ -132,15 +132,6 @@ def trail_lines(leaves: Sequence[Leaf]) -> tuple[str, ...]:
     return (*map(_mesh_line, meshes), *lines)
 
 
-def _number(number: Any) -> str:
-    """Return as many digits as tell a number from its neighbours, whatever the print options."""
-    if not isinstance(number, np.floating):
-        return str(number.item())
-    is_plain = number == 0 or 1e-4 <= abs(float(number)) < 1e6
-    shown = np.format_float_positional if is_plain else np.format_float_scientific
-    return shown(number, unique=True, trim="0" if is_plain else "-")
-
-
 def lane_problems(lane: object) -> list[str]:
     """Return what is wrong with a given lane."""
     if lane is None or (isinstance(lane, str) and lane):
@@ -169,10 +160,15 @@ def _line(
 
     `['w']: float32[8,4] as (x, -)`, and with several meshes `... on mesh 1`.
     """
-    dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
-    split = dims if dims.startswith("(") else f"({dims})"  # without dims it is "()"
     sizes = ",".join(map(str, shape))
-    return f"{path}: {dtype}[{sizes}] as {split}" + (f" on mesh {mesh}" if several else "")
+    on_mesh = f" on mesh {mesh}" if several else ""
+    return f"{path}: {dtype}[{sizes}] as {dims_text(layout)}{on_mesh}"
+
+
+def dims_text(layout: Layout) -> str:
+    """Return a layout without its mesh: `(x, -)`."""
+    dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
+    return dims if dims.startswith("(") else f"({dims})"  # without dims it is "()"
 
 
 def _facts(leaf: Leaf) -> tuple[str, tuple[int, ...], Any, Layout]:
@@ -208,3 +204,12 @@ def _few_as_text(array: Any) -> str:
         return ""  # NaNs have bits of their own
     numbers = [_number(number) for number in array.ravel()]
     return f"= {numbers[0]}" if array.ndim == 0 else f"= [{', '.join(numbers)}]"
+
+
+def _number(number: Any) -> str:
+    """Return as many digits as tell a number from its neighbours, whatever the print options."""
+    if not isinstance(number, np.floating):
+        return str(number.item())
+    is_plain = number == 0 or 1e-4 <= abs(float(number)) < 1e6
+    shown = np.format_float_positional if is_plain else np.format_float_scientific
+    return shown(number, unique=True, trim="0" if is_plain else "-")

@@ -135,9 +135,9 @@ def _is_spread(leaf: Any) -> bool:
 
 
 def _is_one(leaf: Any) -> bool:
-    """Is it an array with one value for all processes? With one process: with others, would it be?
+    """Is it an array with one value for all processes?
 
-    A mesh of one process's devices cannot be told from one of the whole job if that is one process.
+    In a job of one process, a mesh of its devices looks like a mesh of the whole job.
     """
     if not isinstance(leaf, jax.Array) or not leaf.is_fully_replicated:
         return False

@@ -69,7 +69,7 @@ def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArra
 def spans_processes(step: Step) -> bool:
     """Do devices of several processes take part in one collective?
 
-    All devices run a permute or an exchange as one collective, whoever sends to whom.
+    All devices run a permute or an exchange as one collective, whichever of them send.
 
     Example:
       >>> from shoal.plan.mesh import Mesh

@@ -127,14 +127,14 @@ class Progress:
         """Record that the program ends, at `place`."""
         self._last = (place, self._clock())
 
-    def begin(self, step: int, place: str) -> tuple[float, float]:
+    def begin(self, step: int, place: Point | str) -> tuple[float, float]:
         """Begin a step; return the time, and the total wait until then."""
         now = self._clock()
         self.step = step
         self._last = (place, now)
         return now, self._waited_s
 
-    def end(self, began: tuple[float, float] | None, place: str) -> None:
+    def end(self, began: tuple[float, float] | None, place: Point | str) -> None:
         """End a step. Without `began` it is not timed."""
         now = self._clock()
         if began is not None:

@@ -49,7 +49,7 @@ from shoal.runtime.failures.facts import (
     to_json,
     utc,
 )
-from shoal.runtime.failures.headline import headline_of, place_words
+from shoal.runtime.failures.headline import headline_of, place_words, raised_words
 from shoal.runtime.failures.last_record import cause_of, has_launcher, place_at, place_in, place_of
 from shoal.runtime.failures.rendering import (
     Style,
@@ -527,17 +527,9 @@ def _other_self(coordinator: Coordinator, end: EndOfThis, own: Cause) -> Others:
     me = ProcessSet([coordinator.process])
     if isinstance(end.error, ShoalError):
         return dataclasses.replace(_stopped_at(coordinator, end.error), exit_code=end.code)
-    return Others(processes=me, state="ended", exit_code=end.code, words=_then_raised(own))
-
-
-def _then_raised(own: Cause) -> str:
-    error, frames = own.error, own.frames
-    at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
-    return (
-        "failed"
-        if error is None
-        else one_line(f"then raised {error.type}{at}: {' '.join(error.message.split())}", 240)
-    )
+    words = raised_words(own)
+    words = words if own.error is None else one_line(f"then {words}", 240)
+    return Others(processes=me, state="ended", exit_code=end.code, words=words)
 
 
 def _others(coordinator: Coordinator, members: Iterable[Member]) -> list[Others]:

@@ -47,6 +47,7 @@ from shoal.runtime.failures.shortening import (
     source_part,
     values_from_difference,
 )
+from shoal.runtime.failures.stack_text import counted_frames
 
 PATH_COLUMNS = 160  # of the file of a frame
 _PLACED_COLUMNS = 30  # of a place and its source, at least
@@ -421,14 +422,10 @@ def _frame(frame: StackFrame, page: Page) -> list[Line]:
 
 
 def _left_out(cause: Cause, page: Page) -> list[Line]:
-    counts = sorted(cause.left_out.items(), key=lambda one: (one[0] == "shoal", -one[1], one[0]))
-    by_package = [
-        f"{count} {('frame' if count == 1 else 'frames') + ' ' if at == 0 else ''}in {package}"
-        for at, (package, count) in enumerate(counts)
-    ]
-    if not by_package:
+    counted = counted_frames(cause.left_out)
+    if not counted:
         return []
-    words = f"{page.style.dots} {', '.join(by_package)}"
+    words = f"{page.style.dots} {counted}"
     words += ", then native code" if cause.kind == "signal" else ""
     words += " (SHOAL_TRACEBACK=full shows them)" if "shoal" in cause.left_out else ""
     return page.text(words, "quiet", most=1)

@@ -133,6 +133,15 @@ def all_processes(count: int) -> str:
     return "both processes" if count == 2 else f"all {count} processes"
 
 
+def raised_words(cause: Cause) -> str:
+    """Return an exception and its place on one line: `raised KeyError (train.py:3): 'x'`."""
+    error, frames = cause.error, cause.frames
+    if error is None:
+        return "failed"
+    at = f" ({frames[-1].file}:{frames[-1].line})" if frames else ""
+    return f"raised {error.type}{at}: {' '.join(error.message.split())}"
+
+
 def seconds(duration_s: float) -> str:
     """Return a duration: `1.1 s`, `812 s`."""
     return f"{duration_s:.1f} s" if duration_s < 99.95 else f"{duration_s:.0f} s"

@@ -10,9 +10,10 @@ import re
 from collections import Counter
 
 from shoal.runtime.failures.facts import Cause, ErrorFacts, ProcessSet, StackFrame
+from shoal.runtime.failures.shortening import capital
+from shoal.runtime.failures.stack_text import package_of
 from shoal.runtime.system.callsite import relative_to_root
 from shoal.runtime.system.failure_words import headline_of, is_exit, raised_at
-from shoal.tracebacks import is_installed, is_own_file
 
 _FRAME = re.compile(r' *(?:\| *)?File "(.+)", line (\d{1,9}), in (.+)')
 _BEGIN = "Traceback (most recent call last):"
@@ -30,7 +31,7 @@ def as_reported(words: str) -> Cause:
     if not kind:
         if is_exit(headline):
             code = _EXIT_CODE.match(headline)
-            said = f"{headline[:1].upper()}{headline[1:]}."
+            said = f"{capital(headline)}."
             number = int(code[1]) if code else 1
             return Cause(processes=ProcessSet(), kind="exit", exit_code=number, words=(said,))
         return Cause(processes=ProcessSet(), kind="exit", words=(f"It had reported: {headline}",))
@@ -64,8 +65,8 @@ def _frames_of(words: str) -> tuple[tuple[StackFrame, ...], dict[str, int]]:
                 break  # the exception itself
             continue
         file, number, function = at[1], int(at[2]), at[3]
-        if is_installed(file) or is_own_file(file) or file.startswith("<"):
-            below[_package_of(file)] += 1
+        if package := package_of(file):
+            below[package] += 1
             continue
         below.clear()
         source = "" if _FRAME.fullmatch(after) else after.strip()
@@ -73,12 +74,3 @@ def _frames_of(words: str) -> tuple[tuple[StackFrame, ...], dict[str, int]]:
             StackFrame(file=relative_to_root(file), line=number, function=function, source=source)
         )
     return (tuple(frames), dict(below)) if frames else ((), {})
-
-
-def _package_of(file: str) -> str:
-    """Return the package of an installed file: the name after its directory of packages."""
-    parts = re.split(r"[/\\]", file)
-    for directory in ("site-packages", "dist-packages"):
-        if directory in parts[:-1]:
-            return parts[parts.index(directory) + 1].removesuffix(".py")
-    return "shoal" if is_own_file(file) else "python"

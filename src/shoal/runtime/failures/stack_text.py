@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoal import settings
@@ -86,7 +86,8 @@ class ThreadStack(NamedTuple):
             lines += [f"  {frame.source}"] if frame.source else []
             again = len([*run]) - 1
             lines += [f"… the same frame {again} time{'s' * (again > 1)}"] if again else []
-        return lines if is_full else [*lines, *_counted(self.below)]
+        below = "" if is_full else counted_frames(self.below)
+        return [*lines, f"… {below}"] if below else lines
 
 
 def threads_of(text: str) -> list[ThreadStack]:
@@ -168,8 +169,14 @@ def _frames(count: int) -> str:
     return f"{count} frame{'' if count == 1 else 's'}"
 
 
-def _counted(packages: dict[str, int]) -> Sequence[str]:
+def counted_frames(packages: Mapping[str, int]) -> str:
+    """Return how many frames are of which packages, shoal last; empty if there are none.
+
+    >>> counted_frames({"shoal": 4, "queue": 1, "jax": 2})
+    '2 frames in jax, 1 in queue, 4 in shoal'
+    """
     counts = sorted(packages.items(), key=lambda one: (one[0] == "shoal", -one[1], one[0]))
-    noun = " frame" if counts and counts[0][1] == 1 else " frames"
-    words = [f"{count}{noun * (at == 0)} in {name}" for at, (name, count) in enumerate(counts)]
-    return [f"… {', '.join(words)}"] if words else []
+    return ", ".join(
+        f"{count} in {package}" if at else f"{_frames(count)} in {package}"
+        for at, (package, count) in enumerate(counts)
+    )
