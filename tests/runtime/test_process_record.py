@@ -287,7 +287,10 @@ def test_virtual_devices_and_twins(run):
     asked = [("", {}), ("virtual_devices=3", {}), ("local_device_ids=[0, 1]", {})]
     asked += [("", {"JAX_PLATFORMS": "cpu"}), ("", {"JAX_NUM_CPU_DEVICES": "5"})]
     asked += [("host_devices=6", {"JAX_PLATFORMS": "cpu"})]
-    rows = [run(IMPORTED.format(given=given) + script % options) for options, given in asked]
+    no_gpus = {"CUDA_VISIBLE_DEVICES": ""}  # on a machine that has some
+    rows = [
+        run(IMPORTED.format(given=no_gpus | given) + script % options) for options, given in asked
+    ]
     said = ["4 cpu\n", "3 cpu\n", "2 cpu\n", "1 cpu\n", "5 cpu\n", "6 cpu\n"]
     assert [row.stdout for row in rows] == said, rows
 

@@ -104,6 +104,12 @@ def speak_at_the_end() -> None:
     globals()["_left"] = _Speaks()
 
 
+def change_its_streams() -> tuple[object, ...]:
+    """Change how standard output encodes, which writes what it holds and asks where it stands."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    return sys.stdout.encoding, sys.stdout.seekable()
+
+
 def unfit() -> object:
     return object()
 

@@ -49,6 +49,13 @@ def test_each_ends_as_a_process_does(bench):
         assert (ended.code, ended.out, ended.err) == (0, "atexit\nof the module\n", "")
 
 
+def test_each_has_streams_of_its_own(cluster, child_env):
+    strict = child_env | {"PYTHONIOENCODING": "utf-8:strict"}
+    bench = cluster(2, env=strict, start_method="fork")
+    for ended in bench.run(functions.change_its_streams, initialize=False):
+        assert ended == ("utf-8", False)
+
+
 def test_one_is_killed_and_one_says_it(bench):
     bench.start(functions.meet, *["again"] * 100_000)
     bench.wait_for("after again", 0)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal import settings
+from shoal.runtime.startup import local_devices
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
 from shoal.runtime.system.environment import uninspected
 from shoal.runtime.wire.frames import split_address
@@ -93,6 +94,8 @@ def variables(
         if "XLA_FLAGS" in env:
             ours["XLA_FLAGS"] = without_devices(env["XLA_FLAGS"])
     env |= ours
+    if gpus := _share_of_gpus(env):
+        env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, gpus))  # read by JAX alone, too
     if start.total > 1:  # its standard input is /dev/null
         env = uninspected(env)
     return env | cpu_threads(chosen_devices(env), outer)
@@ -119,6 +122,16 @@ def _place(process: int, start: JobStart) -> dict[str, str]:
         "MASTER_ADDR": master_host,
         "MASTER_PORT": str(master_port),
     }
+
+
+def _share_of_gpus(env: Mapping[str, str]) -> tuple[int, ...]:
+    """Return the GPUs of the process with this environment; (): all, or `initialize` refuses."""
+    if env.get("SHOAL_VIRTUAL_DEVICES"):
+        return ()
+    place = local_devices.LocalPlace(
+        int(env["LOCAL_RANK"]), int(env["LOCAL_WORLD_SIZE"]), "", devices_bound=False
+    )
+    return local_devices.chosen(place, env, problems=[]) or ()
 
 
 def job_name() -> str:

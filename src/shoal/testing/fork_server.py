@@ -190,6 +190,13 @@ def _become(entry: dict[str, Any], out: int, err: int, fds: Sequence[int]) -> No
         os.dup2(source, target)
     for fd in (nothing, *fds):
         os.close(fd)
+    # The server's streams have a position, if what they were opened on had one; a pipe has none.
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        old = getattr(sys, name)
+        buffering = 1 if old.line_buffering else -1
+        new = open(fd, mode, buffering, old.encoding, old.errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
     if number := os.environ.get(DEVICES):
         sys.modules["jax"].config.update(DEVICES.lower(), int(number))
     if "numpy.random" in sys.modules:  # unseeded, it differs between processes

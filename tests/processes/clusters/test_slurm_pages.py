@@ -82,7 +82,7 @@ def test_the_table_of_gpus(tasks, more, devices, monkeypatch):
 
 
 def test_gpus_that_cannot_be_shared(monkeypatch):
-    with pytest.raises(ValueError, match=r"this process sees 8 GPUs .* cannot share them equally"):
+    with pytest.raises(ValueError, match=r"this process sees 8 GPUs .* cannot have equal shares"):
         of_gpu_node(0, 3, {}, monkeypatch)
 
 

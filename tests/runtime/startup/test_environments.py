@@ -66,6 +66,12 @@ def in_a_headless_service(monkeypatch):
     monkeypatch.setattr(pods.socket, "getfqdn", lambda host: f"{host}.jobs.space.svc.cluster.local")
 
 
+@pytest.fixture(autouse=True)
+def without_gpus(monkeypatch):
+    """Whatever this machine has."""
+    monkeypatch.setattr(local_devices, "devices_seen", lambda platform, env: (0, False))
+
+
 @pytest.mark.parametrize(
     ("env", "process", "count", "rule", "place"),
     [
@@ -237,6 +243,8 @@ def test_what_is_no_list_of_tasks(listed):
         ({**SLURM, "SLURM_GPUS_PER_TASK": "1"}, (4, True), None),
         ({**SLURM, "SLURM_TRES_PER_TASK": "cpu=2"}, (4, True), (1,)),
         ({**ONE_A_NODE}, (4, True), None),  # all of a host
+        ({**TORCH, "SHOAL_PROCESS_ID": "5", "SHOAL_NUM_PROCESSES": "8",
+          "SHOAL_COORDINATOR": "node0:1"}, (4, False), (1,)),  # as `shoal run` sets them
         (POD, (8, False), None),
     ],
 )  # fmt: skip
@@ -258,5 +266,5 @@ def test_the_gpus_of_a_process(monkeypatch, env, seen, ids):
 )
 def test_gpus_that_cannot_be_shared(monkeypatch, env, seen):
     monkeypatch.setattr(local_devices, "devices_seen", lambda platform, env: seen)
-    with pytest.raises(UsageError, match=f"sees {seen[0]} GPUs .*local_device_ids="):
+    with pytest.raises(UsageError, match=f"sees {seen[0]} GPUs? .*local_device_ids="):
         decide(Arguments(), env)

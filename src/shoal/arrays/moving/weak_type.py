@@ -46,11 +46,15 @@ def is_weak(array: jax.Array) -> bool:
 
 
 def _weakened(shard: jax.Array) -> jax.Array:
-    """Return a shard weakly typed; only `at[].set` takes the type of its destination."""
+    """Return a shard weakly typed; only `at[].set` takes the type of its destination.
+
+    It is set as the one row of a stack: `at[...]` has an empty array of indices, a constant of
+    `shard_map` that ends the process within the compiler (JAX 0.11.2, on CPUs).
+    """
     weak = jnp.asarray(_SCALARS[shard.dtype.kind])
     if weak.dtype != shard.dtype:
         return shard  # of a process with another x64 setting
-    return jnp.broadcast_to(weak, shard.shape).at[...].set(shard)
+    return jnp.broadcast_to(weak, (1, *shard.shape)).at[0].set(shard)[0]
 
 
 @lru_cache(maxsize=256)

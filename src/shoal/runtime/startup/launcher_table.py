@@ -108,6 +108,8 @@ LAUNCHERS = (
         ("SHOAL_PROCESS_ID", pods.INDEX),
         ("SHOAL_NUM_PROCESSES",),
         _pod_address,
+        ("LOCAL_RANK",),  # `shoal run` sets torchrun's, too
+        ("LOCAL_WORLD_SIZE",),
         completed=pods.completing("SHOAL_PROCESS_ID", "SHOAL_NUM_PROCESSES"),
     ),
     Launcher(

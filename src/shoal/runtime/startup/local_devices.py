@@ -49,11 +49,12 @@ def chosen(
     elif gpus < place.processes and is_listed:  # the launcher, or a script, assigned them
         return None
     elif gpus % place.processes:
-        problem = f"the {place.processes} processes of this host cannot share them equally"
+        problem = f"the {place.processes} processes of this host cannot have equal shares"
     else:
         return share(place.process, place.processes, gpus)
+    seen = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     problems.append(
-        f"this process sees {gpus} GPUs ({place.words}), and {problem}: give local_device_ids= or "
+        f"this process sees {seen} ({place.words}), and {problem}: give local_device_ids= or "
         "JAX_LOCAL_DEVICE_IDS, or set JAX_PLATFORMS=cpu to use none"
     )
     return None
