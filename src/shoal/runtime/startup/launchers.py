@@ -251,7 +251,8 @@ def _local_place(
         count = whole(of, found[of], 1, problems)
     if of is not None and count is not None and count > num_processes:
         problems.append(f"{of}={count} contradicts the {num_processes} processes of the whole job")
-    return LocalPlace(index, count, shown(found), launcher.binds_devices(env))
+    words = shown({name: found[name] for name in (of or at,) if name})  # alike on all processes
+    return LocalPlace(index, count, words, launcher.binds_devices(env))
 
 
 def _local_devices(

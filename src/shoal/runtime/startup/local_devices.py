@@ -18,7 +18,7 @@ class LocalPlace(NamedTuple):
 
     process: int | None
     processes: int | None
-    words: str  # the variables, with their values
+    words: str  # the variable of the count, with its value
     devices_bound: bool  # whether the launcher gave this process devices of its own
 
 
