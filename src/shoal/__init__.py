@@ -24,6 +24,7 @@ from shoal.errors import CorruptCheckpoint as CorruptCheckpoint
 from shoal.errors import DeadlineError as DeadlineError
 from shoal.errors import DeviceStartError as DeviceStartError
 from shoal.errors import DivergenceError as DivergenceError
+from shoal.errors import DtypeWarning as DtypeWarning
 from shoal.errors import InitializeError as InitializeError
 from shoal.errors import NoDevicesError as NoDevicesError
 from shoal.errors import NotCommitted as NotCommitted
@@ -159,6 +160,7 @@ __all__ = [
     "DeadlineError",
     "DeviceStartError",
     "DivergenceError",
+    "DtypeWarning",
     "InitializeError",
     "Layout",
     "Mesh",

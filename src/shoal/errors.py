@@ -38,6 +38,7 @@ __all__ = [
     "DeadlineError",
     "DeviceStartError",
     "DivergenceError",
+    "DtypeWarning",
     "InitializeError",
     "NoDevicesError",
     "NotCommitted",
@@ -65,6 +66,10 @@ class ShoalError(Exception):
     """The root: `except ShoalError` catches whatever shoal raises on purpose."""
 
     exit_code = 1
+
+
+class DtypeWarning(UserWarning):
+    """Floats of a host value were rounded, since arrays on devices cannot have their dtype."""
 
 
 class UsageError(ShoalError, ValueError):

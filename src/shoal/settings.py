@@ -81,7 +81,9 @@ _ROWS = (
     # storage
     ("SHOAL_LEASE_S", "60", "seconds", "a save that was not touched for this long is stale, and "
      "others may end it; a running save is touched several times as often"),
-    # transport of values
+    # values
+    ("SHOAL_STRICT_DTYPES", "0", "0 or 1", "whether a host value whose dtype arrays on devices "
+     "cannot have, such as float64, is an error; 0: it is narrowed"),
     ("SHOAL_HOST_MEMORY", "1", "0 or 1", "large values between processes of one host go through "
      "its memory; 0: over the devices, as between hosts"),
     # errors

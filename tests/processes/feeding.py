@@ -172,7 +172,7 @@ def failing(me):
     said = [outcome(again), outcome(again)]
     said.append(outcome(shoal.feed(by_row_number, layouts, batch=6, order=[0, 1, 2, 3, 4, 5, 9, 9,
                                    9, 9, 9, 8] * 2)))  # fmt: skip
-    narrow = [np.zeros(2, np.float64 if me == 2 else np.float32)]
+    narrow = [np.full(2, 1e39) if me == 2 else np.zeros(2, np.float32)]
     said.append(outcome(shoal.feed(narrow, layouts["n"])))
     with shoal.feed(mine(layouts["n"], 6, [2] * 5), layouts) as batches:
         try:

@@ -53,7 +53,7 @@ def test_errors_of_a_reader_come_at_its_batch_on_all(told):
         assert row[:2] == (1, "ValueError" if process == 2 else "PeerFailedError")
         assert row[3] == ([] if process == 2 else [2])
         assert narrow[:2] == (0, "UsageError" if process == 2 else "PeerFailedError")
-        assert "float64 would become float32" in narrow[2]
+        assert "holds 1e+39, which does not fit float32" in narrow[2]
         if process == 0:
             assert program == "KeyError"
         else:

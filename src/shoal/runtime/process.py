@@ -54,6 +54,7 @@ class _Record:
         self.left: Coordinator | None = None  # the coordinator of the job it left last
         self.meshes = Meshes()  # of `make_mesh`
         self.start = DeviceStart()  # of the devices
+        self.strict_dtypes: bool | None = None  # None: as the variable says
 
 
 _RECORD = _Record()
@@ -72,6 +73,7 @@ def initialize(
     virtual_devices: int | None = None,
     host_devices: int | None = None,
     hooks: bool = True,
+    strict_dtypes: bool | None = None,
 ) -> None:
     """Join the job, so that its processes can meet and JAX sees the devices of all of them.
 
@@ -108,6 +110,9 @@ def initialize(
         lists them). The program must then call `shutdown` before it ends, or the other processes
         lose it; they learn that it ended, not of which exception. Processes may differ in this. A
         repeated call installs none, either, until `shutdown`.
+      strict_dtypes: True: a host value whose dtype arrays on devices cannot have, such as float64,
+        is an error of `put` and others that place it; False: it is narrowed, with a
+        `DtypeWarning`. None: as it was; at first SHOAL_STRICT_DTYPES (0).
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not arrive, an
@@ -135,6 +140,8 @@ def initialize(
     deadline = membership.deadline_of("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
     hang_timeout = HangTimeout.of_settings()
     _check_hooks(hooks)
+    if strict_dtypes is not None:
+        _set_strict_dtypes(strict_dtypes)
     if _RECORD.joined is not None and _RECORD.initialized is not None:
         coordinator()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
@@ -154,6 +161,19 @@ def _check_hooks(hooks: bool) -> None:
             "initialize(hooks=False): an earlier initialize() of this process has installed hooks\n"
             "pass hooks=False to the first one"
         )
+
+
+def _set_strict_dtypes(strict_dtypes: bool) -> None:
+    if not isinstance(strict_dtypes, bool):
+        raise UsageTypeError(f"initialize: strict_dtypes={strict_dtypes!r} must be True or False")
+    _RECORD.strict_dtypes = strict_dtypes
+
+
+def has_strict_dtypes() -> bool:
+    """Return whether a host value that would be narrowed on devices is an error."""
+    if _RECORD.strict_dtypes is not None:
+        return _RECORD.strict_dtypes
+    return settings.number("SHOAL_STRICT_DTYPES") == 1
 
 
 def _enter(

@@ -20,9 +20,10 @@ from arrays.device_grids import grids
 from shoal.arrays.bridge.sharding import layout_of
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.feeding.own_rows import Split, checked_batch
-from shoal.errors import DeadlineError, UsageError, UsageTypeError
+from shoal.errors import DeadlineError, DtypeWarning, UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.runtime.system.callsite import Caller
 from shoal.testing.strategies import layouts
 
 MESH = Mesh({"data": 4, "model": 2})
@@ -174,7 +175,7 @@ def test_it_reads_from_the_moment_it_is_made():
 
 def test_what_stands_for_an_ended_reader_keeps_no_memory_of_a_batch():
     (part,) = parts(8)
-    batch = checked_batch(part, ROWS, Split(ROWS["n"], 0)).empty()
+    batch = checked_batch(part, ROWS, Split(ROWS["n"], 0), Caller.here()).empty()
     assert [leaf.value.shape for leaf in batch.leaves] == [(0,), (0, 2)]
     assert [leaf.value.base for leaf in batch.leaves] == [None, None]
 
@@ -277,8 +278,17 @@ def test_a_default_mesh_and_wide_values_hold_in_the_thread():
     with use_mesh(MESH), jax.enable_x64(True):
         feed = shoal.feed([np.arange(8)], "data")
     assert next(feed).dtype == np.int64
-    with pytest.raises(UsageError, match="int64 would become int32; cast"):
-        next(shoal.feed([np.arange(8)], ROWS["n"]))
+    assert next(shoal.feed([np.arange(8)], ROWS["n"])).dtype == np.int32
+
+
+def test_floats_that_are_rounded_are_said_where_feed_is_called():
+    with pytest.warns(DtypeWarning, match="feed: the array: float64 becomes float32") as said:
+        batches = [*shoal.feed([np.full(8, 0.1)] * 3, ROWS["n"])]
+    code = test_floats_that_are_rounded_are_said_where_feed_is_called.__code__
+    assert {(one.lineno, one.filename) for one in said} == {(code.co_firstlineno + 2, __file__)}
+    assert [batch.dtype for batch in batches] == [np.float32] * 3
+    with pytest.raises(UsageError, match=r"feed: the array: holds 1e\+39, which does not fit"):
+        next(shoal.feed([np.full(8, 1e39)], ROWS["n"]))
 
 
 def test_a_reader_that_hangs_has_a_deadline():

@@ -144,7 +144,7 @@ def test_all_that_is_wrong_is_said_at_once():
     gone = put(VALUE, ROWS)
     gone.delete()
     tree = {
-        "a": VALUE[:3], "b": np.float64(1), "c": "text", "d": np.array([object()]), "e": gone,
+        "a": VALUE[:3], "b": np.float64(1e39), "c": "text", "d": np.array([object()]), "e": gone,
         "f": VALUE, "g": VALUE[0], "h": jax.ShapeDtypeStruct((8, 4), np.float32),
     }  # fmt: skip
     pending = Layout(Mesh({"x": 4}, axis_types="explicit"), None, None, partial={"x": "sum"})
@@ -154,7 +154,7 @@ def test_all_that_is_wrong_is_said_at_once():
     for words in (
         "['a']: dim 0 of the part (3, 4) of process 0 has size 3, which its 4 of the 4 shards over "
         "data do not divide; 4 would fit",
-        "['b']: float64 would become float32; cast, or turn 64-bit values on",
+        "['b']: holds 1e+39, which does not fit float32; cast, or turn 64-bit values on",
         "['c']: is a str; give a numpy array",
         "['d']: has dtype object, which arrays on devices cannot have",
         "['e']: was deleted (donated or released)",

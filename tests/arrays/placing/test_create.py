@@ -13,7 +13,7 @@ from shoal.arrays.bridge.sharding import layout_of, sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.placing.create import create
 from shoal.arrays.placing.put import put
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import DtypeWarning, UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -120,9 +120,12 @@ def test_one_program_runs_on_one_row_of_devices():
     assert layout_of(made["b"][0]).mesh == same
 
 
-def test_arguments_are_not_narrowed():
-    with pytest.raises(UsageError, match=r"args\[0\]\['a'\]: float64 would become float32"):
-        create(lambda x: x["a"], {"a": np.ones(8)}, layouts=Layout(MESH, "data"))
+def test_arguments_are_narrowed_as_by_put():
+    with pytest.warns(DtypeWarning, match=r"create: args\[0\]\['a'\]: float64 becomes float32"):
+        made = create(lambda x: x["a"], {"a": np.ones(8)}, layouts=Layout(MESH, "data"))
+    assert made.dtype == np.float32
+    with pytest.raises(UsageError, match=r"args\[0\]\['a'\]: holds -1e\+39, which does not fit"):
+        create(lambda x: x["a"], {"a": np.full(8, -1e39)}, layouts=Layout(MESH, "data"))
     with pytest.raises(UsageError, match=r"args\[1\]: is a str"):
         create(lambda key, name: key, jax.random.key(0), "relu", layouts=Layout(MESH))
     with pytest.raises(UsageTypeError, match="must be a function, not 3"):

@@ -97,7 +97,7 @@ def test_replicas_must_be_equal_bit_by_bit():
          r"2 problems\n.*piece 2 is float32\[3\], piece 0 is float32\[2\]\n.*piece 3"),
         ([np.zeros(2, t) for t in ("f4", "i4", "f4", "f2")],
          r"2 problems\n.*piece 1 is int32\[2\], piece 0 is float32\[2\]\n.*piece 3 is float16"),
-        ([np.zeros(2)] * 4, "4 problems\n.*piece 0: float64 would become float32"),
+        ([np.full(2, 1 << 40)] * 4, "4 problems\n.*piece 0: holds 1099511627776, which"),
         (["text"] * 4, "piece 3: is a str"),
         ([{"a": np.zeros(2, np.float32)}] * 3 + [{"b": np.zeros(2, np.float32)}],
          r"piece 3 is the tree PyTreeDef\(\{'b': \*\}\), piece 0 is"),

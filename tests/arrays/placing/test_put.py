@@ -96,13 +96,14 @@ def test_numbers_of_python_get_jaxs_dtypes_and_those_of_numpy_keep_theirs():
         assert int(wide["i"]) == 2**40
 
 
-def test_nothing_is_narrowed_in_silence():
+def test_nothing_is_narrowed_where_dtypes_are_strict(monkeypatch):
+    monkeypatch.setenv("SHOAL_STRICT_DTYPES", "1")
     tree = {"a": np.zeros(8), "b": {"c": np.zeros(8, np.int64)}, "d": np.zeros(8, np.complex128)}
     with pytest.raises(UsageError, match="put: 3 problems") as caught:
         put(tree, Layout(MESH, None))
     message = str(caught.value)
-    assert "['a']: float64 would become float32\n" in message
-    assert "['b']['c']: int64 would become int32\n" in message
+    assert "['a']: float64 would become float32; cast" in message
+    assert "['b']['c']: int64 would become int32; cast" in message
     assert "['d']: complex128 would become complex64; cast, or turn 64-bit" in message
     assert "JAX_ENABLE_X64=1 or jax.config.update('jax_enable_x64', True)" in message
     with jax.enable_x64(True):
@@ -215,9 +216,14 @@ def test_an_empty_tree():
 
 
 @pytest.mark.parametrize("dtype", [">f8", ">i8", ">u8", ">c16"])
-def test_nothing_is_narrowed_in_any_byte_order(dtype):
-    with pytest.raises(UsageError, match=r"\['w'\]: \w+64 would become|128 would become"):
-        put({"w": np.zeros(8, dtype)}, Layout(MESH, None))
+@pytest.mark.filterwarnings("ignore::shoal.DtypeWarning")
+def test_values_are_narrowed_in_any_byte_order(dtype):
+    most = np.array(np.iinfo(dtype).max if dtype[1] in "iu" else 1e300, dtype)
+    with pytest.raises(UsageError, match=r"\['w'\]: holds .*, which does not fit \w+(32|64)"):
+        put({"w": most}, Layout(MESH))
+    narrow = put({"w": np.arange(8).astype(dtype)}, Layout(MESH, "data"))["w"]
+    assert narrow.dtype.itemsize == np.dtype(dtype).itemsize // 2
+    np.testing.assert_array_equal(np.asarray(narrow), np.arange(8))
     with jax.enable_x64(True):
         array = put({"w": np.arange(8).astype(dtype)}, Layout(MESH, "data"))["w"]
     assert array.dtype == np.dtype(dtype).newbyteorder("=")

@@ -15,7 +15,7 @@ from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.fence import fence
 from shoal.arrays.traced.manual import manual
-from shoal.errors import UsageError
+from shoal.errors import DtypeWarning, UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -171,7 +171,9 @@ def test_what_is_wrong():
         fence(layer)
     with pytest.raises(UsageError, match=r"\['a'\]: is a str"):
         fence({"a": "text", "b": 1})
-    with pytest.raises(UsageError, match="float64 would become float32"):
+    with pytest.raises(UsageError, match="holds 1e\\+39, which does not fit float32"):
+        jax.jit(lambda: fence(np.full(2, 1e39)))()
+    with pytest.warns(DtypeWarning, match="fence: .*float64 becomes float32"):
         jax.jit(lambda: fence(np.ones(2)))()
 
 

@@ -133,7 +133,7 @@ WRONG = [
     ((X, W, X[:1, :, 0]), r"bias: shape \(1, 3\) has rank 2; give \[out\]"),
     ((X, W.astype(np.float16)), "dtypes differ: x float32, weight float16; cast"),
     ((X > 0, W > 0), "bool values cannot be multiplied"),
-    ((np.ones((2, 4)), W), "x: float64 would become float32"),
+    ((np.full((2, 4), 1e39), W), r"x: holds 1e\+39, which does not fit float32"),
     ((X, [W]), "weight: is a list"),
 ]
 

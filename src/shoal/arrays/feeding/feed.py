@@ -53,7 +53,7 @@ from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.process import coordinator
 from shoal.runtime.rules.trail import TrailEntry
-from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.callsite import Caller, callsite
 from shoal.runtime.system.failure_words import failure_of
 from shoal.tracebacks import at_caller
 
@@ -139,7 +139,7 @@ def feed(
     rows = rows_before(start, mark)
     check_skip(source, reads, rows, skip)
     x64, passes = jax.config.jax_enable_x64, skip is not False
-    options = FeedOptions(layouts, last, rows, batch or 0, same, x64, passes)
+    options = FeedOptions(layouts, last, rows, batch or 0, same, x64, Caller.here(), passes)
     check_last_batch(reads, options)
     spec = feed_spec(reads, split, options, prefetch)
     meeting = _meeting(coordinator(), split, spec, lane, limit_s)._replace(start=rows)

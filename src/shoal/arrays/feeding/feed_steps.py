@@ -18,7 +18,7 @@ from shoal.errors import DeadlineError, ShoalError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.system.callsite import line_of
+from shoal.runtime.system.callsite import Caller, line_of
 from shoal.runtime.system.failure_words import failure_of
 
 T = TypeVar("T")
@@ -33,6 +33,7 @@ class FeedOptions(NamedTuple):
     batch: int  # rows of all processes; 0: decided by the first batch
     same: bool
     x64: bool
+    caller: Caller
     skip: bool = True  # must an iterable skip the rows before `start`?
 
 
@@ -159,7 +160,7 @@ class Steps:
         read = self._source.read()
         if read is None:
             return Batch([], jax.tree.structure(()), 0) if self._like is None else self._like
-        batch = checked_batch(read[0], self._options.layouts, self._split)
+        batch = self._checked(read[0])
         if not batch.rows:
             raise UsageError(f"feed: batch {self._number} has no rows; leave such batches out")
         own = self._split.own_rows(self._size) if self._size else batch.rows
@@ -171,13 +172,16 @@ class Steps:
         self._like = batch.empty()
         return batch
 
+    def _checked(self, tree: Any) -> Batch:
+        return checked_batch(tree, self._options.layouts, self._split, self._options.caller)
+
     def _read_by_number(self, source: ByNumber) -> Batch:
         """Read by number: rows past the end are dropped, unless the batch is padded."""
         left = self._rows_left
         if left <= 0 or (left < self._size and self._options.last == "drop"):
             return Batch([], jax.tree.structure(()), 0)
         rows = source.read(self._next_row, self._split.slices(self._size))
-        batch = checked_batch(rows, self._options.layouts, self._split)
+        batch = self._checked(rows)
         wanted = self._split.own_rows(self._size)
         if batch.rows != wanted:
             text = f"the reader gave {batch.rows} rows for {wanted} numbers"

@@ -24,12 +24,13 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.digest import digest
-from shoal.arrays.host.host_values import as_numpy, cannot_hold, is_key, narrowed, native
+from shoal.arrays.host.host_values import as_numpy, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.tree_words import nodes_text
 from shoal.arrays.host.upload import upload_shards
 from shoal.errors import UsageError, raise_all, with_article
 from shoal.plan.layout import Layout
 from shoal.plan.rows import row_holders
+from shoal.runtime.system.callsite import Caller
 
 HostArray = np.ndarray[Any, Any]
 Path = tuple[Any, ...]
@@ -160,9 +161,9 @@ class Batch(NamedTuple):
 def place_rows(value: HostArray, layout: Layout, split: Split, size: int) -> jax.Array:
     """Return one leaf as a global array. Wait for it before changing the host array."""
     if not value.ndim:
-        return upload_shards(value, sharding(layout), native)
+        return upload_shards(value, sharding(layout))
     rows: Any = _Rows(value, split.slices(size), size)
-    return upload_shards(rows, sharding(layout), native)
+    return upload_shards(rows, sharding(layout))
 
 
 class _Rows:
@@ -185,29 +186,30 @@ class _Rows:
         return self._value[(slice(first, first + stop - start), *index[1:])]
 
 
-def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
+def checked_batch(tree: Any, layouts: Layouts, split: Split, caller: Caller) -> Batch:
     """Return a reader's batch as host arrays, with their layouts.
 
+    Args:
+      caller: the call site of `feed`, for warnings.
+
     Raises:
-      UsageError: values that are not arrays or would be narrowed, layouts that do not fit, leaves
+      UsageError: values that are not arrays or do not fit 32 bits, layouts that do not fit, leaves
         of unequal rows, or no leaves; all of them, by path.
     """
     problems: list[str] = []
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree)
     values = [_host(value, path, problems) for path, value in pairs]
     for (path, _), value in zip(pairs, values, strict=True):
-        if why := cannot_hold(value):
+        if why := unfit(value):
             problems.append(f"{path_text(path)}: {why}")
     raise_all("feed", problems)
     tree = jax.tree.unflatten(treedef, values)
     leaves, treedef = leaf_layouts(tree, layouts, problems)
-    narrow = [f"{leaf.path}: {change}" for leaf in leaves if (change := narrowed(leaf.value))]
-    problems += [f"{leaf.path}: {why}" for leaf in leaves if (why := _unfit(leaf, split))]
+    problems += [f"{leaf.path}: {why}" for leaf in leaves if (why := _misfit(leaf, split))]
     for leaf in leaves:
         cannot_be_pending(leaf, problems)
-    if narrow:
-        narrow[-1] += "; cast, or turn 64-bit values on: JAX_ENABLE_X64=1"
-    raise_all("feed", problems + narrow)
+    raise_all("feed", problems)
+    warn_of_narrowing("feed", ((leaf.path, leaf.value) for leaf in leaves), caller)
     leaves = [leaf._replace(value=as_numpy(leaf.value)) for leaf in leaves]
     rows = {leaf.path: leaf.value.shape[0] for leaf in leaves if leaf.value.ndim}
     if len({*rows.values()}) != 1:
@@ -230,7 +232,7 @@ def _host(value: Any, path: Path, problems: list[str]) -> Any:
         return np.zeros(())
 
 
-def _unfit(leaf: Leaf, split: Split) -> str:
+def _misfit(leaf: Leaf, split: Split) -> str:
     """Return why a leaf cannot be part of a batch, or an empty string."""
     if is_key(leaf.value):
         return (

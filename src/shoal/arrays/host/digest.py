@@ -6,14 +6,13 @@ https://xxhash.com): fast, not cryptographic.
 
 from __future__ import annotations
 
-import mmap
 from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 
-from shoal.arrays.host.host_values import native
+from shoal.arrays.host.host_values import is_mapped, native
 from shoal.hashing import quick_digest
 
 HostArray = np.ndarray[Any, Any]
@@ -38,7 +37,7 @@ def digest(value: HostArray, *, whole: bool = False) -> str:
     array = np.asarray(value)
     if whole:
         return _hash(np.ascontiguousarray(array))
-    if array.nbytes > MAPPED_WHOLE_BYTES and _is_mapped(array):
+    if array.nbytes > MAPPED_WHOLE_BYTES and is_mapped(array):
         # Each item of a strided array may be in another page.
         items = MAPPED_PLACE_BYTES // array.itemsize if array.flags.c_contiguous else 1
         sample = _sample(array, MAPPED_PLACES, max(1, items))
@@ -76,15 +75,3 @@ def _hash(array: HostArray) -> str:
 @lru_cache(maxsize=64)
 def _bits(dtype: np.dtype[Any]) -> int:
     return int(jax.dtypes.itemsize_bits(dtype.newbyteorder("=")))
-
-
-def _is_mapped(array: HostArray) -> bool:
-    """True for an array backed by a mapped file."""
-    owner: Any = array
-    while isinstance(owner, np.ndarray):
-        if isinstance(owner, np.memmap):
-            return True
-        owner = owner.base
-    if isinstance(owner, memoryview):
-        owner = owner.obj
-    return isinstance(owner, mmap.mmap)

@@ -1,7 +1,14 @@
-"""Which values can become arrays, and of which dtype: nothing is narrowed silently."""
+"""Which host values can become arrays on devices, and of which dtype.
+
+Unless JAX's 64-bit values are on, 64-bit dtypes are narrowed, as by `jnp.asarray`; but a value that
+does not fit is an error, and floats that are rounded are said.
+"""
 
 from __future__ import annotations
 
+import mmap
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -9,11 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from shoal.arguments import SCALARS, no_fixed_bits
-from shoal.errors import with_article
+from shoal.errors import DtypeWarning, UsageError, with_article
 from shoal.plain_forms import array_form
+from shoal.runtime.process import has_strict_dtypes
+from shoal.runtime.system.callsite import Caller
 
 X64 = "turn 64-bit values on: JAX_ENABLE_X64=1 or jax.config.update('jax_enable_x64', True)"
 
+_WIDE_BYTES = 8  # of an element: JAX may narrow it
+_MOST_NAMED = 3  # leaves, in a warning
 _ON_HOST = "keep it on the host: broadcast, allgather and save take it"
 NO_ARRAYS = (np.longdouble, np.clongdouble)  # JAX has no 80-bit or 128-bit floats
 
@@ -61,36 +72,120 @@ def without_values(array: jax.Array) -> str:
 
 
 def narrowed(value: Any) -> str:
-    """Return the change if JAX would silently narrow a value's dtype, or ""."""
+    """Return how JAX would narrow a value's dtype, "float64 would become float32", or ""."""
     if isinstance(value, jax.Array) or not isinstance(value, np.ndarray | np.generic):
         return ""
+    if value.dtype.itemsize < _WIDE_BYTES:
+        return ""
     own = value.dtype.newbyteorder("=")  # byte order is not a narrowing
-    kept = jax.dtypes.canonicalize_dtype(own)
+    kept = device_dtype(own)
     return "" if kept == own else f"{own} would become {kept}"
 
 
 def unfit(value: Any) -> str:
-    """Return why a value cannot become an array of its own dtype, or an empty string."""
+    """Return why a value cannot become an array, or an empty string.
+
+    A mapped file is not read: its values are checked where they are cut (`device_form`).
+    """
     if why := cannot_hold(value):
         return why
-    return f"{change}; cast, or {X64}" if (change := narrowed(value)) else ""
+    if not (change := narrowed(value)):
+        return ""
+    if has_strict_dtypes():
+        return f"{change}; cast, or {X64}"
+    return "" if is_mapped(value) else _too_large(value)
 
 
-def fitted(value: Any) -> Any:
-    """Return a value in the dtype that JAX would use, if no element changes; else unchanged.
+def warn_of_narrowing(
+    operation: str, named: Iterable[tuple[str, Any]], caller: Caller | None = None
+) -> None:
+    """Warn once per call site of floats that are rounded: of (name, value), all of them fit.
 
-    float0 arrays, the tangents of integers, become zeros of bool.
-
-    >>> fitted(np.array([1.5, np.nan])).dtype, fitted(np.array(0.1)).dtype
-    (dtype('float32'), dtype('float64'))
+    Args:
+      caller: the call site, of a call in another thread; None: that of this one.
     """
-    if getattr(value, "dtype", None) == jax.dtypes.float0:
-        return np.zeros(value.shape, np.bool_)
-    if cannot_hold(value) or not narrowed(value):
+    changes = [
+        f"{name}: {change}"
+        for name, value in named
+        if (change := narrowed(value)) and value.dtype.kind in "fc"
+    ]
+    if not changes:
+        return
+    more = len(changes) - _MOST_NAMED
+    shown = [*changes[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
+    where = caller or Caller.here()
+    warnings.warn_explicit(
+        f"{operation}: {'; '.join(shown).replace('would become', 'becomes')} on devices (said once "
+        f"per line of the program); cast, or {X64}; SHOAL_STRICT_DTYPES=1 makes it an error",
+        DtypeWarning,
+        *where,
+    )
+
+
+def device_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of a host value on devices."""
+    if dtype.itemsize < _WIDE_BYTES and dtype.isnative:  # nearly always; JAX takes its time
+        return dtype
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype.newbyteorder("=")))
+
+
+def device_form(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array as devices hold it, in byte order and dtype; slice first: this may copy.
+
+    Raises:
+      UsageError: a value of a mapped file does not fit. Those of others have been checked.
+    """
+    kept = device_dtype(array.dtype)
+    if array.dtype == kept:
+        return array
+    if is_mapped(array) and kept.itemsize < array.dtype.itemsize and (why := _too_large(array)):
+        raise UsageError(f"a mapped file {why}")
+    with np.errstate(over="ignore"):  # numbers that are infinite already
+        return array.astype(kept)
+
+
+def as_array(value: Any) -> jax.Array:
+    """Return a host value that fits as a `jax.Array`, which shares no memory with it."""
+    if isinstance(value, jax.Array):
         return value
-    with np.errstate(all="ignore"):
-        fits = value.astype(jax.dtypes.canonicalize_dtype(value.dtype.newbyteorder("=")))
-        return fits if np.array_equal(fits.astype(value.dtype), value, equal_nan=True) else value
+    return jnp.asarray(np.array(device_form(as_numpy(value))))
+
+
+def is_mapped(array: Any) -> bool:
+    """True for an array backed by a mapped file."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if isinstance(owner, np.memmap):
+            return True
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    return isinstance(owner, mmap.mmap)
+
+
+def _too_large(array: np.ndarray[Any, Any] | np.generic) -> str:
+    """Return which finite value of an array has no counterpart in its dtype on devices, or ""."""
+    kept = device_dtype(array.dtype)
+    array = np.asarray(array)
+    parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
+    for part in parts:
+        if part.size and (number := _extreme(part, kept)) is not None:
+            return f"holds {number}, which does not fit {kept}; cast, or {X64}"
+    return ""
+
+
+def _extreme(part: np.ndarray[Any, Any], kept: np.dtype[Any]) -> Any:
+    """Return the least or the greatest of some real numbers if it does not fit, else None."""
+    if kept.kind in "iu":
+        least, most = np.iinfo(kept).min, np.iinfo(kept).max
+        return next((n for n in (part.min(), part.max()) if not least <= n <= most), None)
+    ends = [np.fmin.reduce(part, axis=None), np.fmax.reduce(part, axis=None)]  # without NaNs
+    if np.isinf(ends).any():
+        finite = part[np.isfinite(part)]
+        ends = [finite.min(), finite.max()] if finite.size else []
+    with np.errstate(over="ignore"):
+        small = np.asarray(ends).astype(np.finfo(kept).dtype)
+    return next((n for n, became in zip(ends, small, strict=True) if np.isinf(became)), None)
 
 
 def as_numpy(value: Any) -> np.ndarray[Any, Any]:

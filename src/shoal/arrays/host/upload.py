@@ -9,13 +9,14 @@ twice: the buffer that shared memory had none of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from shoal.arrays.host.host_values import device_dtype, device_form
 from shoal.errors import UsageError
 
 HostArray = np.ndarray[Any, Any]
@@ -39,19 +40,18 @@ def refuse_inside_jit() -> None:
         )
 
 
-def upload_shards(
-    value: HostArray, target: NamedSharding, native: Callable[[Any], Any]
-) -> jax.Array:
+def upload_shards(value: HostArray, target: NamedSharding) -> jax.Array:
     """Return a host array as a sharded one. Wait for it before changing the host array.
 
-    Each distinct box is cut once, and converted by `native` to the machine's byte order.
+    Each distinct box is cut once, and only then converted to its form on devices.
     """
     boxes = target.addressable_devices_indices_map(value.shape)
     views: dict[tuple[Any, ...], HostArray] = {}
     for index in boxes.values():
         if _box(index) not in views:
-            views[_box(index)] = native(value[(*index, ...)])  # the ellipsis keeps scalars arrays
-    dtype = value.dtype.newbyteorder("=")
+            piece = value[(*index, ...)]  # the ellipsis keeps scalars arrays
+            views[_box(index)] = device_form(piece)
+    dtype = device_dtype(value.dtype)
     on_cpu = any(device.platform == "cpu" for device in boxes)
     if on_cpu:
         views = {box: _unshared(view) for box, view in views.items()}

@@ -17,7 +17,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.sharding import sharding
-from shoal.arrays.host.host_values import cannot_hold
+from shoal.arrays.host.host_values import cannot_hold, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
@@ -73,8 +73,8 @@ def from_host_local(
 
     Raises:
       UsageError: the devices of a process hold no block of the array, or processes hold blocks of
-        several shapes (on every process); a part that its devices do not divide evenly, dtypes
-        that JAX would narrow, values that are not arrays, a call inside `jit`. All offending leaves
+        several shapes (on every process); a part that its devices do not divide evenly,
+        values that do not fit 32 bits or are not arrays, a call inside `jit`. All offending leaves
         are named by path.
 
     Example:
@@ -93,6 +93,7 @@ def from_host_local(
     for leaf in leaves:
         problems += _part_problems(leaf)
     raise_all("from_host_local", problems)
+    warn_of_narrowing("from_host_local", ((leaf.path, leaf.value) for leaf in leaves))
     call = PartsCall("from_host_local", callsite(), same, lane)
     joined = _converted(leaves, _is_global, lambda some: join_own_parts(some, call),
                         lambda some: join_traced(some, call))  # fmt: skip

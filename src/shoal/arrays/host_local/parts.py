@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
-from shoal.arrays.host.host_values import as_numpy
+from shoal.arrays.host.host_values import as_numpy, device_dtype
 from shoal.arrays.host.record_trail import record_trail_of_parts
 from shoal.arrays.moving.move import Move, move, relabelled
 from shoal.arrays.placing.put import place_leaves
@@ -185,7 +185,7 @@ def _nothing_here(leaf: Leaf) -> jax.Array:
     value = value if hasattr(value, "dtype") else as_numpy(value)
     shape = global_shape(layout, value.shape)
     if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-        dtype = np.dtype(value.dtype).newbyteorder("=")
+        dtype = device_dtype(np.dtype(value.dtype))
         return jax.make_array_from_single_device_arrays(shape, sharding(layout), [], dtype=dtype)
     words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, value.dtype))
     whole = Layout(layout.mesh, *layout.dims, *[None] * (len(words.shape) - len(shape)))

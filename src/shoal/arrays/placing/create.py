@@ -17,7 +17,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.sharding import sharding
-from shoal.arrays.host.host_values import native
+from shoal.arrays.host.host_values import device_form, warn_of_narrowing
 from shoal.arrays.host.record_trail import record_trail
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.move import on_row, row_of
@@ -43,8 +43,8 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
       init: a function of arrays that returns a tree of arrays. Pass the same function object
         again and nothing is compiled twice.
       args: its arguments: trees of arrays, PRNG keys, scalars; equal on all processes. Values that
-        a process holds alone are replicated over the mesh; they keep their dtype (not
-        weak), but Python numbers stay weak. At the next collective call these, and the shapes,
+        a process holds alone are replicated over the mesh, in dtypes as by `put` (not
+        weak); Python numbers stay weak. At the next collective call these, and the shapes,
         dtypes and layouts of the results, are compared, as for `put`.
       layouts: one layout, or a prefix tree of them, for the result, as for `put`; a function gets
         the path (such as "params/w") and the `jax.ShapeDtypeStruct` of a leaf.
@@ -54,7 +54,7 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
 
     Raises:
       UsageError: before anything runs, on every process: layouts that do not fit the result (all
-        leaves by path), arguments that JAX would narrow, layouts on different devices.
+        leaves by path), arguments that do not fit 32 bits, layouts on different devices.
       DivergenceError: on all, at their next collective call: the calls or the arguments differ.
 
     Example:
@@ -79,11 +79,13 @@ def created(
     """
     if not callable(init):
         raise UsageTypeError(f"create: the first argument must be a function, not {init!r}")
-    problems = dtype_problems(
+    named = [
         (f"args{jax.tree_util.keystr(path)}", value)
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
-    )
+    ]
+    problems = dtype_problems(named)
     raise_all("create", problems)
+    warn_of_narrowing("create", named)
     args = jax.tree.map(_traceable, args)  # trace exactly what will run
     leaves, treedef = leaf_layouts(jax.eval_shape(init, *args), layouts, problems)
     for leaf in leaves:
@@ -102,8 +104,9 @@ def created(
 
 
 def _traceable(value: Any) -> Any:
-    """Return an argument as JAX traces it: in this machine's byte order, without a weak type."""
-    return native(value) if isinstance(value, np.ndarray) else strong(value)
+    """Return an argument as devices hold it, without a weak type."""
+    is_host = isinstance(value, np.ndarray | np.generic)
+    return device_form(np.asarray(value)) if is_host else strong(value)
 
 
 def _record(args: tuple[Any, ...], results: list[Leaf], options: Sequence[str]) -> None:

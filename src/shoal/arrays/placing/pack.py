@@ -11,7 +11,7 @@ import numpy as np
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.leaf_layouts import Layouts, Leaf, leaf_layouts, path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
-from shoal.arrays.host.host_values import as_numpy, deleted, native
+from shoal.arrays.host.host_values import as_numpy, deleted, device_form, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems, record_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload
 from shoal.arrays.placing.put import dtype_problems
@@ -74,6 +74,7 @@ def pack(
         problems += _problems(leaf, column)
     raise_all("pack", problems)
     refuse_inside_jit()
+    warn_of_narrowing("pack", ((leaf.path, leaf.value) for leaf in leaves))
     record_trail("pack", leaves, lane=lane)
     packed = [_pack(leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
     return jax.tree.unflatten(treedef, packed)
@@ -173,7 +174,7 @@ def _problems(leaf: Leaf, column: Sequence[Any]) -> list[str]:
             f"owns in {leaf.layout.mesh!r}"
         ]
     problems = []
-    values = [v if isinstance(v, jax.Array) else native(as_numpy(v)) for v in column]
+    values = [v if isinstance(v, jax.Array) else device_form(as_numpy(v)) for v in column]
     for number, value in enumerate(values):
         facts, wanted = (value.shape, value.dtype), (values[0].shape, values[0].dtype)
         if facts != wanted:
@@ -231,7 +232,9 @@ def _same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 def _pack(leaf: Leaf, column: Sequence[Any]) -> jax.Array:
     devices = [device for _, device in _positions(leaf.layout)]
-    host = {n: native(as_numpy(v)) for n, v in enumerate(column) if not isinstance(v, jax.Array)}
+    host = {
+        n: device_form(as_numpy(v)) for n, v in enumerate(column) if not isinstance(v, jax.Array)
+    }
     uploaded = upload([*host.values()], [devices[n] for n in host])
     jax.block_until_ready(uploaded)  # a transfer under way still reads the host array
     buffers = dict(zip(host, uploaded, strict=True))

@@ -17,7 +17,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.sharding import sharding
-from shoal.arrays.host.host_values import X64, as_numpy, cannot_hold, is_key, narrowed, native
+from shoal.arrays.host.host_values import as_numpy, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems, record_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import Move, move, relabelled
@@ -33,8 +33,9 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
     Logically collective: values, shapes, dtypes and layouts must be equal.
 
     Nothing is sent: each process cuts out what its own devices hold, each distinct piece once. It
-    is impossible that a value changes its dtype, or that the result changes when the host value is
-    modified afterwards.
+    is impossible that the result changes when the host value is modified afterwards. 64-bit values
+    become 32-bit ones, as in `jnp.asarray`, unless JAX's 64-bit values are on: integers where all
+    fit, floats with one `DtypeWarning` per call site.
 
     Equality of the call on all processes that own devices of the mesh is checked at their next
     meeting (`barrier`, `broadcast`, `save`, `shutdown`, …): a digest of its call site and of all
@@ -59,9 +60,10 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
       The tree, with jax.Arrays.
 
     Raises:
-      UsageError: ranks that do not match, dims that do not divide evenly, dtypes that JAX would
-        narrow, values that are not arrays; all offending leaves are named by path. On every
-        process.
+      UsageError: ranks that do not match, dims that do not divide evenly, values that are not
+        arrays or do not fit 32 bits (of a mapped file: on the processes whose devices hold them);
+        SHOAL_STRICT_DTYPES=1: all dtypes that would be narrowed. All offending leaves are named by
+        path. On every process.
 
     Example:
       >>> import numpy as np, shoal
@@ -78,31 +80,29 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
         cannot_be_pending(leaf, problems)
         if _is_elsewhere(leaf.value) and relabelled(leaf.value, sharding(leaf.layout)) is None:
             problems.append(f"{leaf.path}: {_where(leaf.value)}")
-    problems += dtype_problems(
+    named = [
         (jax.tree_util.keystr(path) or "the array", value)
         for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]
-    )
+    ]
+    problems += dtype_problems(named)
     problems += lane_problems(lane)
     if not isinstance(same, bool):
         problems.append(WrongType(f"same={same!r} must be True or False"))
     raise_all("put", problems)
+    warn_of_narrowing("put", named)
     record_trail("put", leaves, lane=lane, options=(f"same={same}",), values=same)
     return jax.tree.unflatten(treedef, place_leaves(leaves))
 
 
 def dtype_problems(named: Iterable[tuple[str, Any]]) -> list[str]:
     """Return the reasons why values, given as (name, value), cannot become arrays."""
-    problems, narrow = [], []
+    problems = []
     for name, value in named:
         if isinstance(value, jax.core.Tracer):
             problems.append(f"{name}: is a value inside jit or grad; constrain pins it there")
-        elif why := cannot_hold(value):
+        elif why := unfit(value):
             problems.append(f"{name}: {why}")
-        elif change := narrowed(value):
-            narrow.append(f"{name}: {change}")
-    if narrow:
-        narrow[-1] += f"; cast, or {X64}"
-    return problems + narrow
+    return problems
 
 
 def place_leaves(leaves: list[Leaf]) -> list[jax.Array]:
@@ -121,10 +121,10 @@ def place_leaves(leaves: list[Leaf]) -> list[jax.Array]:
 def _from_host(leaf: Leaf) -> jax.Array:
     value, layout = leaf.value, leaf.layout
     if not is_key(value):
-        return upload_shards(as_numpy(value), sharding(layout), native)
+        return upload_shards(as_numpy(value), sharding(layout))
     words = np.asarray(jax.random.key_data(value))
     whole = [None] * (words.ndim - layout.rank)
-    array = upload_shards(words, sharding(Layout(layout.mesh, *layout.dims, *whole)), native)
+    array = upload_shards(words, sharding(Layout(layout.mesh, *layout.dims, *whole)))
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(value))
 
 

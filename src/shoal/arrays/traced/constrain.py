@@ -25,7 +25,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.agreed_program import concrete
-from shoal.arrays.host.host_values import as_numpy, is_key, native, unfit
+from shoal.arrays.host.host_values import as_array, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.agreed_move import agree_on_move, fail_any_move
 from shoal.arrays.moving.move import on_row
@@ -128,6 +128,7 @@ def _checked(
     if via is not None:
         problems += why_not_via(via, leaves)
     raise_all("constrain", problems)
+    warn_of_narrowing("constrain", ((leaf.path, leaf.value) for leaf in leaves))
     return leaves, treedef
 
 
@@ -193,11 +194,7 @@ def _cannot_clear(value: Any) -> str:
 
 
 def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
-    value = (
-        leaf.value
-        if isinstance(leaf.value, jax.Array)
-        else jnp.asarray(native(as_numpy(leaf.value)))
-    )
+    value = as_array(leaf.value)
     if leaf.layout is None:
         return _cleared(value, gradient)
     mesh = _mesh_here(leaf)

@@ -12,7 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from shoal.arguments import check_flags
 from shoal.arrays.bridge.leaf_layouts import path_text
-from shoal.arrays.host.host_values import as_numpy, native, unfit
+from shoal.arrays.host.host_values import as_array, unfit, warn_of_narrowing
 from shoal.arrays.host.upload import is_tracing
 from shoal.colour import traced
 from shoal.errors import UsageError, raise_all
@@ -58,14 +58,9 @@ def fence(target: Any, *, backward: bool = False) -> Any:
     if callable(target) and jax.tree_util.all_leaves([target]):
         return _function(target, backward)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(target)
-    raise_all(
-        "fence",
-        [
-            f"{path_text(path)}: {why}"
-            for path, value in leaves
-            if not _is_float0(value) and (why := unfit(value))
-        ],
-    )
+    named = [(path_text(path), value) for path, value in leaves if not _is_float0(value)]
+    raise_all("fence", [f"{path}: {why}" for path, value in named if (why := unfit(value))])
+    warn_of_narrowing("fence", named)
     return jax.tree.unflatten(treedef, _fenced([value for _, value in leaves], backward))
 
 
@@ -90,7 +85,7 @@ def _fenced(leaves: list[Any], backward: bool) -> list[Any]:
     if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) and not is_tracing():
         return leaves
     held = [n for n, leaf in enumerate(leaves) if _is_held(leaf, backward)]
-    values = [_array(leaves[n]) for n in held]
+    values = [as_array(leaves[n]) for n in held]
     fenced = list(leaves)
     for n, value in zip(held, _barrier(values, backward) if values else [], strict=True):
         fenced[n] = value
@@ -133,7 +128,3 @@ def _barrier(values: Values, backward: bool) -> Values:
 def _is_float0(value: Any) -> bool:
     """True for the cotangent of an integer, which has no value."""
     return getattr(value, "dtype", None) == jax.dtypes.float0
-
-
-def _array(value: Any) -> jax.Array:
-    return value if isinstance(value, jax.Array) else jnp.asarray(native(as_numpy(value)))

@@ -18,7 +18,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program, owners_of
-from shoal.arrays.host.host_values import as_numpy, native, unfit
+from shoal.arrays.host.host_values import as_array, unfit, warn_of_narrowing
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.traced.constrain import constrain_agreed, explicit_part
 from shoal.colour import traced
@@ -96,7 +96,8 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
     """Return the arguments as arrays, if they make a linear map."""
     problems = [f"{name}: {why}" for name, v in given.items() if (why := unfit(v))]
     raise_all("linear", problems)
-    given = {n: v if isinstance(v, jax.Array) else native(as_numpy(v)) for n, v in given.items()}
+    warn_of_narrowing("linear", given.items())
+    given = {name: as_array(value) for name, value in given.items()}
     shapes = {name: np.shape(value) for name, value in given.items()}
     expected = {"weight": (2, "[out, in]"), "bias": (1, "[out]")}
     if not shapes["x"]:
@@ -120,7 +121,7 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
     elif not jnp.issubdtype(dtypes["x"], np.number):
         problems.append(f"{dtypes['x']} values cannot be multiplied")
     raise_all("linear", problems)
-    return {name: jnp.asarray(value) for name, value in given.items()}
+    return given
 
 
 def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) -> None:

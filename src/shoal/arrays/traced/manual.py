@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
@@ -24,7 +23,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
-from shoal.arrays.host.host_values import as_numpy, native, unfit
+from shoal.arrays.host.host_values import as_array, unfit, warn_of_narrowing
 from shoal.arrays.host.record_trail import owners_of_mesh
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
@@ -126,7 +125,7 @@ def manual(
             raise
         leaves = place_arguments("manual", leaves)
         _agree(region, leaves, results)
-        values = [_array(leaf.value) for leaf in leaves]
+        values = [as_array(leaf.value) for leaf in leaves]
         return program(region, tuple(leaf.layout for leaf in leaves), treedef, *values)
 
     return region_of
@@ -275,7 +274,9 @@ def _arguments(
                 f"{leaf.path}: is on other devices than {region.mesh!r}, or in another order; "
                 "relayout moves it"
             )
-    raise_all(f"manual: arguments of {region.name}", problems)
+    name = f"manual: arguments of {region.name}"
+    raise_all(name, problems)
+    warn_of_narrowing(name, ((leaf.path, leaf.value) for leaf in leaves))
     return leaves, treedef
 
 
@@ -297,10 +298,6 @@ def _check(leaf: Leaf, region: _Region, problems: list[str]) -> None:
                 f"{leaf.path}: dim {number} is split by {', '.join(outer)}, and here values are "
                 "shards along these axes already"
             )
-
-
-def _array(value: Any) -> jax.Array:
-    return value if isinstance(value, jax.Array) else jnp.asarray(native(as_numpy(value)))
 
 
 def _spec(layout: Layout, axes: frozenset[str]) -> PartitionSpec:
@@ -359,7 +356,7 @@ def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
             f"manual: results of {region.name}: the layouts are in other containers: "
             f"{said[:200]} for {found[:200]}"
         ) from None
-    values = [_array(leaf.value) for leaf in leaves]
+    values = [as_array(leaf.value) for leaf in leaves]
     typed = [jax.typeof(value).manual_axis_type.varying for value in values]
     _refuse_differing(leaves, [dict.fromkeys(axes, "") for axes in typed], region)
     return jax.tree.unflatten(treedef, values)

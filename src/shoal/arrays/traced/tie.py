@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 from shoal.arguments import check_flags
 from shoal.arrays.bridge.leaf_layouts import path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding
-from shoal.arrays.host.host_values import as_numpy, is_key, native, unfit
+from shoal.arrays.host.host_values import as_array, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.upload import is_tracing
 from shoal.colour import traced
 from shoal.errors import UsageError, raise_all
@@ -73,7 +73,8 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
         whys = [f"in {side} tree: {why}" for side, v in sides.items() if (why := unfit(v))]
         problems += [f"{path}: {why}" for why in whys or _differences(first, second)]
     raise_all("tie", problems)
-    pairs = [_tied(_array(firsts[p]), _array(seconds[p]), gradient) for p in firsts]
+    warn_of_narrowing("tie", [*firsts.items(), *seconds.items()])
+    pairs = [_tied(as_array(firsts[p]), as_array(seconds[p]), gradient) for p in firsts]
     treedef = jax.tree.structure(a)
     one, other = zip(*pairs, strict=True) if pairs else ((), ())
     return jax.tree.unflatten(treedef, one), jax.tree.unflatten(treedef, other)
@@ -126,10 +127,6 @@ def _differences(first: Any, second: Any) -> list[str]:
 
 def _layout(where: jax.sharding.Sharding, rank: int) -> str:
     return repr(layout_of_sharding(where, rank) if isinstance(where, NamedSharding) else where)
-
-
-def _array(value: Any) -> jax.Array:
-    return value if isinstance(value, jax.Array) else jnp.asarray(native(as_numpy(value)))
 
 
 def _tied(a: jax.Array, b: jax.Array, gradient: bool) -> tuple[jax.Array, jax.Array]:

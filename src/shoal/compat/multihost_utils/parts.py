@@ -12,7 +12,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
-from shoal.arrays.host.host_values import fitted
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.host_local import from_host_local, to_host_local
 from shoal.arrays.host_local.parts import lies_elsewhere, own_box, seen
@@ -54,12 +53,11 @@ def host_local_array_to_global_array(
       pspecs: PartitionSpecs; dims that they leave out are not split.
 
     Returns:
-      the tree, with global jax.Arrays. 64-bit values that 32 bits hold exactly are narrowed where
-      JAX has 32 bits.
+      the tree, with global jax.Arrays. 64-bit values are narrowed as by `shoal.put`.
 
     Raises:
-      UsageError: a pspec is None; other 64-bit values where JAX has 32 bits; inside `jit`, a pspec
-        that processes split; and as `shoal.from_host_local`. All leaves at fault are named by path.
+      UsageError: a pspec is None; inside `jit`, a pspec that processes split; and as
+        `shoal.from_host_local`. All leaves at fault are named by path.
 
     >>> import numpy as np
     >>> mesh = jax.sharding.Mesh(jax.devices(), "x")
@@ -70,7 +68,7 @@ def host_local_array_to_global_array(
         layouts = _layouts(pspecs)
         if _passes(local_inputs, layouts):
             return local_inputs
-        whole = from_host_local(jax.tree.map(fitted, local_inputs), layouts)
+        whole = from_host_local(jax.tree.map(_with_bits, local_inputs), layouts)
     return jax.tree.map(_spelled, pspecs, local_inputs, whole, is_leaf=_is_none)
 
 
@@ -109,6 +107,13 @@ def global_array_to_host_local_array(
             return global_inputs
         own = to_host_local(_in_place(global_inputs, layouts), layouts)
     return jax.tree.map(_spelled, pspecs, global_inputs, own, is_leaf=_is_none)
+
+
+def _with_bits(value: Any) -> Any:
+    """Return the tangent of an integer, which has no bits, as zeros of bool; others unchanged."""
+    if getattr(value, "dtype", None) == jax.dtypes.float0:
+        return np.zeros(value.shape, np.bool_)
+    return value
 
 
 def _layouts(pspecs: PSpecs, *, is_global_kept: bool = True) -> Any:

@@ -7,6 +7,7 @@ import re
 import sys
 from functools import lru_cache
 from types import FrameType, ModuleType
+from typing import Any, NamedTuple
 
 from shoal.tracebacks import is_ours
 
@@ -17,12 +18,31 @@ def callsite() -> str:
     The file is relative to the import root (`pkg/train.py` for module `pkg.train`), so that it is
     the same on every host wherever the program is installed.
     """
-    frame: FrameType | None = sys._getframe(1)
-    outermost = frame
-    while frame is not None and is_ours(frame):
-        outermost, frame = frame, frame.f_back
-    frame = frame or outermost
-    return "" if frame is None else site_of(frame, frame.f_lineno)
+    frame = _outside(sys._getframe(1))
+    return site_of(frame, frame.f_lineno)
+
+
+class Caller(NamedTuple):
+    """A call site as `warnings.warn_explicit` takes it: it warns once for each."""
+
+    file: str
+    line: int
+    module: str
+    registry: dict[Any, Any]  # of the warnings that its module has shown
+
+    @classmethod
+    def here(cls) -> Caller:
+        """Return the innermost line of code outside shoal."""
+        frame = _outside(sys._getframe(1))
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        return cls(frame.f_code.co_filename, frame.f_lineno, _module_of(frame), registry)
+
+
+def _outside(frame: FrameType) -> FrameType:
+    """Return the innermost frame outside shoal; the outermost one if there is none."""
+    while is_ours(frame) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def site_of(frame: FrameType, line: int | None) -> str:
