@@ -118,6 +118,11 @@ for dtype, bits in narrow.items():
             assert np.asarray(shard.data).tobytes() == some[shard.index].tobytes(), dtype
 slope = jax.grad(lambda x: (shoal.relayout(x, columns) ** 2).sum())(array)
 holds(slope, 2 * value, rows)
+for target in (columns, whole, rows, Layout(mesh, "model", "data")):
+    slope = jax.grad(lambda x: (shoal.relayout(x, target) * 2).sum())(array)
+    holds(slope, 0 * value + 2, rows)
+    slope = jax.grad(lambda x: (shoal.relayout(x, target) ** 2).sum() + (x * 3).sum())(array)
+    holds(slope, 2 * value + 3, rows)
 # between different devices of one process; the other holds nothing before and after
 there = shoal.relayout(shoal.put(value, Layout(first, "x", None)), Layout(first, None, "x"))
 assert holds(there, value, Layout(first, None, "x")) == (4 if index == 0 else 0)

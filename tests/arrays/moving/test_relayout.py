@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -141,10 +143,49 @@ def test_cotangents_travel_back():
     assert layout_of(pushed) == COLUMNS
 
 
-def test_under_grad_an_array_may_lie_right_already():
-    array = put(np.ones((8, 8), np.float32), ROWS)
-    slope = jax.grad(lambda x: relayout(x, ROWS).sum())(array)
-    np.testing.assert_array_equal(slope, 1)
+W = np.arange(64, dtype=np.float32).reshape(8, 8)
+LOSSES = {
+    "linear": (lambda move, x: (move(x) * 2).sum(), 0 * W + 2),
+    "sum": (lambda move, x: move(x).sum(), 0 * W + 1),
+    "quadratic": (lambda move, x: (move(x) ** 2).sum(), 2 * W),
+    "mixed": (lambda move, x: (move(x) ** 2).sum() + (x * 3).sum(), 2 * W + 3),
+    "weighted": (lambda move, x: (move(x) * move(jnp.asarray(x))).sum(), 2 * W),
+    "second": (lambda move, x: jax.grad(lambda y: (move(y) ** 3).sum())(x).sum(), 6 * W),
+    "third": (
+        lambda move, x: jax.grad(lambda y: jax.grad(lambda z: (move(z) ** 4).sum())(y).sum())(
+            x
+        ).sum(),
+        24 * W,
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("kind", ["auto", "explicit", "mixed"])
+def test_cotangents_of_any_layout_come_back_in_the_source_s(kind, loss):
+    types = {"a": "auto", "b": "explicit"} if kind == "mixed" else kind
+    mesh = Mesh({"a": 2, "b": 4}, axis_types=types)
+    layouts = [Layout(mesh, *dims) for dims in ((None, None), ("b", "a"), (None, ("b", "a")))]
+    compute, expected = LOSSES[loss]
+    with jax.set_mesh(None if kind == "auto" else jax_mesh(mesh)):
+        for source, target in itertools.product(layouts, repeat=2):
+            x = put(W, source)
+            slope = jax.grad(lambda x, to=target: compute(lambda y: relayout(y, to), x))(x)
+            np.testing.assert_allclose(slope, expected, rtol=1e-6)
+            assert slope.sharding.is_equivalent_to(x.sharding, 2)
+
+
+def test_a_derivative_takes_cotangents_of_any_layout():
+    layouts = [ROWS, COLUMNS, Layout(MESH, "model", "data"), Layout(MESH, None, None)]
+    for source, target in itertools.product(layouts, repeat=2):
+        x = put(W, source)
+        _, backwards = jax.vjp(lambda x, to=target: relayout(x, to), x)
+        _, forwards = jax.linearize(lambda x, to=target: relayout(x, to) * 2, x)
+        np.testing.assert_array_equal(forwards(x), 2 * W)
+        for lies in layouts:
+            (slope,) = backwards(put(W, lies))
+            np.testing.assert_array_equal(slope, W)
+            assert layout_of(slope) == source
 
 
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from shoal.arrays.host.host_values import is_key
 from shoal.arrays.host.upload import upload
@@ -84,7 +84,9 @@ def move(
         if done is not None:
             continue
         plan = plans[number]
-        if by_copy[number]:
+        if each.value is not each.array:
+            moved[number] = _differentiably(each)
+        elif by_copy[number]:
             moved[number] = copied(each.array, each.target)
         elif plan is not None or _is_apart(each, programs=between_devices):
             with on_row(()):
@@ -132,7 +134,7 @@ def unmoved(each: Move) -> jax.Array | None:
     """Return the result if no byte must move in this process."""
     value, array, target = each
     if array.sharding == target:
-        return value
+        return value if value is array else _differentiably(each)
     if value is not array:
         return None
     if array.size == 0 and not is_key(array):  # jax 0.10's programs give shards of wrong shapes
@@ -158,9 +160,32 @@ def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
     return tuple(_in_own_dtypes(results, moves, originals))
 
 
+def _differentiably(each: Move) -> jax.Array:
+    """Move a value under differentiation. Cotangents come back to where it lies.
+
+    The transpose of a program demands cotangents that lie as its results do. That of `device_put`
+    moves them to `src`, so the result passes through one, and so does the value.
+    """
+    value, array, target = each
+    source = array.sharding
+    if row_of(source) != row_of(target) or _has_types(source) or _has_types(target):
+        moved: jax.Array = jax.device_put(value, target, src=source)
+        return moved
+    value = jax.device_put(value, source, src=source)
+    with on_row(row_of(target)):
+        (moved,) = xla_program((source,), (target,), ())(value)
+    return jax.device_put(moved, target, src=target)
+
+
+def _has_types(sharding: jax.sharding.Sharding) -> bool:
+    """True on Explicit axes: cotangents have layouts in their types, which programs drop."""
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    return mesh is not None and AxisType.Explicit in mesh.axis_types
+
+
 def _in_words(each: Move) -> Move:
-    """Bit-cast the arrays that XLA would corrupt. Impossible under `grad`."""
-    if each.value is not each.array or not must_be_words(each.array):
+    """Bit-cast the arrays that XLA would corrupt."""
+    if not must_be_words(each.array):
         return each
     words = as_words(each.array)
     return Move(words, words, each.target)
@@ -244,7 +269,7 @@ def row_of(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
 def xla_program(
     sources: tuple[NamedSharding, ...], targets: tuple[NamedSharding, ...], donated: tuple[int, ...]
 ) -> Callable[..., tuple[jax.Array, ...]]:
-    """Return the program that moves; pinning its inputs lets cotangents move back."""
+    """Return the program that moves."""
     return jax.jit(
         _identity,
         in_shardings=sources,
