@@ -133,6 +133,32 @@ def test_loops_and_regions_in_regions():
     np.testing.assert_array_equal(last, np.roll(host(8, 4), 6, axis=0))
 
 
+SCANNED = {
+    "grad": lambda f: jax.grad(f),
+    "grad of grad": lambda f: jax.grad(lambda x: jax.grad(f)(x).sum()),
+    "jvp of grad": lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (x,))[1],
+    "grad of jvp": lambda f: jax.grad(lambda x: jax.jvp(f, (x,), (x,))[1]),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+    "vmap": lambda f: lambda x: jax.vmap(jax.grad(f))(jnp.stack([x, 2 * x])),
+}
+
+
+@pytest.mark.parametrize("transform", SCANNED)
+def test_derivatives_of_a_scan_over_nested_regions(transform):
+    rows, columns = Layout(AUTO, "data", None), Layout(AUTO, None, "model")
+    inner = manual(lambda y: y * 2, columns, columns, axes="model")
+    outer = manual(lambda x: jnp.tanh(inner(x)), rows, rows, axes="data")
+
+    def loss(step):
+        return lambda x: jax.lax.scan(lambda c, _: (step(c), None), x, length=3)[0].sum()
+
+    x = host(8, 4)
+    slope, wanted = (
+        jax.jit(SCANNED[transform](loss(step)))(x) for step in (outer, lambda x: jnp.tanh(2 * x))
+    )
+    np.testing.assert_allclose(slope, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_the_other_axes_stay_the_compilers_and_are_pinned():
     def body(x):
         assert x.shape == (2, 8)

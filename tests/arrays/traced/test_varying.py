@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.lax import axis_index, cond, pcast, pmax, ppermute, psum, while_loop
+from jax.lax import axis_index, cond, pcast, pmax, pmin, ppermute, psum, while_loop
 
 from shoal.arrays.traced.manual import manual
 from shoal.errors import UsageError
@@ -16,6 +16,7 @@ from shoal.plan.mesh import Mesh
 MESH = Mesh({"data": 4, "model": 2})
 ROWS, ALL, ONE = Layout(MESH, "data", None), Layout(MESH, None, None), Layout(MESH)
 VALUE = np.arange(32, dtype=np.float32).reshape(8, 4)
+HALVES = [[0, 1], [2, 3]]
 RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 
 
@@ -32,7 +33,8 @@ def told(by):
 
 
 # What decides differs along data; JAX's types say that the result does not.
-DIFFERING = {
+DIFFEHALVES = [[0, 1], [2, 3]]
+RING = {
     "cond": lambda x: cond(place(x) > 1, lambda: jnp.int32(3), lambda: jnp.int32(4)),
     "switch": lambda x: jax.lax.switch(place(x), [lambda n=n: jnp.int32(n) for n in range(4)]),
     "while": lambda x: rounds(place(x)),
@@ -50,13 +52,18 @@ DIFFERING = {
     ),
     "by a barrier": lambda x: jax.lax.optimization_barrier((jnp.int32(1), rounds(place(x))))[1],
     "checkpointed": lambda x: jax.checkpoint(lambda stop: rounds(stop))(place(x)),
+    "the most of each group": lambda x: pmax(place(x), "data", axis_index_groups=HALVES),
+    "the least of each group": lambda x: pmin(place(x), "data", axis_index_groups=HALVES),
+    "several of each group": lambda x: pmax(
+        (place(x), jnp.int32(2)), "data", axis_index_groups=HALVES
+    )[0],
 }
 
 
 @pytest.mark.parametrize("name", DIFFERING)
 def test_what_devices_decide_differently_is_no_value_of_all(name):
     fn = DIFFERING[name]
-    with pytest.raises(UsageError, match=r"may differ along data \(by its [a-z_]+, of which"):
+    with pytest.raises(UsageError, match=r"may differ along data \(by its [a-z_ ]+, of which"):
         manual(fn, ROWS, ONE)(VALUE)
     each = manual(lambda x: fn(x)[None], ROWS, Layout(MESH, "data"))(VALUE)
     assert len({*each.tolist()}) > 1  # and so they do
@@ -71,6 +78,10 @@ def total(x):
 # As above, but what decides is one value for all, or each result has an origin of its own.
 ALIKE = {
     "cond": lambda x: cond(pmax(place(x), "data") > 1, lambda: total(x), lambda: 0 * total(x)),
+    "groups": lambda x: (
+        total(x)
+        + pmax(pmax(x, "data", axis_index_groups=HALVES), "data", axis_index_groups=[[0, 1, 2, 3]])
+    ),
     "while": lambda x: total(x) + rounds(pmax(place(x), "data")).astype(x.dtype),
     "other axis": lambda x: total(x) + psum(rounds(axis_index("model")), "model").astype(x.dtype),
     "function": lambda x: jax.jit(lambda a, b: (b, a))(place(x), total(x))[0],

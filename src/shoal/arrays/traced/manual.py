@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -28,12 +28,16 @@ from shoal.arrays.host.record_trail import owners_of_mesh
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
 from shoal.arrays.traced.constrain import AnyMesh, constrain, manual_axes
-from shoal.arrays.traced.varying import Hidden, Hunt
+from shoal.arrays.traced.varying import Hidden, Hunt, has_regions
 from shoal.colour import traced
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.tracebacks import at_caller
+
+
+class _Nested(Exception):
+    """A region was traced that contains another one."""
 
 
 class _Region(NamedTuple):
@@ -168,27 +172,38 @@ def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callabl
 
         one = jax.jit(shards, inline=True)  # traced once, here, for the check
 
-        def checked(*parts: jax.Array) -> Any:
+        def checked(is_nested: bool, *parts: jax.Array) -> Any:
             hunt = Hunt()
-            hidden = hunt.results(one.trace(*parts).jaxpr)
+            program = one.trace(*parts).jaxpr
+            hidden = hunt.results(program)
             raise_all(f"manual: {region.name}", list(hunt.problems))
-            result = one(*parts)
+            if not is_nested and has_regions(program):
+                raise _Nested
+            result = (jax.checkpoint(one) if is_nested else one)(*parts)
             leaves, _ = _results(result, out_layouts, region)
             _refuse_differing(leaves, hidden, region)
             return result
 
-        # JAX types residuals saved for the derivative as varying along all Manual axes,
-        # including those of an enclosing region, which may not be named again (jax 0.10 to 0.12).
-        # So inside another region only the arguments are saved, whose layouts are known.
-        mapped = jax.shard_map(
-            jax.checkpoint(checked) if manual_axes(region.here) else checked,
-            mesh=region.here,
-            in_specs=tuple(_spec(layout, region.axes) for layout in layouts),
-            out_specs=specs(region),
-            axis_names=region.axes,
-        )
+        def mapped(is_nested: bool) -> Any:
+            # JAX types residuals saved for the derivative as varying along all Manual axes,
+            # including those of an enclosing region, which may not be named again (jax 0.10 to
+            # 0.12). So inside another region, and around one, only the arguments are saved, whose
+            # layouts are known; twice, for the derivative of a derivative.
+            shards = partial(checked, is_nested)
+            return jax.shard_map(
+                jax.checkpoint(shards) if is_nested else shards,
+                mesh=region.here,
+                in_specs=tuple(_spec(layout, region.axes) for layout in layouts),
+                out_specs=specs(region),
+                axis_names=region.axes,
+            )(*entered)
+
         entered = [_entered(v, layout, region) for v, layout in zip(values, layouts, strict=True)]
-        return _left(mapped(*entered), out_layouts, region)
+        try:
+            result = mapped(bool(manual_axes(region.here)))
+        except _Nested:
+            result = mapped(True)
+        return _left(result, out_layouts, region)
 
     whole.__name__ = name  # shown in profiles and programs
     return jax.jit(whole, static_argnums=(0, 1, 2))

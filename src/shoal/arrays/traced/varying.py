@@ -2,7 +2,8 @@
 
 The types (`check_vma` of `jax.shard_map`) follow the operands of each operation, but not its
 predicate (jax 0.10 to 0.12): which branch a `cond` takes, how often a `while` runs, how a `sort`
-permutes its other operands, what a callback received. Here these are added, operation by operation,
+permutes its other operands, what a callback received, and of which of several groups of devices
+a maximum is (`axis_index_groups`). Here these are added, operation by operation,
 and removed again where a collective makes a value equal on all devices. Where predicates differ, a
 collective would deadlock, and a gradient of a shared value would be wrong: each device would take
 its own branch.
@@ -74,6 +75,11 @@ class Hunt:
         if inner:
             return [_union(operands)] * results
         axes = _axes(eqn)
+        if axes and _is_by_groups(eqn):  # equal within each, whatever the types say
+            pairs = zip(eqn.invars, operands, strict=True)
+            if results == len(operands):
+                return [_all([var], [hidden], f"{name} by groups") for var, hidden in pairs]
+            return [_all(eqn.invars, operands, f"{name} by groups")] * results
         if results == len(operands) > 1 and (axes or name in _ONE_BY_ONE):
             found = operands
         else:
@@ -132,6 +138,14 @@ class Hunt:
                 ] = None
 
 
+def has_regions(program: Any) -> bool:
+    """Return whether there are manual regions in a program."""
+    return any(
+        eqn.primitive.name == "shard_map" or any(map(has_regions, _programs(eqn)))
+        for eqn in _program(program).eqns
+    )
+
+
 def _all(variables: Iterable[Any], hidden: Iterable[Hidden], name: str) -> Hidden:
     """Return the axes along which any of some values may vary, by type or otherwise."""
     typed = {axis: name for var in variables for axis in sorted(_typed(var))}
@@ -168,6 +182,11 @@ def _axes(eqn: Any) -> frozenset[str]:
         listed = given if isinstance(given, tuple | list | frozenset | set) else (given,)
         found.update(axis for axis in listed if isinstance(axis, str))
     return frozenset(found)
+
+
+def _is_by_groups(eqn: Any) -> bool:
+    """Return whether a collective is one of several groups of devices, each by itself."""
+    return len(eqn.params.get("axis_index_groups") or ()) > 1
 
 
 def _programs(eqn: Any) -> list[Any]:
