@@ -33,8 +33,7 @@ def told(by):
 
 
 # What decides differs along data; JAX's types say that the result does not.
-DIFFEHALVES = [[0, 1], [2, 3]]
-RING = {
+DIFFERING = {
     "cond": lambda x: cond(place(x) > 1, lambda: jnp.int32(3), lambda: jnp.int32(4)),
     "switch": lambda x: jax.lax.switch(place(x), [lambda n=n: jnp.int32(n) for n in range(4)]),
     "while": lambda x: rounds(place(x)),
