@@ -21,6 +21,7 @@ from shoal.collectives.leaves import is_global
 from shoal.colour import collective, logically_collective
 from shoal.compat.wording import errors_named
 from shoal.errors import UsageError, raise_all
+from shoal.runtime import process
 
 __all__ = ["global_array_to_host_local_array", "host_local_array_to_global_array"]
 
@@ -58,12 +59,14 @@ def host_local_array_to_global_array(
     Raises:
       UsageError: a pspec is None; inside `jit`, a pspec that processes split; and as
         `shoal.from_host_local`. All leaves at fault are named by path.
+      InitializeError: this process is one of several, and has not joined them.
 
     >>> import numpy as np
     >>> mesh = jax.sharding.Mesh(jax.devices(), "x")
     >>> host_local_array_to_global_array(np.arange(8), mesh, jax.P("x")).sharding.spec
     P('x',)
     """
+    process.last_coordinator()
     with errors_named("host_local_array_to_global_array"), use_mesh(global_mesh):
         layouts = _layouts(pspecs)
         if _passes(local_inputs, layouts):
@@ -94,6 +97,7 @@ def global_array_to_host_local_array(
     Raises:
       UsageError: a pspec is None; inside `jit`, one that processes split; as
         `shoal.to_host_local`, and as `shoal.relayout`. All leaves at fault are named by path.
+      InitializeError: as `host_local_array_to_global_array`.
 
     >>> import numpy as np
     >>> mesh = jax.sharding.Mesh(jax.devices(), "x")
@@ -101,6 +105,7 @@ def global_array_to_host_local_array(
     >>> global_array_to_host_local_array(whole, mesh, jax.P("x")).is_fully_addressable
     True
     """
+    process.last_coordinator()
     with errors_named("global_array_to_host_local_array"), use_mesh(global_mesh):
         layouts = _layouts(pspecs, is_global_kept=False)
         if _passes(global_inputs, layouts):

@@ -175,10 +175,13 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
     Args:
       axis_name: its name; None: none.
 
+    Raises:
+      InitializeError: this process is one of several, and has not joined them.
+
     >>> get_1d_mesh("data").mesh_shape == (jax.device_count(),)
     True
     """
-    count = jax.device_count()
+    count = len(numbered_devices())
     return Mesh(np.arange(count), (count,), None if axis_name is None else (axis_name,))
 
 
@@ -226,7 +229,12 @@ def mesh_or_global(mesh: Mesh | None) -> Mesh:
 
 
 def numbered_devices() -> list[jax.Device]:
-    """Return all devices; a device's number is its index in this list."""
+    """Return all devices of the job; a device's number is its index in this list.
+
+    Raises:
+      InitializeError: this process is one of several, and has not joined them.
+    """
+    process.last_coordinator()
     return sorted(jax.devices(), key=lambda device: device.id)
 
 

@@ -54,8 +54,11 @@ def global_runtime_device_count() -> int:
     """Return the number of devices of the job.
 
     Local.
+
+    Raises:
+      InitializeError: this process is one of several, and has not joined them.
     """
-    return int(jax.device_count())
+    return len(numbered_devices())
 
 
 @local
@@ -63,8 +66,12 @@ def addressable_runtime_device_count() -> int:
     """Return the number of devices of this process.
 
     Local.
+
+    Raises:
+      InitializeError: this process is one of several, and has not joined them.
     """
-    return int(jax.local_device_count())
+    own = jax.process_index()
+    return sum(device.process_index == own for device in numbered_devices())
 
 
 @local
