@@ -6,6 +6,7 @@ Classes of other libraries are recognised by name, so that none is imported.
 from __future__ import annotations
 
 import io
+import sys
 from collections import UserString, deque
 from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from collections.abc import Set as AnySet
@@ -96,6 +97,8 @@ def advice(value: Any, verb: str, done: str, *, can_register: bool = False) -> s
         return f"decorate it with @{_REGISTER}, or {words}" if is_open else words
     if str(getattr(value, "__module__", "")).partition(".")[0] == "optax":
         return f"functions cannot be {done}; {verb} the state that its init returned"
+    if "equinox" in sys.modules:  # its modules hold functions beside arrays
+        return f"functions cannot be {done}; {verb} eqx.partition(tree, eqx.is_array)[0]"
     return f"functions cannot be {done}; {_LEFT_OUT}"
 
 

@@ -7,6 +7,8 @@ import dataclasses
 import datetime
 import enum
 import pathlib
+import sys
+from types import ModuleType
 
 import jax
 import numpy as np
@@ -84,6 +86,15 @@ def test_the_value_of_a_process_knows_no_registered_classes(tmp_path):
 def test_a_key_that_is_an_enum(tmp_path):
     with pytest.raises(shoal.UsageTypeError, match=r"of type Color, an enum; take its \.name or"):
         shoal.save(tmp_path / "one", {Color.RED: 1})
+
+
+def test_of_a_program_with_equinox_its_partition_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "equinox", ModuleType("equinox"))
+    with (
+        shoal.Checkpoints(tmp_path / "run") as history,
+        pytest.raises(shoal.UsageTypeError, match=r"act: .*; save eqx\.partition\(tree, eqx\.is_a"),
+    ):
+        history.resume(np.ones(2), {"w": np.ones(2), "act": len})
 
 
 def test_a_target_of_a_class_that_jax_does_not_know(tmp_path):

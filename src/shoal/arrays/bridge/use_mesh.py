@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 import jax
+from jax.sharding import NamedSharding
 
-from shoal.arrays.bridge.devices import mesh_of
+from shoal.arrays.bridge.devices import jax_mesh, mesh_of
 from shoal.colour import local
-from shoal.errors import UsageTypeError
+from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
+from shoal.runtime.jax_service import jax_runtime
 from shoal.tracebacks import block_at_caller
 
 _mesh: ContextVar[Mesh | None] = ContextVar("shoal_default_mesh", default=None)
@@ -24,9 +26,10 @@ def use_mesh(mesh: Mesh | jax.sharding.Mesh) -> Iterator[Mesh]:
     Local.
 
     Applies to the block, in this thread and asyncio task: a thread started inside has no default
-    mesh until it enters one. Blocks nest; leaving one restores the previous mesh. It does not enter
-    `jax.set_mesh`: under that, even `jnp.ones(3)` becomes a program of all the mesh's devices,
-    which every process would have to run.
+    mesh until it enters one. Blocks nest; leaving one restores the previous mesh. Outside all of
+    them the mesh of `jax.set_mesh` is the default. This does not enter `jax.set_mesh`: under that,
+    even `jnp.ones(3)` becomes a program of all the mesh's devices, which every process would have
+    to run.
 
     Args:
       mesh: a mesh, or JAX's.
@@ -54,6 +57,28 @@ def use_mesh(mesh: Mesh | jax.sharding.Mesh) -> Iterator[Mesh]:
         _mesh.reset(token)
 
 
+def on_current_mesh(place: NamedSharding) -> NamedSharding:
+    """Return a sharding on devices, for one on a mesh that has none, as `jax.eval_shape` gives it.
+
+    Raises:
+      UsageError: neither `use_mesh` nor `jax.set_mesh` has a mesh of its axes in force.
+    """
+    axes = dict(place.mesh.shape)
+    mesh = default_mesh()
+    if mesh is None or dict(mesh.axes) != axes:
+        sizes = ", ".join(f"{axis}={size}" for axis, size in axes.items())
+        raise UsageError(
+            f"is on an abstract mesh of axes {sizes}, as jax.eval_shape gives it, and the current "
+            f"one is {mesh!r}: call this inside `with use_mesh(mesh):` or jax.set_mesh(mesh), or "
+            "give a Layout"
+        )
+    return NamedSharding(jax_mesh(mesh), place.spec, memory_kind=place.memory_kind)
+
+
 def default_mesh() -> Mesh | None:
-    """Return the mesh of the innermost `use_mesh` block, or None."""
-    return _mesh.get()
+    """Return the mesh of the innermost `use_mesh` block, else that of `jax.set_mesh`, or None."""
+    mesh = _mesh.get()
+    if mesh is not None:
+        return mesh
+    current = jax_runtime.current_mesh()
+    return None if current is None else mesh_of(current)

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, Sharding
 
 from shoal.arrays.bridge.devices import jax_mesh, mesh_of
 from shoal.arrays.bridge.layout_functions import short_text, wrong_arguments
 from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, sharding
-from shoal.arrays.bridge.use_mesh import default_mesh
+from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh
 from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
 from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
@@ -112,6 +112,8 @@ def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> tu
 
 
 def _target_leaf(name: str, value: Any) -> TargetLeaf:
+    if isinstance(value, NamedSharding):
+        value = _with_devices(value)
     if _is_layout(value):
         has_dims = not isinstance(value, Mesh | jax.sharding.Mesh)
         return TargetLeaf(name, value, is_layout=True, has_dims=has_dims, text=_text(value))
@@ -149,13 +151,20 @@ def _like(name: str, value: Any) -> TargetLeaf:
     """Ask for an array like a given one, or like its description."""
     if isinstance(value, jax.core.Tracer):
         raise UsageError("is a value inside jit or grad; restore outside")
-    place, impl, dtype = value.sharding, "", value.dtype
+    place, impl, dtype = _with_devices(value.sharding), "", value.dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         leaf = leaf_of(name, jax.ShapeDtypeStruct((), dtype))
         impl, dtype = str(getattr(leaf, "impl", "")), None
     text = "on the host" if place is None else _text(place)
     dtype = None if dtype is None else np.dtype(dtype)
     return TargetLeaf(name, place, tuple(value.shape), dtype, impl, is_array=True, text=text)
+
+
+def _with_devices(place: Any) -> Any:
+    """Return a sharding with devices: on the current mesh, if its own is abstract."""
+    if isinstance(place, NamedSharding) and isinstance(place.mesh, AbstractMesh):
+        return on_current_mesh(place)
+    return place
 
 
 def _is_layout(value: Any) -> bool:

@@ -96,6 +96,17 @@ def attached() -> Attached | None:
     return Attached(state.process_id, state.num_processes, state.coordinator_address or "")
 
 
+def current_mesh() -> Any:
+    """Return the mesh of `jax.set_mesh`, with its devices; None if there is none.
+
+    `jax.sharding.get_mesh` refuses inside `jit`.
+    """
+    from jax._src import mesh
+
+    found = mesh.get_concrete_mesh()
+    return None if found is None or found.empty else found
+
+
 def backend_exists() -> bool:
     """Return whether JAX has created a backend, after which no job can be joined. Never blocks."""
     return bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", False))
