@@ -210,3 +210,52 @@ def test_one_leaf_is_said_as_one(tmp_path):
     assert "c/w: is not in the checkpoint, which has a/w: rename={'c': 'a'} takes that" in str(
         error
     )
+
+
+PARAMETERS = {"dense/w": (8, 4), "dense/b": (4,), "out/w": (4, 2), "out/b": (2,)}
+
+
+def below(prefix, names=PARAMETERS):
+    return {f"{prefix}/{name}": shape for name, shape in names.items()}
+
+
+def nested(shapes):
+    """Return a tree of dicts with such leaves."""
+    tree = {}
+    for name, shape in shapes.items():
+        *parents, last = name.split("/")
+        node = tree
+        for one in parents:
+            node = node.setdefault(one, {})
+        node[last] = np.zeros(shape)
+    return tree
+
+
+ADAM = below("opt/0/mu") | below("opt/0/nu") | {"opt/0/count": ()}
+SGD = below("opt/0/trace")
+OUT = {name: shape for name, shape in PARAMETERS.items() if name.startswith("out")}
+DENSE = {name: shape for name, shape in PARAMETERS.items() if name not in OUT}
+BOTH = below("s/0/trace", DENSE) | below("a/0/mu", OUT) | below("a/0/nu", OUT) | {"a/0/count": ()}
+
+
+@pytest.mark.parametrize(
+    ("target", "saved", "mapping"),
+    [
+        (SGD, ADAM, {}),  # is the trace the first moment, or the second?
+        (ADAM, SGD, {}),  # and which of them is the trace?
+        (BOTH, ADAM, {"a": "opt"}),
+        (ADAM, {f"chain/{name}": shape for name, shape in ADAM.items()}, {"opt": "chain/opt"}),
+        (below("a"), below("b") | below("c"), {}),
+        (below("a") | below("d"), below("b"), {}),
+        (below("a"), below("b") | {"c/dense/w": (8, 4)}, {"a": "b"}),
+        ({"a/w": (3,)}, {"b/w": (3,), "c/w": (4,)}, {"a": "b"}),
+        ({"a/w": (3,)}, {"b/w": (3,), "c/w": (3,)}, {}),
+    ],
+)
+def test_nothing_is_proposed_where_several_fit(target, saved, mapping, tmp_path):
+    assert renames(target, saved, ["step"]) == mapping
+    shoal.save(tmp_path / "c", nested(saved))
+    with pytest.raises(RestoreMismatch) as caught:
+        shoal.restore(tmp_path / "c", nested(target))
+    assert ("rename=" in str(caught.value)) == bool(mapping)
+    assert "did you mean" not in str(caught.value)

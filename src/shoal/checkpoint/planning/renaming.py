@@ -1,8 +1,10 @@
 """Find subtrees that have another name in the checkpoint, and the `rename=` that maps them.
 
 Missing leaves are matched with unexpected ones: first whole subtrees from the root down, by the
-names below them; then the remaining leaves one by one, by common suffixes of their names. Pairs
-with the same last component are lifted to their parents, unless a leaf below was found already::
+names below them; then the remaining leaves one by one, by common suffixes of their names. Only what
+fits one place is matched, and only if nothing else fits there: one of two moments of an optimizer
+would be loaded as the other. Pairs with the same last component are lifted to their parents, unless
+a leaf below was found already::
 
     enc/0/w  enc/1/w  enc/new      encoder/0/w  encoder/1/w      → {"enc": "encoder"}
 """
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from difflib import SequenceMatcher
 from itertools import islice
 
 Path = tuple[str, ...]
@@ -19,9 +20,7 @@ Shapes = Mapping[str, tuple[int, ...] | None]  # by name of the leaf; None: any
 
 _MOST_PAIRS = 8
 _MOST_COMPARED = 16  # candidates with the same suffix
-_CLOSE = 0.5  # similarity required to choose among several
 _MOST_WORK = 300_000  # leaf visits: limits the search among thousands of similar names
-_WORK = 50  # cost of comparing two names, in leaf visits
 
 
 def renames(missing: Shapes, unexpected: Shapes, found: Iterable[str]) -> dict[str, str]:
@@ -86,13 +85,11 @@ class _PrefixPairs:
         self.pairs: dict[Path, Path] = {}
         self.left: list[Path] = []  # leaves of the target without a pair
         self.below: defaultdict[Path, list[Path]] = defaultdict(list)
-        self.ending: defaultdict[Path, list[Path]] = defaultdict(list)
+        self.ending = _by_ending(self.stored)
+        self.wanted = _by_ending(self.target)
         for path in self.target:
             for end in _ends(path):
                 self.below[path[:end]].append(path)
-        for path in self.stored:
-            for begin in range(len(path)):
-                self.ending[path[begin:]].append(path)
 
     def whole(self, prefix: Path) -> None:
         """Find a prefix in the checkpoint that contains all that is missing below this one."""
@@ -110,35 +107,40 @@ class _PrefixPairs:
         ends = [path[len(prefix) :] for path in names]
         rarest = min(ends, key=lambda end: len(self.ending.get(end, ())))
         places = [path[: -len(rarest)] for path in self.ending.get(rarest, ())]
-        fitting = (
+        fitting = [
             place
-            for place in places
+            for place in islice(places, _MOST_COMPARED)
             if all(self._fits((*prefix, *end), (*place, *end)) for end in ends)
-        )
-        return self._nearest(prefix, fitting)[0]
+        ]
+        return fitting[0] if len(fitting) == 1 and self._is_only(prefix, fitting[0], ends) else None
 
     def leaves(self) -> None:
-        """Match the remaining leaves by longest common suffix; among several, by similarity."""
+        """Match the remaining leaves by longest common suffix."""
         for path in self.left:
             for begin in range(len(path) if self.work <= _MOST_WORK else 0):
-                fitting = (
-                    one for one in self.ending.get(path[begin:], ()) if self._fits(path, one)
-                )
-                other, is_close = self._nearest(path, fitting)
-                if other is None:
+                end = path[begin:]
+                some = islice(self.ending.get(end, ()), _MOST_COMPARED)
+                fitting = [one for one in some if self._fits(path, one)]
+                if not fitting:
                     continue
-                if is_close:
-                    self._pair(path, other, [path])
+                if len(fitting) == 1 and self._is_only(
+                    path[:begin], fitting[0][: -len(end)], [end]
+                ):
+                    self._pair(path, fitting[0], [path])
                 break
 
-    def _nearest(self, path: Path, others: Iterable[Path]) -> tuple[Path | None, bool]:
-        """Return the most similar name, and whether it is close enough; a single candidate is."""
-        some = list(islice(others, _MOST_COMPARED))
-        if len(some) < 2:
-            return (some[0], True) if some else (None, False)
-        self.work += len(some) * _WORK
-        ratio, other = max((_alike(path, one), one) for one in some)
-        return other, ratio >= _CLOSE
+    def _is_only(self, prefix: Path, place: Path, ends: list[Path]) -> bool:
+        """Return whether nothing else that is missing fits a place, below another prefix."""
+        rarest = min(ends, key=lambda end: len(self.wanted.get(end, ())))
+        others = [path[: -len(rarest)] for path in self.wanted.get(rarest, ())]
+        return not any(
+            other != prefix
+            and all(
+                (*other, *end) in self.target and self._fits((*other, *end), (*place, *end))
+                for end in ends
+            )
+            for other in islice(others, _MOST_COMPARED)
+        )
 
     def lift(self) -> None:
         """Rename parents instead of children where that renames all paired children."""
@@ -189,5 +191,10 @@ def _ends(path: Path) -> range:
     return range(len(path))
 
 
-def _alike(one: Path, other: Path) -> float:
-    return SequenceMatcher(None, "/".join(one)[-100:], "/".join(other)[-100:]).ratio()
+def _by_ending(paths: Iterable[Path]) -> dict[Path, list[Path]]:
+    """Return the paths by each of their endings."""
+    found: defaultdict[Path, list[Path]] = defaultdict(list)
+    for path in paths:
+        for begin in range(len(path)):
+            found[path[begin:]].append(path)
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -56,10 +56,13 @@ def problem_lines(
     unexpected = [name for name in spare.unexpected if name not in gone]
     known = list(unexpected or spare.all_names)[:_MOST_COMPARED]
     above = sorted({name[:end] for name in known for end, c in enumerate(name) if c == "/"})
+    hints = {
+        one.name: _hint(one, known, above, spare) if len(left) <= _MOST_GUESSED else ""
+        for one in left
+    }
+    uses = Counter(hints.values())
     for one in left:
-        near = ""
-        if len(left) <= _MOST_GUESSED:
-            near = nearest(one.stored, [*known, *(above if one.is_layout else ())])
+        near = hints[one.name] if uses[hints[one.name]] == 1 else ""
         where = f" (as {one.stored})" if one.stored != one.name else ""
         near = f": {one.hint}" if one.hint else near
         lines.append(f"{one.name}: is not in the checkpoint{where}{near}")
@@ -68,6 +71,18 @@ def problem_lines(
     for name in unexpected:
         lines.append(f"{name}: {detail}; only={leaving_out(name, names)!r} leaves it out")
     return lines, [one.name for one in left]
+
+
+def _hint(one: Missing, known: Sequence[str], above: Sequence[str], spare: Spare) -> str:
+    """Return which leaf of the checkpoint may be meant; "" where several may be.
+
+    Of two moments of an optimizer the nearer name may be the wrong one.
+    """
+    fitting = [name for name in known if one.shape in (None, spare.shapes.get(name))]
+    last = one.stored.rpartition("/")[2]
+    if sum(name.rpartition("/")[2] == last for name in fitting) > 1:
+        return ""
+    return nearest(one.stored, [*fitting, *(above if one.is_layout else ())])
 
 
 def _pairs(missing: Sequence[Missing], spare: Spare, found: Sequence[str]) -> dict[str, str]:
