@@ -121,6 +121,23 @@ def maps(s):
     return shoal.linear(x, x, layout=s.either(s.rows, s.columns))
 
 
+def weights(s):
+    return shoal.linear(shoal.put(VALUES, s.columns), VALUES + s.odd, layout=s.rows)
+
+
+def weights_of_replicas(s):
+    y = shoal.linear(shoal.put(VALUES, s.whole), VALUES + s.odd)  # which sends nothing
+    shoal.barrier("after it")
+    return y
+
+
+def initialisers(s):
+    table = VALUES + s.odd
+    made = shoal.create(lambda: table * 2, layouts=s.rows)
+    shoal.barrier("after it")
+    return made
+
+
 def told_by(call, s):
     """Return the kind of error and its text; the processes are in step again afterwards."""
     try:
@@ -137,7 +154,8 @@ def told_by(call, s):
 
 WAYS = {one.__name__: one for one in (
     targets, dtypes, trees, sources, nothing_to_send, meshes, another_call, donated, staged, keys,
-    under_grad, entered, constrained, constrained_under_vmap, regions, functions, maps,
+    under_grad, entered, constrained, constrained_under_vmap, regions, functions, maps, weights,
+    weights_of_replicas, initialisers,
 )}  # fmt: skip
 
 
@@ -179,6 +197,9 @@ def check_texts(texts):
     assert "constrain needs the same tree" in texts["constrained_under_vmap"]
     assert "manual needs the same function" in texts["regions"]
     assert "process 1: the result: float32[8,8] as (-, x)" in texts["maps"]
+    assert "process 1: weight: float32[8, 8]: values " in texts["weights"]
+    assert "process 1: weight: float32[8,8] as (-, -): values " in texts["weights_of_replicas"]
+    assert "initialiser closes over: float32[8,8]: values " in texts["initialisers"]
 
 
 REFUSED = {  # what process 1 alone gets wrong

@@ -8,6 +8,7 @@ import re
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import shoal
@@ -99,6 +100,18 @@ def differ_in_calls(path, told, value, rows, *, odd):
     told.meet("created by a number")
     shoal.create(lambda: np.ones(6, np.float32), layouts=Layout(rows.mesh, "x") if odd else layout)
     told.meet("created elsewhere")
+    table, key = np.arange(9, dtype=np.float32) + odd, jax.random.key(odd)
+    for name, init in {
+        "closed over": lambda: jnp.asarray(table) * 2,
+        "closed over deeply": lambda: jax.lax.fori_loop(0, 2, lambda _, c: c + table, table),
+        "closed over by a key": lambda: jax.random.normal(key, (4,)),
+        "closed over as a number": lambda: jnp.ones(4) * (0.5 + odd),
+        "written": (lambda: jnp.ones(4) + 1) if odd else (lambda: jnp.ones(4) - 1),
+    }.items():
+        shoal.create(init, layouts=layout)
+        told.meet(name)
+    shoal.create(lambda: jnp.asarray(table - odd) * 2, layouts=layout)
+    shoal.barrier("equal programs")
 
 
 def come_late(index, told, put):
@@ -132,7 +145,10 @@ def beside_the_main_line(told, put):
     thread.join()
 
 
-CREATED = ("created", "created by a number", "created elsewhere")
+CREATED = (
+    "created", "created by a number", "created elsewhere", "closed over", "closed over deeply",
+    "closed over by a key", "closed over as a number", "written",
+)  # fmt: skip
 OTHERWISE = ("once more", "elsewhere", "shape", "moved", *CREATED)
 MEANT = "To compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)."
 HERE = "put at tests/processes/test_trail.py:"
@@ -162,7 +178,7 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
         told = cluster.run(differ_in_every_way, str(tmp_path / "model.ckpt"))
     for name in ("equal", "the main line"):
         assert [one.pop(name) for one in told] == ["equal"] * 3
-    assert [len(one) for one in told] == [13, 13, 12]  # process 2 is none of the two
+    assert [len(one) for one in told] == [18, 18, 17]  # process 2 is none of the two
     pairs = {name: explained(told, name) for name in told[0]}
     for name in ("own rows", "large", "late", "lane", "two", "at the end"):
         texts = [text.rpartition(": values ") for text in pairs[name]]
@@ -186,7 +202,7 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
     ]
     sides = [text.split(": ", 1) for name in CREATED for text in pairs[name]]
     assert all(place.startswith("create at ") for place, _ in sides)
-    ends = re.compile(r"(?<=:) values .*|(?<= =) .*")
+    ends = re.compile(r"(?<=:) values .*|(?<= =) .*|(?<=program:) .*")
     facts = [ends.sub("", fact) for _, fact in sides]
     assert len({fact for _, fact in sides if " = " in fact}) == 2
     assert facts == [
@@ -194,6 +210,10 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
         *["args[0]: float32[] as () ="] * 2,
         "float32[6] as (-)",
         "float32[6] as (x)",
+        *["array 0 of those that the initialiser closes over: float32[9]:"] * 2,
+        *["array 0 of those that the initialiser closes over: float32[9]:"] * 2,
+        *["array 0 of those that the initialiser closes over: uint32[2]:"] * 2,
+        *["the initialiser's program:"] * 4,
     ]
     rows = told[2]["late"][0].splitlines()
     assert [row.partition(": ")[0].strip() for row in rows[2:4]] == ["process 1", "processes 0, 2"]

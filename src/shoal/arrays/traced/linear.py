@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 
+from shoal.arrays.bridge.devices import mesh_of
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
@@ -18,7 +19,9 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program, owners_of
+from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import as_array, unfit, warn_of_narrowing
+from shoal.arrays.host.record_trail import record_trail
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.traced.constrain import constrain_agreed, explicit_part
 from shoal.colour import traced
@@ -183,11 +186,25 @@ def _result(layout: Layouts, shape: tuple[int, ...]) -> Leaf:
 def _agree(arrays: dict[str, jax.Array], result: Leaf | None, dtype: Any) -> None:
     """Outside `jit`, agree with the other processes, unless each holds all of the arguments."""
     known = _spread_out(arrays)
-    if not known or (result is None and all(a.is_fully_replicated for a in known.values())):
+    if not known:
         return
-    facts = [f"{n}: {a.dtype}{list(a.shape)}" for n, a in arrays.items() if n not in known]
+    own = {name: array for name, array in arrays.items() if name not in known}
+    if result is None and all(a.is_fully_replicated for a in known.values()):
+        lies = next(iter(known.values())).sharding
+        if isinstance(lies, NamedSharding):
+            mesh = mesh_of(lies.mesh)
+            leaves = [Leaf(n, a, Layout.replicated(mesh, a.ndim)) for n, a in own.items()]
+            record_trail("linear", leaves, lane=None, values=True)
+        return
+    facts = [f"{n}: {a.dtype}{list(a.shape)}{_values(a)}" for n, a in own.items()]
     options = [f"summed in {_dtype(dtype, arrays['x'].dtype)}", *facts]
     agree_on_program("linear", [] if result is None else [result], known, options=options)
+
+
+def _values(array: jax.Array) -> str:
+    """Return the digest of an array that this process holds alone, which others hold too."""
+    value = concrete(array)
+    return "" if value is None else f": values {digest(np.asarray(value))}"
 
 
 def _fail(error: BaseException, given: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ class Hunt:
     def _of(self, eqn: Any, operands: list[Hidden]) -> list[Hidden]:
         """Return the same for the results of one operation."""
         name, results = eqn.primitive.name, len(eqn.outvars)
-        inner = _programs(eqn)
+        inner = programs_in(eqn)
         if name == "cond":
             return self._of_cond(eqn, operands, inner)
         if name == "while":
@@ -141,7 +141,7 @@ class Hunt:
 def has_regions(program: Any) -> bool:
     """Return whether there are manual regions in a program."""
     return any(
-        eqn.primitive.name == "shard_map" or any(map(has_regions, _programs(eqn)))
+        eqn.primitive.name == "shard_map" or any(map(has_regions, programs_in(eqn)))
         for eqn in _program(program).eqns
     )
 
@@ -170,7 +170,7 @@ def _collectives(program: Any) -> Iterable[tuple[str, frozenset[str]]]:
     for eqn in program.eqns:
         if (axes := _axes(eqn)) and eqn.primitive.name not in _SILENT:
             yield eqn.primitive.name.removesuffix("_invariant"), axes
-        for inner in _programs(eqn):
+        for inner in programs_in(eqn):
             yield from _collectives(inner)
 
 
@@ -189,12 +189,13 @@ def _is_by_groups(eqn: Any) -> bool:
     return len(eqn.params.get("axis_index_groups") or ()) > 1
 
 
-def _programs(eqn: Any) -> list[Any]:
-    """Return the programs nested in an operation."""
-    found = []
+def programs_in(eqn: Any, *, closed: bool = False) -> list[Any]:
+    """Return the programs nested in an operation; `closed`: with their constants."""
+    found: list[Any] = []
     for value in eqn.params.values():
         parts = value if isinstance(value, tuple | list) else [value]
-        found += [_program(part) for part in parts if hasattr(_program(part), "eqns")]
+        nested = [part for part in parts if hasattr(_program(part), "eqns")]
+        found += nested if closed else map(_program, nested)
     return found
 
 
