@@ -66,7 +66,7 @@ _ROWS = (
     ("SHOAL_SILENT_LOST_AFTER_S", "60", "seconds", "a process that runs but gives no sign of life "
      "this long (its interpreter lock is held) is lost; inf: never"),
     ("SHOAL_ABORT_AFTER_S", "30", "seconds", "a process stuck in native code after a peer was "
-     "lost is ended; inf: never"),
+     "lost, or has made other calls, is ended; inf: never"),
     ("SHOAL_STALL_WARN_S", "300", "seconds", "a job in which no process has made progress for this "
      "long is reported, with the place where each stands; inf: never"),
     ("SHOAL_STALLED_AFTER_S", "inf", "seconds", "the same, in which no process does anything, is "

@@ -20,7 +20,7 @@ if __name__ == "__main__":  # a script finds what lies beside it, not the packag
 from meta import reference_entries as entries
 from meta.source import PACKAGE
 from shoal.colour import colour_of
-from shoal.errors import ShoalError
+from shoal.errors import DtypeWarning, ShoalError
 from shoal.runtime.system import fault_points
 from shoal.settings import SETTINGS
 
@@ -177,6 +177,7 @@ def _errors() -> str:
         (f"`{kind.__name__}`", str(kind.exit_code), _facts(kind), entries.summary(kind))
         for kind in [ShoalError, *_subclasses(ShoalError)]
     ]
+    rows.append((f"`{DtypeWarning.__name__}`", "–", "", entries.summary(DtypeWarning)))
     head = ("name", "exit code", "attributes", "what it says")
     return f"## `shoal.errors`\n\n{entries.table(head, rows)}"
 

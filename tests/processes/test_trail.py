@@ -243,3 +243,25 @@ def test_processes_that_only_make_steps_are_told_by_their_signs_of_life():
         assert "put sends nothing; the difference was found at 'step " in text
         assert text.endswith(MEANT)
         assert [*sides.values()] == [[0], [1]]
+
+
+def hang_in_programs_of_their_own():
+    """Give `put` different values, and run programs that wait for each other without an end."""
+    odd = shoal.process_index()
+    mesh = shoal.make_mesh({"x": 2})
+    x = shoal.put(np.arange(16, dtype=np.float32).reshape(4, 4) + odd, Layout(mesh, "x", None))
+    target = shoal.sharding(Layout(mesh, None, None) if odd else Layout(mesh, None, "x"))
+    jax.block_until_ready(jax.jit(lambda x: x * 2, out_shardings=target)(x))
+
+
+def test_processes_that_hang_in_their_own_programs_end_with_the_call_that_differs(child_env):
+    env = child_env | {"SHOAL_HEARTBEAT_S": "0.1", "SHOAL_ABORT_AFTER_S": "2"}
+    with Cluster(2, devices=1, env=env) as cluster:
+        cluster.start(hang_in_programs_of_their_own)
+        ended = cluster.wait()
+    for process, one in enumerate(ended):
+        assert one.code == 70, one
+        assert f"process {process} of 2 (" in one.err
+        assert "processes gave put different values" in one.err
+        assert "put at tests/processes/test_trail.py:" in one.err
+        assert "the main thread has stood in native code, at tests/processes/test_trail" in one.err

@@ -14,7 +14,7 @@ import pytest
 
 import shoal
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.exit.idle import StallWatch, _frames, main_frame
+from shoal.runtime.exit.idle import StallWatch, _frames, innermost_frame
 from shoal.runtime.jax_service.jax_runtime import COMPILER
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
@@ -226,7 +226,7 @@ def test_a_compilation_of_jax_is_recognized():
 
     def look():
         while not is_over.wait(0.002):
-            seen.update(_frames(main_frame()))
+            seen.update(_frames(innermost_frame()))
 
     looking = threading.Thread(target=look)
     looking.start()

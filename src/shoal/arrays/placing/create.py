@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Literal
 from jax.sharding import NamedSharding
 
 from shoal.arrays.bridge.leaf_layouts import (
@@ -18,16 +17,14 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.sharding import sharding
-from shoal.arrays.host.digest import digest
-from shoal.arrays.host.host_values import device_form, is_key, warn_of_narrowing
+from shoal.arrays.host.host_values import device_form, warn_of_narrowing
+from shoal.arrays.host.program_lines import program_lines
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.move import on_row, row_of
 from shoal.arrays.placing.put import dtype_problems, place_leaves, strong
-from shoal.arrays.traced.varying import programs_in
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
-from shoal.hashing import short_digest
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -107,52 +104,9 @@ def created(
     with on_row(row_of(targets[0])):
         if len(owners_of_mesh(mesh)) > 1 and not is_tracing():
             # The trace that runs: what the initialiser closes over is in it.
-            options = (*options, *_program_lines(program.trace(*placed).jaxpr))
+            options = (*options, *program_lines(program.trace(*placed).jaxpr))
         _record(args, leaves, options)
         return program(*placed)
-
-
-def _program_lines(program: Any) -> list[str]:
-    """Return lines that differ where programs, or the arrays that they close over, do."""
-    constants: list[Any] = []
-    words = "\n".join(_words_of(program, constants))
-    lines = [f"the initialiser's program: {short_digest(words.encode()).hex()}"]
-    for number, constant in enumerate(constants):
-        if isinstance(constant, jax.Array) and not constant.is_fully_addressable:
-            continue
-        value = np.asarray(jax.random.key_data(constant) if is_key(constant) else constant)
-        shape = ",".join(map(str, value.shape))
-        name = f"array {number} of those that the initialiser closes over"
-        lines.append(f"{name}: {value.dtype}[{shape}]: values {digest(value)}")
-    return lines
-
-
-def _words_of(program: Any, constants: list[Any]) -> Iterator[str]:
-    """Yield a line for each operation, those of nested programs included; collect the constants.
-
-    Functions and other objects among the parameters are left out: their texts have addresses.
-    """
-    constants += getattr(program, "consts", ())
-    program = getattr(program, "jaxpr", program)
-    numbers: dict[int, int] = {}
-
-    def name(var: Any) -> str:
-        if isinstance(var, Literal):
-            return repr(var.val)
-        return f"{numbers.setdefault(id(var), len(numbers))}:{var.aval.str_short()}"
-
-    for eqn in program.eqns:
-        plain = {
-            key: value
-            for key, value in sorted(eqn.params.items())
-            if isinstance(value, str | int | float | np.dtype)
-            or (isinstance(value, tuple) and all(isinstance(one, str | int) for one in value))
-        }
-        results, operands = ([*map(name, some)] for some in (eqn.outvars, eqn.invars))
-        yield f"{results} = {eqn.primitive.name} {operands} {plain}"
-        for inner in programs_in(eqn, closed=True):
-            yield from _words_of(inner, constants)
-    yield f"{[*map(name, program.outvars)]}"
 
 
 def _traceable(value: Any) -> Any:

@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from shoal.arrays.host.program_lines import program_of, programs_in
+
 Hidden = dict[str, str]
 """Axes along which a value may vary, beyond those of its type → the operation that causes it."""
 
@@ -40,7 +42,7 @@ class Hunt:
           given: the same for its arguments; None: as their types say.
         """
         consts = getattr(jaxpr, "consts", ())
-        jaxpr = _program(jaxpr)
+        jaxpr = program_of(jaxpr)
         for var, value in zip(jaxpr.constvars, consts, strict=False):
             if not isinstance(value, jax.core.Tracer):
                 self._constants.add(id(var))
@@ -94,7 +96,7 @@ class Hunt:
         return [_union([chosen_by, *of_one]) for of_one in zip(*each, strict=True)]
 
     def _of_while(self, eqn: Any, operands: list[Hidden]) -> list[Hidden]:
-        condition, body = (_program(eqn.params[key]) for key in ("cond_jaxpr", "body_jaxpr"))
+        condition, body = (program_of(eqn.params[key]) for key in ("cond_jaxpr", "body_jaxpr"))
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         predicate, used = operands[:first], operands[first : first + second]
         carried = operands[first + second :]
@@ -142,7 +144,7 @@ def has_regions(program: Any) -> bool:
     """Return whether there are manual regions in a program."""
     return any(
         eqn.primitive.name == "shard_map" or any(map(has_regions, programs_in(eqn)))
-        for eqn in _program(program).eqns
+        for eqn in program_of(program).eqns
     )
 
 
@@ -187,17 +189,3 @@ def _axes(eqn: Any) -> frozenset[str]:
 def _is_by_groups(eqn: Any) -> bool:
     """Return whether a collective is one of several groups of devices, each by itself."""
     return len(eqn.params.get("axis_index_groups") or ()) > 1
-
-
-def programs_in(eqn: Any, *, closed: bool = False) -> list[Any]:
-    """Return the programs nested in an operation; `closed`: with their constants."""
-    found: list[Any] = []
-    for value in eqn.params.values():
-        parts = value if isinstance(value, tuple | list) else [value]
-        nested = [part for part in parts if hasattr(_program(part), "eqns")]
-        found += nested if closed else map(_program, nested)
-    return found
-
-
-def _program(value: Any) -> Any:
-    return getattr(value, "jaxpr", value)

@@ -161,12 +161,13 @@ class Watcher:
         beat_at = now if self._rhythm.heartbeat_s < math.inf else math.inf
         while True:
             if now >= beat_at:
-                trails = self._watched.trails.beat()
-                more = {"trails": trails} if trails else {}
+                grown = self._watched.trails.beat()
+                more = {"trails": grown} if grown else {}
                 self._watched.send({"do": "beat", **self._watched.progress.beat(), **more})
                 self._echo.sent(now)
                 beat_at = now + self._rhythm.heartbeat_s
-            in_trouble = self._watched.troubles.open()
+            trails = self._watched.trails
+            in_trouble = self._watched.troubles.open() or trails.found is not None
             due = min(beat_at, self._echo.due, now + TICK_S if in_trouble else math.inf)
             if self.stall is not None:
                 # Whatever fails there must not lose the job: this thread speaks for the process.
@@ -185,7 +186,7 @@ class Watcher:
             elif now >= self._echo.due:
                 self._watched.lose(f"silent for {self._rhythm.lost_after_s:g} s: frozen or cut off")
                 return
-            if self._watched.troubles.open():
+            if self._watched.troubles.open() or trails.found is not None:
                 self.look(now)
 
     def _next_frame(self, due: float) -> Frame | None:

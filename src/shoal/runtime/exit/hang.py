@@ -1,10 +1,16 @@
-"""End a process that hangs because a peer is gone, with a report and a documented exit code.
+"""End a process that hangs because a peer is gone, or makes other calls, with a report and a
+documented exit code.
 
 A collective of XLA that waits for a lost process may never return, and cannot be interrupted. So
 the watcher thread ends this process: only after a loss, and only when its main thread has reached
 no call of shoal for SHOAL_ABORT_AFTER_S since. Once an exception has reported the loss to the
 program, the program may take its time, for example to save its work: it is then ended only when its
 main thread has not moved, in Python, for SHOAL_TIMEOUT_S.
+
+Where signs of life have shown that processes made different calls, the next call of shoal raises
+DivergenceError. A program that reaches none, since its main thread has stood in native code for
+SHOAL_ABORT_AFTER_S, is ended with that error: its collectives, which no one compares, wait for each
+other.
 """
 
 from __future__ import annotations
@@ -17,17 +23,21 @@ import sys
 import threading
 import time
 from collections.abc import Hashable
+from types import FrameType
 
 from shoal import settings
+from shoal.errors import DivergenceError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import TICK_S, Trouble, Troubles
 from shoal.runtime.client.progress import Progress
+from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.exit.guard import flush
 from shoal.runtime.exit.torch_agent import TorchAgent
-from shoal.runtime.failures.last_record import for_launcher
+from shoal.runtime.failures.last_record import for_launcher, record
 from shoal.runtime.failures.stack_text import shown_stacks
 from shoal.runtime.rules.outcomes import ThisProcess, indented
-from shoal.runtime.system.failure_words import headline_of
+from shoal.runtime.system.callsite import line_of
+from shoal.runtime.system.failure_words import failure_of, headline_of, stands
 from shoal.runtime.system.stacks import stacks
 
 _NOT_ENDED = "is not ended, because initialize(hooks=False) forbids it"
@@ -44,6 +54,12 @@ class HangTimeout:
         self._mark: Hashable = None
         self._at = math.inf
         self._waited_s = 0.0
+
+    def is_stuck(self, now: float, progress: Progress, frame: Hashable) -> bool:
+        """Return whether the main thread has stood in native code for SHOAL_ABORT_AFTER_S."""
+        is_idle = frame is None or progress.is_waiting
+        mark = None if is_idle else ("stuck", progress.since, progress.worked, frame)
+        return self._stood_s(now, mark) >= self._abort_after_s and mark is not None
 
     @classmethod
     def of_settings(cls) -> HangTimeout:
@@ -68,14 +84,19 @@ class HangTimeout:
             mark: Hashable = None
         else:
             mark = (is_reported, progress.since, progress.worked, frame if is_reported else None)
+        waited_s = self._stood_s(now, mark)
+        if mark is None or math.isinf(self._abort_after_s):
+            return None
+        limit_s = self._timeout_s if is_reported else self._abort_after_s
+        return cause if waited_s >= limit_s else None
+
+    def _stood_s(self, now: float, mark: Hashable) -> float:
+        """Return for how long the mark has been the same."""
         # Ignore time while this process was suspended.
         passed_s = min(max(0.0, now - self._at), 4 * TICK_S)
         self._waited_s = self._waited_s + passed_s if mark == self._mark else 0.0
         self._mark, self._at = mark, now
-        if mark is None or math.isinf(self._abort_after_s):
-            return None
-        limit_s = self._timeout_s if is_reported else self._abort_after_s
-        return cause if self._waited_s >= limit_s else None
+        return self._waited_s
 
 
 class HangWatch:
@@ -90,8 +111,11 @@ class HangWatch:
         self._has_reported = False
 
     def look(self, now: float) -> None:
-        """Check for a hang; called by the watcher after a loss."""
+        """Check for a hang; called by the watcher after a loss, or a difference."""
         here = self._coordinator
+        if not here.troubles.open():
+            self._look_apart(now)
+            return
         cause = self._hang_timeout.is_over(now, here.troubles, here.progress, main_frame())
         if cause is None or self._has_reported:
             return
@@ -104,6 +128,43 @@ class HangWatch:
             here.report("followed", f"it hung, and was ended: {cause.name} {cause.fate}")
         write_before_exit(f"shoal: {self.report(cause, now)}")
         os._exit(cause.exit_code)
+
+    def _look_apart(self, now: float) -> None:
+        """End this process if it hangs after other calls than its peers have made."""
+        here = self._coordinator
+        if here.trails.found is None or self._has_reported:
+            return
+        # A prompt waits for its user, with no frame of the program.
+        frame = main_frame() if stands(innermost_frame()) else None
+        if not self._hang_timeout.is_stuck(now, here.progress, frame):
+            return
+        self._has_reported = True
+        # The search for the call that differs takes up to ten seconds, and the watcher must watch.
+        search = threading.Thread(target=self._end_apart, name="shoal last words", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending
+            search.start()
+
+    def _end_apart(self) -> None:
+        """Report the call that differs, and end this process."""
+        here, progress = self._coordinator, self._coordinator.progress
+        place = stands(innermost_frame())
+        try:
+            raise_found(here, "hang", place)
+        except DivergenceError as error:
+            error.add_note(
+                f"the main thread has stood in native code, at {line_of(place) or '?'}, for "
+                f"{time.monotonic() - progress.since:.0f} s"
+            )
+            words = f"{error}\n{error.__notes__[-1]}"
+            if not self._ends:
+                with contextlib.suppress(Exception):  # handlers and filters may raise
+                    _LOG.warning("%s: %s", _NOT_ENDED, words)
+                return
+            record(error, process=here.process, step=progress.step, point=progress.point)
+            with contextlib.suppress(Exception):
+                here.report("failed", failure_of(error).words)
+            write_before_exit(f"shoal: {words}\n")
+            os._exit(error.exit_code)
 
     def report(self, cause: Trouble, now: float) -> str:
         """Return the report: the losses, their age, this process's position, the exit code."""
@@ -127,13 +188,18 @@ class HangWatch:
         return f"{trouble.name} {trouble.fate}"
 
 
+def innermost_frame() -> FrameType | None:
+    """Return the main thread's innermost frame."""
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
 def main_frame() -> Hashable:
     """Return the main thread's current position; None once the interpreter runs exit handlers.
 
     Before those it joins threads, which may hang as the main thread may.
     """
     main = threading.main_thread()
-    frame = sys._current_frames().get(main.ident or 0)
+    frame = innermost_frame()
     joins = frame is not None and frame.f_code.co_name == "_shutdown"  # of `threading`
     if sys.is_finalizing() or not (main.is_alive() or joins):
         return None

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from shoal import settings
 from shoal.errors import StalledError
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.exit.hang import write_before_exit
+from shoal.runtime.exit.hang import innermost_frame, write_before_exit
 from shoal.runtime.failures.stack_text import shown_stacks, threads_of
 from shoal.runtime.jax_service.jax_runtime import COMPILER
 from shoal.runtime.rules.outcomes import ThisProcess, indented
@@ -145,7 +145,7 @@ class StallWatch:
 
     def _idle(self, idle_s: float, limit_s: float, *, is_due: bool) -> Idle | None:
         """Return what to report; None: a prompt waits for its user."""
-        frame = main_frame()
+        frame = innermost_frame()
         site, is_prompt = stands(frame), hasattr(sys, "ps1") or _is_kernel()
         if is_prompt and not site:
             return None
@@ -194,7 +194,7 @@ class StallWatch:
         patience_s = max(_NOTICE_S, _NOTICE_STEPS * (here.progress.step_s or 0.0))
         if since + patience_s <= now:
             self._notice = number, math.inf
-            place = line_of(stands(main_frame())) or "an unknown place"
+            place = line_of(stands(innermost_frame())) or "an unknown place"
             _warn(
                 f"{ThisProcess(here.process, here.hosts)}: a preemption notice is open, and "
                 f"`preempted` has not been called for {now - since:.0f} s: the main thread is at "
@@ -215,7 +215,7 @@ class StallWatch:
         me = ThisProcess(here.process, here.hosts)
         headline, _, rest = text.partition("\n")
         if not (is_final and self._ends):
-            own = f"  {me} is at {line_of(stands(main_frame())) or 'an unknown place'}"
+            own = f"  {me} is at {line_of(stands(innermost_frame())) or 'an unknown place'}"
             _warn(f"{headline}\n{rest if is_shower else own}")
             if is_shower:
                 name = "shoal stacks"
@@ -245,7 +245,7 @@ class StallWatch:
         with contextlib.suppress(Exception):
             here.report("followed", f"stalled: {headline}")
         code = StalledError.exit_code
-        place = line_of(stands(main_frame())) or "an unknown place"
+        place = line_of(stands(innermost_frame())) or "an unknown place"
         said = [_own_stacks()] if is_shown else []
         said += [rest] if rest else []
         said += [f"shoal: {me} is at {place}: ended with exit code {code}, because {headline}"]
@@ -292,11 +292,6 @@ def _own_stacks() -> str:
         return indented(shown_stacks(stacks()))
     except OSError as error:  # e.g. too many open files
         return f"no stacks: {error}"
-
-
-def main_frame() -> FrameType | None:
-    """Return the main thread's innermost frame."""
-    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _cpu_times() -> tuple[float, float]:

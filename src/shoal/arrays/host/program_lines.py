@@ -1,0 +1,72 @@
+"""A traced program as lines that differ between processes where their programs do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+from shoal.arrays.host.digest import digest
+from shoal.arrays.host.host_values import is_key
+from shoal.hashing import short_digest
+
+
+def program_lines(program: Any) -> list[str]:
+    """Return lines that differ where programs, or the arrays that they close over, do."""
+    constants: list[Any] = []
+    words = "\n".join(_words_of(program, constants))
+    lines = [f"the initialiser's program: {short_digest(words.encode()).hex()}"]
+    for number, constant in enumerate(constants):
+        if isinstance(constant, jax.Array) and not constant.is_fully_addressable:
+            continue
+        value = np.asarray(jax.random.key_data(constant) if is_key(constant) else constant)
+        shape = ",".join(map(str, value.shape))
+        name = f"array {number} of those that the initialiser closes over"
+        lines.append(f"{name}: {value.dtype}[{shape}]: values {digest(value)}")
+    return lines
+
+
+def _words_of(program: Any, constants: list[Any]) -> Iterator[str]:
+    """Yield a line for each operation, those of nested programs included; collect the constants.
+
+    Functions and other objects among the parameters are left out: their texts have addresses.
+    """
+    constants += getattr(program, "consts", ())
+    program = program_of(program)
+    numbers: dict[int, int] = {}
+
+    def name(var: Any) -> str:
+        if isinstance(var, Literal):
+            return repr(var.val)
+        return f"{numbers.setdefault(id(var), len(numbers))}:{var.aval.str_short()}"
+
+    for eqn in program.eqns:
+        plain = {
+            key: value
+            for key, value in sorted(eqn.params.items())
+            if isinstance(value, str | int | float | np.dtype)
+            or (isinstance(value, tuple) and all(isinstance(one, str | int) for one in value))
+        }
+        results, operands = ([*map(name, some)] for some in (eqn.outvars, eqn.invars))
+        yield f"{results} = {eqn.primitive.name} {operands} {plain}"
+        for inner in programs_in(eqn, closed=True):
+            yield from _words_of(inner, constants)
+    yield f"{[*map(name, program.outvars)]}"
+
+
+def programs_in(eqn: Any, *, closed: bool = False) -> list[Any]:
+    """Return the programs nested in an operation; `closed`: with their constants."""
+    found: list[Any] = []
+    for value in eqn.params.values():
+        parts = value if isinstance(value, tuple | list) else [value]
+        nested = [part for part in parts if hasattr(program_of(part), "eqns")]
+        found += nested if closed else map(program_of, nested)
+    return found
+
+
+def program_of(value: Any) -> Any:
+    """Return a program without its constants, if it has some."""
+    return getattr(value, "jaxpr", value)
