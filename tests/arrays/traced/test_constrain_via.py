@@ -10,6 +10,7 @@ import pytest
 
 import shoal
 from plan.transfer.collectives_by_hand import all_layouts
+from shoal.arrays.bridge.devices import jax_mesh
 from shoal.errors import UsageError
 from shoal.plan.compiled.hlo_traffic import received_bytes_of
 from shoal.plan.layout import Layout
@@ -41,6 +42,35 @@ def test_the_plan_is_what_runs(is_set):
         np.testing.assert_array_equal(np.asarray(y), values * 2 + 1)
         assert y.sharding.is_equivalent_to(shoal.sharding(target), 2)
         assert received_bytes_of(text, 8) == plan.received_bytes
+
+
+WIDE, PAIR = Mesh({"x": 8}), Mesh({"a": 4, "b": 2})
+SPLIT = {  # the plan splits axes, whose digits make another mesh
+    "an axis": (Layout(WIDE, "x", None), Layout(WIDE, None, "x")),
+    "one of two": (Layout(PAIR, ("a", "b"), None), Layout(PAIR, "b", "a")),
+}
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_plan_that_splits_axes_runs_under_any_mesh(name, is_set):
+    source, target = SPLIT[name]
+    values = np.arange(64, dtype=np.float32).reshape(8, 8)
+    x = shoal.put(values, source)
+    with jax.set_mesh(jax_mesh(source.mesh) if is_set else None):
+        plan = shoal.plan_relayout(x, target, way="collectives")
+
+        def loss(x):
+            return (shoal.constrain(x * 1, target, via=plan) ** 2).sum()
+
+        y = jax.jit(lambda x: shoal.constrain(x * 2, target, via=plan))(x)
+        np.testing.assert_array_equal(y, 2 * values)
+        np.testing.assert_array_equal(jax.jit(jax.grad(loss))(x), 2 * values)
+        second = jax.jit(jax.grad(lambda x: jax.grad(loss)(x).sum()))(x)
+        np.testing.assert_array_equal(second, 0 * values + 2)
+        assert plan.peak_bytes > 0
+        (moved,) = jax.tree.leaves(plan.program()(x))
+        np.testing.assert_array_equal(moved, values)
 
 
 @pytest.mark.parametrize("value", [1.5, 3, 2j])

@@ -8,6 +8,7 @@ dim joins the devices' shards, in order. Nothing moves for that.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout as MemoryLayout
 from jax.experimental.layout import with_layout_constraint
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.plan.layout import Dim, Layout
@@ -73,8 +74,22 @@ def stages(
             out_specs=gives.spec,
             check_vma=False,
         )
-        found.append(DigitStage(mapped, takes, gives))
+        found.append(DigitStage(_on_its_mesh(mapped), takes, gives))
     return found
+
+
+def _on_its_mesh(mapped: OnShard) -> OnShard:
+    """Return a function of a mesh of digits, which is none of a `jax.set_mesh` around it."""
+
+    @wraps(mapped)
+    def run(x: jax.Array) -> jax.Array:
+        here = jax.sharding.get_abstract_mesh()
+        if here.empty or AxisType.Manual in here.axis_types:
+            return mapped(x)
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            return mapped(x)
+
+    return run
 
 
 def inside_jit(
@@ -111,7 +126,7 @@ def _in_terms_of(
     same = jax.shard_map(
         lambda shard: shard, mesh=mesh, in_specs=given, out_specs=wanted, check_vma=False
     )
-    return same(x)
+    return _on_its_mesh(same)(x)
 
 
 def _sharding(
