@@ -379,3 +379,14 @@ def test_a_host_value_may_be_changed_afterwards():
         made = constrain(value, layout)
         value[:] = 2
         assert float(made.max()) == 1
+
+
+def test_outside_jit_it_is_compiled_once(caplog):
+    placed = [put(np.full((8, 8), n, np.float32), Layout(MIXED, "data", None)) for n in range(3)]
+    target = Layout(MIXED, "data", "model")
+    constrain(placed[0], target)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        made = [constrain(array, target) for array in placed]
+    assert [record.message for record in caplog.records if "ompil" in record.message] == []
+    assert [float(np.asarray(array)[0, 0]) for array in made] == [0, 1, 2]
+    assert [layout_of(array) for array in made] == [target] * 3

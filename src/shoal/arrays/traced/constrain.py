@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -279,14 +280,18 @@ def _only(kind: str, leaf: Leaf, mesh: AnyMesh) -> NamedSharding:
 
 
 def _pinned(value: jax.Array, target: NamedSharding, gradient: bool) -> jax.Array:
-    def pin(x: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, target)
-
+    pin: Pin = partial(jax.lax.with_sharding_constraint, shardings=target)
     if AxisType.Explicit in target.mesh.axis_types and not is_tracing():
-        pin = jax.jit(pin)  # as a separate call it would lose the Explicit axes (jax 0.10 to 0.12)
+        pin = _pin_program(target)
     if gradient or not jnp.issubdtype(value.dtype, jnp.inexact):
         return pin(value)  # its derivative is pinned alike
     return _without_derivative(pin)(value)
+
+
+@lru_cache(maxsize=256)
+def _pin_program(target: NamedSharding) -> Pin:
+    """Return a program that pins; a call by itself loses the Explicit axes (jax 0.10 to 0.12)."""
+    return jax.jit(partial(jax.lax.with_sharding_constraint, shardings=target))
 
 
 def _without_derivative(pin: Pin) -> Pin:
