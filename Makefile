@@ -62,5 +62,5 @@ $(VENV)/.benched: $(VENV)/.installed
 $(NEWEST)/.installed: $(INPUTS)
 	@python=$$(.ci/find-python newest) || \
 	  { echo "no Python >= 3.12 found; set NEWEST_PYTHON to one" >&2; exit 1; }; \
-	.ci/install $(NEWEST) "$$python" demo,test
+	.ci/install $(NEWEST) "$$python" demo,test,ecosystem
 	@touch $@
