@@ -14,6 +14,7 @@ pytest.importorskip("flax", reason="the environment of the newest Python has it"
 pytest.importorskip("equinox", reason="the environment of the newest Python has it")
 
 
+@pytest.mark.timeout(360)  # fifteen processes, which compile as users do
 def test_they_are_saved_killed_and_resumed_on_another_mesh(tmp_path, child_env):
     for name in ecosystem.PROGRAMS:
         with Cluster(2, devices=2, env=child_env, start_method="fork") as cluster:
