@@ -165,6 +165,7 @@ class HangWatch:
                 here.report("failed", failure_of(error).words)
             write_before_exit(f"shoal: {words}\n")
             os._exit(error.exit_code)
+        self._has_reported = False  # a meeting of another thread has reported it
 
     def report(self, cause: Trouble, now: float) -> str:
         """Return the report: the losses, their age, this process's position, the exit code."""
