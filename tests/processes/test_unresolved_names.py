@@ -18,8 +18,10 @@ from shoal.testing.network import why_no_cuts
 from shoal.testing.warding import Warden
 
 NEEDS_ROOT = pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("unshare"),
-    reason="only root may make namespaces, with util-linux's unshare",
+    sys.platform != "linux"
+    or os.geteuid() != 0
+    or not (shutil.which("unshare") and shutil.which("ip")),
+    reason="only root may make namespaces, with unshare of util-linux and ip of iproute2",
 )
 NAME = "no-such-host-xyz"
 NAMELESS = ["unshare", "--uts", "sh", "-c", f'hostname {NAME}; exec "$@"', "sh"]
