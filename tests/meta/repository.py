@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from meta.floors import imports
 from meta.source import PACKAGE, ROOT, Tree
 
@@ -57,12 +59,18 @@ def pin_problems(text: str) -> list[str]:
     return [line for line in lines if not PIN.fullmatch(line)] if lines else ["no pins"]
 
 
-def unpinned(pins: str, project: Mapping[str, Any]) -> list[str]:
-    """Find declared dependencies that a constraints file forgets."""
+def unpinned(pins: str, project: Mapping[str, Any], python: str = "3.13") -> list[str]:
+    """Find declared dependencies that the constraints file of a Python forgets."""
     pinned = {_normal(line.split("==")[0]) for line in pins.splitlines()}
     declared = [*project["dependencies"]]
     for extra in project["optional-dependencies"].values():
         declared += extra
+    here = {"python_version": python}
+    declared = [
+        need
+        for need in declared
+        if (marker := Requirement(need).marker) is None or marker.evaluate(here)
+    ]
     return sorted({_distribution(need) for need in declared} - pinned)
 
 

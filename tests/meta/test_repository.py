@@ -31,7 +31,7 @@ def test_no_file_says_what_it_must_not():
 @pytest.mark.parametrize("name", PINS)
 def test_pins_are_exact_and_complete(name):
     assert repository.pin_problems(PINS[name]) == []
-    assert repository.unpinned(PINS[name], PROJECT) == []
+    assert repository.unpinned(PINS[name], PROJECT, name[len("python") : -len(".txt")]) == []
 
 
 def test_dependencies_are_those_that_are_imported():
@@ -92,6 +92,8 @@ def test_an_empty_and_an_incomplete_pin_file_are_found():
     project = {"dependencies": ["jax>=0.10", "ml_dtypes"], "optional-dependencies": {"t": ["ruff"]}}
     assert repository.pin_problems("# nothing\n") == ["no pins"]
     assert repository.unpinned("ml-dtypes==1\njax==2", project) == ["ruff"]
+    newer = {"dependencies": ["flax>=1; python_version >= '3.12'"], "optional-dependencies": {}}
+    assert [repository.unpinned("", newer, python) for python in ("3.11", "3.12")] == [[], ["flax"]]
 
 
 def test_dependencies_that_disagree_are_found():
