@@ -139,6 +139,15 @@ class HangWatch:
         if not self._hang_timeout.is_stuck(now, here.progress, frame):
             return
         self._has_reported = True
+        if not self._ends:  # its next call raises DivergenceError
+            me = ThisProcess(here.process, here.hosts)
+            place = line_of(stands(innermost_frame()))
+            with contextlib.suppress(Exception):  # handlers and filters may raise
+                _LOG.warning(
+                    "%s stands in native code at %s, after calls that differ between processes: "
+                    "it hangs, and %s", me, place, _NOT_ENDED,
+                )  # fmt: skip
+            return
         # The search for the call that differs takes up to ten seconds, and the watcher must watch.
         search = threading.Thread(target=self._end_apart, name="shoal last words", daemon=True)
         with contextlib.suppress(RuntimeError):  # the interpreter is ending
@@ -156,10 +165,6 @@ class HangWatch:
                 f"{time.monotonic() - progress.since:.0f} s"
             )
             words = f"{error}\n{error.__notes__[-1]}"
-            if not self._ends:
-                with contextlib.suppress(Exception):  # handlers and filters may raise
-                    _LOG.warning("%s: %s", _NOT_ENDED, words)
-                return
             record(error, process=here.process, step=progress.step, point=progress.point)
             with contextlib.suppress(Exception):
                 here.report("failed", failure_of(error).words)
