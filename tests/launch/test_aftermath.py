@@ -7,7 +7,7 @@ import signal
 
 from shoal.errors import DeadlineError, DivergenceError, PeerFailedError
 from shoal.launch.aftermath import EndedJob
-from shoal.launch.conclusion import Facts, conclude
+from shoal.launch.conclusion import Facts, Loss, conclude
 from shoal.launch.news import Gone, News, Whereabouts
 from shoal.launch.report import Ending
 from shoal.runtime.failures.facts import (
@@ -20,6 +20,7 @@ from shoal.runtime.failures.facts import (
 )
 from shoal.runtime.failures.last_record import LastRecord, cause_of
 from shoal.runtime.rules.point import Point
+from shoal.runtime.system.progress_file import Reached
 
 BARRIER = Point("step", fingerprint="barrier", site="train.py:6 (main)")
 TERM = (signal.SIGTERM,)
@@ -179,3 +180,60 @@ def test_a_stall_is_the_conclusion_only_if_it_has_ended_a_process():
     assert ends.failure.headline == "no process has moved for 3 s; process 1 is elsewhere"
     (odd,) = ends.failure.causes[0].wait.missing
     assert odd.place == CallPlace(file="train.py", line=3, source="queue.get()")
+
+
+def thread_record(error, name="loader", because_of=None, at_s=1.5):
+    cause = dataclasses.replace(cause_of(error), thread=name)
+    return LastRecord(pid=1, at_s=at_s, cause=cause, because_of=because_of)
+
+
+def test_the_exception_of_a_thread_stands_with_the_failure_of_its_process():
+    raised = thread_record(OSError("no shard 3"))
+    (cause,) = failure_of(ended(0, KeyError("x"), threads=(raised,))).causes
+    assert cause.words == ("Thread 'loader' had raised OSError: no shard 3.",)
+    learns = thread_record(PeerFailedError("b", failed={1: "x"}))
+    (cause,) = failure_of(ended(0, KeyError("x"), threads=(learns,))).causes
+    assert cause.words == ()
+
+
+def test_the_exception_of_a_thread_stands_with_a_stall_of_its_process():
+    news = News(2)
+    groups = [
+        {"processes": [odd], "words": "", "file": "train.py", "line": 3 + odd, "source": ""}
+        for odd in (1, 0)
+    ]
+    news.receive({"stalled": groups, "idle_s": 3.0})
+    stuck = ended(1, code=77, threads=(thread_record(OSError("no shard 3")),))
+    (cause,) = conclude(Facts([ended(0, code=77), stuck], news, 2, 0.0)).failure.causes
+    assert (cause.thread, cause.error.message) == ("loader", "no shard 3")
+
+
+def test_a_lost_host_was_last_seen_where_all_of_its_processes_were():
+    def lost(process, step, line=6):
+        at = Whereabouts(
+            step, CallPlace(call="barrier", name="x", file="train.py", line=line), True
+        )
+        return Gone("lost", "no sign of life", 3.0, at=at)
+
+    def cause_of_loss(*gone):
+        news = News(4)
+        news.gone = dict(enumerate(gone, 2))
+        loss = Loss("node 1 (b)", "no sign of life", 3.0, (2, 3))
+        ends = Facts([learned(0, 2), learned(1, 2)], news, 4, 1.0, losses=[loss])
+        (cause,) = conclude(ends).failure.causes
+        return cause
+
+    one = cause_of_loss(lost(2, 89), lost(3, 89))
+    assert (one.step, one.place.name) == (89, "x")
+    apart = cause_of_loss(lost(2, 89), lost(3, 90, line=7))
+    assert (apart.step, apart.place) == (None, None)
+    assert cause_of_loss().place is None
+
+
+def test_a_preempted_job_names_the_step_that_is_saved():
+    news = News(1)
+    news.receive({"notice": True, "saved": True, "words": ""})
+    end = Facts([ended(0, code=75)], news, 1, 0.0, reached=Reached(7, 6, 6))
+    assert conclude(end).failure.headline == "preempted: step 6 is saved; start it again"
+    unnumbered = end._replace(reached=Reached(7))
+    assert conclude(unnumbered).failure.headline == "preempted, and saved: start it again"

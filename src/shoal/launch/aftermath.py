@@ -132,8 +132,13 @@ class EndedJob(NamedTuple):
         place, step = _last_call(ending, found)
         at = ending.gone.at if ending.gone is not None else None
         is_past = found.error is None and at is not None and not at.is_waiting
+        words = found.words
+        if found.kind not in _SHARED and (raised := _thread_of(ending)) is not None:
+            said = f"Thread '{raised.cause.thread}' had {raised_words(raised.cause)}"[:_SAID]
+            words = (f"{said}.", *words)
         return dataclasses.replace(
             found,
+            words=words,
             processes=ProcessSet([ending.process]),
             at_s=at_s,
             exit_code=code,
@@ -143,11 +148,26 @@ class EndedJob(NamedTuple):
             log=f"{ending.host}:{ending.log}" if ending.host and log else log,
         )
 
-    def _before(self, cause: Cause, at_s: float) -> float | None:
-        """Return how long before a failure something happened."""
-        if cause.at_s is None:
-            return None
-        return round(max(0.0, self.start_s + cause.at_s - at_s), 1)
+    def with_thread(self, cause: Cause, late: Sequence[Ending]) -> Cause:
+        """Return the failure that a process did not come, with the exception of its thread.
+
+        Args:
+          late: the process, if it is a single one.
+        """
+        raised = _thread_of(late[0]) if len(late) == 1 else None
+        if raised is None:
+            return cause
+        before_s = None
+        if cause.at_s is not None:
+            before_s = round(max(0.0, self.start_s + cause.at_s - raised.at_s), 1)
+        return dataclasses.replace(
+            cause,
+            error=raised.cause.error,
+            frames=raised.cause.frames,
+            left_out=raised.cause.left_out,
+            thread=raised.cause.thread,
+            thread_age_s=before_s,
+        )
 
     def _of_all(self, first: Cause, shared: Sequence[Ending]) -> Cause:
         """Return a failure that all who met have been given."""
@@ -167,23 +187,21 @@ class EndedJob(NamedTuple):
             wait = dataclasses.replace(first.wait, call=call, arrived=tuple(waiting))
             late = [e for e in self.endings if e.process in missing and len(missing) == 1]
             log = self._cause(late[0]).log if late else ""
-            raised = late[0].threads[-1] if late and late[0].threads else None
             processes = missing or processes
             alive = missing and all(e.sent for e in self.endings if e.process in missing)
             was = "was" if len(missing) == 1 else "were"
             running = listed(missing).capitalize() + f" {was} still running."
-            return dataclasses.replace(
+            ended = dataclasses.replace(
                 first,
                 wait=wait,
                 processes=processes,
                 log=log,
                 words=(running,) if alive else (),
-                error=raised.cause.error if raised else None,
-                frames=raised.cause.frames if raised else (),
-                left_out=raised.cause.left_out if raised else {},
-                thread=raised.cause.thread if raised else "",
-                thread_age_s=self._before(first, raised.at_s) if raised else None,
+                error=None,
+                frames=(),
+                left_out={},
             )
+            return self.with_thread(ended, late)
         if first.difference is not None:
             sides = _joined(first.difference, [cause.difference for cause in causes])
             difference = dataclasses.replace(first.difference, sides=sides)
@@ -328,6 +346,16 @@ def _last_output(output: str) -> tuple[str, ...]:
     if fatal is not None:
         return tuple(lines[fatal : fatal + _OUTPUT_LINES])
     return tuple(lines[-_OUTPUT_LINES:])
+
+
+def _thread_of(ending: Ending) -> LastRecord | None:
+    """Return the last exception that ended a thread of a process, if it was its own."""
+    own = [
+        one
+        for one in ending.threads
+        if one.because_of is None and one.cause.error and one.cause.error.type not in _LEARNED
+    ]
+    return own[-1] if own else None
 
 
 def _kind(ending: Ending) -> str:

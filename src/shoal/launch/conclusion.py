@@ -24,6 +24,7 @@ from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, Wait
 from shoal.runtime.failures.shortening import capital
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED
 from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.progress_file import Reached
 
 
 class Loss(NamedTuple):
@@ -47,6 +48,7 @@ class Facts(NamedTuple):
     losses: Sequence[Loss] = ()
     is_of_services: bool = False  # the trouble: they ended, or did not start
     is_service_killed: bool = False  # by a signal from outside, which is the trouble
+    reached: Reached = Reached()  # by all processes together
 
 
 class Conclusion(NamedTuple):
@@ -59,6 +61,7 @@ class Conclusion(NamedTuple):
     is_final: bool = False  # a new attempt is unwanted, or would end in the same way
     again: bool | None = None  # whether a new attempt begins; None: not judged yet
     next_words: str = ""  # said before it
+    reported_by: str = ""  # "node 0 (host)", whose launcher prints the report; empty: this one
     is_announced: bool = False  # by node 0, which is thus there for it
     cause: str = ""  # the exception and its place: equal if an attempt fails like another
     step: int = -1  # of the process that failed
@@ -84,7 +87,7 @@ def _conclude(facts: Facts) -> Conclusion:
     is_alike = {e.code for e in endings} <= {0, REQUEUE}  # a program that has its own reason
     root = None if is_alike else first_failure(failed)
     if facts.losses and not (root and _precedes(root, facts.losses[0])):
-        return _lost(job, facts.losses)
+        return _lost(job, facts.losses, news)
     if news.stalled and any(map(_has_stalled, endings)):
         return _stalled(job, news)
     if facts.trouble:
@@ -97,7 +100,11 @@ def _conclude(facts: Facts) -> Conclusion:
     # Where a save has failed, only some may return 75: those that took no part in it. A program
     # that returns it on all has its own reason.
     if codes == {REQUEUE} or ((REQUEUE in codes or news.preempted) and not news.has_failed_save):
-        words = f"{news.preempted or 'preempted, and saved'}: start it again"
+        words = news.preempted or "preempted, and saved"
+        if words == "preempted, and saved" and facts.reached.saved >= 0:
+            words = f"preempted: step {facts.reached.saved} is saved; start it again"
+        else:
+            words = f"{words}: start it again"
         failure = job.stopped("preempted", REQUEUE, news.notice_s, headline=words)
         return Conclusion(REQUEUE, failure=failure)
     if news.preempted:
@@ -116,14 +123,25 @@ def _precedes(root: Ending, loss: Loss) -> bool:
     return fails_by_itself(root) and (root.known_failed_s or 0.0) < loss.last_seen_s
 
 
-def _lost(job: EndedJob, losses: Sequence[Loss]) -> Conclusion:
+def _lost(job: EndedJob, losses: Sequence[Loss], news: News) -> Conclusion:
     first = losses[0]
     having = f", with {listed(first.processes)}," if first.processes else ""
     at_s = max(0.0, first.last_seen_s - job.start_s)
     words = [f"{capital(first.words)}."]
     words += [f"{loss.name} was lost too: {loss.words}" for loss in losses[1:]]
     processes, code = ProcessSet(first.processes), ProcessLostError.exit_code
-    cause = Cause(processes=processes, kind="host_lost", at_s=at_s, words=tuple(words))
+    # One sentence says where they were seen last: of what all of them share.
+    seen = [gone.at for p in processes if (gone := news.gone.get(p)) and gone.at]
+    places = {at.place and dataclasses.replace(at.place, age_s=None) for at in seen}
+    steps = {at.step for at in seen}
+    cause = Cause(
+        processes=processes,
+        kind="host_lost",
+        at_s=at_s,
+        words=tuple(words),
+        step=steps.pop() if len(steps) == 1 else None,
+        place=places.pop() if len(places) == 1 else None,
+    )
     headline = f"{first.name}{having} was lost"
     failure = job.failure("host_lost", code, [cause], headline)
     return Conclusion(code, failure=failure, has_failed=True, is_from_outside=True)
@@ -152,7 +170,9 @@ def _stalled(job: EndedJob, news: News) -> Conclusion:
         left = "left the job"
         headline += f"; {listed(odd.processes)} {left if odd.words.startswith(left) else are}"
     wait = Wait(call="", arrived=tuple(others), missing=(odd,))
+    late = [ending for ending in job.endings if ending.process in odd.processes]
     cause = Cause(processes=odd.processes, kind="stalled", wait=wait)
+    cause = job.with_thread(cause, late)
     failure = job.failure("stalled", code, [cause], headline)
     if any(ending.code == code for ending in job.endings):  # not of processes without hooks
         advice = (*failure.advice, "Stacks, one for each place, are in the logs.")

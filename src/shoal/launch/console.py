@@ -24,6 +24,7 @@ class ReportFiles(NamedTuple):
 
     logs: Mapping[int, str]  # of each process
     root: str  # of imports: the files of frames are relative to it
+    reported_by: str = ""  # the node whose launcher prints the report; empty: this one
 
 
 class Console:
@@ -45,7 +46,7 @@ class Console:
         self.err.end_line()
         columns = os.get_terminal_size(self.err.fd).columns if self.err.terminal else 80
         style = Style.for_stream(self.err.terminal, columns, os.environ, sys.stderr.encoding)
-        lines = report(failure, style)
+        lines = report(failure, style, reported_by=files.reported_by)
         if os.environ.get("GITHUB_ACTIONS") == "true":
             lines = [*annotated(failure, lines, files, os.environ.get("GITHUB_WORKSPACE", ""))]
         for line in lines:

@@ -56,6 +56,7 @@ def facts_of(
         losses if total >= 0 else (),
         end.is_of_services,
         end.is_service_killed,
+        end.reached,
     )
 
 

@@ -490,12 +490,18 @@ class Job:
         if not (conclusion.has_failed or self._order.keeps_logs):
             folder = ""  # they go
         failure = dataclasses.replace(conclusion.failure, advice=advice, logs=folder)
+        are_there = os.path.isdir(self._log_dir)
+        if not are_there:
+            self._print(f"the folder of the logs was removed while the job ran: {self._log_dir}")
+            causes = (dataclasses.replace(cause, log="") for cause in failure.causes)
+            failure = dataclasses.replace(failure, causes=tuple(causes), logs="")
         failure = facts_without_secrets(failure)
         failure = dataclasses.replace(failure, text=plain_text(failure))
-        if words := write_failure(self._log_dir, failure):
+        if are_there and (words := write_failure(self._log_dir, failure)):
             self._print(words)
         logs = {process.index: process.log.path for process in self._processes.all}
-        self._console.report(failure, ReportFiles(logs, self._order.import_root))
+        files = ReportFiles(logs, self._order.import_root, conclusion.reported_by)
+        self._console.report(failure, files)
 
     def _without_deadlines(self) -> None:
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf

@@ -89,6 +89,14 @@ def test_a_thread_that_raised_is_named_with_the_wait_that_it_led_to(launch):
     assert failure["causes"][0]["thread"] == "loader"
 
 
+def test_logs_that_the_program_removed_are_not_named(launch):
+    script = WAIT + "import shutil\nif me == 1: shutil.rmtree('logs'); 1 / 0\ntime.sleep(60)\n"
+    finished = launch.run("-n", "2", "--log-dir", "logs", script=script)
+    assert finished.code == 1, finished.err
+    assert "shoal run: the folder of the logs was removed while the job ran: /" in finished.err
+    assert finished.err.endswith("\n  Exit code 1.\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_signal_is_named_and_gives_128_more(launch, number):
     finished = launch.run(

@@ -261,7 +261,8 @@ class Follower:
         """Return how the whole job ended: as reported by node 0, or if that is lost, as known."""
         attempt = self._start.attempt if self._start else self._own.attempt
         conclusion = self._verdict or self._conclude(end)
-        conclusion = conclusion._replace(is_announced=self._verdict is not None)
+        if self._verdict is not None:  # node 0 is there, and prints the report
+            conclusion = conclusion._replace(is_announced=True, reported_by=self._leader)
         return self._judge(conclusion, end.reached, attempt)
 
     def _conclude(self, end: JobEnd) -> Conclusion:

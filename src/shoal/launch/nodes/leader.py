@@ -366,7 +366,8 @@ class Leader:
         return conclusion
 
     def _conclude(self, end: JobEnd) -> Conclusion:
-        end = end._replace(is_of_services=end.is_of_services or self._is_late)
+        is_of_services = end.is_of_services or self._is_late
+        end = end._replace(is_of_services=is_of_services, reached=self._reached(end))
         endings = sorted(ending for node in self._ends.values() for ending in node.endings)
         total = self._rules.total if self._start is not None else -1
         return conclude(facts_of(end, endings, self.news, total, self._losses))

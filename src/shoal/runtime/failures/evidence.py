@@ -470,7 +470,7 @@ def _message(error: ErrorFacts, page: Page) -> list[Line]:
     parts = message_parts(text, length, is_whole=False)
     lines = _typed(error.type, parts.head, page)
     if len(lines) > limit:
-        lines = _typed(error.type, ["\\n".join(parts.head)], page)
+        lines = _typed(error.type, [" ".join(map(str.strip, parts.head))], page)
     if parts.left_out:
         dots = page.style.dots
         lines += page.deeper().text(f"{dots} {parts.left_out} {dots}", "quiet")

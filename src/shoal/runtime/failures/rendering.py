@@ -10,6 +10,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from shoal.runtime.failures.evidence import end_of_all, evidence, others
@@ -82,7 +83,9 @@ _LADDER = (
 )
 
 
-def report(failure: JobFailure, style: Style, program: str = "shoal run") -> list[str]:
+def report(
+    failure: JobFailure, style: Style, program: str = "shoal run", reported_by: str = ""
+) -> list[str]:
     """Return the lines of a report, painted: the headline first, the exit code last.
 
     Never raises: if the facts cannot be shown, these two lines remain.
@@ -91,9 +94,11 @@ def report(failure: JobFailure, style: Style, program: str = "shoal run") -> lis
       failure: its facts, with the headline.
       style: of the stream.
       program: what prints it. "shoal" is a process of the job itself: it has no log to name.
+      reported_by: the node whose launcher prints the whole report; this one names it instead.
     """
     try:
-        return [painted(line, style) for line in laid_out(failure, style, program)]
+        lay_out = partial(pointed_out, node=reported_by) if reported_by else laid_out
+        return [painted(line, style) for line in lay_out(failure, style, program)]
     except Exception:  # noqa: BLE001 (a report that cannot be laid out must not hide the failure)
         headline = without_secrets(str(getattr(failure, "headline", "")))
         code = getattr(failure, "exit_code", "unknown")
@@ -113,6 +118,16 @@ def laid_out(failure: JobFailure, style: Style, program: str = "shoal run") -> l
     left = len(lines) + len(last) + 1 - LINES
     note = Span(f"  {style.dots} {left} more lines", "quiet")
     return [*lines[:-left], [note], *last]
+
+
+def pointed_out(failure: JobFailure, style: Style, program: str, node: str) -> list[Line]:
+    """Return the headline, and where the report is: for the launchers of all nodes but one."""
+    facts = _printable_facts(facts_without_secrets(failure), style)
+    lines, moved, host = _headline_lines(facts, style, program)
+    lines += Page(style, Shown()).text(f"On host {host}.") if host else []
+    words = f"Exit code {facts.exit_code}{_after(facts) if moved else ''}. Report: {node}."
+    words += f" Logs of this host: {facts.logs}" if facts.logs else ""
+    return [*lines, *_last_lines(words, facts, style)]
 
 
 def plain_text(failure: JobFailure, program: str = "shoal run") -> str:
