@@ -49,6 +49,7 @@ class Facts(NamedTuple):
     is_of_services: bool = False  # the trouble: they ended, or did not start
     is_service_killed: bool = False  # by a signal from outside, which is the trouble
     reached: Reached = Reached()  # by all processes together
+    of_job: int = 0  # processes, if `total` are those of this host alone
 
 
 class Conclusion(NamedTuple):
@@ -80,7 +81,7 @@ def conclude(facts: Facts) -> Conclusion:
 
 def _conclude(facts: Facts) -> Conclusion:
     endings, news = facts.endings, facts.news
-    job = EndedJob(endings, max(facts.total, len(endings)), facts.start_s)
+    job = EndedJob(endings, max(facts.total, facts.of_job, len(endings)), facts.start_s)
     # Without a notice, 75 is a failure: the job would be started again for ever.
     is_requeue = bool(news.has_notice or news.preempted)
     failed = [e for e in endings if not (is_requeue and e.code == REQUEUE)]

@@ -269,7 +269,8 @@ class Follower:
         total = len(end.endings) if self._start is not None else -1
         end = end._replace(start_s=min(self._start_s, end.start_s))
         losses = [self._loss] if self._loss else ()
-        return conclude(facts_of(end, end.endings, self.news, total, losses))
+        facts = facts_of(end, end.endings, self.news, total, losses)
+        return conclude(facts._replace(of_job=self._start.total if self._start else 0))
 
     def close(self) -> None:
         """End the connection to node 0."""
