@@ -155,8 +155,8 @@ def test_a_renamed_subtree_is_one_line_and_the_rename(path):
     assert len(error.missing) == len(error.unexpected) == 60
     assert str(error).splitlines()[0] == (
         "restore: the target does not match the checkpoint: params/enc: 60 leaves below it are "
-        "not in the checkpoint, which has such leaves below params/encoder: "
-        "rename={'params/enc': 'params/encoder'} takes those"
+        "not in the checkpoint, which has such leaves below params/encoder, as "
+        "params/encoder/0/b (float64[2]): rename={'params/enc': 'params/encoder'} takes those"
     )
     assert len(str(error)) < 300
     back = shoal.restore(path, target, rename={"params/enc": "params/encoder"})
@@ -207,8 +207,9 @@ def test_beside_a_rename_of_the_users_own(path):
 def test_one_leaf_is_said_as_one(tmp_path):
     shoal.save(tmp_path / "one", {"a": {"w": np.ones(2), "b": 1}})
     error = told(tmp_path / "one", {"a": {"b": 1}, "c": {"w": np.ones(2)}})
-    assert "c/w: is not in the checkpoint, which has a/w: rename={'c': 'a'} takes that" in str(
-        error
+    assert (
+        "c/w: is not in the checkpoint, which has a/w (float64[2]): rename={'c': 'a'} takes that"
+        in str(error)
     )
 
 

@@ -27,8 +27,14 @@ class Spare(NamedTuple):
     """The leaves of a checkpoint that the target does not use."""
 
     shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]  # "float32"; of what is no array "int"
     all_names: Sequence[str]  # of the checkpoint
     unexpected: Sequence[str]  # of those, the ones that `only` takes
+
+    def shown(self, name: str) -> str:
+        """Return a leaf as `params/w (float32[4,2])`."""
+        dtype, shape = self.dtypes[name], self.shapes[name]
+        return f"{name} ({dtype}[{','.join(map(str, shape))}])" if shape else f"{name} ({dtype})"
 
 
 def problem_lines(
@@ -50,7 +56,7 @@ def problem_lines(
     taken = _taken(missing, spare, lambda name: stored_name(whole, name)) if pairs else {}
     if any(stored_name(whole, name) != stored_name(rename or {}, name) for name in found):
         pairs, taken = {}, {}
-    lines = _renamed(pairs, taken, whole)
+    lines = _renamed(pairs, taken, whole, spare)
     left = [one for one in missing if one.name not in taken]
     gone = {name for names in taken.values() for name in names}
     unexpected = [name for name in spare.unexpected if name not in gone]
@@ -111,9 +117,15 @@ def _taken(
 
 
 def _renamed(
-    pairs: Mapping[str, str], taken: Mapping[str, Sequence[str]], whole: Mapping[str, str]
+    pairs: Mapping[str, str],
+    taken: Mapping[str, Sequence[str]],
+    whole: Mapping[str, str],
+    spare: Spare,
 ) -> list[str]:
-    """Describe the renamed subtrees, and the option that maps them."""
+    """Describe the renamed subtrees, and the option that maps them.
+
+    Shapes decide what fits, and names of several parts may: a dtype shows a mistake of both.
+    """
     leaves: defaultdict[str, list[str]] = defaultdict(list)
     for name in taken:
         ends = [prefix for prefix in pairs if not prefix or f"{name}/".startswith(f"{prefix}/")]
@@ -123,11 +135,12 @@ def _renamed(
         count = sum(len(taken[name]) for name in names)
         first = taken[names[0]][0]
         if count == 1:
-            lines.append(f"{names[0]}: is not in the checkpoint, which has {first}")
+            lines.append(f"{names[0]}: is not in the checkpoint, which has {spare.shown(first)}")
             continue
         below = f"below {pairs[prefix]}" if pairs[prefix] else "at its root"
         which = f"{count} leaves{' below it' if prefix else ''} are not in the checkpoint"
-        lines.append(f"{prefix or 'the tree'}: {which}, which has such leaves {below}")
+        such = f"such leaves {below}, as {spare.shown(first)}"
+        lines.append(f"{prefix or 'the tree'}: {which}, which has {such}")
     option = f"rename={dict(whole)}"
     if len(lines) == 1:
         return [f"{lines[0]}: {option} takes {'those' if ' leaves ' in lines[0] else 'that'}"]

@@ -400,10 +400,12 @@ class _Matching:
     def _unmatched(self) -> tuple[list[str], list[str]]:
         """Describe leaves that only the target or only the checkpoint has."""
         options, missing = self.options, {one.name for one in self.missing}
-        spare = {leaf.name: leaf.shape for n, leaf in enumerate(self.leaves) if n not in self.used}
+        spare = [leaf for n, leaf in enumerate(self.leaves) if n not in self.used]
+        shapes = {leaf.name: leaf.shape for leaf in spare}
+        dtypes = {leaf.name: leaf.dtype or leaf.kind for leaf in spare}
         return problem_lines(
             self.missing,
-            Spare(spare, list(self.number), self.kinds["unexpected"]),
+            Spare(shapes, dtypes, list(self.number), self.kinds["unexpected"]),
             [name for name in self.names if name not in missing],
             None if callable(options.rename) else options.rename or {},
             lambda rename, name: options._replace(rename=rename).stored_name(name),
