@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-faults lint test-newest test-faults-newest bench reference lock clean help
+.PHONY: demo test test-faults lint test-newest test-faults-newest bench reference house lock clean help
 
 demo: $(VENV)/.installed ## Train a digit classifier, preempt it, resume it on another mesh
 	$(VENV)/bin/python examples/preempted.py
@@ -37,6 +37,9 @@ bench: $(VENV)/.benched ## Run every benchmark beside its peers; one JSON line p
 
 reference: $(VENV)/.installed ## Rewrite docs/reference.md from the docstrings
 	$(VENV)/bin/python tests/meta/reference.py
+
+house: $(VENV)/.installed ## Print sizes by folder, the largest files and those with one importer
+	$(VENV)/bin/python tests/meta/sizes.py
 
 lock: ## Pin the newest versions of everything in requirements/
 	.ci/lock

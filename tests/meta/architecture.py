@@ -1,8 +1,8 @@
 """Pages against the tree: docs/architecture.md, and the table of floors in CONTRIBUTING.md.
 
 On the first page a folder is an item that begins ``- **`plan/orders/`**``; the names in backticks
-behind it are its files. Anywhere on it, `plan/mesh.py` is a file and `plan/mesh.py:Mesh.size`
-a function.
+behind it are files of it that are worth naming. Anywhere on it, `plan/mesh.py` is a file and
+`plan/mesh.py:Mesh.size` a function.
 """
 
 from __future__ import annotations
@@ -32,16 +32,11 @@ def listed(page: str) -> dict[str, list[str]]:
     }
 
 
-def missing_files(tree: Tree, page: str) -> list[str]:
-    """Find folders and files that the page does not list."""
+def missing_folders(tree: Tree, page: str) -> list[str]:
+    """Find folders that the page does not list."""
     on_page = listed(page)
-    problems = []
-    for folder, name in map(_split, sorted(tree)):
-        if folder not in on_page:
-            problems.append(f"{folder or TOP}: this folder is not on the page")
-        elif name != "__init__" and name not in on_page[folder]:
-            problems.append(f"{folder}{name}.py: not on the page")
-    return list(dict.fromkeys(problems))
+    folders = dict.fromkeys(_split(path)[0] for path in sorted(tree))
+    return [f"{f or TOP}: this folder is not on the page" for f in folders if f not in on_page]
 
 
 def unknown_files(tree: Tree, page: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ JAX_FILES = (PRIVATE_JAX_FILE, "runtime/jax_service/device_work.py")
 # A finder that waits for the user's program to import this; it imports nothing of JAX itself.
 WATCHED = {"launch/child.py": "jax._src.clusters"}
 # A door names what it opens only when asked: exports by name, commands by name.
-FOLDER_FILES = 20
 DOORS = ("__init__.py", "cli/main.py", PRIVATE_JAX_FILE)
 IMPORTERS = ("import_module", "__import__", "find_spec", "resolve_name")
 
@@ -232,16 +230,6 @@ def folder_cycles(tree: Tree) -> list[str]:
         }
         edges.setdefault(here, set()).update(there - {here, ""})
     return _circles({here: sorted(there) for here, there in edges.items()})
-
-
-def crowded_folders(tree: Tree) -> list[str]:
-    """Find folders of more files than one looks through."""
-    files = Counter(path.rpartition("/")[0] for path in tree if not path.endswith("__init__.py"))
-    return [
-        f"{folder}: {count} files, at most {FOLDER_FILES}"
-        for folder, count in files.items()
-        if count > FOLDER_FILES
-    ]
 
 
 def _circles(edges: Mapping[str, Sequence[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The house rules of CONTRIBUTING.md: sizes, names, words, and no state or assert in a module."""
+"""The house rules of CONTRIBUTING.md: doors, errors, and no state or assert in a module."""
 
 from __future__ import annotations
 
@@ -9,22 +9,13 @@ from collections.abc import Iterator
 
 from meta.source import Tree, docstring_nodes, nodes, parse, scopes
 
-FILE_LINES, FUNCTION_LINES, COLUMNS = 600, 60, 100
-
-BANNED_FILES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
-# A process is a process. `rank` is the number of dims of an array, so it is banned only where
-# processes are the subject.
-BANNED_WORDS = {"worker", "workers", "client", "clients", "task", "tasks"}
-PROCESS_FOLDERS = ("runtime/", "collectives/")
-BANNED_THERE = {"rank", "ranks"}
-QUOTES_JAX = {"runtime/jax_service/jax_runtime.py"}  # fills in JAX's own interfaces, in JAX's words
+COLUMNS = 100
 
 # The module-level state there is. Caches of pure functions are functools.cache.
 STATE_ALLOWED = {
     "runtime/process.py": {"_RECORD"},  # who this process is
     "arrays/bridge/use_mesh.py": {"_mesh"},  # of the block that a thread or coroutine is in
 }
-QUOTED = "multihost_utils"  # a predecessor's name: its facade and what tests it bear it
 FACADE = re.compile(r"compat/\w+/__init__\.py")
 # A suite of tests that is shipped: there an assert is a test's.
 ASSERTS_ALLOWED = {"testing/coordinator_contract.py"}
@@ -46,43 +37,13 @@ READ_ONLY = {"Mapping", "Sequence", "Collection", "Iterable"}  # a type checker 
 FROZEN = {"NamedTuple", "Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "Protocol", "TypedDict"}
 
 
-def long_files(tree: Tree) -> list[str]:
-    """Find files over 600 lines and lines over 100 columns."""
-    problems = []
-    for path, text in tree.items():
-        lines = text.splitlines()
-        if len(lines) > FILE_LINES:
-            problems.append(f"{path}: {len(lines)} lines, at most {FILE_LINES}")
-        problems += [
-            f"{path}:{number}: {len(line)} columns, at most {COLUMNS}"
-            for number, line in enumerate(lines, 1)
-            if len(line) > COLUMNS
-        ]
-    return problems
-
-
-def long_functions(tree: Tree, limit: int = FUNCTION_LINES) -> list[str]:
-    """Find functions over 60 lines, or another limit, their docstring not counted."""
-    problems = []
-    for path, text in tree.items():
-        for node in _functions(parse(text)):
-            lines = node.end_lineno - node.lineno + 1
-            if ast.get_docstring(node) is not None:
-                lines -= node.body[0].end_lineno - node.body[0].lineno + 1
-            if lines > limit:
-                problems.append(
-                    f"{path}:{node.lineno}: {node.name} has {lines} lines, at most {limit}"
-                )
-    return problems
-
-
-def file_names(tree: Tree) -> list[str]:
-    """Find files and folders that are named after nothing."""
+def long_lines(tree: Tree) -> list[str]:
+    """Find lines over 100 columns."""
     return [
-        f"{path}: {word!r} says nothing about what is inside"
-        for path in tree
-        for word in re.split(r"[/_.]", path.removesuffix(".py").replace(QUOTED, ""))
-        if word in BANNED_FILES
+        f"{path}:{number}: {len(line)} columns, at most {COLUMNS}"
+        for path, text in tree.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > COLUMNS
     ]
 
 
@@ -121,28 +82,18 @@ def asserts(tree: Tree) -> list[str]:
     ]
 
 
-def names_that_stand_twice(tree: Tree) -> list[str]:
-    """Find classes of one name in two files, and modules that are another's plural.
-
-    Facades have the names of their predecessors.
-    """
-    problems = []
+def classes_that_stand_twice(tree: Tree) -> list[str]:
+    """Find classes of one name in two files. Facades have the names of their predecessors."""
     homes: dict[str, list[str]] = {}
-    ours = {path: text for path, text in tree.items() if not path.startswith("compat/")}
-    for path, text in ours.items():
-        for node in parse(text).body:
+    for path, text in tree.items():
+        for node in () if path.startswith("compat/") else parse(text).body:
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(path)
-    for name, paths in homes.items():
-        if len(paths) > 1:
-            problems.append(f"{name} is a class of {' and of '.join(paths)}")
-    stems = {path.rsplit("/")[-1].removesuffix(".py"): path for path in ours}
-    problems += [
-        f"{stems[stem + 's']}: {stem}s is the plural of {stems[stem]}"
-        for stem in stems
-        if stem + "s" in stems
+    return [
+        f"{name} is a class of {' and of '.join(paths)}"
+        for name, paths in homes.items()
+        if len(paths) > 1
     ]
-    return problems
 
 
 def nameless_errors(tree: Tree) -> list[str]:
@@ -155,25 +106,6 @@ def nameless_errors(tree: Tree) -> list[str]:
         for name in [ast.unparse(node.exc).split("(")[0]]
         if name in NAMELESS
     ]
-
-
-def words(tree: Tree) -> list[str]:
-    """Find names that use a banned word, a banned prefix, or a duration without its unit."""
-    problems = []
-    for path, text in tree.items():
-        if path in QUOTES_JAX or path.startswith("compat/"):  # whose names are the predecessors'
-            continue
-        banned = BANNED_WORDS | (BANNED_THERE if path.startswith(PROCESS_FOLDERS) else set())
-        stem = path.rsplit("/")[-1].removesuffix(".py")
-        for name, line, kind in [(stem, 1, "file"), *_defined_names(parse(text))]:
-            spoken = re.findall(r"[a-z]+|[A-Z][a-z]*", name)
-            for word in sorted(banned & {part.lower() for part in spoken}):
-                problems.append(f"{path}:{line}: {name}: the word is process, not {word}")
-            if kind == "function" and re.match(r"_*(get|create)_", name):
-                problems.append(f"{path}:{line}: {name}: no get_ or create_ prefix")
-            if kind == "argument" and name in ("timeout", "delay", "interval", "nbytes"):
-                problems.append(f"{path}:{line}: {name}: say the unit, _s or _bytes")
-    return problems
 
 
 def module_state(tree: Tree) -> list[str]:
@@ -212,26 +144,6 @@ def shadowing_exports(tree: Tree) -> list[str]:
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             exported |= set(ast.literal_eval(node.value))
     return [f"__init__.py: {name} is also a module of ours" for name in sorted(exported & taken)]
-
-
-def _functions(module: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in nodes(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def _defined_names(module: ast.Module) -> Iterator[tuple[str, int, str]]:
-    for node in nodes(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, node.lineno, "function"
-        elif isinstance(node, ast.ClassDef):
-            yield node.name, node.lineno, "class"
-        elif isinstance(node, ast.arg):
-            yield node.arg, node.lineno, "argument"
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id, node.lineno, "variable"
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node.attr, node.lineno, "attribute"
 
 
 def _module_values(module: ast.Module) -> Iterator[tuple[str, ast.expr, int, str]]:

@@ -16,7 +16,6 @@ CHECKS = (
     floors.computed_imports,
     floors.cycles,
     floors.folder_cycles,
-    floors.crowded_folders,
 )
 
 
@@ -95,8 +94,6 @@ BAD = (
     ("a folder and one inside it",
      {"plan/a.py": "import shoal.plan.c.d", "plan/b.py": "", "plan/c/d.py": "import shoal.plan.b"},
      floors.folder_cycles, "plan -> plan/c -> plan"),
-    ("a crowded folder", {f"plan/file{number}.py": "" for number in range(21)},
-     floors.crowded_folders, "plan: 21 files, at most 20"),
 )  # fmt: skip
 
 
