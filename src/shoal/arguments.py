@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection, Mapping
 from functools import lru_cache
@@ -81,13 +82,58 @@ def check_flags(caller: str, **values: object) -> None:
 
 
 def as_integer(value: object) -> int | None:
-    """Return an integer as a Python int; None for other values, bools among them."""
+    """Return an integer as a Python int; None for other values, bools among them.
+
+    NumPy's scalars, and concrete arrays of NumPy and JAX without dims, are integers, too.
+    """
     if isinstance(value, bool):
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
+    except TypeError:  # of tracers, too
         return None
+
+
+def as_number(value: object) -> int | float | None:
+    """Return a real number as a Python int or float; None for other values, as `as_integer`.
+
+    >>> as_number(3), as_number(0.5), as_number(True), as_number("3")
+    (3, 0.5, None, None)
+    """
+    if isinstance(value, float):
+        return float(value)  # of NumPy's float64, which is one
+    if (whole := as_integer(value)) is not None:
+        return whole
+    kind = getattr(getattr(value, "dtype", None), "kind", "")
+    if getattr(value, "ndim", None) != 0 or kind not in ("f", "V"):  # "V": ml_dtypes' own
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
+def seconds(name: str, value: object, problems: list[str], *, is_finite: bool = False) -> float:
+    """Return a duration in seconds, which is positive; append what is wrong with it to `problems`.
+
+    Args:
+      is_finite: whether infinity is wrong, too.
+
+    >>> problems = []
+    >>> seconds("timeout_s", 2, problems), seconds("every_s", 0, problems)
+    (2, nan)
+    >>> problems
+    ['every_s=0 must be a positive number of seconds']
+    """
+    number = as_number(value)
+    if number is None:
+        problems.append(WrongType(f"{name}={shown(value)} must be a number of seconds"))
+    elif not number > 0 or (is_finite and number == math.inf):
+        finite = " and finite" if is_finite and number > 0 else ""
+        problems.append(f"{name}={shown(value)} must be a positive{finite} number of seconds")
+    else:
+        return number
+    return math.nan
 
 
 def integer(

@@ -11,7 +11,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
+from shoal.arguments import seconds as duration
+from shoal.errors import UsageError, nearest, raise_all
 
 __all__ = [
     "SETTINGS",
@@ -201,16 +202,15 @@ def _is_of_a_service(name: str, env: Mapping[str, str]) -> bool:
 def timeout(caller: str, timeout_s: object, name: str, argument: str = "timeout_s") -> float:
     """Return the `timeout_s` of a call, or for None the setting `name`, in seconds.
 
-    The call itself checks that it is positive, with its other arguments.
-
     Raises:
-      UsageTypeError: `timeout_s` is not a number.
+      UsageError: `timeout_s` is not a positive number.
     """
     if timeout_s is None:
         return seconds(name)
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
-        raise UsageTypeError(f"{caller}: {argument}={timeout_s!r} must be a number of seconds")
-    return timeout_s
+    problems: list[str] = []
+    limit_s = duration(argument, timeout_s, problems)
+    raise_all(caller, problems)
+    return limit_s
 
 
 def _bad(name: str, value: str, wanted: str) -> UsageError:

@@ -237,7 +237,7 @@ def test_a_process_of_a_job_that_it_has_not_joined_makes_no_mesh(monkeypatch):
 
 @pytest.mark.parametrize("timeout_s", [0, -1, math.nan, math.inf, 10**400])
 def test_a_deadline_that_is_none_is_refused_before_anything_starts(timeout_s):
-    with pytest.raises(UsageError, match=r"make_mesh: timeout_s=.* must be above 0 seconds"):
+    with pytest.raises(UsageError, match=r"make_mesh: timeout_s=.* must be a .* number of sec"):
         make_mesh({"x": -1}, timeout_s=timeout_s)
 
 

@@ -115,8 +115,8 @@ def test_a_number_means_the_last():
     [
         (lambda: Last(0), "n=0 must be at least 1"),
         (lambda: EverySteps(-1), "n=-1 must be at least 1"),
-        (lambda: EverySeconds(math.inf), "s=inf must be positive, and finite"),
-        (lambda: EverySeconds(math.nan), "s=nan must be positive, and finite"),
+        (lambda: EverySeconds(math.inf), "s=inf must be a positive and finite number"),
+        (lambda: EverySeconds(math.nan), "s=nan must be a positive number"),
         (lambda: Best(1, "loss", "mim"), "did you mean 'min'"),
         (lambda: policy_of(0), "^keep=0 must be at least 1: the newest .* None keeps all"),
         (lambda: Last(2) | -1, "^keep=-1 must be at least 1"),

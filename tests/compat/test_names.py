@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import inspect
 import types
 
 import pytest
@@ -149,16 +148,3 @@ def _said(code):
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-
-
-def test_every_function_of_a_facade_is_short():
-    """At most 300 lines a file, and 15 a function without its docstring."""
-    from meta import house
-    from meta.source import package_tree
-
-    tree = {path: text for path, text in package_tree().items() if path.startswith("compat/")}
-    assert len(tree) > 3
-    assert [path for path, text in tree.items() if len(text.splitlines()) > 300] == []
-    assert house.long_functions(tree, 15) == []
-    assert house.long_functions({"compat/a.py": "def f():\n" + "    x = 1\n" * 15}, 15)
-    assert inspect.signature(house.long_functions).parameters["limit"].default == 60

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import shoal
@@ -12,6 +14,8 @@ from meta.reference import public_modules
 from public.calls import Call, all_calls
 from public.wrong import ANY, WRONG
 from shoal.errors import ShoalError, UsageError
+
+NUMBERS = {"keep": 2, "most_bytes": 1 << 26, "n": 2}  # where 0 is wrong
 
 
 @pytest.fixture
@@ -41,6 +45,28 @@ def test_wrong_arguments_are_refused(calls):
             for value in WRONG.get(kind, ()):
                 error = outcome(call, argument, value)
                 if not isinstance(error, UsageError):
+                    wrong.append(told(call, argument, value, error))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_numbers_of_numpy_and_jax_are_numbers(calls):
+    """Scalars, and arrays without dims."""
+    wrong = []
+    for call in calls.values():
+        for argument, kind in call.kinds.items():
+            plain = call.arguments.get(argument, NUMBERS.get(argument, 0))
+            if kind.rstrip("?") in ("seconds", "wait"):
+                plain = float(plain or 30)
+                forms = [np.float32(plain), np.int64(plain), np.array(plain), jnp.asarray(plain)]
+            elif kind.rstrip("?") in ("count", "int") and isinstance(plain, int):
+                forms = [np.int64(plain), np.uint32(plain), np.array(plain), jnp.asarray(plain)]
+            else:
+                continue
+            if call.name == "delete" or isinstance(outcome(call, argument, plain), UsageError):
+                continue
+            for value in forms:
+                error = outcome(call, argument, value)
+                if isinstance(error, UsageError):
                     wrong.append(told(call, argument, value, error))
     assert not wrong, "\n".join(wrong)
 

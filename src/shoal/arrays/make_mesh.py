@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import logging
 import math
-import operator
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from shoal import settings
+from shoal.arguments import as_integer
 from shoal.arrays.bridge.agreed_devices import View, agree_on_devices, owners_of
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.device_order import Order, OrderWish, order_problems, ordered
@@ -208,8 +208,8 @@ def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -
 def _limit(timeout_s: object) -> float:
     """Return the seconds until the deadline; an invalid one is refused before anything starts."""
     limit_s = settings.timeout("make_mesh", timeout_s, "SHOAL_TIMEOUT_S")
-    if not 0 < limit_s <= sys.float_info.max:
-        raise UsageError(f"make_mesh: timeout_s={timeout_s!r} must be above 0 seconds, and finite")
+    if limit_s > sys.float_info.max:
+        raise UsageError(f"make_mesh: timeout_s={timeout_s!r} must be a finite number of seconds")
     return float(limit_s)
 
 
@@ -286,10 +286,10 @@ def _pairs(axes: object) -> list[tuple[str, int]]:
     wrong = [
         f"axis {name!r}: size {size!r} must be an integer"
         for name, size in pairs
-        if isinstance(size, bool) or not hasattr(size, "__index__")
+        if as_integer(size) is None
     ]
     raise_all("make_mesh", wrong, wrong_type=True)
-    pairs = [(name, operator.index(size)) for name, size in pairs]
+    pairs = [(name, as_integer(size) or 0) for name, size in pairs]
     raise_all(
         "make_mesh",
         [
@@ -316,15 +316,16 @@ def _listed(
     problems: list[str] = []
     chosen = []
     for device in named:
+        number = as_integer(device)
         if isinstance(device, jax.Device):
             chosen.append(device)
-        elif isinstance(device, bool) or not hasattr(device, "__index__"):
+        elif number is None:
             problems.append(f"{device!r} must be a device or the id of one")
-        elif operator.index(device) not in by_id:
+        elif number not in by_id:
             known = ", ".join(map(str, sorted(by_id)[:16])) + (", …" if len(by_id) > 16 else "")
             problems.append(f"no device has the id {device}; there are {known}")
         else:
-            chosen.append(by_id[operator.index(device)])
+            chosen.append(by_id[number])
     try:
         raise_all("make_mesh", problems)
     except UsageError as error:  # the owners of the other devices learn of it

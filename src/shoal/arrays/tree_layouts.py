@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from shoal.arguments import not_flags
 from shoal.arrays.bridge.devices import mesh_of
 from shoal.arrays.bridge.layout_functions import wrong_arguments
 from shoal.arrays.bridge.leaf_layouts import (
@@ -91,8 +92,7 @@ def layouts(
     """
     problems: list[str] = []
     table = _rules(rules, problems)
-    if not isinstance(all_rules, bool):
-        problems.append(WrongType(f"all_rules={all_rules!r} must be True or False"))
+    problems += not_flags(all_rules=all_rules)
     raise_all("layouts", problems)
     chosen = _mesh(mesh, table)
     pairs, treedef = tree_flatten_with_path(shapes, is_leaf=_is_bare_shape)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shoal.arguments import not_flags
+from shoal.arguments import as_integer, not_flags, seconds
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
@@ -81,7 +81,7 @@ class Last(Keep):
     n: int
 
     def __post_init__(self) -> None:
-        _check("Last", n=self.n)
+        _count(self)
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
@@ -105,7 +105,7 @@ class EverySteps(Keep):
     n: int
 
     def __post_init__(self) -> None:
-        _check("EverySteps", n=self.n)
+        _count(self)
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
@@ -126,7 +126,9 @@ class EverySeconds(Keep):
     s: float
 
     def __post_init__(self) -> None:
-        _check("EverySeconds", s=self.s)
+        problems: list[str] = []
+        object.__setattr__(self, "s", seconds("s", self.s, problems, is_finite=True))
+        raise_all("EverySeconds", problems)
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
@@ -163,7 +165,7 @@ class Best(Keep):
         if not isinstance(self.mode, str) or self.mode not in ("min", "max"):
             near = nearest(self.mode, ("min", "max"))
             problems.append(f"mode={self.mode!r} must be 'min' or 'max'{near}")
-        _check("Best", problems, n=self.n)
+        _count(self, problems)
 
     def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
         """See `Keep`."""
@@ -211,15 +213,16 @@ def policy_of(keep: object) -> Keep | None:
     """
     if keep is None or isinstance(keep, Keep):
         return keep
-    if isinstance(keep, bool) or not isinstance(keep, int):
+    number = as_integer(keep)
+    if number is None:
         raise UsageTypeError(
             f"keep={keep!r} must be a number of steps, or a policy: Last(2) | EverySteps(100)"
         )
-    if keep < 1:
+    if number < 1:
         raise UsageError(
-            f"keep={keep} must be at least 1: the newest step is never deleted; None keeps all"
+            f"keep={number} must be at least 1: the newest step is never deleted; None keeps all"
         )
-    return Last(keep)
+    return Last(number)
 
 
 def unranked(keep: Keep | None, metrics: object) -> list[str]:
@@ -265,14 +268,13 @@ def _spread(steps: Sequence[int], places: Sequence[float], least: float) -> froz
     return frozenset(kept)
 
 
-def _check(name: str, problems: Sequence[str] = (), **numbers: object) -> None:
-    found = list(problems)
-    for argument, value in numbers.items():
-        kind = int if argument == "n" else int | float
-        if isinstance(value, bool) or not isinstance(value, kind):
-            what = "a whole number" if argument == "n" else "a number of seconds"
-            found.append(WrongType(f"{argument}={value!r} must be {what}"))
-        elif not (value >= 1 if argument == "n" else 0 < value < math.inf):
-            least = "at least 1" if argument == "n" else "positive, and finite"
-            found.append(f"{argument}={value!r} must be {least}")
-    raise_all(name, found)
+def _count(policy: Keep, problems: Sequence[str] = ()) -> None:
+    """Check `n` of a policy and make it a Python int: `repr` and equality follow from it."""
+    found, n = list(problems), policy.n  # type: ignore[attr-defined]
+    number = as_integer(n)
+    if number is None:
+        found.append(WrongType(f"n={n!r} must be a whole number"))
+    elif number < 1:
+        found.append(f"n={n!r} must be at least 1")
+    raise_all(type(policy).__name__, found)
+    object.__setattr__(policy, "n", number)

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from shoal.arguments import check_flags
 from shoal.collectives import wire
 from shoal.collectives.arguments import Deadline, deadline_of, meet, process_of
 from shoal.collectives.columns import Column, column_of
 from shoal.collectives.leaves import Array, Buffer, is_global
 from shoal.collectives.transport import stream
 from shoal.colour import collective
-from shoal.errors import DivergenceError, UsageError, UsageTypeError, raise_all
+from shoal.errors import DivergenceError, UsageError, raise_all
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
@@ -90,8 +91,7 @@ def allgather(
     """
     deadline = deadline_of("allgather", name, timeout_s, lane)
     group = group_in(coordinator, "allgather", processes)
-    if not isinstance(tiled, bool):
-        raise UsageTypeError(f"allgather: tiled={tiled!r} must be True or False")
+    check_flags("allgather", tiled=tiled)
     count = coordinator.num_processes
     to = None if to is None else process_of("allgather", "to", to, group, count)
     spec, values = wire.flatten(tree, "allgather")

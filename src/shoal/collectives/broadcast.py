@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from shoal.arguments import check_flags
 from shoal.collectives import wire
 from shoal.collectives.arguments import deadline_of, meet, process_of
 from shoal.collectives.leaves import Buffer, is_global
 from shoal.collectives.transport import stream
 from shoal.collectives.wire import inline_bytes
 from shoal.colour import collective
-from shoal.errors import UsageTypeError, raise_all
+from shoal.errors import raise_all
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
@@ -93,8 +94,8 @@ def broadcast(
     group = group_in(coordinator, "broadcast", processes)
     if is_source is None:
         source = process_of("broadcast", "source", source, group, coordinator.num_processes)
-    elif not isinstance(is_source, bool):
-        raise UsageTypeError(f"broadcast: is_source={is_source!r} must be True or False")
+    else:
+        check_flags("broadcast", is_source=is_source)
     spec, values = wire.flatten(tree, "broadcast")
     _refuse_parts(spec, values)
     buffers: list[Buffer] = []

@@ -89,9 +89,6 @@ def drain(
     if not isinstance(name, str):
         raise UsageTypeError(f"drain: name={name!r} must be text")
     deadline = deadline_of(f"drain({name!r})", name, timeout_s, "main")
-    if not deadline.timeout_s > 0:
-        detail = f"timeout_s={timeout_s!r} must be a positive number of seconds"
-        raise UsageError(f"drain({name!r}): {detail}")
     if not isinstance(mesh, Mesh | jax.sharding.Mesh):
         raise UsageTypeError(f"drain({name!r}): {mesh!r} must be a shoal Mesh or a JAX Mesh")
     mesh = mesh if isinstance(mesh, Mesh) else mesh_of(mesh)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shoal.arguments import integer, not_one_of
+from shoal.arguments import as_integer, integer, not_one_of
 from shoal.colour import local
 from shoal.errors import UsageError, WrongType, nearest, raise_all
 from shoal.plan.notation import mesh_text
@@ -287,11 +287,8 @@ class Mesh:
             except (TypeError, ValueError) as error:
                 return [f"{name}={pick}: {error}"]
             return [] if count else [f"{name}={pick} leaves nothing of its {size} positions"]
-        try:
-            index = operator.index(pick)  # type: ignore[arg-type]
-        except TypeError:
-            return [WrongType(f"{name}={pick!r} must be an int or a slice")]
-        if isinstance(pick, bool):
+        index = as_integer(pick)
+        if index is None:
             return [WrongType(f"{name}={pick!r} must be an int or a slice")]
         return [] if -size <= index < size else [f"{name}={index} is not below its size {size}"]
 

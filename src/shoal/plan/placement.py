@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.arguments import as_number
 from shoal.colour import local
 from shoal.errors import UsageError, nearest, raise_all
 from shoal.plan import torus_order
@@ -140,8 +141,8 @@ def _weights(
     for name, weight in weights.items():
         if name not in names:
             problems.append(f"weights: no axis {name!r}{nearest(str(name), names)}")
-        is_number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
-        if not is_number or not 0 <= weight < _MOST_BYTES:
+        number = as_number(weight)
+        if number is None or not 0 <= number < _MOST_BYTES:
             problems.append(f"weights: {name}={weight!r} must be a number of bytes")
     if not problems and not any(weights.values()):
         problems.append(

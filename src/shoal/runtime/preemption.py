@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import operator
 import time
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 
 from shoal import settings
+from shoal.arguments import as_integer
 from shoal.colour import collective, local
 from shoal.errors import DeadlineError, StepAlreadyCommitted, UsageError, UsageTypeError
 from shoal.runtime import process
@@ -249,16 +249,14 @@ def failure_noted(coordinator: Coordinator, path: str, step: object) -> Iterator
 
     The block begins before the arguments are checked: a save that is refused has failed, too.
     """
-    with contextlib.suppress(TypeError):  # a save refuses a step that is no number
-        step = None if step is None else operator.index(step)  # type: ignore[arg-type]
-    step = step if isinstance(step, int) else None
-    number = coordinator.stop.number_of(step)
+    index = as_integer(step)  # a save refuses a step that is no number
+    number = coordinator.stop.number_of(index)
     try:
         yield number
     except StepAlreadyCommitted:  # what should be saved is
         raise
     except BaseException:
-        note_failed(coordinator, path, coordinator.stop.number_of(step))
+        note_failed(coordinator, path, coordinator.stop.number_of(index))
         raise
 
 
@@ -364,11 +362,8 @@ def watch_notices(
 
 
 def checked_step(name: str, step: object) -> int:
-    try:
-        index = operator.index(step)  # type: ignore[arg-type]
-    except TypeError:
-        index = None
-    if index is None or isinstance(step, bool):
+    index = as_integer(step)
+    if index is None:
         raise UsageTypeError(f"{name}({step!r}): the step must be a whole number")
     if index < 0:
         raise UsageError(f"{name}({shown_step(index)}): the step must not be negative")

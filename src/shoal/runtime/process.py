@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal import settings
+from shoal.arguments import check_flags
 from shoal.colour import collective, local
-from shoal.errors import InitializeError, ShoalError, UsageTypeError
+from shoal.errors import InitializeError, ShoalError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
@@ -153,8 +154,7 @@ def initialize(
 
 
 def _check_hooks(hooks: bool) -> None:
-    if not isinstance(hooks, bool):
-        raise UsageTypeError(f"initialize: hooks={hooks!r} must be True or False")
+    check_flags("initialize", hooks=hooks)
     if _RECORD.guard is not None and not hooks:
         # Hooks of the program, installed later, may call those of the guard: they must stay.
         raise InitializeError(
@@ -164,8 +164,7 @@ def _check_hooks(hooks: bool) -> None:
 
 
 def _set_strict_dtypes(strict_dtypes: bool) -> None:
-    if not isinstance(strict_dtypes, bool):
-        raise UsageTypeError(f"initialize: strict_dtypes={strict_dtypes!r} must be True or False")
+    check_flags("initialize", strict_dtypes=strict_dtypes)
     _RECORD.strict_dtypes = strict_dtypes
 
 

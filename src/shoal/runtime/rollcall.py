@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from shoal import settings
 from shoal.colour import local
-from shoal.errors import UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.failures.comparison import process_label
 from shoal.runtime.rules.point import Member
@@ -115,7 +114,5 @@ def roll_call(coordinator: Coordinator, *, timeout_s: float | None = None) -> Ro
     >>> [member.state for member in call.members]
     ['here']
     """
-    timeout_s = settings.timeout("roll_call()", timeout_s, "SHOAL_TIMEOUT_S")
-    if not timeout_s > 0:
-        raise UsageError(f"roll_call: timeout_s={timeout_s!r} must be a positive number of seconds")
+    timeout_s = settings.timeout("roll_call", timeout_s, "SHOAL_TIMEOUT_S")
     return RollCall(coordinator.members(timeout_s=timeout_s))

@@ -71,8 +71,6 @@ def step(
         raise UsageError(f"step({number!r}): the number must have no more than 64 bits")
     if within_s is not None:
         within_s = settings.timeout("step", within_s, "", "within_s")
-        if not within_s > 0:
-            raise UsageError(f"step: within_s={within_s!r} must be a positive number of seconds")
         if not coordinator.progress.is_watched:  # without `initialize`
             watch_alone(coordinator)
     return _Step(coordinator, index, within_s)

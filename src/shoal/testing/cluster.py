@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from shoal.arguments import as_integer, seconds
 from shoal.errors import DeadlineError, PeerFailedError, UsageError, raise_all
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.environment import own_environment
@@ -355,14 +356,13 @@ def _problems(
 ) -> list[str]:
     """Return what is wrong with the arguments of a cluster."""
     problems = []
-    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+    if (as_integer(processes) or 0) < 1:
         problems.append(f"processes={processes!r} must be a whole number, at least 1")
-    if devices is not None and (not isinstance(devices, int) or devices < 1):
+    if devices is not None and (as_integer(devices) or 0) < 1:
         problems.append(f"devices={devices!r} must be a whole number, at least 1, or None")
     if services not in WAYS:
         problems.append(f"services={services!r} is not one of {', '.join(map(repr, WAYS))}")
     if network and services == "launcher":
         problems.append("shoal run starts all processes on one host: there is no network to cut")
-    if not isinstance(deadline_s, int | float) or not deadline_s > 0:
-        problems.append(f"deadline_s={deadline_s!r} must be a positive number of seconds")
+    seconds("deadline_s", deadline_s, problems)
     return problems

@@ -29,6 +29,7 @@ from typing import Any, Self
 import jax
 
 from shoal import settings
+from shoal.arguments import integer
 from shoal.arrays.bridge.agreed_devices import owners_of
 from shoal.arrays.bridge.leaf_layouts import Layouts
 from shoal.arrays.bridge.sharding import sharding
@@ -130,9 +131,9 @@ def feed(
     """
     problems = problems_of(batch, order, last, prefetch, same, skip)
     raise_all("feed", [*problems, *lane_problems(lane)])
+    batch = None if batch is None else integer("feed", "batch", batch)
+    prefetch = integer("feed", "prefetch", prefetch)
     limit_s = settings.timeout("feed", timeout_s, "SHOAL_TIMEOUT_S")
-    if not limit_s > 0:
-        raise UsageError(f"feed: timeout_s={timeout_s!r} must be a positive number of seconds")
     split = Split(rows_layout(layouts), jax.process_index())
     reads = source_of(source, batch, order, split)
     mark = mark_of(order_text(reads)) if isinstance(reads, ByNumber) else 0

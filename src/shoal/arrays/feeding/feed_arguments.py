@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shoal.arguments import as_integer, not_flags
 from shoal.arrays.bridge.leaf_layouts import Layouts, is_one_layout
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, by_number
@@ -29,16 +30,16 @@ def problems_of(
     for name, value in {"batch": batch, "prefetch": prefetch}.items():
         if value is None and name == "batch":
             continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        number = as_integer(value)
+        if number is None:
             problems.append(WrongType(f"{name}={value!r} must be a whole number"))
-        elif value < 1:
+        elif number < 1:
             problems.append(f"{name}={value!r} must be at least 1")
     if order is not None and batch is None:
         problems.append("order= is for rows read by number: give batch=, too")
     if not isinstance(last, str) or last not in LAST:
         problems.append(f"last={last!r} is not one of {', '.join(LAST)}{nearest(last, LAST)}")
-    if not isinstance(same, bool):
-        problems.append(WrongType(f"same={same!r} must be True or False"))
+    problems += not_flags(same=same)
     if skip is not None and not isinstance(skip, bool):
         problems.append(WrongType(f"skip={skip!r} must be True, False or None"))
     if skip is not None and batch is not None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from shoal.errors import UsageError, UsageTypeError
+from shoal.arguments import integer
+from shoal.errors import UsageError
 
 _NAMES = ("order", "rows")
 _MOST_MARK = 0x7FFF_FFFF  # an int32: it may be placed on devices
@@ -41,31 +39,19 @@ def rows_before(start: Any, mark: int) -> int:
       UsageError: it is neither, or was saved by a feed of another order.
     """
     if not isinstance(start, Mapping):
-        return _index("start", start)
+        return integer("feed", "start", start, least=0)
     if sorted(start) != [*_NAMES]:
         raise UsageError(
             f"feed: start={start!r} must be a number of rows, or what the state() of a feed "
             'returned: {"order": …, "rows": …}'
         )
-    was, rows = _index("start['order']", start["order"]), _index("start['rows']", start["rows"])
+    was, rows = (integer("feed", f"start[{name!r}]", start[name], least=0) for name in _NAMES)
     if rows and was != mark:
         raise UsageError(
             f"feed: start= was saved by a feed of {_words(was)}; this one is of {_words(mark)}\n"
             f"give it the order of that epoch, or start={rows} to continue anyway"
         )
     return rows
-
-
-def _index(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool | np.bool_):
-        raise UsageTypeError(f"feed: {name}={value!r} must be a whole number")
-    if number < 0:
-        raise UsageError(f"feed: {name}={value!r} must be at least 0")
-    return number
 
 
 def _words(mark: int) -> str:

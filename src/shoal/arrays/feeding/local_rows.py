@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shoal.arguments import integer
 from shoal.arrays.bridge.leaf_layouts import is_one_layout, layout_for
 from shoal.arrays.bridge.sharding import layout_of_sharding
 from shoal.colour import local
@@ -54,8 +54,8 @@ def local_rows(
       >>> shoal.local_rows(shoal.Layout(mesh, "data", None), 128, process=0)
       (slice(0, 32, None), slice(96, 128, None))
     """
-    place = _index("dim", dim)
-    size = _index("global_batch", global_batch)
+    place = integer("local_rows", "dim", dim)
+    size = integer("local_rows", "global_batch", global_batch)
     if size < 0:
         raise UsageError(f"local_rows: global_batch={global_batch!r} must not be negative")
     found = split_layout("local_rows", layout, place)
@@ -63,7 +63,8 @@ def local_rows(
         raise UsageError(f"local_rows: dim={dim!r}: {found!r} has rank {found.rank}")
     place %= found.rank
     check_even_split(f"local_rows: dim {place}", found, size, place)
-    number = jax.process_index() if process is None else _index("process", process)
+    own = jax.process_index() if process is None else process
+    number = integer("local_rows", "process", own)
     if number < 0:
         raise UsageError(f"local_rows: process={process!r} must not be negative")
     return row_holders(found, place).slices(size, number)
@@ -88,13 +89,3 @@ def split_layout(operation: str, given: Any, dim: int = 0) -> Layout:
         return layout_for(given, jax.ShapeDtypeStruct((1,) * rank, np.int8), ())
     except UsageError as error:
         raise UsageError(f"{operation}: {error}") from None
-
-
-def _index(name: str, value: object) -> int:
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:  # arrays have the method, too
-        number = None
-    if number is None or isinstance(value, bool | np.bool_):
-        raise UsageTypeError(f"local_rows: {name}={value!r} must be a whole number")
-    return number

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from shoal.arguments import not_flags
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
@@ -34,7 +35,7 @@ from shoal.arrays.host_local.parts import (
 from shoal.arrays.moving.move import relabelled
 from shoal.arrays.placing.put import dtype_problems
 from shoal.colour import local, logically_collective
-from shoal.errors import UsageError, WrongType, raise_all
+from shoal.errors import UsageError, raise_all
 from shoal.plan.process_boxes import ProcessBox
 from shoal.runtime.system.callsite import callsite
 
@@ -86,9 +87,7 @@ def from_host_local(
       True
     """
     _refuse_inside_jit("from_host_local")
-    problems = lane_problems(lane)
-    if not isinstance(same, bool):
-        problems.append(WrongType(f"same={same!r} must be True or False"))
+    problems = [*lane_problems(lane), *not_flags(same=same)]
     leaves, treedef = leaf_layouts(tree, layouts, problems)
     for leaf in leaves:
         problems += _part_problems(leaf)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from shoal.arguments import not_flags
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
@@ -22,7 +23,7 @@ from shoal.arrays.host.record_trail import lane_problems, record_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import Move, move, relabelled
 from shoal.colour import logically_collective
-from shoal.errors import WrongType, raise_all
+from shoal.errors import raise_all
 from shoal.plan.layout import Layout
 
 
@@ -85,9 +86,7 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
         for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]
     ]
     problems += dtype_problems(named)
-    problems += lane_problems(lane)
-    if not isinstance(same, bool):
-        problems.append(WrongType(f"same={same!r} must be True or False"))
+    problems += [*lane_problems(lane), *not_flags(same=same)]
     raise_all("put", problems)
     warn_of_narrowing("put", named)
     record_trail("put", leaves, lane=lane, options=(f"same={same}",), values=same)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal import settings
+from shoal.arguments import as_number
 from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.storage import Folder
@@ -316,8 +317,8 @@ class Saver:
 
 def check_limit(operation: str, timeout_s: object) -> None:
     """Raise if it is not a valid time-out; 0 is: it polls."""
-    if timeout_s is not None and not settings.timeout(operation, timeout_s, "") >= 0:
-        raise UsageError(f"{operation}: timeout_s={timeout_s!r} must not be negative")
+    if as_number(timeout_s) != 0 and timeout_s is not None:
+        settings.timeout(operation, timeout_s, "")
 
 
 def total_bytes(state: Any) -> int:

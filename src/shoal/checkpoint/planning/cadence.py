@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from shoal.arguments import as_integer
 from shoal.checkpoint.retention import AnyOf, EverySeconds, EverySteps, Keep
 from shoal.errors import UsageTypeError
 
@@ -154,8 +155,8 @@ def rules_of(every: object) -> tuple[Rule, ...] | None:
         return None
     if isinstance(every, timedelta):
         return (EverySeconds(every.total_seconds()),)
-    if isinstance(every, int) and not isinstance(every, bool):
-        return (EverySteps(every),)
+    if (steps := as_integer(every)) is not None:
+        return (EverySteps(steps),)
     parts: tuple[object, ...] = every.policies if isinstance(every, AnyOf) else (every,)
     by_steps = [part for part in parts if isinstance(part, EverySteps)]
     by_time = [part for part in parts if isinstance(part, EverySeconds)]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from shoal.arguments import integer
 from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
@@ -309,9 +310,8 @@ def _form(operation: str, form: object, request: RestoreRequest) -> str:
 def _most(operation: str, most_bytes: object) -> int:
     if most_bytes is None:
         return extra_bytes(None)
-    if isinstance(most_bytes, bool) or not isinstance(most_bytes, int):
-        raise UsageTypeError(f"{operation}: most_bytes={most_bytes!r} must be a number of bytes")
-    if most_bytes < BLOCK_BYTES:
+    number = integer(operation, "most_bytes", most_bytes, wanted="a number of bytes")
+    if number < BLOCK_BYTES:
         detail = f"at least a block of {BLOCK_BYTES} bytes is read at a time"
-        raise UsageError(f"{operation}: most_bytes={most_bytes}: {detail}")
-    return most_bytes
+        raise UsageError(f"{operation}: most_bytes={number}: {detail}")
+    return number

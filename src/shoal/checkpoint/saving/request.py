@@ -14,7 +14,6 @@ from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Manifest
 from shoal.checkpoint.saving.lines import json_digest
 from shoal.checkpoint.saving.state import State
-from shoal.errors import UsageError
 from shoal.runtime.rules.deadline import Allowance
 
 
@@ -28,9 +27,6 @@ class Waits(NamedTuple):
     def of(cls, operation: str, timeout_s: float | None) -> Waits:
         """Without a time-out, each wait of a save may take SHOAL_TIMEOUT_S."""
         limit_s = settings.timeout(operation, timeout_s, "SHOAL_TIMEOUT_S")
-        if not limit_s > 0:
-            detail = f"timeout_s={timeout_s!r} must be a positive number of seconds"
-            raise UsageError(f"{operation}: {detail}")
         return cls(limit_s, None if timeout_s is None else time.monotonic() + limit_s)
 
     @property

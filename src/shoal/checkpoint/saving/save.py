@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shoal import settings
+from shoal.arguments import integer
 from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.disk.step_folder import new_attempt
 from shoal.checkpoint.disk.step_names import step_at
@@ -171,12 +171,7 @@ def request_of(
 def _step(operation: str, step: object, path: str) -> int | None:
     if step is None:
         return None
-    try:
-        number = operator.index(step)  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None or isinstance(step, bool):
-        raise UsageTypeError(f"{operation}: step={step!r} must be a whole number")
+    number = integer(operation, "step", step)
     if not 0 <= number < 1 << 62:
         raise UsageError(f"{operation}: step={number} must not be negative, and below 2**62")
     if (named := step_at(path)) not in (None, number):

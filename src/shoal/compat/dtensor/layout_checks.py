@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+from shoal.arguments import as_integer
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
@@ -84,9 +85,9 @@ def rank_of(operation: str, rank: object, least: int) -> int:
     Raises:
       UsageError: it is not an integer, or too small.
     """
-    if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+    number = as_integer(rank)
+    if number is None:
         raise UsageTypeError(f"dtensor.Layout.{operation}: rank {rank!r} must be a whole number")
-    number = operator.index(rank)
     if number < least:
         raise UsageError(f"dtensor.Layout.{operation}: rank {number} must be at least {least}")
     return number

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.arguments import as_integer
 from shoal.errors import UsageTypeError, WrongType, raise_all
 from shoal.plan.hlo import (
     ShardingType,
@@ -118,10 +119,10 @@ def _axis(mesh: Mesh, number: int, axis: Any, problems: list[str], *, is_inner: 
     """Return the name of one axis."""
     if isinstance(axis, str) or (axis is None and not is_inner):
         return axis
-    is_index = hasattr(axis, "__index__") and not isinstance(axis, bool | np.bool_)
-    if is_index and 0 <= int(axis) < len(mesh.shape):
-        return mesh.axis_names[int(axis)]
-    if is_index:
+    index = as_integer(axis)
+    if index is not None and 0 <= index < len(mesh.shape):
+        return mesh.axis_names[index]
+    if index is not None:
         problems.append(f"dim {number}: index {axis} is out of bounds of mesh_shape {mesh.shape}")
     elif isinstance(axis, tuple | list):
         problems.append(f"dim {number}: {axis!r}: a partition spec cannot contain nested tuples")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shoal.arguments import as_number
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.hardware.hosts import Hosts
@@ -86,9 +87,10 @@ def links_of(
     for name, figure in given.items():
         if figure is None:
             continue
-        if isinstance(figure, bool) or not isinstance(figure, int | float):
+        number = as_number(figure)
+        if number is None:
             raise UsageTypeError(f"links_of: {name}={figure!r} must be bytes per second")
-        if not 0 < figure < float("inf"):
+        if not 0 < number < float("inf"):
             raise UsageError(f"links_of: {name}={figure!r} must be above 0, and finite")
     if isinstance(topology, Torus):
         near, network = _of_tori(topology, [topology])
@@ -98,7 +100,8 @@ def links_of(
         near, network = _of_hosts(topology)
     else:
         near, network = Link("link", 0.0, _NETWORK_S, ""), Link("network", 0.0, _NETWORK_S, "")
-    return Links(_filled(near, link_bytes_per_s), _filled(network, network_bytes_per_s))
+    near_bytes_per_s, far_bytes_per_s = map(as_number, given.values())
+    return Links(_filled(near, near_bytes_per_s), _filled(network, far_bytes_per_s))
 
 
 def _filled(link: Link, given: float | None) -> Link | None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from shoal.arguments import as_integer
 from shoal.errors import WrongType
 
 IntArray = NDArray[np.int64]
@@ -26,10 +27,11 @@ def sizes_of(
     values = (
         tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     )
-    if wrong := [v for v in values if isinstance(v, bool) or not isinstance(v, int | np.integer)]:
-        problems.append(WrongType(f"{name}={given!r}: {wrong[0]!r} is not a whole number"))
+    sizes = tuple(whole for value in values if (whole := as_integer(value)) is not None)
+    if len(sizes) < len(values):
+        wrong = next(value for value in values if as_integer(value) is None)
+        problems.append(WrongType(f"{name}={given!r}: {wrong!r} is not a whole number"))
         return ()
-    sizes = tuple(map(int, values))
     if not 1 <= len(sizes) <= len(DIMS) or min(sizes) < 1:
         problems.append(f"{name}={given!r} must be one to three sizes, each at least 1")
         return ()
@@ -42,7 +44,7 @@ def sizes_of(
 def origin_of(given: object, rank: int, problems: list[str]) -> tuple[int, ...]:
     """Return the validated coordinates of a first chip; () if all are 0, or they are invalid."""
     values = tuple(given) if isinstance(given, Sequence | np.ndarray) else (given,)
-    numbers = [v for v in values if isinstance(v, int | np.integer) and not isinstance(v, bool)]
+    numbers = [whole for value in values if (whole := as_integer(value)) is not None]
     if len(numbers) < len(values) or any(not -(1 << 63) <= v < 1 << 63 for v in numbers):
         problems.append(WrongType(f"origin={given!r} must be whole numbers"))
         return ()

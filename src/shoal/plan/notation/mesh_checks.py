@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.arguments import as_integer
 from shoal.errors import WrongType, nearest, with_article
 
 IntArray = NDArray[np.int64]
@@ -32,12 +32,13 @@ def check_axes(axes: object, problems: list[str]) -> tuple[tuple[str, ...], tupl
         name = check_name(given, "axis name", problems)
         if name and name in names:
             problems.append(f"axis {name!r} is repeated")
-        if isinstance(size, bool) or not isinstance(size, numbers.Integral):
+        whole = as_integer(size)
+        if whole is None:
             problems.append(WrongType(f"axis {given!r}: size {size!r} must be an integer"))
-        elif size < 1:
+        elif whole < 1:
             problems.append(f"axis {given!r}: size {size} must be at least 1")
         else:
-            sizes.append(int(size))
+            sizes.append(whole)
         names.append(name)
     if math.prod(sizes) > _MOST_DEVICES:
         problems.append(f"{'x'.join(map(str, sizes))} positions do not fit in 64 bits")

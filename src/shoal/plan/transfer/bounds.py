@@ -139,6 +139,7 @@ def bounds(
     model parallelism", MLSys 2023 (arXiv 2211.05322): each slice needs to cross to a host once.
     """
     sizes = check_move("bounds", source, target, shape, item_bytes)
+    item_bytes = int(item_bytes)  # of NumPy it would wrap
     where = places("bounds", source.mesh, target.mesh, topology)
     found = regions(source, target, sizes)
     old = _shards(sizes, found.source_counts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from shoal.arguments import as_integer
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
 from shoal.plan.layout import Layout
 
@@ -41,7 +42,7 @@ def check_move(
     for name, layout in layouts.items():
         if not isinstance(layout, Layout):
             problems.append(WrongType(f"{name}={layout!r} must be a Layout"))
-    if isinstance(item_bytes, bool) or not isinstance(item_bytes, int):
+    if as_integer(item_bytes) is None:
         problems.append(WrongType(f"item_bytes={item_bytes!r} must be an int"))
     elif item_bytes < 1:
         problems.append(f"item_bytes={item_bytes} must be 1 or more")

@@ -176,6 +176,7 @@ def plan_transfer(
         1. exchange: receives 1,024 B; a device held 4,096 B and holds 2,048 B
     """
     sizes = check_move("plan_transfer", source, target, shape, item_bytes)
+    item_bytes = int(item_bytes)  # of NumPy it would wrap
     if other := {axis: how for axis, how in source.partial.items() if how != "sum"}:
         raise UsageError(f"plan_transfer: {other}: only sums can be reduced by a move")
     if topology is None and links is None:

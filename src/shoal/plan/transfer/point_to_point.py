@@ -184,6 +184,7 @@ def point_to_point(
     along chains in chunks, a wave doubles the senders.
     """
     sizes = check_move("point_to_point", source, target, shape, item_bytes, reduces=False)
+    item_bytes = int(item_bytes)  # of NumPy it would wrap
     where = places("point_to_point", source.mesh, target.mesh, topology)
     found = regions(source, target, sizes)
     _refuse_many(found)

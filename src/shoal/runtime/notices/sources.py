@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import math
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import Any
 
+from shoal.arguments import seconds
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
 from shoal.paths import local_path
 from shoal.runtime.notices.signals import SignalWatch
@@ -96,8 +96,9 @@ class Sources:
         problems += [
             WrongType(f"ask: {one!r} cannot be called") for one in functions if not callable(one)
         ]
-        for name, value in (("every_s", every_s), ("grace_s", grace_s)):
-            problems += _wrong_seconds(name, value)
+        every_s = seconds("every_s", every_s, problems, is_finite=True)
+        if grace_s is not None:
+            grace_s = seconds("grace_s", grace_s, problems, is_finite=True)
         if numbers and threading.current_thread() is not threading.main_thread():
             text = "signals can only be watched from the main thread; this is thread "
             problems.append(
@@ -224,13 +225,3 @@ def _path(given: Any, problems: list[str]) -> str:
         is_typed = isinstance(error, UsageTypeError)
         problems.append(WrongType(error) if is_typed else str(error))
         return ""
-
-
-def _wrong_seconds(name: str, value: Any) -> list[str]:
-    if value is None and name == "grace_s":
-        return []
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return [WrongType(f"{name}={value!r} must be a number of seconds")]
-    if not 0 < value < math.inf:
-        return [f"{name}={value!r} must be a positive number of seconds"]
-    return []

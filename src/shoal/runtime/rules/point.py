@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from shoal.arguments import as_integer
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.runtime.system.callsite import line_of
 from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
@@ -142,10 +142,10 @@ def index_of(member: object) -> int:
     Raises:
       UsageTypeError: it is not an integer.
     """
-    try:
-        return operator.index(member)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageTypeError(f"process indices are integers, not {member!r}") from None
+    index = as_integer(member)
+    if index is None:
+        raise UsageTypeError(f"process indices are integers, not {member!r}")
+    return index
 
 
 def group_problems(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:

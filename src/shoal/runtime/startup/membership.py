@@ -21,7 +21,6 @@ from shoal.errors import (
     InitializeError,
     ProcessLostError,
     ShoalError,
-    UsageError,
 )
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.over_tcp import TcpCoordinator
@@ -59,10 +58,7 @@ def deadline_of(caller: str, timeout_s: float | None, setting: str) -> float:
     Raises:
       UsageError: it is not a positive number.
     """
-    left_s = settings.timeout(caller, timeout_s, setting)
-    if not left_s > 0:
-        raise UsageError(f"{caller}: timeout_s={timeout_s!r} must be a positive number of seconds")
-    return ends_at(left_s)
+    return ends_at(settings.timeout(caller, timeout_s, setting))
 
 
 def find_cluster(arguments: Arguments, *, reports: bool = False) -> tuple[JobPlace, bool]:

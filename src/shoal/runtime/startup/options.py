@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from shoal.arguments import as_integer
 from shoal.runtime.wire.frames import split_address
 
 Environment = Mapping[str, str]
@@ -29,11 +29,8 @@ def whole(name: str, value: object, least: int, problems: list[str]) -> int | No
     number: int | None = None
     if isinstance(value, str) and name not in Arguments._fields:  # only variables are text
         number = int(value) if value.isascii() and value.isdigit() else None
-    elif not isinstance(value, bool | str):
-        try:
-            number = operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            number = None
+    else:
+        number = as_integer(value)
     if number is None or number < least:
         problems.append(f"{name}={value!r} must be a whole number, at least {least}")
         return None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shoal.arguments import as_integer
 from shoal.compat.dtensor.text.device_spec import DeviceSpec, spec_of
 from shoal.errors import InitializeError, UsageError, WrongType, raise_all
 from shoal.runtime.process import process_index
@@ -135,7 +136,7 @@ def _ids(given: object, problems: list[str]) -> list[int]:
     if not isinstance(given, list):
         problems.append(WrongType("Variable local_device_ids must be a list."))
         return []
-    wrong = [one for one in given if isinstance(one, bool) or not hasattr(one, "__index__")]
+    wrong = [one for one in given if as_integer(one) is None]
     if wrong:
         problems.append(WrongType(f"local_device_ids must be whole numbers, not {wrong[:8]}"))
     return [] if wrong else [int(one) for one in given]
