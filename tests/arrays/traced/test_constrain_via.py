@@ -102,6 +102,31 @@ def test_derivatives_go_the_same_way_and_back():
     np.testing.assert_allclose(tangent, (2 * values * np.cos(values)).sum(), rtol=1e-3)
 
 
+EXCHANGED = Layout(PAIR, "a", None), Layout(PAIR, "b", "a")
+
+
+@pytest.mark.parametrize("ends", [GATHERED, EXCHANGED, *SPLIT.values()])
+def test_higher_derivatives_of_a_checkpointed_function(ends):
+    """An exchange of blocks has tables, which are constants of the program."""
+    source, target = ends
+    x = shoal.put(np.sin(np.arange(64, dtype=np.float32)).reshape(8, 8), source)
+    plan = plan_of(source, target, (8, 8))
+
+    def derivative(order, move):
+        def loss(x):
+            y = move(jnp.tanh(x))
+            return (jnp.sin(y) * y).sum()
+
+        found = jax.checkpoint(loss)
+        for _ in range(order):
+            found = (lambda of: lambda x: (jax.grad(of)(x) ** 2).sum())(found)
+        return jax.jit(jax.grad(found))(x)
+
+    for order in (1, 2):
+        found = derivative(order, lambda y: shoal.constrain(y, target, via=plan))
+        np.testing.assert_allclose(found, derivative(order, lambda y: y), rtol=1e-4, atol=1e-4)
+
+
 def test_what_is_refused():
     source, target = GATHERED
     plan = plan_of(source, target, (16, 16))
@@ -118,6 +143,7 @@ def test_what_is_refused():
         lambda: jax.jit(jax.vmap(lambda x: shoal.constrain(x, target, via=plan)))(
             x[None] * np.ones((2, 1, 1), np.float32)
         ): "under vmap this is a batch",
+        lambda: jax.jit(jax.jacrev(lambda x: shoal.constrain(x, target, via=plan)))(x): "jacrev",
         lambda: jax.jit(
             lambda x: shoal.constrain(x, turned, via=plan_of(source, turned, (16, 16)))
         )(x): "order of devices",

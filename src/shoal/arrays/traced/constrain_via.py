@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import jax
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import sharding
@@ -14,6 +17,8 @@ from shoal.arrays.moving.weak_type import is_weak, weakened
 from shoal.errors import UsageError, WrongType
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.same_devices import in_one_order
+
+OnArray: TypeAlias = Callable[[jax.Array], jax.Array]
 
 
 def why_not_via(plan: RelayoutPlan, leaves: Sequence[Leaf]) -> list[str]:
@@ -44,31 +49,21 @@ def moved_inside(x: jax.Array, plan: RelayoutPlan) -> jax.Array:
     """Return the value in its new layout, by the steps of a plan; its cotangent by one back.
 
     Raises:
-      UsageError: under `vmap`, since the steps do not handle a batch dim.
+      UsageError: under `vmap`, `jacfwd` or `jacrev`, since the steps do not handle a batch dim.
     """
     move = plan.transfer
     back = plan_transfer(move.target, move.source, move.shape, move.item_bytes)
-    there_and_back = [_pinned_move(each, plan.devices) for each in (move, back)]
-    try:
-        moved: jax.Array = jax.custom_derivatives.linear_call(
-            lambda _, value: there_and_back[0](value),
-            lambda _, cotangent: there_and_back[1](cotangent),
-            (),
-            x,
-        )
-    except NotImplementedError:
-        raise UsageError(
-            "constrain: via= is the plan of one array, and under vmap this is a batch of them: "
-            "plan a move of the whole batch, and constrain that outside vmap"
-        ) from None
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    there, back_again = (
+        jax.make_jaxpr(_pinned_move(each, plan.devices))(like) for each in (move, back)
+    )
+    moved: jax.Array = _MOVED.bind(x, there=there, back=back_again)
     if is_weak(x) and not is_weak(moved):
         return weakened(moved, sharding(move.target))
     return moved
 
 
-def _pinned_move(
-    move: Transfer, devices: Sequence[jax.Device] | None
-) -> Callable[[jax.Array], jax.Array]:
+def _pinned_move(move: Transfer, devices: Sequence[jax.Device] | None) -> OnArray:
     ends = move.source, move.target
     source, target = (sharding(end, devices=devices) for end in ends)
     found = stages(move.steps, *ends, move.shape, move.item_bytes, devices)
@@ -79,3 +74,52 @@ def _pinned_move(
         return jax.lax.with_sharding_constraint(run(lies), target)
 
     return pinned
+
+
+# `jax.custom_derivatives.linear_call` would do, but its transpose of a transpose holds constants of
+# the steps as tracers, which leak under `jax.checkpoint`; and it cannot be batched, nor say so. The
+# moves are jaxprs: JAX looks in these for the devices of a program.
+
+
+def _run(x: jax.Array, *, there: ClosedJaxpr, back: ClosedJaxpr) -> jax.Array:
+    (moved,) = jaxpr_as_fun(there)(x)
+    return moved
+
+
+def _type(x: Any, *, there: ClosedJaxpr, back: ClosedJaxpr) -> Any:
+    return x.update(weak_type=False)  # layouts on Auto axes are no part of the type
+
+
+def _push_forward(
+    primals: Sequence[Any], tangents: Sequence[Any], *, there: ClosedJaxpr, back: ClosedJaxpr
+) -> tuple[Any, Any]:
+    """JVP: the map is linear, so the tangent is mapped like the value."""
+    (x,), (tangent,) = primals, tangents
+    moved = _MOVED.bind(x, there=there, back=back)
+    if isinstance(tangent, ad.Zero):
+        return moved, tangent
+    return moved, _MOVED.bind(tangent, there=there, back=back)
+
+
+def _pull_back(cotangent: Any, _: Any, *, there: ClosedJaxpr, back: ClosedJaxpr) -> Sequence[Any]:
+    """Transpose: the cotangent is moved by the plan of the way back."""
+    if isinstance(cotangent, ad.Zero):
+        return [None]
+    return [_MOVED.bind(cotangent, there=back, back=there)]
+
+
+def _refuse_batch(*_: Any, **__: Any) -> NoReturn:
+    raise UsageError(
+        "constrain: via= is the plan of one array, and under vmap this is a batch of them "
+        "(jacfwd and jacrev are vmap, too): plan a move of the whole batch, and constrain that "
+        "outside vmap; or leave via= out"
+    )
+
+
+_MOVED = Primitive("planned_move")
+_MOVED.def_impl(_run)
+_MOVED.def_abstract_eval(_type)
+ad.primitive_jvps[_MOVED] = _push_forward
+ad.primitive_transposes[_MOVED] = _pull_back
+batching.primitive_batchers[_MOVED] = _refuse_batch
+mlir.register_lowering(_MOVED, mlir.lower_fun(_run, multiple_results=False))
