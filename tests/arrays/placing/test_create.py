@@ -11,8 +11,11 @@ import pytest
 
 from shoal.arrays.bridge.sharding import layout_of, sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.create import create
 from shoal.arrays.placing.put import put
+from shoal.arrays.traced.constrain import constrain
+from shoal.arrays.traced.linear import linear
 from shoal.errors import DtypeWarning, UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -177,3 +180,22 @@ def test_arguments_of_the_other_byte_order(dtype):
     made = create(lambda tree: tree["a"] + 1, {"a": value}, layouts=Layout(MESH, "data"))
     np.testing.assert_array_equal(made, value + 1)
     assert made.dtype == value.dtype.newbyteorder("=")
+
+
+@pytest.mark.parametrize("dims", [(None, "model"), ("data", "model"), (None, ("data", "model"))])
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0)])
+def test_arrays_of_size_0_have_the_shards_of_their_layout(dims, shape):
+    """A program of JAX 0.10 returns whole shards of them, at which `np.asarray` fails."""
+    layout = Layout(MESH, *dims)
+    given = put(np.zeros(shape, np.float32), Layout(MESH, None, None))
+    made = {
+        "create": create(lambda: jnp.zeros(shape), layouts=layout),
+        "constrain": constrain(given, layout),
+        "linear": linear(given, jnp.ones((8, shape[1])), layout=Layout(MESH, None, "model")),
+    }
+    for name, array in made.items():
+        whole = np.asarray(array)
+        assert whole.shape == array.shape, name
+        shards = {shard.data.shape for shard in array.addressable_shards}
+        assert shards == {array.sharding.shard_shape(array.shape)}, name
+        assert layout_of(relayout(array, Layout(MESH, None, None))).dims == (None, None)

@@ -104,3 +104,20 @@ def _unshared(view: HostArray) -> HostArray:
     moved = odd.view(view.dtype).reshape(view.shape)
     moved[...] = view
     return moved
+
+
+def with_shards_of_its_layout(result: jax.Array) -> jax.Array:
+    """Return the result of a program; if its size is 0, with the shards that its layout has.
+
+    JAX 0.10 gives such an array whole shards, at which `np.asarray` and a transfer fail.
+    """
+    if isinstance(result, jax.core.Tracer) or result.size:
+        return result
+    if jax.dtypes.issubdtype(result.dtype, jax.dtypes.extended):
+        return result
+    shape = result.sharding.shard_shape(result.shape)
+    if all(shard.data.shape == shape for shard in result.addressable_shards):
+        return result
+    return jax.make_array_from_callback(
+        result.shape, result.sharding, lambda _: np.zeros(shape, result.dtype)
+    )

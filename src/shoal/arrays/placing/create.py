@@ -20,7 +20,7 @@ from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.host_values import device_form, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_lines
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
-from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.host.upload import is_tracing, with_shards_of_its_layout
 from shoal.arrays.moving.move import on_row, row_of
 from shoal.arrays.placing.put import dtype_problems, place_leaves, strong
 from shoal.colour import collective
@@ -106,7 +106,7 @@ def created(
             # The trace that runs: what the initialiser closes over is in it.
             options = (*options, *program_lines(program.trace(*placed).jaxpr))
         _record(args, leaves, options)
-        return program(*placed)
+        return jax.tree.map(with_shards_of_its_layout, program(*placed))
 
 
 def _traceable(value: Any) -> Any:

@@ -27,7 +27,7 @@ from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.agreed_program import concrete
 from shoal.arrays.host.host_values import as_array, is_key, unfit, warn_of_narrowing
-from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.host.upload import is_tracing, with_shards_of_its_layout
 from shoal.arrays.moving.agreed_move import agree_on_move, fail_any_move
 from shoal.arrays.moving.move import on_row
 from shoal.arrays.moving.plan_relayout import RelayoutPlan
@@ -137,7 +137,8 @@ def _constrained(leaves: Sequence[Leaf], gradient: bool) -> list[jax.Array]:
     leaves = place_arguments("constrain", leaves)
     # outside jit a `jax.set_mesh` of Explicit axes would take the value's layout for the type's
     with nullcontext() if is_tracing() else on_row(()):
-        return [_constrain(leaf, gradient) for leaf in leaves]
+        placed = [_constrain(leaf, gradient) for leaf in leaves]
+    return [*map(with_shards_of_its_layout, placed)]
 
 
 def _check(leaf: Leaf, problems: list[str]) -> None:
