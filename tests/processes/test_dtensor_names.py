@@ -51,6 +51,7 @@ def meets_as_dtensor_says():
     me = dtensor.client_id()
     early = refused(lambda: dtensor.num_global_devices("CPU"))
     decided = decide(Arguments(), os.environ)
+    absent = refused(lambda: dtensor.initialize_accelerator_system("TPU"))  # and falls back
     kind = dtensor.initialize_accelerator_system("CPU")
     again = refused(dtensor.initialize_accelerator_system)
     mesh = dtensor.create_distributed_mesh({"x": 2, "y": 2}, "grid", device_type="CPU")
@@ -63,13 +64,14 @@ def meets_as_dtensor_says():
         dtensor.create_mesh({"z": 2}).local_devices(),
     ]  # fmt: skip
     dtensor.shutdown_accelerator_system()  # an error there
-    return told, early, again, refused(dtensor.shutdown_accelerator_system)
+    over = refused(dtensor.shutdown_accelerator_system)
+    return told, early, absent, again, over, refused(dtensor.initialize_accelerator_system)
 
 
 def test_a_job_by_dtensors_variables(child_env):
     with Cluster(2, start_method="fork", devices=2, env=child_env) as cluster:
         found = cluster.run(meets_as_dtensor_says, initialize=False)
-    for me, (told, early, again, over) in enumerate(found):
+    for me, (told, early, absent, again, over, twice) in enumerate(found):
         job, other = f"worker/replica:0/task:{me}", f"/job:worker/replica:0/task:{1 - me}"
         ids = f"{2 * me},{2 * me + 1}"
         own = [f"/job:{job}/device:CPU:{n}" for n in range(2)]
@@ -82,6 +84,8 @@ def test_a_job_by_dtensors_variables(child_env):
         assert "Accelerators are uninitialized in this process of a job of 2" in early
         assert "already been initialized" in again
         assert "is not initialized" in over
+        assert "no valid TPUs found" in absent
+        assert "cannot be joined a second time in one process" in twice
 
 
 def moves_and_saves(folder):

@@ -180,7 +180,8 @@ def _enter(
 ) -> None:
     cluster, is_attached = membership.find_cluster(arguments, reports=True)
     not_joined.refuse_child(cluster)
-    membership.check_in_time(cluster, is_attached=is_attached)
+    has_left = _RECORD.left is not None and _RECORD.left.num_processes > 1
+    membership.check_in_time(cluster, is_attached=is_attached, has_left=has_left)
     if not jax_runtime.backend_exists():
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
         said = jax_runtime.configure_devices(*wishes)

@@ -14,7 +14,7 @@ from shoal.compat.dtensor import config
 from shoal.compat.dtensor.refused import NotPossible, StartError, check_eager
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime import process
-from shoal.runtime.system.accelerators import count_accelerators
+from shoal.runtime.system.accelerators import are_attached, count_accelerators
 
 __all__ = [
     "initialize_accelerator_system",
@@ -86,6 +86,8 @@ def initialize_accelerator_system(
     kind = None if device_type is None else config.type_of(operation, device_type)
     refuse_megacore(operation, experimental_enable_megcore)
     _check_first(operation)
+    if kind is not None and (why := _absent(kind.lower())):  # not joined yet: "CPU" may follow
+        raise StartError(_none_found(operation, kind, why))
     _join(operation, **_devices(operation, kind, num_logical_cpu_devices))
     return _found(operation, kind)
 
@@ -151,12 +153,31 @@ def _found(operation: str, kind: str | None) -> str:
     try:
         jax.devices(kind.lower())
     except RuntimeError as error:
+        count = process.process_count()
         process.shutdown()
-        reason = str(error).splitlines()[0]
-        raise StartError(
-            f"dtensor.{operation}: Initialization failed, no valid {kind}s found: {reason}"
-        ) from None
+        words = _none_found(operation, kind, str(error).splitlines()[0])
+        if count > 1:
+            words += (
+                f"\nthis process has left the job of {count}, and cannot join it again for other "
+                'devices: start the program again, with "CPU"'
+            )
+        raise StartError(words) from None
     return kind
+
+
+def _none_found(operation: str, kind: str, why: str) -> str:
+    return f"dtensor.{operation}: Initialization failed, no valid {kind}s found: {why}"
+
+
+def _absent(platform: str) -> str:
+    """Return why JAX will find no devices of a platform here, without starting it; "" if it may."""
+    chosen = jax.config.jax_platforms
+    names = {"gpu": ("gpu", "cuda", "rocm")}.get(platform, (platform,))
+    if chosen and not any(name in chosen.split(",") for name in names):
+        return f"JAX_PLATFORMS={chosen} leaves them out"
+    if platform != "cpu" and not are_attached(platform):
+        return "this host has no device file of one"
+    return ""
 
 
 initialize_tpu_system = initialize_accelerator_system
@@ -190,9 +211,12 @@ def initialize_multi_client_cluster(
 
 @collective()
 def shutdown_accelerator_system() -> None:
-    """Leave the job: `shoal.shutdown`, also with several processes; it may be joined again.
+    """Leave the job: `shoal.shutdown`, also with several processes.
 
     Collective over all processes.
+
+    A job of one process may be joined again. One of several may not, in this process: JAX's devices
+    stay those of the job.
 
     Raises:
       StartError, which is a ValueError: this process is not in a job.

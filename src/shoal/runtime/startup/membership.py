@@ -106,10 +106,19 @@ def _is_launched(jax_service: str) -> bool:
     return os.environ.get("SHOAL_JAX_SERVICE") == jax_service
 
 
-def check_in_time(cluster: JobPlace, *, is_attached: bool) -> None:
-    """Raise InitializeError if JAX already has devices that do not fit `cluster`."""
+def check_in_time(cluster: JobPlace, *, is_attached: bool, has_left: bool = False) -> None:
+    """Raise InitializeError if JAX already has devices that do not fit `cluster`.
+
+    Args:
+      has_left: whether this process has been in a job of several before.
+    """
     if not jax_runtime.backend_exists():
         return
+    if cluster.num_processes > 1 and not is_attached and has_left:
+        raise InitializeError(
+            "a job of several processes cannot be joined a second time in one process: JAX's "
+            "devices stay those of the job that it has left\nstart the program again"
+        )
     if cluster.num_processes > 1 and not is_attached:
         raise InitializeError(
             f"too late to join a job of {cluster.num_processes}: JAX has created its devices\n"

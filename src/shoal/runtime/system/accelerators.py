@@ -21,7 +21,7 @@ _ACCELERATORS = (
     _Accelerators(
         ("jax_cuda13_plugin", "jax_cuda12_plugin"),
         ("CUDA_VISIBLE_DEVICES",),
-        ("/dev/nvidia[0-9]*",),
+        ("/dev/nvidia[0-9]*", "/dev/dxg"),
         "gpu",
     ),
     _Accelerators(
