@@ -176,3 +176,44 @@ def test_an_axis_cannot_split_two_dims_of_the_result():
 def test_host_arrays_of_the_other_byte_order():
     x, w, b = (value.astype(">f4") for value in (host(2, 4), host(3, 4), host(3)))
     np.testing.assert_allclose(linear(x, w, b), reference(x, w, b), rtol=1e-5, atol=1e-6)
+
+
+WRONG_IN_XLA = [  # x, weight, the result: forwards, or in one of the derivatives
+    ((None, "seq"), (None, "data"), ("data", ("model", "seq"))),
+    ((("model", "seq"), "data"), ("data", None), (None, "data")),
+    (("data", ("model", "seq")), (("model", "seq"), "data"), ("data", None)),
+    (("data", None), ("data", ("model", "seq")), ("data", "seq")),
+]
+
+
+def is_right(product, x, w, cotangent):
+    """Are the product and its derivatives those of NumPy?"""
+    y, pull_back = jax.vjp(product, x, w)
+    found = [y, *pull_back(cotangent)]
+    x, w, cotangent = map(np.asarray, (x, w, cotangent))
+    wanted = [x @ w.T, cotangent @ w, cotangent.T @ x]
+    return all(np.allclose(a, b, atol=1e-3) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.fixture(params=WRONG_IN_XLA, ids=str)
+def placed(request):
+    layouts = [Layout(EXPLICIT, *dims) for dims in request.param]
+    with jax.set_mesh(jax_mesh(EXPLICIT)):
+        values = [np.sin(np.arange(64.0) ** p).reshape(8, 8).astype(np.float32) for p in (1, 2, 3)]
+        yield [put(value, layout) for value, layout in zip(values, layouts, strict=True)]
+
+
+@pytest.mark.xfail(strict=True, reason="openxla/xla#40034")
+def test_plain_jax_computes_wrong_products(placed):
+    where = placed[-1].sharding
+
+    def product(x, w):
+        return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), out_sharding=where)
+
+    assert is_right(jax.jit(product), *placed)
+
+
+def test_products_that_xla_would_get_wrong_are_right(placed):
+    layout = layout_of(placed[-1])
+    assert is_right(jax.jit(lambda x, w: linear(x, w, layout=layout)), *placed)
+    assert is_right(lambda x, w: linear(x, w, layout=layout), *placed)
