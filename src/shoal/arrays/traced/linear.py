@@ -95,10 +95,10 @@ def _contracted(
     """Return the sums of products.
 
     XLA computes wrong values for some products of which an axis splits the contracted dim and, in
-    other places, the result (openxla/xla#40034; of random layouts on eight CPU devices about one in
-    fifty). On Explicit axes no such product is asked for, nor by its derivatives: the arguments
-    first share the axes of the contracted dim, which then split nothing else, and the result moves
-    afterwards. What Auto axes split is not seen here.
+    other places, the result (see openxla/xla#40034; of random layouts on eight CPU devices about
+    one in fifty). On Explicit axes no such product is asked for, nor by its derivatives: the
+    arguments first share the axes of the contracted dim, which then split nothing else, and the
+    result moves afterwards. What Auto axes split is not seen here.
     """
     dims = (((x.ndim - 1,), (1,)), ((), ()))
     (*lead, inner), (rows, columns) = (
