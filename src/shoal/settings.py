@@ -87,6 +87,8 @@ _ROWS = (
      "cannot have, such as float64, is an error; 0: it is narrowed"),
     ("SHOAL_HOST_MEMORY", "1", "0 or 1", "large values between processes of one host go through "
      "its memory; 0: over the devices, as between hosts"),
+    ("SHOAL_TOPOLOGY", "", "text", "what the job's CPU devices stand for, such as `v5e:4x4`: "
+     "make_mesh orders them as it orders the devices of that hardware"),
     # errors
     ("SHOAL_TRACEBACK", "short", "short or full", "whether tracebacks of errors that shoal raises "
      "show its own frames, and stacks its own threads"),

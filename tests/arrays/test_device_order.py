@@ -173,3 +173,40 @@ def test_one_slice_with_a_hole_is_taken_as_flat():
     order = made(V5P[:-1], {"a": 63})
     assert order.topology.text == "flat:63 on=tpu"
     assert "for no links are known" in order.why
+
+
+STANDING = [  # a topology's text, its devices, how many a host has
+    ("v5e:4x4", generated(4, 4, 1, "TPU v5 lite"), 4),
+    ("v5e:4x4 x 2 slices", generated(4, 4, 1, "TPU v5 lite", num_slices=2), 4),
+    ("v5p:2x2x4", generated(2, 2, 4, "TPU v5"), 4),
+    ("v3:4x4", generated(4, 4, 1, "TPU v3", one_device_per_chip=False), 8),
+    ("gpu:3 hosts x 2", hosts("gpu", [2, 2, 2]), 2),
+]
+
+
+@pytest.mark.parametrize(("text", "real", "count"), STANDING, ids=[one[0] for one in STANDING])
+@pytest.mark.parametrize("wish", [OrderWish(), OrderWish(compatible_with="dtensor", rings=Rings())])
+def test_cpu_devices_stand_for_others_in_their_order(text, real, count, wish):
+    if wish.rings is not None and not (text[0] == "v" and "slices" not in text):
+        pytest.skip("rings are those of one slice of TPUs")
+    cpus = hosts("cpu", [count] * (len(real) // count))
+    axes = {"data": len(real) // 2, "model": 2}
+    stands = made(cpus, axes, wish, described=text).mesh
+    meant = made(real, axes, wish).mesh
+    place_of = {one["id"]: place for place, one in enumerate(real)}
+    places = [place_of[number] for number in meant.device_ids.ravel().tolist()]
+    assert stands.device_ids.ravel().tolist() == [cpus[place]["id"] for place in places]
+    assert stands.kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (hosts("cpu", [8, 8]), r"has 16 devices on 4 hosts, and this job 16 on 2: .* -n 4 --dev"),
+        (hosts("cpu", [4, 4]), "and this job 8 on 2: shoal run -n 4 --devices 4 starts as many"),
+        (hosts("gpu", [4, 4, 4, 4]), "only CPU devices stand for others"),
+    ],
+)
+def test_devices_that_cannot_stand_for_a_topology_are_refused(rows, words):
+    with pytest.raises(UsageError, match=f"make_mesh: SHOAL_TOPOLOGY='v5e:4x4'.*{words}"):
+        made(rows, {"data": len(rows)}, described="v5e:4x4")

@@ -15,6 +15,8 @@ import pytest
 import shoal
 from shoal.compat import dtensor
 from shoal.compat.dtensor import DTensorCheckpoint, DTensorDataset, DVariable, Layout
+from shoal.plan.placement import place
+from shoal.plan.topology import parse
 from shoal.runtime.startup.launchers import decide
 from shoal.runtime.startup.options import Arguments
 from shoal.testing.cluster import Cluster
@@ -86,6 +88,33 @@ def test_a_job_by_dtensors_variables(child_env):
         assert "is not initialized" in over
         assert "no valid TPUs found" in absent
         assert "cannot be joined a second time in one process" in twice
+
+
+def meets_on_described_tpus():
+    kind = dtensor.initialize_accelerator_system("TPU")
+    rings = dtensor.create_tpu_mesh(["x", "y"], [2, 4], "ring")
+    same = dtensor.create_distributed_mesh({"x": 2, "y": 4}, "ring", device_type="TPU")
+    x = dtensor.copy_to_mesh(np.arange(8.0, dtype=np.float32), Layout(["x"], rings))
+    if shoal.process_index():
+        os.environ["SHOAL_TOPOLOGY"] = "v4:2x2x2"
+    apart = refused(lambda: shoal.make_mesh({"x": 2, "y": 4}))
+    ids = rings.shoal_mesh.device_ids.ravel().tolist()
+    return kind, ids, same.shoal_mesh == rings.shoal_mesh, float(jnp.sum(x)), apart
+
+
+def test_tpus_that_cpu_devices_stand_for(child_env):
+    """On a laptop: what mesh does the program make on these slices, and whose are its devices?"""
+    env = {**child_env, "SHOAL_TOPOLOGY": "v5e:2x4"}
+    real = [*place(parse("v5e:2x4"), {"x": 2, "y": 4}, compatible_with="dtensor").device_ids.flat]
+    listed = parse("v5e:2x4").listed_ids.tolist()
+    cpus = [0, 1, 2, 3, 2048, 2049, 2050, 2051]
+    with Cluster(2, start_method="fork", devices=4, env=env) as cluster:
+        for kind, ids, is_same, total, apart in cluster.run(
+            meets_on_described_tpus, initialize=False
+        ):
+            assert (kind, is_same, total) == ("CPU", True, 28.0)
+            assert ids == [cpus[listed.index(number)] for number in real]
+            assert "SHOAL_TOPOLOGY='v4:2x2x2'" in apart
 
 
 def moves_and_saves(folder):

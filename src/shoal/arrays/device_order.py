@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from shoal.arguments import not_flags
 from shoal.errors import UsageError
 from shoal.plan.hardware.wiring import Slices, Torus
 from shoal.plan.hop_counts import hops_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings, place
-from shoal.plan.topology import Topology, from_devices
+from shoal.plan.topology import Topology, from_devices, parse
 
 T = TypeVar("T")
 
@@ -63,6 +65,35 @@ class Order(NamedTuple):
         return "; ".join([f"{found}: {chosen}", *distances])
 
 
+def stands_for(text: str, devices: Sequence[Any]) -> Topology:
+    """Return a described topology with the ids of CPU devices, which stand for its own in order.
+
+    Args:
+      text: of the topology, as `topology.parse` takes it.
+      devices: all of the job, in its order.
+
+    Raises:
+      UsageError: there are not as many, on as many processes; or the text describes nothing.
+    """
+    described = parse(text)
+    hosts, counts = np.unique(described.processes, return_counts=True)
+    if {device.platform for device in devices} != {"cpu"}:
+        raise UsageError(f"SHOAL_TOPOLOGY={text!r}: only CPU devices stand for others: unset it")
+    places = np.argsort(described.listed_ids)[described.device_ids.ravel()]  # ids are 0, 1, …
+    ids = np.array([device.id for device in devices])
+    owners = np.array([device.process_index for device in devices])
+    fits = len(devices) == described.num_devices
+    if not fits or not np.array_equal(owners[places], described.processes.ravel()):
+        now = np.unique(owners)
+        raise UsageError(
+            f"SHOAL_TOPOLOGY={text!r} has {described.num_devices} devices on {len(hosts)} hosts, "
+            f"and this job {len(devices)} on {len(now)}: "
+            f"shoal run -n {len(hosts)} --devices {counts.max()} starts as many"
+        )
+    grid = described.grid
+    return described.numbered(ids[places].reshape(grid), owners[places].reshape(grid), ids)
+
+
 def ordered(
     pairs: Sequence[tuple[str, int]],
     devices: Sequence[Any],
@@ -70,6 +101,7 @@ def ordered(
     *,
     given: bool,
     present: Sequence[Any] = (),
+    described: str = "",
     **named: Any,
 ) -> Order:
     """Order devices for a mesh.
@@ -80,6 +112,7 @@ def ordered(
       wish: the caller's ordering arguments.
       given: did the caller list the devices?
       present: all devices of the job, whose links are known.
+      described: the text of the topology that the devices stand for, if they do.
       named: `kind`, `name`, `axis_types` of the mesh.
 
     Raises:
@@ -89,7 +122,11 @@ def ordered(
     if wish.order == "given" or (given and wish.order is None and not wish.needs_placement):
         ids, topology = [device.id for device in devices], None
     else:
-        topology = _as_make_mesh(lambda: from_devices(devices, within=_around(devices, present)))
+        if described:
+            topology = _as_make_mesh(lambda: stands_for(described, devices))
+        else:
+            around = _around(devices, present)
+            topology = _as_make_mesh(lambda: from_devices(devices, within=around))
         wanted = {name: value for name, value in wish._asdict().items() if name != "order"}
         wanted["contiguous_submeshes"] = bool(wish.contiguous_submeshes)
         placed = _as_make_mesh(lambda: place(topology, pairs, **wanted))

@@ -29,6 +29,7 @@ from shoal.errors import (
 )
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings
+from shoal.plan.topology import parse
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import fail_call, refused_for_all
 from shoal.runtime.process import coordinator, device_start, has_joined, registered
@@ -193,6 +194,8 @@ def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -
             raise UsageError(
                 f"make_mesh: devices={platform!r} is neither a list nor one of {known}"
             )
+        if platform is not None and platform == described_platform():
+            platform = "cpu"  # devices that stand for them
         present = start_devices(here, platform, limit_s, device_start())
         chosen, problem = _listed(devices, present) if is_listed else (present, None)
     except BaseException as error:
@@ -203,6 +206,12 @@ def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -
     if here.num_processes == 1 and any(one.process_index != jax.process_index() for one in chosen):
         coordinator()  # raises the reason why there is no coordinator
     return _Found(chosen, is_listed, limit_s, problem, present)
+
+
+def described_platform() -> str:
+    """Return the platform that the job's CPU devices stand for; "" if for none."""
+    text = settings.text("SHOAL_TOPOLOGY")
+    return parse(text).platform if text else ""
 
 
 def _limit(timeout_s: object) -> float:
@@ -231,6 +240,7 @@ def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Orde
         raise
     kind = kinds[0] if kinds else jax.default_backend()
     named |= {"given": found.is_listed, "present": found.present}
+    named |= {"described": settings.text("SHOAL_TOPOLOGY")}
     chosen = ordered(filled, found.devices, wish, kind=kind, **named)
     jax_mesh(chosen.mesh)
     return chosen
@@ -267,6 +277,8 @@ def _options(wish: OrderWish, mesh: Mesh) -> list[str]:
             entries = sorted(named[name].items())
             named[name] = {axis: _plain(amount) for axis, amount in entries}
     lines = [f"{name}={value!r}" for name, value in named.items()]
+    if described := settings.text("SHOAL_TOPOLOGY"):
+        lines.append(f"SHOAL_TOPOLOGY={described!r}")
     explicit = [axis for axis, kind in mesh.axis_types.items() if kind == "explicit"]
     return [*lines, f"explicit axes {', '.join(explicit)}"] if explicit else lines
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from shoal.arrays.make_mesh import make_mesh, virtual_cpus
+from shoal.arrays.make_mesh import described_platform, make_mesh, virtual_cpus
 from shoal.collectives.drain import drain
 from shoal.colour import collective, local
 from shoal.compat.dtensor import config
@@ -131,6 +131,10 @@ def create_distributed_mesh(
       use_xla_spmd: for TPUs; stored, without effect.
     """
     operation = "create_distributed_mesh"
+    stands_for_tpus = described_platform() == "tpu" and local_devices is None
+    if stands_for_tpus and device_type is not None and device_type.upper() == "TPU":
+        names, sizes = zip(*_pairs(mesh_dims), strict=True)
+        return create_tpu_mesh([*names], [*sizes], mesh_name, use_xla_spmd=use_xla_spmd)
     usual = _type_of_job(operation, device_type)
     specs = _specs(operation, local_devices, device_type, usual)
     if specs and specs[0].device_type == "TPU":

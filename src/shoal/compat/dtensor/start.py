@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import jax
 
+from shoal.arrays.make_mesh import described_platform
 from shoal.colour import collective, local
 from shoal.compat.dtensor import config
 from shoal.compat.dtensor.refused import NotPossible, StartError, check_eager
@@ -66,7 +67,8 @@ def initialize_accelerator_system(
     that `shoal.initialize` knows.
 
     Args:
-      device_type: "CPU", "GPU" or "TPU", which must be present; None: JAX's default.
+      device_type: "CPU", "GPU" or "TPU", which must be present, or CPU devices stand for it
+        (SHOAL_TOPOLOGY); None: JAX's default.
       enable_coordination_service: ignored; shoal always uses its own.
       num_logical_cpu_devices: number of CPU devices of this process: all of its devices if the
         type is CPU, else those beside the accelerators, at least one for each.
@@ -86,6 +88,8 @@ def initialize_accelerator_system(
     kind = None if device_type is None else config.type_of(operation, device_type)
     refuse_megacore(operation, experimental_enable_megcore)
     _check_first(operation)
+    if kind is not None and kind.lower() == described_platform():
+        kind = "CPU"
     if kind is not None and (why := _absent(kind.lower())):  # not joined yet: "CPU" may follow
         raise StartError(_none_found(operation, kind, why))
     _join(operation, **_devices(operation, kind, num_logical_cpu_devices))
