@@ -16,7 +16,8 @@ from jax.sharding import SingleDeviceSharding
 
 from checkpoint import hand_written
 from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
-from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.opening import open_folder
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.restore import restore
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
@@ -84,7 +85,7 @@ def test_the_block_and_the_leaf_are_named(bad):
     assert (error.path, error.file) == (str(bad), last.name)
     assert error.offset == (last.stat().st_size - 1) // BLOCK_BYTES * BLOCK_BYTES
     assert error.leaf in [f"small/{n}" for n in range(40)] + ["w", "b/c"]
-    found = verify_files(open_checkpoint(bad))
+    found = verify_files(open_folder(LocalFolder(bad)))
     assert len(found) == 1
     assert last.name in found[0]
 
@@ -93,7 +94,7 @@ def test_memory_that_was_asked_for_is_not_handed_out(bad):
     """The process that wanted values gets an error; what it gave for them is no result."""
     for file in data_files(bad):
         flip(file, 8 * (file.stat().st_size // 2))
-    checkpoint = open_checkpoint(bad)
+    checkpoint = open_folder(LocalFolder(bad))
     out = np.empty((400, 500), np.float32)
     number = [leaf.name for leaf in checkpoint.manifest.leaves].index("w")
     with pytest.raises(CorruptCheckpoint):
@@ -131,12 +132,12 @@ def test_a_file_of_another_length_is_named(bad, harm, pattern):
     assert info.value.file == file.name
     assert str(bad) in str(info.value)
     if pattern.startswith("data"):
-        assert any(file.name in words for words in verify_files(open_checkpoint(bad)))
+        assert any(file.name in words for words in verify_files(open_folder(LocalFolder(bad))))
 
 
 def held_in(path: Path, begin: int = 0) -> list[tuple[str, str]]:
     """Return each data file, and what an error says that it holds from a byte on."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_folder(LocalFolder(path))
     chunks, leaves = checkpoint.index.chunks, checkpoint.manifest.leaves
     found = []
     for number, file in enumerate(checkpoint.index.files):
@@ -164,7 +165,7 @@ def test_all_files_that_are_gone_are_named_and_what_lay_in_them(bad, harm, words
     assert info.value.leaf in held[0][1]
     lines = [str(info.value).splitlines()[0], str(info.value).splitlines()[-1]]
     for line, told, (name, leaves) in zip(
-        lines, verify_files(open_checkpoint(bad)), held, strict=True
+        lines, verify_files(open_folder(LocalFolder(bad))), held, strict=True
     ):
         for text in (line, told.splitlines()[0]):
             assert f"{name}: {words}" in text
@@ -231,7 +232,7 @@ def test_a_data_file_that_is_a_folder_or_leads_away(bad, tmp_path):
 
 def test_a_file_cut_while_it_is_read(bad, monkeypatch):
     """The length was right when it was looked at."""
-    checkpoint = open_checkpoint(bad)
+    checkpoint = open_folder(LocalFolder(bad))
     file = data_files(bad)[0]
     folder = checkpoint.folder
     monkeypatch.setattr(type(folder), "size", lambda self, name: (bad / name).stat().st_size + 9)

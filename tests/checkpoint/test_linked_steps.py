@@ -12,7 +12,7 @@ from checkpoint import file_level_saves
 from cli import sample_checkpoints
 from shoal.checkpoint.blocks.reader import verify_files
 from shoal.checkpoint.disk import committing, step_folder
-from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
@@ -38,7 +38,7 @@ def archive(tmp_path):
 
 def whole(archive):
     for step in (10, 20):
-        assert verify_files(open_checkpoint(archive / step_name(step))) == []
+        assert verify_files(open_folder(LocalFolder(archive / step_name(step)))) == []
     return True
 
 

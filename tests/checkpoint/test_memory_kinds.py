@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.arrays.bridge.sharding import sharding
-from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.opening import open_folder
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
 from shoal.checkpoint.restoring import placing
 from shoal.errors import RestoreMismatch
@@ -50,7 +51,10 @@ def test_the_default_memory_is_not_written_down(tmp_path):
     """What is there by default is another kind on each backend."""
     saved = state()
     shoal.save(tmp_path / "one", saved)
-    texts = {leaf.name: leaf.layout for leaf in open_checkpoint(tmp_path / "one").manifest.leaves}
+    texts = {
+        leaf.name: leaf.layout
+        for leaf in open_folder(LocalFolder(tmp_path / "one")).manifest.leaves
+    }
     assert texts["device"] == Layout(MESH, "x", None).text
     assert texts["pinned_host"] == Layout(MESH, "x", None).text + " in pinned_host"
 

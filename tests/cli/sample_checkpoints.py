@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from shoal.checkpoint.disk import committing, step_folder
-from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving.save import save_with
@@ -50,7 +50,7 @@ def run_of_two(root):
 
 def begun(root, step=25, *, num_processes=3):
     """Begin an attempt of several processes that never wrote a part; return its id."""
-    like = open_checkpoint(root / step_name(20)).manifest
+    like = open_folder(LocalFolder(root / step_name(20))).manifest
     attempt = step_folder.new_attempt()
     manifest = dataclasses.replace(like, attempt=attempt, step=step, num_processes=num_processes)
     folder = LocalFolder(root / step_name(step))

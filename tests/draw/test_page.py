@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draw.wired_topologies import NAMESPACE, SAMPLE, elements, scene_of, texts_outside
-from shoal.draw.bars import Bar, bars_svg, render_bars
+from shoal.draw.bars import Bar, bars_svg
 from shoal.draw.layout import draw_layout
 from shoal.draw.media.picture_svg import picture_svg
-from shoal.draw.media.terminal import plain
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.page import picture_page, wires_page
 from shoal.draw.wiring.mesh_scene import draw_wires
@@ -139,20 +138,10 @@ def test_bars_are_as_long_as_their_values():
     assert len(elements(svg, "rect", "track")) == 3
     assert texts_outside(svg) == []
     assert "data: 2 ms; model: 8 ms; seq: nothing." in svg
-    lines = plain(render_bars("Time per axis", ROWS, 80), 80).splitlines()
-    assert lines[0] == "Time per axis"
-    assert lines[1].count("█") * 4 == lines[2].count("█") == 64
-    assert lines[3].split() == ["seq", "nothing"]
-    assert max(map(len, lines)) <= 80
 
 
-@given(
-    st.lists(st.tuples(st.text("abc", max_size=9), st.floats(0, 1e9), st.just("1 s"))),
-    st.integers(8, 120),
-)
-def test_bars_fit_wherever_their_words_do(rows, width):
-    lines = plain(render_bars("Time", rows, max(width, 16)), max(width, 16)).splitlines()
-    assert len(lines) == 1 + len(rows)
+@given(st.lists(st.tuples(st.text("abc", max_size=9), st.floats(0, 1e9), st.just("1 s"))))
+def test_any_bars_are_drawn(rows):
     ET.parse(io.StringIO(bars_svg("Time", rows)))
 
 
@@ -160,5 +149,3 @@ def test_bars_fit_wherever_their_words_do(rows, width):
 def test_values_that_no_bar_shows_are_refused(value):
     with pytest.raises(UsageError, match="'x' has"):
         bars_svg("", [Bar("x", value, "?")])
-    with pytest.raises(UsageError, match="'x' has"):
-        render_bars("", [Bar("x", value, "?")], 80)

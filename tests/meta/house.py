@@ -17,8 +17,6 @@ STATE_ALLOWED = {
     "arrays/bridge/use_mesh.py": {"_mesh"},  # of the block that a thread or coroutine is in
 }
 FACADE = re.compile(r"compat/\w+/__init__\.py")
-# A suite of tests that is shipped: there an assert is a test's.
-ASSERTS_ALLOWED = {"testing/coordinator_contract.py"}
 STATEFUL = {
     "Barrier", "Condition", "ContextVar", "Counter", "Event", "Lock", "OrderedDict", "Queue",
     "RLock", "Semaphore", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "bytearray",
@@ -76,7 +74,6 @@ def asserts(tree: Tree) -> list[str]:
     return [
         f"{path}:{node.lineno}: assert"
         for path, text in tree.items()
-        if path not in ASSERTS_ALLOWED
         for node in nodes(parse(text))
         if isinstance(node, ast.Assert)
     ]

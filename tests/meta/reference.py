@@ -47,7 +47,6 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "testing.cluster": ("Cluster",),
     "testing.clock": ("Clock",),
     "testing.strategies": ("meshes", "layouts", "shapes", "axis_names"),
-    "testing.coordinator_contract": ("CoordinatorContract", "KillableJob"),
 }
 PLUGIN = "testing.pytest_plugin"  # fixtures and markers: its docstring is the reference
 

@@ -12,12 +12,12 @@ import time
 
 import pytest
 
+from runtime.coordinator_contract import PATIENCE_S, KillableJob, run_together
 from shoal.errors import UsageError
 from shoal.runtime.client.call_sockets import Closed
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.gatherer.host_gatherer import HostGatherer
-from shoal.testing.coordinator_contract import PATIENCE_S, KillableJob, run_together
 
 
 def vanish(coordinator):

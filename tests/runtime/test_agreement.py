@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.coordinator_contract import PATIENCE_S, meet, run_together
 from shoal.errors import DeadlineError, DivergenceError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.rules import first_difference
 from shoal.runtime.rules.fingerprints import Fingerprint
-from shoal.testing.coordinator_contract import PATIENCE_S, meet, run_together
 
 LINES = tuple(f"['layer{i}']['w']: float32[{i},8]" for i in range(1000))
 

@@ -6,11 +6,11 @@ import threading
 import numpy as np
 import pytest
 
+from runtime.coordinator_contract import run_together
 from shoal.collectives.same import assert_same
 from shoal.errors import DivergenceError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.wire.connection import Channel
-from shoal.testing.coordinator_contract import run_together
 
 FOR_EVER = math.inf  # so much is left of it after any time: the words of a call do not change
 

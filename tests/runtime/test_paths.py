@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restoring.restore import restore_with
 from shoal.checkpoint.saving.background import start_save_with
@@ -109,7 +109,6 @@ TAKERS = {
     "restore": lambda path: restore_with(Silent(), path),
     "plan_restore": shoal.plan_restore,
     "Checkpoints": shoal.Checkpoints,
-    "open_checkpoint": open_checkpoint,
     "LocalFolder": LocalFolder,
     "watch_notices": lambda path: shoal.watch_notices((), files=[path]),
     "run --log-dir": log_dir,
@@ -137,7 +136,7 @@ def test_a_home_is_found(home, capfd):
     shoal.save("~/model", W)
     assert shoal.restore(Path("~/model"))["w"].tolist() == [1, 1, 1]
     assert shoal.plan_restore("~/model").needed_bytes == 24
-    assert open_checkpoint("~/model").folder.path == f"{home}/model"
+    assert open_folder(LocalFolder("~/model")).folder.path == f"{home}/model"
     with shoal.Checkpoints("~/run", asynchronous=False) as checkpoints:
         checkpoints.save(3, W)
         assert checkpoints.path == f"{home}/run"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from runtime.bare_sockets import LIMITS, Place
+from runtime.coordinator_contract import run_together
 from shoal.collectives.live import live
 from shoal.errors import (
     DeadlineError,
@@ -33,7 +34,6 @@ from shoal.runtime.preemption import (
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.startup.single_process import alone
-from shoal.testing.coordinator_contract import run_together
 
 PATIENCE_S = 60.0
 TERM = ReceivedNotice("Terminated", "SIGTERM")

@@ -6,10 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rich.cells import cell_len
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from shoal.draw.media.svg import Canvas, text_width
 from shoal.errors import raise_all
 
@@ -24,35 +20,6 @@ class Bar(NamedTuple):
     label: str
     value: float
     text: str
-
-
-def render_bars(title: str, rows: Sequence[tuple[str, float, str]], width: int) -> RenderableType:
-    """Return a `rich` renderable `width` columns wide; the largest bar takes the remaining room.
-
-    Args:
-      title: the line above.
-      rows: label, value and its text, as in `Bar`.
-      width: of the console.
-
-    Raises:
-      UsageError: a value is negative, or not a number.
-    """
-    bars = _bars(rows)
-    labels = max((cell_len(bar.label) for bar in bars), default=0)
-    texts = max((cell_len(bar.text) for bar in bars), default=0)
-    most = max((bar.value for bar in bars), default=0.0)
-    lines: list[RenderableType] = [Text(title, style="bold")]
-    room = width - labels - texts - 4
-    for bar in bars:
-        if room < _LEAST:  # text only
-            lines.append(Text(f"{bar.label}  {bar.text}"))
-            continue
-        drawn = bar_text(bar.value, most, room)
-        label = bar.label + " " * (labels - cell_len(bar.label))
-        line = Text.assemble(label, "  ", (drawn.ljust(room), "cyan"), "  ", bar.text)
-        line.rstrip()
-        lines.append(line)
-    return Group(*lines)
 
 
 def bar_text(value: float, most: float, columns: int) -> str:

@@ -14,7 +14,7 @@ from cli import sample_checkpoints
 from collectives.thread_jobs import run_all
 from shoal.checkpoint.blocks.reader import verify_files
 from shoal.checkpoint.disk import saved_steps
-from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history import saver as saving
 from shoal.checkpoint.history.checkpoints import Checkpoints
@@ -265,7 +265,7 @@ def test_an_attempt_that_is_complete_is_recovered_and_a_stale_one_ends(tmp_path,
     assert (run / "step_000000000025" / f"PENDING-{stale}").exists()
     ckpts = Checkpoints(run, coordinator=alone)
     assert ckpts.all_steps() == (10, 20, 30)
-    assert verify_files(open_checkpoint(run / "step_000000000030")) == []
+    assert verify_files(open_folder(LocalFolder(run / "step_000000000030"))) == []
     assert (run / "step_000000000025" / f"PENDING-{stale}").exists(), "it may still be written"
     Checkpoints(run, lease_s=1e-9, coordinator=alone)
     assert not (run / "step_000000000025").exists()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shoal.checkpoint.format import header
 from shoal.checkpoint.format.records import FileRecord, LeafRecord, Manifest, Part, data_name
 from shoal.checkpoint.format.tiling import check_tiling, join_chunks
-from shoal.checkpoint.planning.file_layout import PartPlan, plan_parts
+from shoal.checkpoint.planning.file_layout import PartPlan, lay_out
 from shoal.checkpoint.planning.who_writes import SHARE_BYTES, Box, Held, merge, own_boxes
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import dtype_of, num_bytes
@@ -76,7 +76,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 def parts(job: Job, max_file_bytes: int = 1 << 40) -> list[PartPlan]:
     return [
-        plan_parts(job.held, process, ATTEMPT, max_file_bytes=max_file_bytes)
+        lay_out(own_boxes(job.held, process), process, ATTEMPT, max_file_bytes=max_file_bytes)
         for process in range(job.processes)
     ]
 
@@ -223,7 +223,7 @@ def test_files_are_headers_and_chunks_without_holes(job: Job, most: int) -> None
                 extent = tuple(plan.chunks.extent[row][:rank].tolist())
                 origin = tuple(plan.chunks.origin[row][:rank].tolist())
                 told = None if extent == held.stored_shape else origin
-                assert names.parse_entry(entry.name) == (held.name, told, None)
+                assert entry.name == names.entry(held.name, told)
                 assert plan.chunks.file[row] == number
                 assert plan.chunks.begin[row] == len(file.header) + entry.begin
                 assert plan.chunks.end[row] - plan.chunks.begin[row] == num_bytes(
@@ -246,7 +246,7 @@ def test_wider_elements_come_first_so_that_all_are_aligned() -> None:
 
 
 def test_a_process_that_holds_nothing_writes_no_file() -> None:
-    plan = plan_parts([whole(0, (3,), (0,))], 1, ATTEMPT, max_file_bytes=MIB)
+    plan = lay_out(own_boxes([whole(0, (3,), (0,))], 1), 1, ATTEMPT, max_file_bytes=MIB)
     assert plan.files == ()
     assert plan.chunks.origin.shape == (0, 1)
     assert plan.num_bytes == 0

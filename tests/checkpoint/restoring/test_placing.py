@@ -13,7 +13,8 @@ from checkpoint import hand_written
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.placing.put import put
 from shoal.checkpoint.blocks.memory import empty
-from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.opening import open_folder
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restoring import ways
 from shoal.checkpoint.restoring.filling import fill
 from shoal.checkpoint.restoring.placing import (
@@ -67,7 +68,7 @@ def test_any_placement_is_restored_and_exchanged(tmp_path, placement):
         hand_written.write(path, {"a": value}, hand_written.grid(2, 3))
     place = sharding(layout)
     same(restore(path, layout)["a"], value)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_folder(LocalFolder(path))
     for transport in transports(place, shape):
         filling = on_devices(checkpoint, Wish(0, place, None), transport)
         ((array,), _) = fill(checkpoint, [filling], 1 << 22)
@@ -154,7 +155,7 @@ def rows(tmp_path_factory):
         "small": np.zeros((8, 8), np.float32),
     }
     hand_written.write(path, tree, hand_written.grid(8), processes=4)
-    return open_checkpoint(path)
+    return open_folder(LocalFolder(path))
 
 
 @pytest.mark.parametrize(("mode", "dim", "moved"), [

@@ -10,7 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint import hand_written
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.opening import open_folder
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restoring import protocol
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.restoring.target import options_of
@@ -82,7 +83,7 @@ def test_text_of_length_0_comes_back(path):
 
 
 def test_a_mesh_that_a_file_names_takes_no_memory(path, monkeypatch):
-    opened = open_checkpoint(path)
+    opened = open_folder(LocalFolder(path))
     leaves = [replace(one, layout="() @ a=1000000000000") for one in opened.manifest.leaves]
     lying = replace(opened, manifest=replace(opened.manifest, leaves=tuple(leaves)))
     monkeypatch.setattr(protocol, "open_folder", lambda folder: lying)

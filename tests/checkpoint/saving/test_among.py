@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, same_bits
 from collectives.thread_jobs import PATIENCE_S
-from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.who_writes import own_boxes
@@ -59,7 +59,7 @@ def is_whole(path, members):
     found = kept(path)
     assert same_bits(found["w"], WORDS)
     assert [own["of"] for own in found["own"]] == list(members)
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_folder(LocalFolder(path))
     assert checkpoint.manifest.num_processes == len(members)
     assert files_of(path) == sorted([*CLEAN, *["data"] * (len(members) - 1)])
     one, other = in_job(2, lambda c: restore_with(c, path, only=("w", "n"), timeout_s=PATIENCE_S))

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
+from runtime.coordinator_contract import PATIENCE_S, run_together
 from shoal.collectives.transport.flow import Flow
 from shoal.errors import DeadlineError, PeerFailedError
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.rules.deadline import Allowance
-from shoal.testing.coordinator_contract import PATIENCE_S, run_together
 
 FILE = "tests/collectives/transport/test_flow_words.py"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.testing.coordinator_contract import CoordinatorContract, KillableJob
+from runtime.coordinator_contract import CoordinatorContract, KillableJob
 
 
 class TestOurs(CoordinatorContract):

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
+from runtime.coordinator_contract import meet
 from shoal.errors import DeadlineError, PeerFailedError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.exit import unfinished as module
 from shoal.runtime.exit.causes import gone_members
 from shoal.runtime.exit.unfinished import HAS_ENDED, await_devices
-from shoal.testing.coordinator_contract import meet
 
 
 def never():

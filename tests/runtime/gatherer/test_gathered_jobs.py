@@ -10,6 +10,7 @@ import time
 import pytest
 
 from runtime.bare_sockets import TOKEN, Place
+from runtime.coordinator_contract import PATIENCE_S, run_together
 from shoal.errors import DeadlineError, DivergenceError, InitializeError, ProcessLostError
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.gatherer import host_gatherer
@@ -18,7 +19,6 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.wire import unix_socket
 from shoal.runtime.wire.frames import FrameError
 from shoal.runtime.wire.unix_socket import listen_unix
-from shoal.testing.coordinator_contract import PATIENCE_S, run_together
 
 LONG_S = 60.0  # a deadline that no test here waits for
 LOST_AFTER_S = 1.0

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shoal.testing.coordinator_contract import PATIENCE_S
+from runtime.coordinator_contract import PATIENCE_S
 
 PROGRAM = """
 import json, os, socket, sys

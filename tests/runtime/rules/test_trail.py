@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.coordinator_contract import PATIENCE_S, KillableJob, meet, run_together
 from shoal.errors import DeadlineError, DivergenceError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.barrier import barrier
@@ -13,7 +14,6 @@ from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.failures.facts import CallPlace
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailEntry, Trails
-from shoal.testing.coordinator_contract import PATIENCE_S, KillableJob, meet, run_together
 
 SPEC = ("same=True", "['w']: float32[8,4] as (x, -)", "['b']: float32[4] as (-)")
 

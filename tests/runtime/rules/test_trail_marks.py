@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.coordinator_contract import KillableJob, meet, run_together
 from shoal.errors import DivergenceError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.preemption import preempted_with
@@ -20,7 +21,6 @@ from shoal.runtime.rules.trail_marks import (
 )
 from shoal.runtime.step import step
 from shoal.runtime.wire.frames import FrameError
-from shoal.testing.coordinator_contract import KillableJob, meet, run_together
 
 LONGEST = 160
 

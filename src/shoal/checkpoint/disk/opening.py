@@ -12,7 +12,7 @@ import numpy as np
 from shoal.checkpoint.disk import step_folder
 from shoal.checkpoint.disk.refusal import absent
 from shoal.checkpoint.disk.step_folder import COMMIT, in_folder
-from shoal.checkpoint.disk.storage import Folder, LocalFolder
+from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format import json_files, table_files, tiling
 from shoal.checkpoint.format.records import (
     Blob,
@@ -70,18 +70,13 @@ class Checkpoint:
         return dict(zip(processes, zip(first.tolist(), sizes.tolist(), strict=True), strict=True))
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open the checkpoint committed at `path`.
+def open_folder(folder: Folder) -> Checkpoint:
+    """Open the checkpoint committed in a folder.
 
     Raises:
       NotCommitted: nothing is committed there.
       CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
     """
-    return open_folder(LocalFolder(path))
-
-
-def open_folder(folder: Folder) -> Checkpoint:
-    """Like `open_checkpoint`, given a `Folder`."""
     commit = step_folder.committed(folder)
     if commit is None:
         raise NotCommitted(f"{folder.path}: {_what_is_there(folder)}", path=folder.path)

@@ -12,7 +12,7 @@ import numpy as np
 from shoal.checkpoint.format import header
 from shoal.checkpoint.format.joined_parts import data_metadata
 from shoal.checkpoint.format.records import Chunks, IntArray
-from shoal.checkpoint.planning.who_writes import Held, Own, box_bytes, own_boxes
+from shoal.checkpoint.planning.who_writes import Own, box_bytes
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import Storage, dtype_of, entry_shape, storage_of
 
@@ -43,19 +43,11 @@ class PartPlan:
         return sum(one.num_bytes for one in self.files)
 
 
-def plan_parts(
-    held: Sequence[Held], process: int, attempt: str, *, max_file_bytes: int
-) -> PartPlan:
-    """Plan what `process` writes; all processes apply the same rule to the same `held`.
-
-    It is impossible that an element is written twice, not at all, or by a process that does not
-    hold it.
-    """
-    return lay_out(own_boxes(held, process), process, attempt, max_file_bytes=max_file_bytes)
-
-
 def lay_out(own: Sequence[Own], process: int, attempt: str, *, max_file_bytes: int) -> PartPlan:
     """Return the files that hold the boxes of `own`, which are sorted by leaf and origin.
+
+    All processes apply the same rule. It is impossible that an element is written twice, not at
+    all, or by a process that does not hold it.
 
     A file holds up to `max_file_bytes` of data, or one box.
     """

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from shoal.errors import UsageError, UsageTypeError, WrongType
 
@@ -78,14 +78,6 @@ def path_of(name: str) -> Path:
     return () if name == ROOT else tuple(key_of(text) for text in name.split("/"))
 
 
-class EntryName(NamedTuple):
-    """The parsed name of an entry of a data file."""
-
-    name: str  # of the leaf
-    origin: tuple[int, ...] | None  # of the box in the leaf; None: the whole leaf
-    process: int | None  # owner of a per-process value, else None
-
-
 def entry(name: str, origin: Sequence[int] | None) -> str:
     """Return the entry name of a box of a leaf; of the whole leaf if `origin` is None."""
     return name if origin is None else f"{name}#{','.join(map(str, origin))}"
@@ -94,24 +86,6 @@ def entry(name: str, origin: Sequence[int] | None) -> str:
 def entry_of_process(name: str, process: int) -> str:
     """Return the entry name of a per-process value."""
     return f"{name}#p{process}"
-
-
-def parse_entry(text: str) -> EntryName:
-    """Parse an entry name.
-
-    Raises:
-      UsageError: it is not a valid entry name.
-    """
-    name, mark, where = text.partition("#")
-    path_of(name)
-    if not mark:
-        return EntryName(name, None, None)
-    number = "(?:0|[1-9][0-9]{0,18})"
-    if re.fullmatch(f"p{number}", where, re.ASCII):
-        return EntryName(name, None, int(where[1:]))
-    if re.fullmatch(f"{number}(?:,{number})*", where, re.ASCII):
-        return EntryName(name, tuple(map(int, where.split(","))), None)
-    raise UsageError(f"{text!r} is not the name of an entry")
 
 
 _NONE_SUCH = object()

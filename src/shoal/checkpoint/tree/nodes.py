@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from shoal.checkpoint.tree.names import ROOT, Key, Path, component, key_of
+from shoal.checkpoint.tree.names import ROOT, Key, component, key_of
 from shoal.checkpoint.tree.plain_values import json_excerpt, plain_json, plain_value
 from shoal.errors import CorruptCheckpoint, UsageError
 
@@ -82,19 +82,6 @@ def branch_names(structure: Structure, prefix: str = "") -> set[str]:
         text = component(key)
         found |= branch_names(child, f"{prefix}/{text}" if prefix else text)
     return found
-
-
-def paths_of(structure: Structure) -> list[Path]:
-    """Return the paths of all leaves, by number."""
-    return [path for _, path in sorted(_paths(structure, ()), key=lambda pair: pair[0])]
-
-
-def _paths(structure: Structure, path: Path) -> Iterator[tuple[int, Path]]:
-    if isinstance(structure, int):
-        yield structure, path
-        return
-    for key, child in zip(structure.child_keys(), structure.children, strict=True):
-        yield from _paths(child, (*path, key))
 
 
 def prune(structure: Structure, wanted: Iterable[int]) -> Structure:

@@ -1,13 +1,4 @@
-"""The contract of coordinators, as a test suite for your own implementation.
-
-    from shoal.testing.coordinator_contract import CoordinatorContract, KillableJob
-
-    class TestMine(CoordinatorContract):
-        @pytest.fixture
-        def stage(self):
-            def make(processes):
-                return KillableJob([MyCoordinator(p, processes) for p in range(processes)], kill)
-            return make
+"""The contract of coordinators, as a test suite for each of them.
 
 The tests check types and attributes of errors, not messages. They run N coordinators in threads
 of one process, and wait for events instead of sleeping.
