@@ -83,7 +83,7 @@ def survey(devices: int, count: int) -> None:
 
 def counted(program: Any, devices: int) -> int:
     """Return the bytes of the device that receives most."""
-    from shoal.plan.compiled.hlo_traffic import received_bytes_of
+    from shoal.plan.compiled import received_bytes_of
 
     return received_bytes_of(program.as_text(), devices)
 

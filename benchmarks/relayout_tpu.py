@@ -54,7 +54,7 @@ def measured(source: Any, target: Any, devices: Any) -> tuple[str, tuple[float, 
     import numpy as np
 
     import shoal
-    from shoal.plan.transfer.chunks import CHUNK_BYTES
+    from shoal.plan.transfer.move_steps import CHUNK_BYTES
 
     lies = shoal.sharding(source, devices=devices)
     x = jax.ShapeDtypeStruct(shape_of(source, target), np.float32, sharding=lies)

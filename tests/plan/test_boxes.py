@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.plan.boxes import boxes
+from shoal.plan.shards import boxes
 
 
 @given(st.lists(st.integers(0, 4), max_size=4), st.integers(0, 300), st.integers(0, 300))

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.plan.hop_counts import hops_of
 from shoal.plan.mesh import Mesh
-from shoal.plan.placement import place
+from shoal.plan.placement import hops_of, place
 from shoal.plan.topology import parse
 
 SHAPES = ["v5e:2x4", "v5p:4x4x4", "v5e:4x4 x 2 slices", "torus:3x5 wrap=y", "v3:2x2",

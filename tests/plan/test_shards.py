@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.plan.shards import owners, region, replica_index
-from shoal.plan.write_shares import choose_writers
+from shoal.plan.shards import choose_writers, owners, region, replica_index
 from shoal.testing.strategies import layouts, meshes, shapes
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from shoal import Layout
-from shoal.plan.compiled.hlo_traffic import received_bytes_of
+from shoal.plan.compiled import received_bytes_of
 from shoal.testing.cluster import Cluster
 
 VALUES = np.random.default_rng(0).integers(0, 1 << 32, (8, 8), np.uint32).view(np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 import shoal
 from public.wrong import MESH, ROWS
 from shoal.checkpoint.retention import Best, EverySeconds, EverySteps, Last
-from shoal.plan.compiled.hlo_traffic import collectives_of, received_bytes_of
+from shoal.plan.compiled import collectives_of, received_bytes_of
 from shoal.plan.cost import cost
 from shoal.plan.hardware.links import links_of
 from shoal.plan.hlo import (

@@ -10,9 +10,8 @@ import numpy as np
 from shoal.arguments import not_flags
 from shoal.errors import UsageError
 from shoal.plan.hardware.wiring import Slices, Torus
-from shoal.plan.hop_counts import hops_of
 from shoal.plan.mesh import Mesh
-from shoal.plan.placement import Rings, place
+from shoal.plan.placement import Rings, hops_of, place
 from shoal.plan.topology import Topology, from_devices, parse
 
 T = TypeVar("T")

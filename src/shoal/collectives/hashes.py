@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.collectives.leaves import Array, LeafSpec, buffer_of
 from shoal.hashing import content_digest, quick_digest
-from shoal.plan.boxes import Box, boxes
+from shoal.plan.shards import Box, boxes
 from shoal.runtime.rules.first_difference import ItemsInOrder
 from shoal.runtime.system.cores import num_cores
 

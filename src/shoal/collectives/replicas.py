@@ -14,7 +14,7 @@ from shoal.collectives.hashes import FlatItems, digest_of, items_of
 from shoal.collectives.leaves import LeafSpec, words_of
 from shoal.errors import raise_all
 from shoal.hashing import quick_digest
-from shoal.plan.boxes import Box
+from shoal.plan.shards import Box
 from shoal.runtime.rules.first_difference import ItemsInOrder
 
 Holders: TypeAlias = tuple[int, ...] | None  # JAX process indices; None: all of the job

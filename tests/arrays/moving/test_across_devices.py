@@ -19,12 +19,12 @@ from shoal.arrays.moving.relayout import relayout as relayout_any_way
 from shoal.arrays.placing.pack import pack
 from shoal.arrays.placing.put import put
 from shoal.errors import UsageError
-from shoal.plan.compiled.hlo_traffic import received_bytes_of
+from shoal.plan.compiled import received_bytes_of
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
-from shoal.plan.transfer import chunks
-from shoal.plan.transfer.chunks import CHUNK_BYTES
+from shoal.plan.transfer import move_steps
+from shoal.plan.transfer.move_steps import CHUNK_BYTES
 
 FIRST, SECOND = Mesh({"a": 2, "b": 2}), Mesh({"a": 2, "b": 2}, [4, 5, 6, 7])
 TURNED, MIXED = Mesh({"x": 4}, [7, 5, 6, 4]), Mesh({"a": 2, "b": 2}, [5, 2, 3, 4])
@@ -94,7 +94,7 @@ def test_bits_survive_the_cutting_of_parts(dtype, monkeypatch):
     bits = 4 if dtype == "float4_e2m1fn" else 8
     words = np.random.default_rng(0).integers(0, 1 << bits, (16, 256), np.uint8)
     array = put(words.view(dtype), ROWS)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", words.nbytes // 4 - 1)
+    monkeypatch.setattr(move_steps, "CHUNK_BYTES", words.nbytes // 4 - 1)
     programs_across.cache_clear()
     assert plan_relayout(array, COLUMNS).parts > 1
     assert same_bits(relayout(array, COLUMNS), words.view(dtype))
@@ -124,7 +124,7 @@ def test_part_by_part_every_item_comes_to_its_place(source, target, monkeypatch)
     array = put(values, source)
     plan = plan_relayout(array, target)
     assert plan.parts == 1
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", max(plan.transfer.shard_bytes) - 1)
+    monkeypatch.setattr(move_steps, "CHUNK_BYTES", max(plan.transfer.shard_bytes) - 1)
     programs_across.cache_clear()
     assert plan.parts > 1
     assert f"in {plan.parts} parts" in str(plan)

@@ -15,7 +15,7 @@ from shoal.arrays.moving.plan_relayout import plan_relayout
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.plan.transfer.chunks import CHUNK_BYTES
+from shoal.plan.transfer.move_steps import CHUNK_BYTES
 
 PAIR = Mesh({"x": 2}, [5, 3])
 PROGRAM = """
@@ -23,7 +23,7 @@ import itertools, json
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 import shoal
-from shoal.plan.compiled.hlo_traffic import received_bytes_of
+from shoal.plan.compiled import received_bytes_of
 from shoal.plan.placement import place
 from shoal.plan.topology import from_devices
 

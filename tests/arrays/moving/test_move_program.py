@@ -10,7 +10,7 @@ from arrays.planned_moves import as_it_lies, run, whole
 from plan.transfer.collectives_by_hand import all_layouts
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.moving.move_program import stages
-from shoal.plan.compiled.hlo_traffic import received_bytes_of
+from shoal.plan.compiled import received_bytes_of
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.collective import shortest

@@ -14,12 +14,12 @@ from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.put import put
 from shoal.draw.ribbons import ribbons_of
 from shoal.errors import UsageError
-from shoal.plan.compiled.hlo_traffic import received_bytes_of
+from shoal.plan.compiled import received_bytes_of
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
-from shoal.plan.transfer import chunks
-from shoal.plan.transfer.chunks import CHUNK_BYTES
+from shoal.plan.transfer import move_steps
+from shoal.plan.transfer.move_steps import CHUNK_BYTES
 from shoal.plan.transfer.plan import plan_transfer
 
 CUBE = Mesh({"a": 2, "b": 2, "c": 2})
@@ -90,7 +90,7 @@ def test_whatever_can_be_cut_into_chunks_is(shape, source, target):
 
 @pytest.mark.parametrize("shape", [(96,), (104,), (96, 48), (104, 56), (96, 48, 24), (8, 56, 88)])
 def test_chunk_by_chunk_every_item_comes_to_its_place(shape, monkeypatch):
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 256)
+    monkeypatch.setattr(move_steps, "CHUNK_BYTES", 256)
     rank = len(shape)
     pairs = [(a, b) for a in all_layouts(CUBE, rank) for b in all_layouts(CUBE, rank)]
     values = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
@@ -98,7 +98,7 @@ def test_chunk_by_chunk_every_item_comes_to_its_place(shape, monkeypatch):
         steps = plan_transfer(source, target, shape, 4).steps
         moved, texts = run(jax.device_put(values, sharding(source)), source, target, steps)
         np.testing.assert_array_equal(np.asarray(moved), values)
-        if chunks.chunks_of(steps, shape, 4) is not None:
+        if move_steps.chunks_of(steps, shape, 4) is not None:
             assert "known_trip_count" in texts[0]
 
 

@@ -12,7 +12,7 @@ import shoal
 from plan.transfer.collectives_by_hand import all_layouts
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.errors import UsageError
-from shoal.plan.compiled.hlo_traffic import received_bytes_of
+from shoal.plan.compiled import received_bytes_of
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.plan.compiled.hlo_instructions import instructions_of
-from shoal.plan.compiled.hlo_loops import trips_of
+from shoal.plan.compiled import instructions_of, trips_of
 
 COMPARE = {"LT": int.__lt__, "LE": int.__le__, "GT": int.__gt__, "GE": int.__ge__}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.plan.compiled.hlo_traffic import collectives_of, received_bytes_of
+from shoal.plan.compiled import collectives_of, received_bytes_of
 
 
 def program(*lines, before=""):

@@ -3,8 +3,7 @@
 import pytest
 
 from plan.tpu_programs import FILES
-from shoal.plan.compiled.hlo_flow import flow_of, frames_of
-from shoal.plan.compiled.hlo_traffic import collectives_of, received_bytes_of
+from shoal.plan.compiled import collectives_of, flow_of, frames_of, received_bytes_of
 
 
 def text_of(name):

@@ -4,8 +4,8 @@ import pytest
 
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.plan.transfer.chunks import ChunkCut, chunks_of
 from shoal.plan.transfer.collective import shortest
+from shoal.plan.transfer.move_steps import ChunkCut, chunks_of
 
 SHAPE = (1 << 14, 1 << 14)  # float32: 1 GiB
 

@@ -19,9 +19,7 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
 from shoal.plan.transfer.blocks import exchange_copies
-from shoal.plan.transfer.collective import by_seconds, shortest
-from shoal.plan.transfer.digits import bases, count_states
-from shoal.plan.transfer.layout_states import every
+from shoal.plan.transfer.collective import bases, by_seconds, count_states, every, shortest
 from shoal.plan.transfer.move_steps import pairs, received_bytes
 
 CUBE = Mesh({"a": 2, "b": 2, "c": 2})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from shoal.plan.transfer.fan_out import Parcel, waves
+from shoal.plan.transfer.point_to_point import Parcel, waves
 
 
 def first_wave(parcels, hosts):

@@ -35,8 +35,7 @@ from shoal.arrays.moving.whole_words import (
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.plan.transfer.chunks import ChunkCut, chunks_of
-from shoal.plan.transfer.move_steps import Step
+from shoal.plan.transfer.move_steps import ChunkCut, Step, chunks_of
 from shoal.plan.transfer.permutes import Permute, Permutes, permutes_of
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 

@@ -23,8 +23,7 @@ from shoal.arrays.bridge.devices import jax_mesh
 from shoal.plan.layout import Dim, Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.blocks import Copies, exchange_copies
-from shoal.plan.transfer.chunks import chunks_of
-from shoal.plan.transfer.move_steps import Step, pairs
+from shoal.plan.transfer.move_steps import Step, chunks_of, pairs
 from shoal.plan.transfer.same_devices import in_one_order
 
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh

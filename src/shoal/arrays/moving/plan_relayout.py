@@ -35,7 +35,7 @@ from shoal.arrays.moving.planned_move import is_better, programs_of, whole_shape
 from shoal.arrays.moving.staged_move import by_host_alone, part_of
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
-from shoal.plan.compiled.hlo_traffic import received_bytes_of
+from shoal.plan.compiled import received_bytes_of
 from shoal.plan.hardware.links import Links
 from shoal.plan.hardware.wiring import Topology
 from shoal.plan.transfer.move_steps import Step

@@ -20,8 +20,7 @@ from shoal.arrays.moving.whole_words import (
     must_be_words,
 )
 from shoal.errors import UsageError
-from shoal.plan.transfer.chunks import chunks_of
-from shoal.plan.transfer.move_steps import Step
+from shoal.plan.transfer.move_steps import Step, chunks_of
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.same_devices import in_one_order
 

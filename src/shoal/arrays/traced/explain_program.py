@@ -12,8 +12,7 @@ import numpy as np
 
 from shoal.colour import local
 from shoal.errors import UsageTypeError
-from shoal.plan.compiled.hlo_flow import SourceLine, flow_of, frames_of
-from shoal.plan.compiled.hlo_traffic import Collective, collectives_of
+from shoal.plan.compiled import Collective, SourceLine, collectives_of, flow_of, frames_of
 
 # Collectives written by the user: JAX's names for them.
 _WRITTEN = (

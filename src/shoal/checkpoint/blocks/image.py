@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.checkpoint.format.records import PAGE_BYTES
-from shoal.plan.boxes import boxes
+from shoal.plan.shards import boxes
 
 Array = np.ndarray[Any, Any]
 Bytes = NDArray[np.uint8]

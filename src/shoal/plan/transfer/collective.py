@@ -16,27 +16,297 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise, permutations
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shoal.plan.cost import cost
 from shoal.plan.hardware.links import Links
 from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.plan.placement import prime_factors
 from shoal.plan.transfer.blocks import Tiles, grid_of, lacking, missing, tiles_of
-from shoal.plan.transfer.digits import bases
-from shoal.plan.transfer.layout_states import (
-    LayoutState,
-    Transition,
-    edges,
-    every,
-    layout_of_state,
-    members,
-    state_of,
-    tiles,
-)
 from shoal.plan.transfer.move_steps import Step, pairs
+from shoal.plan.transfer.same_devices import in_one_order, positions
+
+# The layouts that a move may pass through, and the collectives between them.
+#
+# A state specifies which digits cut which dim, and which have a pending sum; the others replicate.
+# One collective joins the least significant digits of a dim, or moves them to another dim, or cuts
+# a dim further by digits that replicate or have a pending sum (Rink et al., arXiv:2112.01075). A
+# permute leads to every state that cuts each dim into equally many tiles.
+
+
+class LayoutState(NamedTuple):
+    """A layout in numbers: digits are positions in the axes of a mesh."""
+
+    dims: tuple[tuple[int, ...], ...]  # the digits that cut each dim, most significant first
+    pending: frozenset[int] = frozenset()  # digits with a pending sum
+
+
+class Transition(NamedTuple):
+    """A collective from one state to another."""
+
+    kind: str
+    digits: tuple[int, ...]
+    dim: int | None
+    to_dim: int | None
+    after: LayoutState
+
+
+def state_of(layout: Layout) -> LayoutState:
+    """Return the state of a layout of a mesh of digits."""
+    number = {axis: i for i, axis in enumerate(layout.mesh.axis_names)}
+    dims = tuple(tuple(number[axis] for axis in dim) for dim in layout.axes_of_dims)
+    return LayoutState(dims, frozenset(number[axis] for axis in layout.partial))
+
+
+def layout_of_state(state: LayoutState, mesh: Mesh) -> Layout:
+    """Return the layout of a state."""
+    names = mesh.axis_names
+    dims = [tuple(names[digit] for digit in dim) for dim in state.dims]
+    return Layout(mesh, *dims, partial={names[digit]: "sum" for digit in state.pending})
+
+
+def tiles(state: LayoutState, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return the number of tiles of each dim."""
+    return tuple(math.prod(sizes[digit] for digit in dim) for dim in state.dims)
+
+
+def edges(state: LayoutState, sizes: Sequence[int], shape: Sequence[int]) -> Iterator[Transition]:
+    """Yield the results of one collective on a state; only tiles that divide the dims evenly."""
+    counts = tiles(state, sizes)
+    used = {digit for dim in state.dims for digit in dim} | state.pending
+    for digit in (d for d in range(len(sizes)) if d not in used):
+        for dim in _dims_cut_by(sizes[digit], counts, shape):
+            yield Transition("slice", (digit,), dim, None, _grown(state, dim, (digit,)))
+    for dim, row in enumerate(state.dims):
+        for taken in range(1, len(row) + 1):
+            kept, moved = row[: len(row) - taken], row[len(row) - taken :]
+            less = state._replace(dims=(*state.dims[:dim], kept, *state.dims[dim + 1 :]))
+            yield Transition("all_gather", moved, dim, None, less)
+            for to_dim in _dims_cut_by(math.prod(sizes[d] for d in moved), counts, shape):
+                if to_dim != dim:
+                    yield Transition("all_to_all", moved, dim, to_dim, _grown(less, to_dim, moved))
+    if state.pending:
+        yield from _sums(state, sizes, shape, counts)
+
+
+def _sums(
+    state: LayoutState, sizes: Sequence[int], shape: Sequence[int], counts: Sequence[int]
+) -> Iterator[Transition]:
+    """Yield the ways to reduce pending sums: all of them at once, or along one digit."""
+    groups = {(digit,) for digit in state.pending} | {tuple(sorted(state.pending))}
+    for group in sorted(groups):
+        done = state._replace(pending=state.pending - set(group))
+        yield Transition("all_reduce", group, None, None, done)
+        for dim in _dims_cut_by(math.prod(sizes[d] for d in group), counts, shape):
+            for order in permutations(group) if len(group) < 4 else [group]:
+                yield Transition("reduce_scatter", order, dim, None, _grown(done, dim, order))
+
+
+def _dims_cut_by(parts: int, counts: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """Return the dims that can be cut further by this factor."""
+    return [dim for dim, size in enumerate(shape) if size % (counts[dim] * parts) == 0]
+
+
+def _grown(state: LayoutState, dim: int, digits: tuple[int, ...]) -> LayoutState:
+    row = state.dims[dim] + digits
+    return state._replace(dims=(*state.dims[:dim], row, *state.dims[dim + 1 :]))
+
+
+def every(digits: int, rank: int) -> Iterator[LayoutState]:
+    """Yield every state without pending sums."""
+
+    def fill(dims: tuple[tuple[int, ...], ...], left: tuple[int, ...]) -> Iterator[LayoutState]:
+        if len(dims) == rank:
+            yield LayoutState(dims)
+            return
+        for count in range(len(left) + 1):
+            for row in permutations(left, count):
+                rest = tuple(digit for digit in left if digit not in row)
+                yield from fill((*dims, row), rest)
+
+    yield from fill((), tuple(range(digits)))
+
+
+def members(counts: Sequence[int], sizes: Sequence[int]) -> Iterator[LayoutState]:
+    """Yield every state without pending sums that cuts the dims into these numbers of tiles."""
+
+    def fill(dims: tuple[tuple[int, ...], ...], left: tuple[int, ...]) -> Iterator[LayoutState]:
+        if len(dims) == len(counts):
+            yield LayoutState(dims)
+            return
+        for row in _rows(counts[len(dims)], left, sizes):
+            yield from fill((*dims, row), tuple(digit for digit in left if digit not in row))
+
+    yield from fill((), tuple(range(len(sizes))))
+
+
+def _rows(count: int, left: tuple[int, ...], sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield every row of digits whose sizes multiply to `count`."""
+    if count == 1:
+        yield ()
+        return
+    for digit in left:
+        if count % sizes[digit] == 0:
+            rest = tuple(other for other in left if other != digit)
+            for row in _rows(count // sizes[digit], rest, sizes):
+                yield (digit, *row)
+
+
+# The axes of two meshes over the same devices, split into common prime factors.
+#
+# A device's position along an axis of size 4 is a number of two binary digits. With that split,
+# most layouts of one mesh can be expressed on another: `data=2, model=4` and `x=4, y=2` over one
+# row of devices are both `2, 2, 2`. Collectives then move digits, not axes (N. Rink et al.,
+# "Memory-efficient array redistribution through portable collective communication",
+# arXiv:2112.01075, section 4).
+
+
+IntArray = NDArray[np.int64]
+Axes = dict[str, list[int]]  # axis → its digits, most significant first
+
+
+class Basis(NamedTuple):
+    """A mesh whose axes are digits of the axes of another, over the same devices in that order."""
+
+    mesh: Mesh
+    digits: Mapping[str, tuple[str, ...]]  # of each axis, most significant first
+
+    def on(self, layout: Layout) -> Layout:
+        """Return a layout of the other mesh in terms of digits."""
+        dims = [tuple(d for axis in dim for d in self.digits[axis]) for dim in layout.axes_of_dims]
+        partial = {d: how for axis, how in layout.partial.items() for d in self.digits[axis]}
+        return Layout(self.mesh, *dims, partial=partial)
+
+
+def bases(source: Layout, target: Layout, most_states: int) -> tuple[Basis, Basis]:
+    """Return the digits of both meshes: on one mesh of digits if it can express the target.
+
+    Args:
+      source, target: layouts over the same devices, in any order.
+      most_states: limit on the number of layouts of this rank; digits are as fine as it permits.
+
+    Example:
+      >>> rows = Layout(Mesh({"data": 2, "model": 4}), "model", None)
+      >>> mine, other = bases(rows, Layout(Mesh({"x": 4, "y": 2}), None, "x"), 1000)
+      >>> mine.on(rows), other.mesh == mine.mesh
+      (Layout(model.0+model.1, - @ data=2 model.0=2 model.1=2), True)
+    """
+    here, there = source.mesh, target.mesh
+    cuts = _common_cuts(here, there)
+    sizes, own = _split(here, cuts)
+    other_sizes, other = _split(there, cuts)
+    own_coords = _coords(sizes, np.arange(here.size))
+    twin = _twins(own_coords, _coords(other_sizes, positions(here, there)))
+    if twin is None:
+        sizes, own, _ = _coarsened(sizes, own, {}, source.rank, most_states // 2)
+        other_sizes, other, _ = _coarsened(other_sizes, other, {}, source.rank, most_states // 2)
+        return _basis(here, sizes, own), _basis(there, other_sizes, other)
+    shared = {axis: [twin[digit] for digit in digits] for axis, digits in other.items()}
+    sizes, own, shared = _coarsened(sizes, own, shared, source.rank, most_states)
+    basis = _basis(here, sizes, own)
+    names = basis.mesh.axis_names
+    return basis, Basis(basis.mesh, {a: tuple(names[d] for d in ds) for a, ds in shared.items()})
+
+
+def count_states(digits: int, rank: int) -> int:
+    """Return how many layouts of a rank there are: any digits, in any order, on any dims.
+
+    >>> count_states(3, 2), count_states(3, 3)
+    (49, 106)
+    """
+    if rank == 0:
+        return 1
+    return sum(math.perm(digits, n) * math.comb(n + rank - 1, n) for n in range(digits + 1))
+
+
+def _common_cuts(here: Mesh, there: Mesh) -> set[int]:
+    """Return the number of devices below each boundary of an axis, for both meshes together.
+
+    Empty if these do not divide each other, or the devices are in another order.
+    """
+    if not in_one_order(here, there):
+        return set()
+    cuts = sorted({math.prod(m.shape[i:]) for m in (here, there) for i in range(len(m.shape) + 1)})
+    return set() if any(high % low for low, high in pairwise(cuts)) else set(cuts)
+
+
+def _split(mesh: Mesh, cuts: set[int]) -> tuple[list[int], Axes]:
+    """Return the sizes of the digits in mesh order, and the digits of each axis."""
+    sizes: list[int] = []
+    axes: Axes = {}
+    for number, (axis, size) in enumerate(mesh.axes.items()):
+        low = math.prod(mesh.shape[number + 1 :])
+        inside = sorted(c // low for c in cuts if c % low == 0 and low < c < low * size)
+        begin = len(sizes)
+        for less, more in reversed(list(pairwise([1, *inside, size]))):
+            sizes += prime_factors(more // less)
+        axes[axis] = list(range(begin, len(sizes)))
+    return sizes, axes
+
+
+def _coords(sizes: Sequence[int], places: IntArray) -> list[bytes]:
+    """Return each digit of many positions."""
+    return [digit.tobytes() for digit in np.unravel_index(places, sizes)] if sizes else []
+
+
+def _twins(own: list[bytes], other: list[bytes]) -> dict[int, int] | None:
+    """Return for each digit of the other mesh its equal in this one, or None."""
+    number = {digit: i for i, digit in enumerate(own)}
+    if any(digit not in number for digit in other):
+        return None
+    return {i: number[digit] for i, digit in enumerate(other)}
+
+
+def _coarsened(
+    sizes: list[int], own: Axes, other: Axes, rank: int, most: int
+) -> tuple[list[int], Axes, Axes]:
+    """Merge digits that are adjacent in all axes, the smallest first, until few are left."""
+    groups = [[digit] for digit in range(len(sizes))]
+    rows = [*own.values(), *other.values()]
+    while count_states(len(groups), rank) > most:
+        pairs = [(a, b) for a, b in pairwise(groups) if all(_side_by_side(a, b, r) for r in rows)]
+        if not pairs:
+            break
+        first, second = min(
+            pairs, key=lambda pair: math.prod(sizes[d] for d in (*pair[0], *pair[1]))
+        )
+        at = groups.index(first)
+        groups[at : at + 2] = [first + second]
+    number = {group[0]: i for i, group in enumerate(groups)}
+
+    def merged(axes: Axes) -> Axes:
+        return {axis: [number[d] for d in row if d in number] for axis, row in axes.items()}
+
+    return [math.prod(sizes[d] for d in g) for g in groups], merged(own), merged(other)
+
+
+def _side_by_side(first: list[int], second: list[int], row: list[int]) -> bool:
+    """True if a row of digits has both, one right after the other, or neither."""
+    if first[-1] not in row and second[0] not in row:
+        return True
+    return (first[-1], second[0]) in pairwise(row)
+
+
+def _basis(mesh: Mesh, sizes: Sequence[int], axes: Axes) -> Basis:
+    names: list[str] = []
+    digits = {}
+    for axis, row in axes.items():
+        own = [axis] if len(row) == 1 else [f"{axis}.{i}" for i in range(len(row))]
+        while set(own) & {*names, *(set(mesh.axis_names) - {axis})}:  # a user's own axis
+            own = [f"{name}'" for name in own]
+        digits[axis] = tuple(own)
+        names += own
+    pairs = list(zip(names, sizes, strict=True))
+    fine = Mesh(pairs, mesh.device_ids.ravel(), mesh.processes.ravel(), mesh.kind)
+    return Basis(fine, digits)
+
 
 MOST_STATES = 3000  # searching all of them takes about a second
 MOST_ROUNDS = 16  # messages of an exchange, one after the other

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.plan.boxes import Box
 from shoal.plan.layout import Layout
+from shoal.plan.shards import Box
 from shoal.plan.transfer.blocks import tiles_of
 from shoal.plan.transfer.point_to_point import PointToPoint
 

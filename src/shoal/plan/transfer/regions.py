@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.colour import local
-from shoal.plan.boxes import Box
 from shoal.plan.layout import Layout
+from shoal.plan.shards import Box
 from shoal.plan.transfer.checks import check_move, terms_of
 
 __all__ = ["Pieces", "Region", "Regions", "regions"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.plan.layout import Layout
-from shoal.plan.transfer.chunks import CHUNK_BYTES
+from shoal.plan.transfer.move_steps import CHUNK_BYTES
 from shoal.plan.transfer.plan import Transfer
 
 _PIECES = 4  # copies of a chunk's shards at the same time: source, result, two in between
