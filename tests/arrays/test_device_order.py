@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plan.described_devices import as_jax, generated, row
-from shoal.arrays.device_order import OrderWish, order_problems, ordered
+from shoal.arrays.make_mesh import OrderWish, order_problems, ordered
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings, place

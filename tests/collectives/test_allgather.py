@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from collectives.thread_jobs import PATIENCE_S, run_all
 from collectives.trees import DTYPES, arrays, bits_of
 from shoal.collectives import wire
-from shoal.collectives.allgather import allgather
-from shoal.collectives.columns import Parts, column_of
+from shoal.collectives.allgather import Parts, allgather, column_of
 from shoal.errors import DivergenceError, ShoalError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 

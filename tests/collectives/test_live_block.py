@@ -5,8 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from collectives.thread_jobs import PATIENCE_S, run_all
-from shoal.collectives.live import live
-from shoal.collectives.live_block import LiveBlock
+from shoal.collectives.live import LiveBlock, live
 from shoal.errors import (
     DeadlineError,
     DivergenceError,

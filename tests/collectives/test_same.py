@@ -14,8 +14,7 @@ from collectives.thread_jobs import PATIENCE_S, run_all
 from collectives.trees import bits_of, trees
 from shoal.collectives.hashes import FlatItems, digest_of
 from shoal.collectives.leaves import leaf_of
-from shoal.collectives.replicas import SharedPart
-from shoal.collectives.same import _judge, _Shared, assert_same
+from shoal.collectives.same import SharedPart, _judge, _Shared, assert_same
 from shoal.collectives.versions import groups_of, version_rows
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.agreement import Call, agree

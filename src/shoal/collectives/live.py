@@ -2,16 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
 
 from shoal import settings
+from shoal.collectives.arguments import Deadline, deadline_of
 from shoal.colour import collective
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import (
+    DivergenceError,
+    PeerFailedError,
+    ProcessLostError,
+    UsageError,
+    UsageTypeError,
+)
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
+from shoal.runtime.rules.outcomes import ThisProcess, gone_error
 from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.failure_words import failure_of, listed
 from shoal.runtime.verb import verb
+from shoal.tracebacks import at_caller
+
+# A block that the living processes enter together and leave alike: all return, or all raise.
+
+
+class LiveBlock:
+    """A context manager over the living `processes`; yields them as `live` returns them.
+
+    At its end they meet again. It is impossible that one of them leaves it without an exception
+    while another died inside or leaves it with an exception: the others then raise, too.
+
+    Args:
+      name: a label for messages.
+      processes: as in `live`.
+      timeout_s: deadline in seconds of entry, and of exit; None: SHOAL_TIMEOUT_S (600).
+
+    Raises (besides the errors of `live`, at both ends):
+      ProcessLostError: on all survivors: processes died inside; `lost` names them.
+      PeerFailedError: on processes whose own code did not raise: another's did.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        name: str,
+        processes: Iterable[int] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._name = name
+        self._processes = None if processes is None else tuple(processes)
+        self._timeout_s = deadline_of(name, name, timeout_s, "main").timeout_s
+        self._living: tuple[int, ...] = ()
+
+    @at_caller
+    def __enter__(self) -> tuple[int, ...]:
+        self._living = live.on(self._coordinator, self._processes, timeout_s=self._timeout_s)
+        return self._living
+
+    @at_caller
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        words = "" if error is None else failure_of(error, callsite()).text
+        reports = self._meet(words.encode(errors="replace"))
+        me = ThisProcess(self._coordinator.process, self._coordinator.hosts)
+        what = f"{me}: {self._name} ({callsite()}) has failed"
+        if lost := [process for process in self._living if process not in reports]:
+            names = f"{listed(lost)} died or left inside"
+            raise ProcessLostError(f"{what}: {names}", lost=dict.fromkeys(lost, names)) from error
+        failed = {process: text.decode() for process, text in reports.items() if text}
+        if error is None and failed:
+            raise gone_error("failed", failed, me, what)
+
+    def _meet(self, words: bytes) -> Mapping[int, bytes]:
+        """Return each survivor's report of its exception.
+
+        A process that is waiting elsewhere inside the block gets an error there, and then arrives
+        here; so does this one, once more, also if one dies between the two meetings.
+        """
+        deadline = Deadline(time.monotonic(), self._timeout_s)
+        while True:
+            try:
+                left = live.on(self._coordinator, self._living, timeout_s=deadline.left_s)
+            except (DivergenceError, PeerFailedError):
+                if deadline.is_over:
+                    raise
+                continue
+            if left != self._living:
+                return dict.fromkeys(left, b"")
+            with contextlib.suppress(ProcessLostError, DivergenceError, PeerFailedError):
+                return self._report(words, deadline.left_s)
+
+    def _report(self, words: bytes, timeout_s: float) -> Mapping[int, bytes]:
+        name = f"{self._name}, its end"
+        with self._coordinator.call(name, "main", self._living):
+            point = Point(name, self._living, fingerprint=name, site=callsite())
+            return self._coordinator.arrive(point, words, timeout_s=timeout_s)
 
 
 @collective("processes")

@@ -7,7 +7,7 @@ import pytest
 from collectives.thread_jobs import run_all
 from plan.described_devices import as_jax, generated
 from shoal.arrays.bridge.agreed_devices import View, agree_on_devices
-from shoal.arrays.device_order import OrderWish, ordered
+from shoal.arrays.make_mesh import OrderWish, ordered
 from shoal.errors import DivergenceError
 from shoal.runtime.client.in_process import LocalJob
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import jax
 
 from shoal import settings
-from shoal.collectives.live_block import LiveBlock
+from shoal.collectives.live import LiveBlock
 from shoal.collectives.owners import owner_numbers
 from shoal.colour import collective
 from shoal.compat.multihost_utils.errors import ProcessFailureError
