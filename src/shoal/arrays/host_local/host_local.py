@@ -53,9 +53,10 @@ def from_host_local(
     Nothing is sent, and a jax.Array that is already placed as this process's part is not copied:
     donating one gives up both. An axis within a process splits the part among its devices. Data
     that no axis splits between processes are one value, given by all of them; at their next
-    meeting, as for `put`, the value and the call are checked to be the same. That parts of data which
-    an axis splits are equal is not noticed: of a whole array given on every process the result is
-    as many times as long. `put` takes a whole array, `feed` warns.
+    meeting, as for `put`, the value and the call are checked to be the same.
+
+    That parts which an axis splits are equal is not noticed: of a whole array given on every
+    process the result is as many times as long. `put` takes a whole array; `feed` warns.
 
     Differentiable (`grad`, `vjp`, `jvp`) and batched (`vmap`), outside `jit`. The transpose is
     `to_host_local`: a process gets the cotangent of its own part, and that of a value which several
