@@ -35,176 +35,8 @@ from shoal.plan.orders.dtensor_order import Rings
 from shoal.plan.orders.jax_order import granules, interleaved
 
 __all__ = ["Rings", "place"]
-
-# Prime factors.
-
-
-def prime_factors(number: int) -> list[int]:
-    """Return the prime factors of a positive number, ascending.
-
-    >>> prime_factors(12), prime_factors(1)
-    ([2, 2, 3], [])
-    """
-    found, prime = [], 2
-    while prime * prime <= number:
-        if number % prime:
-            prime += 1
-        else:
-            found.append(prime)
-            number //= prime
-    return [*found, number] if number > 1 else found
-
-
-# Hop counts of a mesh's collectives on the wires of a topology.
-
-
 IntArray = NDArray[np.int64]
-
-
-class Hops(NamedTuple):
-    """The worst ring of one axis: from each device to the next, and from the last to the first."""
-
-    longest: int  # links between consecutive devices in a slice
-    total: int  # links of all hops of a ring that stay in a slice
-    slices: int  # how many slices a ring visits
-
-
-def hops_of(topology: Topology, mesh: Mesh) -> dict[str, Hops]:
-    """Return the hops along each axis of a mesh; {} if no links are described.
-
-    Between the cores of a chip there is no link.
-
-    Args:
-      topology: has the devices of the mesh, at least.
-
-    >>> from shoal.plan.placement import place
-    >>> from shoal.plan.topology import parse
-    >>> slices = parse("v5e:2x4 x 2 slices")
-    >>> hops_of(slices, place(slices, {"data": 2, "model": 8}))["model"]
-    Hops(longest=1, total=8, slices=1)
-    """
-    return dict(zip(mesh.axis_names, hops_along(topology, mesh.device_ids), strict=False))
-
-
-def hops_along(topology: Topology, ids: IntArray) -> list[Hops]:
-    """Return the hops along each axis of ids in the order of a mesh; [] without links."""
-    if isinstance(topology, Torus):
-        tori = [topology]
-    elif isinstance(topology, Slices):
-        tori = list(topology.parts())
-    else:
-        return []
-    part, coords = _cells(tori, ids)
-    return [_along(axis, tori, part, coords) for axis in range(ids.ndim)]
-
-
-def _cells(tori: list[Torus], ids: IntArray) -> tuple[IntArray, IntArray]:
-    """Return the slice of each device [mesh shape] and its chip there [mesh shape, x y z]."""
-    part = np.zeros(ids.shape, np.int64)
-    coords = np.zeros((*ids.shape, 3), np.int64)
-    for number, torus in enumerate(tori):
-        order = np.argsort(torus.device_ids, axis=None)
-        known = torus.device_ids.ravel()[order]
-        place = np.searchsorted(known, ids).clip(max=known.size - 1)
-        here = known[place] == ids
-        part[here] = number
-        chips = np.unravel_index(order[place[here]], torus.grid)[:-1]
-        coords[here, : len(chips)] = np.stack(chips, axis=-1)
-    return part, coords
-
-
-def _along(axis: int, tori: list[Torus], part: IntArray, coords: IntArray) -> Hops:
-    links = np.abs(coords - np.roll(coords, -1, axis=axis))
-    for number, torus in enumerate(tori):
-        for dim, size in enumerate(torus.shape):
-            if torus.wrap[dim]:
-                own = part == number
-                links[own, dim] = np.minimum(links[own, dim], size - links[own, dim])
-    stays = part == np.roll(part, -1, axis=axis)
-    hops = np.where(stays, links.sum(axis=-1), 0)
-    ordered = np.sort(part, axis=axis)
-    slices = 1 + (np.diff(ordered, axis=axis) > 0).sum(axis=axis)
-    return Hops(int(hops.max()), int(hops.sum(axis=axis).max()), int(slices.max()))
-
-
-# Device orders in which each host's devices form a box of the mesh.
-#
-# Then the part of an array that one host reads or saves is one box, too. The price is longer hops:
-# a ring that visits all of a host's chips before the next host's cannot fold as freely.
-
-
 Sizes = tuple[int, ...]
-Place = Callable[[Torus, Sizes], IntArray]
-
-
-def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
-    """Return the ids [sizes] of the best order in which each host's devices form a box.
-
-    The hosts are placed like chips, and so are the devices within each; of all ways to divide the
-    axes between the two, the one with the shortest hops is chosen, the last axis first.
-
-    Args:
-      torus: its processes have adjacent boxes of one shape.
-      sizes: of the mesh.
-      place: returns the ids of a torus in the order of a mesh.
-
-    Raises:
-      UsageError: the hosts are not boxes of one shape.
-    """
-    parts = list(torus.parts())
-    hosts = _hosts(torus, parts)
-    rows = np.stack([part.device_ids.ravel() for part in parts])
-    one = parts[0].numbered(np.arange(parts[0].num_devices).reshape(parts[0].grid))
-    found = []
-    for inner in _divided(sizes, parts[0].num_devices):
-        outer = tuple(size // own for size, own in zip(sizes, inner, strict=True))
-        order = place(hosts, outer).ravel()
-        cells = place(one, inner).ravel()  # hosts are identical, and so is the order within them
-        meshes = rows[order][:, cells].reshape(-1, *inner)
-        ids = interleaved(list(meshes), inner, outer)
-        found.append((hops_along(torus, ids)[::-1], inner, ids))
-    return min(found, key=lambda one: one[:2])[2]
-
-
-def in_boxes(topology: Topology, sizes: Sizes) -> IntArray:
-    """Return the ids [sizes] of hosts without wires, each a box: the last axes are in a host.
-
-    Raises:
-      UsageError: the hosts have different numbers of devices.
-    """
-    hosts = [one.device_ids.ravel() for one in granules(topology)]
-    if len({len(ids) for ids in hosts}) > 1:
-        raise UsageError(f"place: the processes of {topology.text} differ in their devices")
-    inner = max(_divided(sizes, len(hosts[0])), key=lambda row: row[::-1])
-    outer = tuple(size // own for size, own in zip(sizes, inner, strict=True))
-    return interleaved([ids.reshape(inner) for ids in hosts], inner, outer)
-
-
-def _hosts(torus: Torus, parts: Sequence[Torus]) -> Torus:
-    """Return the hosts as a torus of chips, whose ids are the numbers of the parts."""
-    box = parts[0].grid
-    if any(part.grid != box for part in parts):
-        raise UsageError(f"place: the processes of {torus.text} have boxes of several shapes")
-    blocks = tuple(size // own for size, own in zip(torus.shape, box, strict=False))
-    zero = (0,) * len(torus.shape)
-    begin = np.array(torus.origin or zero)
-    places = (np.array([part.origin or zero for part in parts]) - begin) / box[:-1]
-    if box[-1] != torus.cores or (places != places.round()).any():
-        raise UsageError(f"place: the processes' boxes of {torus.text} are not side by side")
-    numbers = np.empty((*blocks, 1), np.int64)
-    numbers[(*places.astype(np.int64).T, 0)] = np.arange(len(parts))
-    return Torus(blocks, wrap=torus.wrap).numbered(numbers)
-
-
-def _divided(sizes: Sizes, count: int) -> list[Sizes]:
-    """Return how much of each axis fits into one host of `count` devices.
-
-    This is always possible: the hosts make up the mesh, so the sizes have all prime factors of one.
-    """
-    choices = [[n for n in range(1, size + 1) if math.gcd(size, count) % n == 0] for size in sizes]
-    return [inner for inner in itertools.product(*choices) if math.prod(inner) == count]
-
-
 Axes = Mapping[str, int] | Iterable[tuple[str, int]]
 
 
@@ -453,3 +285,167 @@ def _in_rows(topology: Slices, sizes: Sizes, how: _How) -> IntArray:
     own = [(*sizes[:first], one.num_devices // row, *sizes[first + 1 :]) for one in slices]
     ids = [_ours(one, part, None, how) for one, part in zip(slices, own, strict=True)]
     return np.concatenate(ids, axis=first).reshape(sizes)
+
+
+# Prime factors.
+
+
+def prime_factors(number: int) -> list[int]:
+    """Return the prime factors of a positive number, ascending.
+
+    >>> prime_factors(12), prime_factors(1)
+    ([2, 2, 3], [])
+    """
+    found, prime = [], 2
+    while prime * prime <= number:
+        if number % prime:
+            prime += 1
+        else:
+            found.append(prime)
+            number //= prime
+    return [*found, number] if number > 1 else found
+
+
+# Hop counts of a mesh's collectives on the wires of a topology.
+
+
+class Hops(NamedTuple):
+    """The worst ring of one axis: from each device to the next, and from the last to the first."""
+
+    longest: int  # links between consecutive devices in a slice
+    total: int  # links of all hops of a ring that stay in a slice
+    slices: int  # how many slices a ring visits
+
+
+def hops_of(topology: Topology, mesh: Mesh) -> dict[str, Hops]:
+    """Return the hops along each axis of a mesh; {} if no links are described.
+
+    Between the cores of a chip there is no link.
+
+    Args:
+      topology: has the devices of the mesh, at least.
+
+    >>> from shoal.plan.placement import place
+    >>> from shoal.plan.topology import parse
+    >>> slices = parse("v5e:2x4 x 2 slices")
+    >>> hops_of(slices, place(slices, {"data": 2, "model": 8}))["model"]
+    Hops(longest=1, total=8, slices=1)
+    """
+    return dict(zip(mesh.axis_names, hops_along(topology, mesh.device_ids), strict=False))
+
+
+def hops_along(topology: Topology, ids: IntArray) -> list[Hops]:
+    """Return the hops along each axis of ids in the order of a mesh; [] without links."""
+    if isinstance(topology, Torus):
+        tori = [topology]
+    elif isinstance(topology, Slices):
+        tori = list(topology.parts())
+    else:
+        return []
+    part, coords = _cells(tori, ids)
+    return [_along(axis, tori, part, coords) for axis in range(ids.ndim)]
+
+
+def _cells(tori: list[Torus], ids: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the slice of each device [mesh shape] and its chip there [mesh shape, x y z]."""
+    part = np.zeros(ids.shape, np.int64)
+    coords = np.zeros((*ids.shape, 3), np.int64)
+    for number, torus in enumerate(tori):
+        order = np.argsort(torus.device_ids, axis=None)
+        known = torus.device_ids.ravel()[order]
+        place = np.searchsorted(known, ids).clip(max=known.size - 1)
+        here = known[place] == ids
+        part[here] = number
+        chips = np.unravel_index(order[place[here]], torus.grid)[:-1]
+        coords[here, : len(chips)] = np.stack(chips, axis=-1)
+    return part, coords
+
+
+def _along(axis: int, tori: list[Torus], part: IntArray, coords: IntArray) -> Hops:
+    links = np.abs(coords - np.roll(coords, -1, axis=axis))
+    for number, torus in enumerate(tori):
+        for dim, size in enumerate(torus.shape):
+            if torus.wrap[dim]:
+                own = part == number
+                links[own, dim] = np.minimum(links[own, dim], size - links[own, dim])
+    stays = part == np.roll(part, -1, axis=axis)
+    hops = np.where(stays, links.sum(axis=-1), 0)
+    ordered = np.sort(part, axis=axis)
+    slices = 1 + (np.diff(ordered, axis=axis) > 0).sum(axis=axis)
+    return Hops(int(hops.max()), int(hops.sum(axis=axis).max()), int(slices.max()))
+
+
+# Device orders in which each host's devices form a box of the mesh.
+#
+# Then the part of an array that one host reads or saves is one box, too. The price is longer hops:
+# a ring that visits all of a host's chips before the next host's cannot fold as freely.
+
+Place = Callable[[Torus, Sizes], IntArray]
+
+
+def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
+    """Return the ids [sizes] of the best order in which each host's devices form a box.
+
+    The hosts are placed like chips, and so are the devices within each; of all ways to divide the
+    axes between the two, the one with the shortest hops is chosen, the last axis first.
+
+    Args:
+      torus: its processes have adjacent boxes of one shape.
+      sizes: of the mesh.
+      place: returns the ids of a torus in the order of a mesh.
+
+    Raises:
+      UsageError: the hosts are not boxes of one shape.
+    """
+    parts = list(torus.parts())
+    hosts = _hosts(torus, parts)
+    rows = np.stack([part.device_ids.ravel() for part in parts])
+    one = parts[0].numbered(np.arange(parts[0].num_devices).reshape(parts[0].grid))
+    found = []
+    for inner in _divided(sizes, parts[0].num_devices):
+        outer = tuple(size // own for size, own in zip(sizes, inner, strict=True))
+        order = place(hosts, outer).ravel()
+        cells = place(one, inner).ravel()  # hosts are identical, and so is the order within them
+        meshes = rows[order][:, cells].reshape(-1, *inner)
+        ids = interleaved(list(meshes), inner, outer)
+        found.append((hops_along(torus, ids)[::-1], inner, ids))
+    return min(found, key=lambda one: one[:2])[2]
+
+
+def in_boxes(topology: Topology, sizes: Sizes) -> IntArray:
+    """Return the ids [sizes] of hosts without wires, each a box: the last axes are in a host.
+
+    Raises:
+      UsageError: the hosts have different numbers of devices.
+    """
+    hosts = [one.device_ids.ravel() for one in granules(topology)]
+    if len({len(ids) for ids in hosts}) > 1:
+        raise UsageError(f"place: the processes of {topology.text} differ in their devices")
+    inner = max(_divided(sizes, len(hosts[0])), key=lambda row: row[::-1])
+    outer = tuple(size // own for size, own in zip(sizes, inner, strict=True))
+    return interleaved([ids.reshape(inner) for ids in hosts], inner, outer)
+
+
+def _hosts(torus: Torus, parts: Sequence[Torus]) -> Torus:
+    """Return the hosts as a torus of chips, whose ids are the numbers of the parts."""
+    box = parts[0].grid
+    if any(part.grid != box for part in parts):
+        raise UsageError(f"place: the processes of {torus.text} have boxes of several shapes")
+    blocks = tuple(size // own for size, own in zip(torus.shape, box, strict=False))
+    zero = (0,) * len(torus.shape)
+    begin = np.array(torus.origin or zero)
+    places = (np.array([part.origin or zero for part in parts]) - begin) / box[:-1]
+    if box[-1] != torus.cores or (places != places.round()).any():
+        raise UsageError(f"place: the processes' boxes of {torus.text} are not side by side")
+    numbers = np.empty((*blocks, 1), np.int64)
+    numbers[(*places.astype(np.int64).T, 0)] = np.arange(len(parts))
+    return Torus(blocks, wrap=torus.wrap).numbered(numbers)
+
+
+def _divided(sizes: Sizes, count: int) -> list[Sizes]:
+    """Return how much of each axis fits into one host of `count` devices.
+
+    This is always possible: the hosts make up the mesh, so the sizes have all prime factors of one.
+    """
+    choices = [[n for n in range(1, size + 1) if math.gcd(size, count) % n == 0] for size in sizes]
+    return [inner for inner in itertools.product(*choices) if math.prod(inner) == count]

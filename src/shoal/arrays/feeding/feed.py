@@ -63,219 +63,7 @@ from shoal.runtime.system.callsite import Caller, callsite, line_of
 from shoal.runtime.system.failure_words import failure_of
 from shoal.tracebacks import at_caller
 
-# The saved position of a feed, and whether another feed can continue from it.
-
-
-_NAMES = ("order", "rows")
-_MOST_MARK = 0x7FFF_FFFF  # an int32: it may be placed on devices
-
-
-def mark_of(order: str) -> int:
-    """Return a positive number that identifies an order of rows."""
-    return (zlib.crc32(order.encode()) & _MOST_MARK) or 1
-
-
-def position_of(rows: int, mark: int) -> dict[str, int]:
-    """Return the state to save.
-
-    Args:
-      rows: number of rows delivered, of all processes.
-      mark: of the order of rows read by number; else 0.
-    """
-    return {"order": mark, "rows": rows}
-
-
-def rows_before(start: Any, mark: int) -> int:
-    """Return how many rows were delivered before, from `start=`.
-
-    Args:
-      start: a number of rows, or the result of `position_of`, perhaps restored from a checkpoint.
-      mark: identifies the order of the feed that is to continue.
-
-    Raises:
-      UsageError: it is neither, or was saved by a feed of another order.
-    """
-    if not isinstance(start, Mapping):
-        return integer("feed", "start", start, least=0)
-    if sorted(start) != [*_NAMES]:
-        raise UsageError(
-            f"feed: start={start!r} must be a number of rows, or what the state() of a feed "
-            'returned: {"order": …, "rows": …}'
-        )
-    was, rows = (integer("feed", f"start[{name!r}]", start[name], least=0) for name in _NAMES)
-    if rows and was != mark:
-        raise UsageError(
-            f"feed: start= was saved by a feed of {_words(was)}; this one is of {_words(mark)}\n"
-            f"give it the order of that epoch, or start={rows} to continue anyway"
-        )
-    return rows
-
-
-def _words(mark: int) -> str:
-    return f"rows by number in order {mark:08x}" if mark else "an iterable"
-
-
-# Wait for a batch: which process is late, and when lateness becomes an error.
-
-
 _LOG = logging.getLogger("shoal")
-
-
-class BatchWait:
-    """One wait for a batch. The meeting names other processes that are late; this concerns the
-    reader of this process.
-    """
-
-    def __init__(self, meeting: FeedMeeting, line: Prefetch[FedBatch], number: int) -> None:
-        self._meeting = meeting
-        self._line = line
-        self._batch = f"{meeting.batch(number)} ({line_of(meeting.site)})"
-        self._has_logged = False
-
-    def look(self, since: float) -> None:
-        """Called periodically while the program waits, with the time since it began.
-
-        Raises:
-          DeadlineError: the reader of this process took too long.
-          ProcessLostError, PeerFailedError: a process was lost or failed meanwhile.
-        """
-        here = self._meeting.coordinator
-        if here.troubles.any():
-            here.check(self._batch)
-        phase, began = self._line.phase
-        if phase == MEETING:
-            return
-        waited_s = time.monotonic() - max(since, began)
-        text = f"{self._meeting.me}: {self._batch}: its own reader has returned no batch"
-        if waited_s >= self._meeting.timeout_s:
-            raise DeadlineError(
-                f"{text} within {self._meeting.timeout_s:g} s\n"
-                "if it is only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S",
-                name=self._batch,
-                waited_s=waited_s,
-                missing=[here.process],
-            )
-        if not self._has_logged and waited_s >= settings.seconds("SHOAL_WARN_AFTER_S"):
-            self._has_logged = True
-            _LOG.warning("%s for %.0f s", text, waited_s)
-
-
-# Check the arguments of a feed, and list what must be equal on all processes.
-
-
-def problems_of(
-    batch: object, order: object, last: object, prefetch: object, same: object, skip: object
-) -> list[str]:
-    """Return what is wrong with each argument by itself."""
-    problems: list[str] = []
-    for name, value in {"batch": batch, "prefetch": prefetch}.items():
-        if value is None and name == "batch":
-            continue
-        number = as_integer(value)
-        if number is None:
-            problems.append(WrongType(f"{name}={value!r} must be a whole number"))
-        elif number < 1:
-            problems.append(f"{name}={value!r} must be at least 1")
-    if order is not None and batch is None:
-        problems.append("order= is for rows read by number: give batch=, too")
-    if not isinstance(last, str) or last not in LAST:
-        problems.append(f"last={last!r} is not one of {', '.join(LAST)}{nearest(last, LAST)}")
-    problems += not_flags(same=same)
-    if skip is not None and not isinstance(skip, bool):
-        problems.append(WrongType(f"skip={skip!r} must be True, False or None"))
-    if skip is not None and batch is not None:
-        problems.append("skip= is for iterables; rows by number (batch=) are never skipped")
-    return problems
-
-
-def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTurn | ByNumber:
-    """Return the batch source: an iterable, or rows by number.
-
-    Raises:
-      UsageError: it is neither, or a batch cannot be split evenly.
-    """
-    if batch is None:
-        if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
-            what = "a function of row numbers" if callable(source) else f"{source!r}"
-            raise UsageTypeError(
-                f"feed: {what} is not an iterable of batches; rows by number need batch="
-            )
-        if isinstance(source, dict | np.ndarray | jax.Array):
-            raise UsageTypeError(
-                f"feed: {with_article(type(source).__name__)} is not an iterable of batches: "
-                "give batch=, the rows of a batch over all processes, to read it by number"
-            )
-        return InTurn(source)
-    check_even_split("feed: batch", split.layout, batch, 0)
-    return by_number(source, order)
-
-
-def check_last_batch(reads: InTurn | ByNumber, options: FeedOptions) -> None:
-    """Raise if the last batch by number is incomplete and `last` does not allow it."""
-    if isinstance(reads, InTurn):
-        return
-    batch, left = options.batch, max(0, reads.total - options.start)
-    is_nothing = options.last == "drop" and reads.total < batch
-    if left % batch and (options.last == "error" or is_nothing):
-        text = f"{left} rows are {left // batch} batches of {batch}, and {left % batch} more"
-        raise UsageError(f"feed: {text}; last='pad' gives these with a mask")
-
-
-def check_skip(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | None) -> None:
-    """Reject an iterable that may already be past the rows to skip."""
-    can_be_set = any(hasattr(source, name) for name in ("set_state", "load_state_dict"))
-    if rows and skip is None and can_be_set and isinstance(reads, InTurn):
-        raise UsageError(
-            f"feed: start= is after {rows} rows, and {with_article(type(source).__name__)} "
-            "can be set to where it was\n"
-            "skip=False if it was (to reader_state()); skip=True if it begins anew, and "
-            "that many rows are to be skipped"
-        )
-
-
-def rows_layout(layouts: Layouts) -> Layout:
-    """Return the layout of the rows: that of the first dim."""
-    found: dict[Layout, None] = {}
-    for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
-        if callable(one) or not is_one_layout(one):
-            raise UsageTypeError(
-                f"feed: {one!r} cannot be resolved before there are leaves: give layouts"
-            )
-        layout = split_layout("feed", one)
-        if layout.rank:
-            found[Layout(layout.mesh, layout.dims[0])] = None
-    if len(found) != 1:
-        raise UsageError(
-            "feed: all leaves of a batch have their rows (dim 0) on the same axes of one mesh, not "
-            + (" and ".join(map(repr, found)) or "none")
-        )
-    (layout,) = found
-    sharding(layout)  # checks that its devices exist
-    return layout
-
-
-def feed_spec(
-    reads: InTurn | ByNumber, split: Split, options: FeedOptions, prefetch: int
-) -> tuple[str, ...]:
-    """Return the lines that must be equal on all processes."""
-    lines = [
-        f"rows as {split.layout.text}",
-        f"last={options.last!r} start={options.start} prefetch={prefetch} same={options.same}"
-        + ("" if options.skip else " skip=False"),
-    ]
-    if isinstance(reads, ByNumber):
-        lines.append(f"batch={options.batch} of {order_text(reads)}")
-    return tuple(lines)
-
-
-def order_text(reads: ByNumber) -> str:
-    """Return a text that identifies an order of rows."""
-    order = str(reads.order)
-    if not isinstance(reads.order, range):
-        order = f"numbers with the digest {digest(np.asarray(reads.order), whole=True)}"
-    return f"{reads.total} rows, order={order}"
-
-
 _FORGET_S = 1.0  # limit on waiting for a reader at garbage collection or interpreter exit
 
 
@@ -524,3 +312,212 @@ def _meeting(
         )
     name = name or f"alone {os.urandom(8).hex()}"
     return FeedMeeting(here, group, f"feed: {name}", site, spec, limit_s)
+
+
+# The saved position of a feed, and whether another feed can continue from it.
+
+_NAMES = ("order", "rows")
+_MOST_MARK = 0x7FFF_FFFF  # an int32: it may be placed on devices
+
+
+def mark_of(order: str) -> int:
+    """Return a positive number that identifies an order of rows."""
+    return (zlib.crc32(order.encode()) & _MOST_MARK) or 1
+
+
+def position_of(rows: int, mark: int) -> dict[str, int]:
+    """Return the state to save.
+
+    Args:
+      rows: number of rows delivered, of all processes.
+      mark: of the order of rows read by number; else 0.
+    """
+    return {"order": mark, "rows": rows}
+
+
+def rows_before(start: Any, mark: int) -> int:
+    """Return how many rows were delivered before, from `start=`.
+
+    Args:
+      start: a number of rows, or the result of `position_of`, perhaps restored from a checkpoint.
+      mark: identifies the order of the feed that is to continue.
+
+    Raises:
+      UsageError: it is neither, or was saved by a feed of another order.
+    """
+    if not isinstance(start, Mapping):
+        return integer("feed", "start", start, least=0)
+    if sorted(start) != [*_NAMES]:
+        raise UsageError(
+            f"feed: start={start!r} must be a number of rows, or what the state() of a feed "
+            'returned: {"order": …, "rows": …}'
+        )
+    was, rows = (integer("feed", f"start[{name!r}]", start[name], least=0) for name in _NAMES)
+    if rows and was != mark:
+        raise UsageError(
+            f"feed: start= was saved by a feed of {_words(was)}; this one is of {_words(mark)}\n"
+            f"give it the order of that epoch, or start={rows} to continue anyway"
+        )
+    return rows
+
+
+def _words(mark: int) -> str:
+    return f"rows by number in order {mark:08x}" if mark else "an iterable"
+
+
+# Wait for a batch: which process is late, and when lateness becomes an error.
+
+
+class BatchWait:
+    """One wait for a batch. The meeting names other processes that are late; this concerns the
+    reader of this process.
+    """
+
+    def __init__(self, meeting: FeedMeeting, line: Prefetch[FedBatch], number: int) -> None:
+        self._meeting = meeting
+        self._line = line
+        self._batch = f"{meeting.batch(number)} ({line_of(meeting.site)})"
+        self._has_logged = False
+
+    def look(self, since: float) -> None:
+        """Called periodically while the program waits, with the time since it began.
+
+        Raises:
+          DeadlineError: the reader of this process took too long.
+          ProcessLostError, PeerFailedError: a process was lost or failed meanwhile.
+        """
+        here = self._meeting.coordinator
+        if here.troubles.any():
+            here.check(self._batch)
+        phase, began = self._line.phase
+        if phase == MEETING:
+            return
+        waited_s = time.monotonic() - max(since, began)
+        text = f"{self._meeting.me}: {self._batch}: its own reader has returned no batch"
+        if waited_s >= self._meeting.timeout_s:
+            raise DeadlineError(
+                f"{text} within {self._meeting.timeout_s:g} s\n"
+                "if it is only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S",
+                name=self._batch,
+                waited_s=waited_s,
+                missing=[here.process],
+            )
+        if not self._has_logged and waited_s >= settings.seconds("SHOAL_WARN_AFTER_S"):
+            self._has_logged = True
+            _LOG.warning("%s for %.0f s", text, waited_s)
+
+
+# Check the arguments of a feed, and list what must be equal on all processes.
+
+
+def problems_of(
+    batch: object, order: object, last: object, prefetch: object, same: object, skip: object
+) -> list[str]:
+    """Return what is wrong with each argument by itself."""
+    problems: list[str] = []
+    for name, value in {"batch": batch, "prefetch": prefetch}.items():
+        if value is None and name == "batch":
+            continue
+        number = as_integer(value)
+        if number is None:
+            problems.append(WrongType(f"{name}={value!r} must be a whole number"))
+        elif number < 1:
+            problems.append(f"{name}={value!r} must be at least 1")
+    if order is not None and batch is None:
+        problems.append("order= is for rows read by number: give batch=, too")
+    if not isinstance(last, str) or last not in LAST:
+        problems.append(f"last={last!r} is not one of {', '.join(LAST)}{nearest(last, LAST)}")
+    problems += not_flags(same=same)
+    if skip is not None and not isinstance(skip, bool):
+        problems.append(WrongType(f"skip={skip!r} must be True, False or None"))
+    if skip is not None and batch is not None:
+        problems.append("skip= is for iterables; rows by number (batch=) are never skipped")
+    return problems
+
+
+def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTurn | ByNumber:
+    """Return the batch source: an iterable, or rows by number.
+
+    Raises:
+      UsageError: it is neither, or a batch cannot be split evenly.
+    """
+    if batch is None:
+        if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
+            what = "a function of row numbers" if callable(source) else f"{source!r}"
+            raise UsageTypeError(
+                f"feed: {what} is not an iterable of batches; rows by number need batch="
+            )
+        if isinstance(source, dict | np.ndarray | jax.Array):
+            raise UsageTypeError(
+                f"feed: {with_article(type(source).__name__)} is not an iterable of batches: "
+                "give batch=, the rows of a batch over all processes, to read it by number"
+            )
+        return InTurn(source)
+    check_even_split("feed: batch", split.layout, batch, 0)
+    return by_number(source, order)
+
+
+def check_last_batch(reads: InTurn | ByNumber, options: FeedOptions) -> None:
+    """Raise if the last batch by number is incomplete and `last` does not allow it."""
+    if isinstance(reads, InTurn):
+        return
+    batch, left = options.batch, max(0, reads.total - options.start)
+    is_nothing = options.last == "drop" and reads.total < batch
+    if left % batch and (options.last == "error" or is_nothing):
+        text = f"{left} rows are {left // batch} batches of {batch}, and {left % batch} more"
+        raise UsageError(f"feed: {text}; last='pad' gives these with a mask")
+
+
+def check_skip(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | None) -> None:
+    """Reject an iterable that may already be past the rows to skip."""
+    can_be_set = any(hasattr(source, name) for name in ("set_state", "load_state_dict"))
+    if rows and skip is None and can_be_set and isinstance(reads, InTurn):
+        raise UsageError(
+            f"feed: start= is after {rows} rows, and {with_article(type(source).__name__)} "
+            "can be set to where it was\n"
+            "skip=False if it was (to reader_state()); skip=True if it begins anew, and "
+            "that many rows are to be skipped"
+        )
+
+
+def rows_layout(layouts: Layouts) -> Layout:
+    """Return the layout of the rows: that of the first dim."""
+    found: dict[Layout, None] = {}
+    for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
+        if callable(one) or not is_one_layout(one):
+            raise UsageTypeError(
+                f"feed: {one!r} cannot be resolved before there are leaves: give layouts"
+            )
+        layout = split_layout("feed", one)
+        if layout.rank:
+            found[Layout(layout.mesh, layout.dims[0])] = None
+    if len(found) != 1:
+        raise UsageError(
+            "feed: all leaves of a batch have their rows (dim 0) on the same axes of one mesh, not "
+            + (" and ".join(map(repr, found)) or "none")
+        )
+    (layout,) = found
+    sharding(layout)  # checks that its devices exist
+    return layout
+
+
+def feed_spec(
+    reads: InTurn | ByNumber, split: Split, options: FeedOptions, prefetch: int
+) -> tuple[str, ...]:
+    """Return the lines that must be equal on all processes."""
+    lines = [
+        f"rows as {split.layout.text}",
+        f"last={options.last!r} start={options.start} prefetch={prefetch} same={options.same}"
+        + ("" if options.skip else " skip=False"),
+    ]
+    if isinstance(reads, ByNumber):
+        lines.append(f"batch={options.batch} of {order_text(reads)}")
+    return tuple(lines)
+
+
+def order_text(reads: ByNumber) -> str:
+    """Return a text that identifies an order of rows."""
+    order = str(reads.order)
+    if not isinstance(reads.order, range):
+        order = f"numbers with the digest {digest(np.asarray(reads.order), whole=True)}"
+    return f"{reads.total} rows, order={order}"
