@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
-from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
+from shoal.errors import UsageTypeError, WrongType, nearest, raise_all
 
 SCALARS = (bool, int, float, complex)
 # Python types whose values are sent and saved unchanged; subclasses are not among them.
@@ -136,6 +136,30 @@ def seconds(name: str, value: object, problems: list[str], *, is_finite: bool = 
     return math.nan
 
 
+def count(
+    name: str,
+    value: object,
+    problems: list[str],
+    *,
+    least: int | None = None,
+    wanted: str = "a whole number",
+) -> int:
+    """Return an integer as a Python int, 0 if it is wrong; append why to `problems`.
+
+    >>> problems = []
+    >>> count("batch", 8, problems, least=1), count("prefetch", 0, problems, least=1), problems
+    (8, 0, ['prefetch=0 must be at least 1'])
+    """
+    number = as_integer(value)
+    if number is None:
+        problems.append(WrongType(f"{name}={shown(value)} must be {wanted}"))
+    elif least is not None and number < least:
+        problems.append(f"{name}={number} must be at least {least}")
+    else:
+        return number
+    return 0
+
+
 def integer(
     caller: str,
     name: str,
@@ -149,11 +173,9 @@ def integer(
     Raises:
       UsageError: not an integer, or less than `least`.
     """
-    number = as_integer(value)
-    if number is None:
-        raise UsageTypeError(f"{caller}: {name}={shown(value)} must be {wanted}")
-    if least is not None and number < least:
-        raise UsageError(f"{caller}: {name}={number} must be at least {least}")
+    problems: list[str] = []
+    number = count(name, value, problems, least=least, wanted=wanted)
+    raise_all(caller, problems)
     return number
 
 

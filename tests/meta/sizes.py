@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from meta.floors import imports
-from meta.source import PACKAGE, Tree, module_name, nodes, package_tree, parse
+from meta.source import PACKAGE, Tree, docstring_nodes, module_name, nodes, package_tree, parse
 
 DOORS = ("compat/", "cli/")  # what names alone reach: facades, commands
 SHOWN = 12
@@ -30,11 +30,10 @@ def code_lines(text: str) -> int:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in NOT_CODE:
             lines |= {*range(token.start[0], token.end[0] + 1)}
+    docstrings = docstring_nodes(parse(text))
     for node in nodes(parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node
-        ):
-            lines -= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+        if id(node) in docstrings:
+            lines -= {*range(node.lineno, node.end_lineno + 1)}
     return len(lines)
 
 

@@ -241,7 +241,7 @@ def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Orde
         raise
     kind = kinds[0] if kinds else jax.default_backend()
     named |= {"given": found.is_listed, "present": found.present}
-    named |= {"described": settings.text("SHOAL_TOPOLOGY")}
+    named["described"] = settings.text("SHOAL_TOPOLOGY")
     chosen = ordered(filled, found.devices, wish, kind=kind, **named)
     jax_mesh(chosen.mesh)
     return chosen

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shoal.arguments import as_integer, not_flags, seconds
+from shoal.arguments import as_integer, count, not_flags, seconds
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
@@ -270,11 +270,7 @@ def _spread(steps: Sequence[int], places: Sequence[float], least: float) -> froz
 
 def _count(policy: Keep, problems: Sequence[str] = ()) -> None:
     """Check `n` of a policy and make it a Python int: `repr` and equality follow from it."""
-    found, n = list(problems), policy.n  # type: ignore[attr-defined]
-    number = as_integer(n)
-    if number is None:
-        found.append(WrongType(f"n={n!r} must be a whole number"))
-    elif number < 1:
-        found.append(f"n={n!r} must be at least 1")
+    found = list(problems)
+    number = count("n", policy.n, found, least=1)  # type: ignore[attr-defined]
     raise_all(type(policy).__name__, found)
     object.__setattr__(policy, "n", number)

@@ -22,7 +22,7 @@ from shoal.launch.report import (
 )
 from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, Wait
 from shoal.runtime.failures.shortening import capital
-from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED
+from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED, SAVED
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import Reached
 
@@ -101,8 +101,8 @@ def _conclude(facts: Facts) -> Conclusion:
     # Where a save has failed, only some may return 75: those that took no part in it. A program
     # that returns it on all has its own reason.
     if codes == {REQUEUE} or ((REQUEUE in codes or news.preempted) and not news.has_failed_save):
-        words = news.preempted or "preempted, and saved"
-        if words == "preempted, and saved" and facts.reached.saved >= 0:
+        words = news.preempted or SAVED
+        if words == SAVED and facts.reached.saved >= 0:
             words = f"preempted: step {facts.reached.saved} is saved; start it again"
         else:
             words = f"{words}: start it again"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from shoal.runtime.failures.facts import CallPlace, ProcessSet, Waiting
 from shoal.runtime.failures.last_record import place_of
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.stopping import SAVED
 from shoal.runtime.system.failure_words import listed
 
 
@@ -96,7 +97,7 @@ class News:
             if self.has_notice and self.notice_s is None:
                 self.notice_s = time.monotonic()
             words = str(message.get("words", ""))
-            self.preempted = "preempted, and saved" if message["saved"] else words
+            self.preempted = SAVED if message["saved"] else words
             self.has_failed_save = bool(message.get("has_failed"))
         elif "joined" in message:
             self._join(int(message["joined"]))

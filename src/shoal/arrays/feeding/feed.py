@@ -32,7 +32,7 @@ import jax
 import numpy as np
 
 from shoal import settings
-from shoal.arguments import as_integer, integer, not_flags
+from shoal.arguments import count, integer, not_flags
 from shoal.arrays.bridge.agreed_devices import owners_of
 from shoal.arrays.bridge.leaf_layouts import Layouts, is_one_layout
 from shoal.arrays.bridge.sharding import sharding
@@ -134,10 +134,11 @@ def feed(
       ...     print([float(batch.sum()) for batch in batches], batches.rows)
       [6.0, 22.0] 4
     """
-    problems = problems_of(batch, order, last, prefetch, same, skip)
+    problems: list[str] = []
+    batch = None if batch is None else count("batch", batch, problems, least=1)
+    prefetch = count("prefetch", prefetch, problems, least=1)
+    problems += problems_of(batch, order, last, same, skip)
     raise_all("feed", [*problems, *lane_problems(lane)])
-    batch = None if batch is None else integer("feed", "batch", batch)
-    prefetch = integer("feed", "prefetch", prefetch)
     limit_s = settings.timeout("feed", timeout_s, "SHOAL_TIMEOUT_S")
     split = Split(rows_layout(layouts), jax.process_index())
     reads = source_of(source, batch, order, split)
@@ -411,18 +412,10 @@ class BatchWait:
 
 
 def problems_of(
-    batch: object, order: object, last: object, prefetch: object, same: object, skip: object
+    batch: int | None, order: object, last: object, same: object, skip: object
 ) -> list[str]:
-    """Return what is wrong with each argument by itself."""
+    """Return what is wrong with the other arguments, each by itself or beside `batch`."""
     problems: list[str] = []
-    for name, value in {"batch": batch, "prefetch": prefetch}.items():
-        if value is None and name == "batch":
-            continue
-        number = as_integer(value)
-        if number is None:
-            problems.append(WrongType(f"{name}={value!r} must be a whole number"))
-        elif number < 1:
-            problems.append(f"{name}={value!r} must be at least 1")
     if order is not None and batch is None:
         problems.append("order= is for rows read by number: give batch=, too")
     if not isinstance(last, str) or last not in LAST:

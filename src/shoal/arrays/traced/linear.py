@@ -105,23 +105,19 @@ def _contracted(
         [*map(_axes, jax.typeof(a).sharding.spec)] or [()] * a.ndim for a in (x, weight)
     )
     used = {axis for dim in lead for axis in dim}
-    if not inner and used.isdisjoint((*columns, *rows)):
+    if not inner and used.isdisjoint(columns):
         inner = columns
     kept = rows if {*used, *inner}.isdisjoint(rows) else ()
     result = [*lead, rows] if where is None else [*map(_axes, where.spec)]
     result += [()] * (x.ndim - len(result))
-    is_plain = (inner, columns, rows, result) == (columns, inner, kept, [*lead, rows])
-    if is_plain or (where is not None and where.spec.unreduced):
-        return jax.lax.dot_general(
-            x, weight, dims, preferred_element_type=dtype, out_sharding=where
-        )
+    has_pending = where is not None and bool(where.spec.unreduced)  # which does not move afterwards
+    is_plain = has_pending or (columns, rows, result) == (inner, kept, [*lead, rows])
     mesh = jax.typeof(x).sharding.mesh if where is None else where.mesh
-    x, weight = _moved(x, mesh, *lead, inner), _moved(weight, mesh, kept, inner)
-    y = jax.lax.dot_general(
-        x, weight, dims, preferred_element_type=dtype,
-        out_sharding=NamedSharding(mesh, PartitionSpec(*lead, kept)),
-    )  # fmt: skip
-    return _moved(y, mesh, *result)
+    if not is_plain:
+        x, weight = _moved(x, mesh, *lead, inner), _moved(weight, mesh, kept, inner)
+        where = NamedSharding(mesh, PartitionSpec(*lead, kept))
+    y = jax.lax.dot_general(x, weight, dims, preferred_element_type=dtype, out_sharding=where)
+    return y if is_plain else _moved(y, mesh, *result)
 
 
 def _axes(dim: Any) -> tuple[str, ...]:
@@ -197,7 +193,7 @@ def _dtype(given: Any, default: Any) -> Any:
 def _used_twice(x: jax.Array, weight: jax.Array) -> list[str]:
     """Name the Explicit axes that split both a leading dim of `x` and the rows of the weight."""
     dims = [*jax.typeof(x).sharding.spec[:-1], jax.typeof(weight).sharding.spec[0]]
-    used = [axis for dim in dims if dim for axis in ((dim,) if isinstance(dim, str) else dim)]
+    used = [axis for dim in dims for axis in _axes(dim)]
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if not twice:
         return []

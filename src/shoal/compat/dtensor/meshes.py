@@ -131,13 +131,13 @@ def create_distributed_mesh(
       use_xla_spmd: for TPUs; stored, without effect.
     """
     operation = "create_distributed_mesh"
-    stands_for_tpus = described_platform() == "tpu" and local_devices is None
-    if stands_for_tpus and device_type is not None and device_type.upper() == "TPU":
-        names, sizes = zip(*_pairs(mesh_dims), strict=True)
-        return create_tpu_mesh([*names], [*sizes], mesh_name, use_xla_spmd=use_xla_spmd)
     usual = _type_of_job(operation, device_type)
-    specs = _specs(operation, local_devices, device_type, usual)
-    if specs and specs[0].device_type == "TPU":
+    specs: list[DeviceSpec] = []
+    is_tpu = usual == "TPU" == described_platform().upper()
+    if not is_tpu:
+        specs = _specs(operation, local_devices, device_type, usual)
+        is_tpu = bool(specs) and specs[0].device_type == "TPU"
+    if is_tpu:
         _no_devices(operation, local_devices)
         names, sizes = zip(*_pairs(mesh_dims), strict=True)
         return create_tpu_mesh([*names], [*sizes], mesh_name, use_xla_spmd=use_xla_spmd)

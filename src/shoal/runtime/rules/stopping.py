@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 REQUEUE = 75  # EX_TEMPFAIL: the exit code of a process that was preempted, and asks to start again
 NOTHING, EARLIER, LAST = range(3)  # what is saved: nothing of the attempt; not its last step; that
+SAVED = "preempted, and saved"
 SAVE_FAILED = "a save failed after the preemption notice: the job does not ask to start again"
 
 
@@ -357,7 +358,7 @@ class Stop:
             agreed, at = self._step or 0, self._stopped_at
             has_failed = any(number >= agreed for number in self._failed.values())
             if at is None or self._kept >= at:
-                return Stopped(LAST, "preempted, and saved", has_failed)
+                return Stopped(LAST, SAVED, has_failed)
             words = f"preempted at step {shown_step(at)}: "
             if not self._has_any:
                 words += "nothing of this attempt is saved, so it starts over where it began"
