@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from shoal.arrays.traced.fence import fence as fence
     from shoal.arrays.traced.linear import linear as linear
     from shoal.arrays.traced.manual import manual as manual
-    from shoal.arrays.traced.tie import tie as tie
+    from shoal.arrays.traced.shard_alike import shard_alike as shard_alike
     from shoal.arrays.tree_layouts import layouts as layouts
     from shoal.checkpoint.disk.contents import contents as contents
     from shoal.checkpoint.history.checkpoints import Checkpoints as Checkpoints
@@ -116,15 +116,15 @@ _LAZY = {
     "enter_manual": "shoal.arrays.traced.enter_manual",
     "exit_code": "shoal.runtime.preemption",
     "explain_program": "shoal.arrays.traced.explain_program",
-    "fence": "shoal.arrays.traced.fence",
     "feed": "shoal.arrays.feeding.feed",
+    "fence": "shoal.arrays.traced.fence",
     "from_host_local": "shoal.arrays.host_local.host_local",
     "initialize": "shoal.runtime.process",
     "is_initialized": "shoal.runtime.process",
     "layout_of": "shoal.arrays.bridge.sharding",
+    "layouts": "shoal.arrays.tree_layouts",
     "leave_manual": "shoal.arrays.traced.enter_manual",
     "linear": "shoal.arrays.traced.linear",
-    "layouts": "shoal.arrays.tree_layouts",
     "live": "shoal.collectives.live",
     "local_rows": "shoal.arrays.feeding.local_rows",
     "make_mesh": "shoal.arrays.make_mesh",
@@ -143,10 +143,10 @@ _LAZY = {
     "roll_call": "shoal.runtime.rollcall",
     "save": "shoal.checkpoint.saving.save",
     "saved": "shoal.runtime.preemption",
+    "shard_alike": "shoal.arrays.traced.shard_alike",
     "sharding": "shoal.arrays.bridge.sharding",
     "shutdown": "shoal.runtime.process",
     "step": "shoal.runtime.step",
-    "tie": "shoal.arrays.traced.tie",
     "to_host_local": "shoal.arrays.host_local.host_local",
     "unpack": "shoal.arrays.placing.pack",
     "use_mesh": "shoal.arrays.bridge.use_mesh",
@@ -220,10 +220,10 @@ __all__ = [
     "roll_call",
     "save",
     "saved",
+    "shard_alike",
     "sharding",
     "shutdown",
     "step",
-    "tie",
     "to_host_local",
     "unpack",
     "use_mesh",

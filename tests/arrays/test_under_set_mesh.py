@@ -103,7 +103,7 @@ CASES = {
     "restore": lambda mesh, path: shoal.restore(path, {"w": column(mesh)}),
     "save": lambda mesh, path: shoal.save(f"{path}-{id(mesh)}", {"w": rows(mesh)}),
     "sharding": lambda mesh, _: str(shoal.sharding(column(mesh))),
-    "tie": lambda mesh, _: jax.jit(shoal.tie)(rows(mesh), rows(mesh) + 1),
+    "shard_alike": lambda mesh, _: jax.jit(shoal.shard_alike)(rows(mesh), rows(mesh) + 1),
     "to_host_local": lambda mesh, _: shoal.to_host_local(
         rows(mesh), shoal.Layout(mesh, "data", None)
     ),

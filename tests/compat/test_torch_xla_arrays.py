@@ -93,7 +93,7 @@ def test_shard_as():
 
     _, other = jax.jit(program)(jnp.asarray(VALUE))
     assert shoal.layout_of(other).dims == ("x", None)
-    with pytest.raises(AssertionError, match=r"torch_xla shard_as \(shoal.tie\)"):
+    with pytest.raises(AssertionError, match=r"torch_xla shard_as \(shoal.shard_alike\)"):
         xs.shard_as({"w": VALUE}, {"v": VALUE})
 
 

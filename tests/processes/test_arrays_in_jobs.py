@@ -229,9 +229,9 @@ same = all(np.array_equal(s.data, 2 * value[s.index]) for s in slope.addressable
 shards = shoal.enter_manual(x, columns)
 back = shoal.leave_manual([2 * shard for shard in shards], columns, (8, 8))
 same &= all(np.array_equal(s.data, 2 * value[s.index]) for s in back.addressable_shards)
-if index:  # other ties before must not make another program of it
-    jax.jit(shoal.tie).lower(1.0, 2.0)
-twins = jax.jit(lambda x: shoal.tie(x * 1, jnp.ones((8, 8))))
+if index:  # other calls before must not make another program of it
+    jax.jit(shoal.shard_alike).lower(1.0, 2.0)
+twins = jax.jit(lambda x: shoal.shard_alike(x * 1, jnp.ones((8, 8))))
 program = twins.lower(x).as_text()
 y = jax.jit(lambda x: shoal.linear(x, jnp.ones((4, 8))))(twins(x)[1])
 try:

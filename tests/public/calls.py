@@ -182,9 +182,9 @@ def traced_calls(x: jax.Array) -> list[Call]:
         _("manual", lambda fn, i, o, **k: jax.jit(shoal.manual(fn, i, o, **k))(x),
           {"fn": lambda a: a, "i": ROWS, "o": ROWS}, fn="call", i="layouts?", o="layouts?",
           axes="any"),
-        _("tie", lambda **k: jax.jit(lambda a, b: shoal.tie(a, b, **k))(x, x), {},
+        _("shard_alike", lambda **k: jax.jit(lambda a, b: shoal.shard_alike(a, b, **k))(x, x), {},
           gradient="bool"),
-        _("tie outside", shoal.tie, {"a": x, "b": x}, a="any", b="any"),
+        _("shard_alike outside", shoal.shard_alike, {"a": x, "b": x}, a="any", b="any"),
     ]  # fmt: skip
 
 

@@ -54,7 +54,7 @@ TORCH_XLA: Mapping[str, str] = {
     "prime_optimizer": "restore",
     "send_cpu_data_to_device": "put",
     "set_global_mesh": "use_mesh",
-    "shard_as": "tie",
+    "shard_as": "shard_alike",
     "unwrap_sharded_tensor": "layout_of",
     "visualize_sharding": "describe",
     "visualize_tensor_sharding": "describe",

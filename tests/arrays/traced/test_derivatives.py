@@ -17,7 +17,7 @@ from shoal.arrays.traced.constrain import constrain
 from shoal.arrays.traced.fence import fence
 from shoal.arrays.traced.linear import linear
 from shoal.arrays.traced.manual import manual
-from shoal.arrays.traced.tie import tie
+from shoal.arrays.traced.shard_alike import shard_alike
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -31,9 +31,9 @@ def plain(x):
     return jnp.sin(x) * jnp.cos(x) * jnp.cos(x)
 
 
-def tied(gradient):
+def alike(gradient):
     def function(x):
-        a, b = tie(jnp.sin(x), jnp.cos(x), gradient=gradient)
+        a, b = shard_alike(jnp.sin(x), jnp.cos(x), gradient=gradient)
         return a * b * b
 
     return function
@@ -72,8 +72,8 @@ FUNCTIONS = {
     "constrain": (lambda x: constrain(plain(x), ROWS), plain),
     "constrain, gradient": (lambda x: constrain(plain(x), BOTH, gradient=True), plain),
     "clear": (lambda x: constrain(constrain(plain(x), ROWS), None), plain),
-    "tie": (tied(False), plain),
-    "tie, gradient": (tied(True), plain),
+    "shard_alike": (alike(False), plain),
+    "shard_alike, gradient": (alike(True), plain),
     "fence": (fenced, plain),
     "fence, backward": (
         lambda x: fence(layer, backward=True)({"w": x, "n": np.int32(2)}, x, scale=2)["y"],
@@ -90,7 +90,7 @@ FUNCTIONS = {
     ),
     "manual in manual": (manual(region_in_region, ROWS, ROWS, axes="data"), one_in_one),
     "fence in manual": (manual(fenced, ROWS, ROWS), plain),
-    "tie in manual": (manual(tied(True), ROWS, ROWS), plain),
+    "shard_alike in manual": (manual(alike(True), ROWS, ROWS), plain),
 }
 
 

@@ -30,7 +30,7 @@ DIMS = [(None, None), ("data", None), ("model", "data"), (None, "model"), (None,
 VALUES = np.sin(np.arange(64.0)).reshape(8, 8)
 WEIGHT = np.cos(np.arange(64.0)).reshape(8, 8) / 4
 IS_QUICK = "optimization_level=0" in os.environ.get("XLA_FLAGS", "")  # most of the time compiles
-LEAVES = ["tanh", "constrain", "clear", "tie", "fence", "manual", "part", "linear"]
+LEAVES = ["tanh", "constrain", "clear", "shard_alike", "fence", "manual", "part", "linear"]
 AROUND = ["scan", "loop", "remat", "vmap", "jit", "custom_vjp"]
 
 
@@ -64,8 +64,8 @@ class Ours:
     def clear(self, x, dims):
         return x if self.has_types else shoal.constrain(x, None)
 
-    def tie(self, x, dims):
-        return shoal.tie(x, jnp.sin(x))[1]
+    def alike(self, x, dims):
+        return shoal.shard_alike(x, jnp.sin(x))[1]
 
     def fence(self, x, dims):
         return shoal.fence((jnp.cos(x), 3))[0]
@@ -105,7 +105,7 @@ class Plain(Ours):
 
     clear = constrain
 
-    def tie(self, x, dims):
+    def alike(self, x, dims):
         return jnp.sin(x)
 
     def fence(self, x, dims):

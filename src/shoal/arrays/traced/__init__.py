@@ -1,4 +1,4 @@
-"""Used inside `jit`: constraints, ties, manual regions, fences.
+"""Used inside `jit`: constraints, values sharded alike, manual regions, fences.
 
 Does not know where data comes from.
 """

@@ -18,7 +18,7 @@ from shoal.arrays.placing import pack as packing
 from shoal.arrays.placing.create import created
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.constrain import constrain
-from shoal.arrays.traced.tie import tie
+from shoal.arrays.traced.shard_alike import shard_alike
 from shoal.colour import collective, local, logically_collective
 from shoal.compat.dtensor import config
 from shoal.compat.dtensor.layout import Layout, LayoutType
@@ -88,13 +88,13 @@ def copy_to_mesh(tensor: Any, layout: Layout, source_layout: Layout | None = Non
 
 @collective("the processes of both meshes")
 def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> jax.Array:
-    """Return an array in the layout of another: `shoal.relayout`; inside `jit` `shoal.tie`.
+    """Return an array in the layout of another: `shoal.relayout`; inside `jit` `shoal.shard_alike`.
 
     Collective over the processes of both meshes.
     """
     if is_tracing():
         with prefix_errors("relayout_like"):
-            return tie(value_of(tensor), value_of(layout_tensor))[0]
+            return shard_alike(value_of(tensor), value_of(layout_tensor))[0]
     value = value_of(tensor)
     like = array_of("relayout_like", layout_tensor)
     with prefix_errors("relayout_like"):

@@ -10,7 +10,7 @@ import jax
 
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.traced.constrain import constrain
-from shoal.arrays.traced.tie import tie
+from shoal.arrays.traced.shard_alike import shard_alike
 from shoal.colour import collective, traced
 from shoal.compat.torch_xla.errors import stands_for
 from shoal.compat.torch_xla.mesh import Mesh, get_global_mesh
@@ -115,10 +115,10 @@ def clear_sharding(t: Any) -> Any:
     return cleared
 
 
-@stands_for("shoal.tie")
+@stands_for("shoal.shard_alike")
 @traced
 def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
-    """Give two trees of values, and their derivatives, one layout (`shoal.tie`).
+    """Give two trees of values, and their derivatives, one layout (`shoal.shard_alike`).
 
     Traced.
 
@@ -131,7 +131,7 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     Raises:
       UsageError: structures or shapes differ. Also an AssertionError.
     """
-    return tie(a, b, gradient=True)
+    return shard_alike(a, b, gradient=True)
 
 
 class MarkShardingFunction:

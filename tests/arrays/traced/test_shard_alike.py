@@ -15,7 +15,7 @@ from shoal.arrays.bridge.sharding import layout_of
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.constrain import constrain
 from shoal.arrays.traced.manual import manual
-from shoal.arrays.traced.tie import tie
+from shoal.arrays.traced.shard_alike import shard_alike
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -39,7 +39,7 @@ def groups(function, *args):
 def test_what_one_has_from_before_the_other_has_too(swapped):
     def both(a, b):
         pair = (jnp.sin(a), jnp.cos(b))
-        one, other = tie(*(pair[::-1] if swapped else pair))
+        one, other = shard_alike(*(pair[::-1] if swapped else pair))
         return (other, one) if swapped else (one, other)
 
     def neither(a, b):
@@ -56,7 +56,7 @@ def test_what_one_has_from_before_the_other_has_too(swapped):
 
 def test_what_one_gets_from_after_the_other_has_too():
     def both(a, b):
-        a, b = tie(jnp.sin(a), jnp.cos(b))
+        a, b = shard_alike(jnp.sin(a), jnp.cos(b))
         return a, constrain(b * 2, ROWS)
 
     a, b = jax.jit(both)(np.ones((8, 8), np.float32), np.ones((8, 8), np.float32))
@@ -69,19 +69,19 @@ def test_trees_with_none_integers_keys_and_host_values():
     tree = {"w": values(ROWS), "n": None, "k": keys, "i": values(ROWS)}
     like = {"w": np.ones((8, 8), np.float32), "n": None, "k": more,
             "i": jnp.ones((8, 8), jnp.int8)}  # fmt: skip
-    a, b = jax.jit(tie)(tree, like)
+    a, b = jax.jit(shard_alike)(tree, like)
     assert jax.tree.structure(a) == jax.tree.structure(b) == jax.tree.structure(tree)
     assert layout_of(b["w"]) == layout_of(b["i"]) == ROWS
     assert layout_of(b["k"]) == Layout(AUTO, "data")
     np.testing.assert_array_equal(b["i"], like["i"])
     assert b["i"].dtype == np.int8
-    assert tie({}, {}) == ({}, {})
-    assert jax.jit(tie)(1.0, 2.0) == (1.0, 2.0)
+    assert shard_alike({}, {}) == ({}, {})
+    assert jax.jit(shard_alike)(1.0, 2.0) == (1.0, 2.0)
 
 
 def test_each_tie_is_a_group_of_its_own_and_the_same_in_every_process():
     def two(a, b, c, d):
-        return tie(a, b), tie(c, d)
+        return shard_alike(a, b), shard_alike(c, d)
 
     args = values(ROWS), values(), values(Layout(AUTO, None, "model")), values()
     assert groups(two, *args) == [0, 0, 1, 1] == groups(two, *args)
@@ -92,7 +92,7 @@ def test_each_tie_is_a_group_of_its_own_and_the_same_in_every_process():
 @pytest.mark.parametrize("gradient", [False, True])
 def test_cotangents_are_tied_only_if_asked(gradient):
     def pair(a, b):
-        return tie(jnp.sin(a), b, gradient=gradient)
+        return shard_alike(jnp.sin(a), b, gradient=gradient)
 
     def back(a, b, one, other):
         return jax.vjp(pair, a, b)[1]((one, other))
@@ -102,17 +102,19 @@ def test_cotangents_are_tied_only_if_asked(gradient):
     np.testing.assert_allclose(slopes[0], np.cos(a) * np.asarray(values()), rtol=1e-5)
     np.testing.assert_array_equal(slopes[1], b)
     assert (layout_of(slopes[1]) == ROWS) is gradient
-    one = jax.jit(jax.grad(lambda a: tie(jnp.sin(a), b, gradient=gradient)[0].sum()))(a)
+    one = jax.jit(jax.grad(lambda a: shard_alike(jnp.sin(a), b, gradient=gradient)[0].sum()))(a)
     np.testing.assert_allclose(one, np.cos(a), rtol=1e-5)
     # the derivative of an integer is no number
-    mixed = jax.grad(lambda a: tie(a, jnp.arange(8), gradient=gradient)[0].sum())(jnp.ones(8))
+    mixed = jax.grad(lambda a: shard_alike(a, jnp.arange(8), gradient=gradient)[0].sum())(
+        jnp.ones(8)
+    )
     np.testing.assert_array_equal(mixed, np.ones(8))
 
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_second_derivatives_forward_mode_and_loops(gradient):
     def cube(x):
-        return (tie(x**3, x, gradient=gradient)[0]).sum()
+        return (shard_alike(x**3, x, gradient=gradient)[0]).sum()
 
     x = values()
     expected = 6 * np.asarray(x)
@@ -121,7 +123,7 @@ def test_second_derivatives_forward_mode_and_loops(gradient):
     np.testing.assert_allclose(slope, expected)
     last, _ = jax.jit(
         lambda x: jax.lax.scan(
-            lambda c, _: (tie(c * 2, x, gradient=gradient)[0], None), x, length=3
+            lambda c, _: (shard_alike(c * 2, x, gradient=gradient)[0], None), x, length=3
         )
     )(x)
     np.testing.assert_array_equal(last, 8 * np.asarray(x))
@@ -134,7 +136,7 @@ def test_batches_are_tied_in_the_dims_that_both_have(axes):
             for a, shape in zip(axes, shapes, strict=True))  # fmt: skip
 
     def pinned(a, b):
-        return tie(constrain(a * 1, ROWS), jnp.cos(b))
+        return shard_alike(constrain(a * 1, ROWS), jnp.cos(b))
 
     one, other = jax.jit(jax.vmap(pinned, in_axes=axes))(a, b)
     wanted = jax.vmap(lambda a, b: (a, jnp.cos(b)), in_axes=axes)(a, b)
@@ -147,45 +149,48 @@ def test_batches_are_tied_in_the_dims_that_both_have(axes):
 
 def test_inside_shard_map_and_on_one_device():
     mapped = jax.shard_map(
-        lambda a, b: tie(a * 2, b), mesh=jax_mesh(AUTO), in_specs=P("data"), out_specs=P("data")
+        lambda a, b: shard_alike(a * 2, b),
+        mesh=jax_mesh(AUTO),
+        in_specs=P("data"),
+        out_specs=P("data"),
     )
     a, b = jax.jit(mapped)(values(), values())
     np.testing.assert_array_equal(a, 2 * np.asarray(b))
-    assert [x.tolist() for x in jax.jit(tie)(jnp.ones(2), jnp.zeros(2))] == [[1, 1], [0, 0]]
+    assert [x.tolist() for x in jax.jit(shard_alike)(jnp.ones(2), jnp.zeros(2))] == [[1, 1], [0, 0]]
 
 
 def test_on_explicit_axes_the_types_must_agree():
     with jax.set_mesh(jax_mesh(EXPLICIT)):
         x, y = values(Layout(EXPLICIT, "data", None)), values(Layout(EXPLICIT, None, "model"))
-        assert jax.typeof(jax.jit(tie)(x, x + 1)[1]).sharding.spec == P("data", None)
+        assert jax.typeof(jax.jit(shard_alike)(x, x + 1)[1]).sharding.spec == P("data", None)
         with pytest.raises(UsageError, match=r"types say P\('data', None\) and P\(None, 'model'\)"):
-            jax.jit(tie)(x, y)
+            jax.jit(shard_alike)(x, y)
 
 
 def test_outside_jit_layouts_agree_or_an_error_says_what_to_write():
     x = values(ROWS)
-    a, b = tie(x, values(ROWS))
+    a, b = shard_alike(x, values(ROWS))
     assert a is x
     assert layout_of(b) == ROWS
-    assert tie(x, jnp.ones((8, 8)))[0] is x  # lies nowhere in particular
+    assert shard_alike(x, jnp.ones((8, 8)))[0] is x  # lies nowhere in particular
     with pytest.raises(UsageError, match=r"outside jit .*Layout\(data, - .*relayout\(b, layout_of"):
-        tie({"w": x}, {"w": values()})
+        shard_alike({"w": x}, {"w": values()})
 
 
 def test_what_differs_is_named_by_path():
     x = jnp.ones(8)
     with pytest.raises(UsageError, match=r"\['b'\]: in the first tree only"):
-        jax.jit(tie)({"a": x, "b": x}, {"a": x, "b": None})
+        jax.jit(shard_alike)({"a": x, "b": x}, {"a": x, "b": None})
     with pytest.raises(UsageError, match="the containers differ"):
-        jax.jit(tie)([x], [x, None])
+        jax.jit(shard_alike)([x], [x, None])
     with pytest.raises(UsageError, match=r"\['a'\]: shapes \(8,\) and \(2,\) differ"):
-        jax.jit(tie)({"a": x}, {"a": jnp.ones(2)})
-    with pytest.raises(UsageError, match="tie keys to keys"):
-        jax.jit(tie)(jax.random.key(0), 1.0)
+        jax.jit(shard_alike)({"a": x}, {"a": jnp.ones(2)})
+    with pytest.raises(UsageError, match="give keys with keys"):
+        jax.jit(shard_alike)(jax.random.key(0), 1.0)
     with pytest.raises(UsageError, match="is a str"):
-        tie("a", x)
+        shard_alike("a", x)
     with pytest.raises(UsageError, match="holds 1e\\+39, which does not fit float32"):
-        tie(np.full(8, 1e39), x)
+        shard_alike(np.full(8, 1e39), x)
 
 
 def test_without_shardy_nothing_would_be_tied():
@@ -193,15 +198,15 @@ def test_without_shardy_nothing_would_be_tied():
         pytest.skip("this JAX has no other partitioner")
     jax.config.update("jax_use_shardy_partitioner", False)
     try:
-        with pytest.raises(UsageError, match="ties need the Shardy partitioner"):
-            tie(1.0, 2.0)
+        with pytest.raises(UsageError, match="shard_alike needs the Shardy partitioner"):
+            shard_alike(1.0, 2.0)
     finally:
         jax.config.update("jax_use_shardy_partitioner", True)
 
 
 def test_faults_name_the_tree():
     with pytest.raises(UsageError) as caught:
-        tie({"w": np.full(3, 1e39)}, {"w": "a"})
+        shard_alike({"w": np.full(3, 1e39)}, {"w": "a"})
     assert "['w']: in the first tree: holds 1e+39, which does not fit float32; cast" in str(
         caught.value
     )
@@ -210,7 +215,7 @@ def test_faults_name_the_tree():
 
 def test_in_a_region_over_all_axes_there_is_nothing_to_tie():
     rows = Layout(Mesh({"x": 8}), "x")
-    run = manual(lambda x: tie(x, 2 * x)[1], rows, rows)
+    run = manual(lambda x: shard_alike(x, 2 * x)[1], rows, rows)
     twice = jax.jit(lambda x: (run(x), run(x + 1), jax.grad(lambda x: run(x).sum())(x)))
     value = np.arange(8, dtype=np.float32)
     for found, wanted in zip(twice(value), (2 * value, 2 * value + 2, 0 * value + 2), strict=True):

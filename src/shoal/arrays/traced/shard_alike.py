@@ -23,27 +23,27 @@ from shoal.errors import UsageError, raise_all
 
 
 @traced
-def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
+def shard_alike(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
     """Give two trees of values one layout inside `jit`, leaf by leaf, without naming it.
 
     Traced.
 
     Whatever the compiler knows about the layout of either value, from uses before or after, holds
-    for the other too: a pinned value (`constrain`) pins the value tied to it, and two free ones are
+    for the other too: a pinned value (`constrain`) pins the other, and two free ones are
     laid out alike. Values are unchanged, and neither waits for the other. A function that is itself
-    under `jit` and called several times is compiled once: there one tie ties the values of all its
-    calls (`jit(…, inline=True)` keeps them apart). So a region that is manual over some axes cannot
-    hold one if the program has the region twice (two calls, both branches of a `cond`, a derivative
-    beside the value): XLA refuses that, with an error.
+    under `jit` and called several times is compiled once, so that the values of all its calls are
+    laid out alike (`jit(…, inline=True)` keeps them apart). So a region that is manual over some
+    axes cannot hold one if the program has the region twice (two calls, both branches of a `cond`,
+    a derivative beside the value): XLA refuses that, with an error.
 
     Args:
-      a, b: trees of one structure, with leaves of the same shapes; dtypes may differ. None ties
+      a, b: trees of one structure, with leaves of the same shapes; dtypes may differ. None groups
         nothing.
-      gradient: also tie derivatives: the two tangents to each other in forward mode, the two
+      gradient: also the derivatives: the two tangents in forward mode, the two
         cotangents in reverse. By default the compiler places them.
 
     Returns:
-      Both trees. Use these: the given values are not tied.
+      Both trees. Use these: the given values are unchanged.
 
     Raises:
       UsageError: structures or shapes that differ, keys beside numbers, types that differ on
@@ -54,7 +54,7 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
       >>> import jax, jax.numpy as jnp, shoal
       >>> rows = shoal.Layout(shoal.make_mesh({"x": -1}), "x", None)
       >>> def twins(x):
-      ...     return shoal.tie(shoal.constrain(x, rows), jnp.ones((8, 3)))
+      ...     return shoal.shard_alike(shoal.constrain(x, rows), jnp.ones((8, 3)))
       >>> _, y = jax.jit(twins)(jnp.ones((8, 3)))
       >>> shoal.layout_of(y) == rows
       True
@@ -62,18 +62,18 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
     Source: sharding groups of the Shardy partitioner, openxla.org/shardy.
     """
     if not getattr(jax.config, "jax_use_shardy_partitioner", True):
-        raise UsageError("tie: ties need the Shardy partitioner; leave it enabled")
-    check_flags("tie", gradient=gradient)
+        raise UsageError("shard_alike needs the Shardy partitioner; leave it enabled")
+    check_flags("shard_alike", gradient=gradient)
     firsts, seconds = _by_path(a), _by_path(b)
-    raise_all("tie", _structure_problems(a, b, firsts, seconds))
+    raise_all("shard_alike", _structure_problems(a, b, firsts, seconds))
     problems = []
     for path, first in firsts.items():
         second = seconds[path]
         sides = {"the first": first, "the second": second}
         whys = [f"in {side} tree: {why}" for side, v in sides.items() if (why := unfit(v))]
         problems += [f"{path}: {why}" for why in whys or _differences(first, second)]
-    raise_all("tie", problems)
-    warn_of_narrowing("tie", [*firsts.items(), *seconds.items()])
+    raise_all("shard_alike", problems)
+    warn_of_narrowing("shard_alike", [*firsts.items(), *seconds.items()])
     pairs = [_tied(as_array(firsts[p]), as_array(seconds[p]), gradient) for p in firsts]
     treedef = jax.tree.structure(a)
     one, other = zip(*pairs, strict=True) if pairs else ((), ())
@@ -102,7 +102,7 @@ def _differences(first: Any, second: Any) -> list[str]:
     if shapes[0] != shapes[1]:
         return [f"shapes {shapes[0]} and {shapes[1]} differ; only equal shapes have one layout"]
     if is_key(first) != is_key(second):
-        return ["keys and numbers have no layout in common; tie keys to keys"]
+        return ["keys and numbers have no layout in common; give keys with keys"]
     if not all(isinstance(value, jax.Array) for value in (first, second)):
         return []
     if isinstance(first, jax.core.Tracer) or isinstance(second, jax.core.Tracer):
@@ -182,10 +182,10 @@ def _lower(ctx: mlir.LoweringRuleContext, a: ir.Value, b: ir.Value) -> Sequence[
     return a, b
 
 
-_ALIKE = Primitive("tie")
+_ALIKE = Primitive("shard_alike")
 _ALIKE.multiple_results = True
 _ALIKE.def_impl(lambda a, b: [a, b])
 _ALIKE.def_abstract_eval(lambda a, b: [a, b])
 ad.deflinear(_ALIKE, _transpose)
 batching.primitive_batchers[_ALIKE] = _batch
-mlir.register_lowering(_ALIKE, _lower, cacheable=False)  # otherwise equal ties would share a group
+mlir.register_lowering(_ALIKE, _lower, cacheable=False)  # otherwise equal calls would share a group
