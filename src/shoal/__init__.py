@@ -74,10 +74,10 @@ if TYPE_CHECKING:
     from shoal.checkpoint.tree.per_process import PerProcess as PerProcess
     from shoal.collectives.allgather import allgather as allgather
     from shoal.collectives.broadcast import broadcast as broadcast
-    from shoal.collectives.drain import drain as drain
-    from shoal.collectives.live import live as live
+    from shoal.collectives.live_processes import live_processes as live_processes
     from shoal.collectives.program import assert_same_program as assert_same_program
     from shoal.collectives.same import assert_same as assert_same
+    from shoal.collectives.sync_devices import sync_devices as sync_devices
     from shoal.draw.describe import describe as describe
     from shoal.plan.layout import Layout as Layout
     from shoal.plan.mesh import Mesh as Mesh
@@ -112,7 +112,6 @@ _LAZY = {
     "contents": "shoal.checkpoint.disk.contents",
     "create": "shoal.arrays.placing.create",
     "describe": "shoal.draw.describe",
-    "drain": "shoal.collectives.drain",
     "enter_manual": "shoal.arrays.traced.enter_manual",
     "exit_code": "shoal.runtime.preemption",
     "explain_program": "shoal.arrays.traced.explain_program",
@@ -125,7 +124,7 @@ _LAZY = {
     "layouts": "shoal.arrays.tree_layouts",
     "leave_manual": "shoal.arrays.traced.enter_manual",
     "linear": "shoal.arrays.traced.linear",
-    "live": "shoal.collectives.live",
+    "live_processes": "shoal.collectives.live_processes",
     "local_rows": "shoal.arrays.feeding.local_rows",
     "make_mesh": "shoal.arrays.make_mesh",
     "manual": "shoal.arrays.traced.manual",
@@ -147,6 +146,7 @@ _LAZY = {
     "sharding": "shoal.arrays.bridge.sharding",
     "shutdown": "shoal.runtime.process",
     "step": "shoal.runtime.step",
+    "sync_devices": "shoal.collectives.sync_devices",
     "to_host_local": "shoal.arrays.host_local.host_local",
     "unpack": "shoal.arrays.placing.pack",
     "use_mesh": "shoal.arrays.bridge.use_mesh",
@@ -189,7 +189,6 @@ __all__ = [
     "contents",
     "create",
     "describe",
-    "drain",
     "enter_manual",
     "exit_code",
     "explain_program",
@@ -202,7 +201,7 @@ __all__ = [
     "layouts",
     "leave_manual",
     "linear",
-    "live",
+    "live_processes",
     "local_rows",
     "make_mesh",
     "manual",
@@ -224,6 +223,7 @@ __all__ = [
     "sharding",
     "shutdown",
     "step",
+    "sync_devices",
     "to_host_local",
     "unpack",
     "use_mesh",

@@ -17,7 +17,7 @@ VALUE = np.arange(32, dtype=np.float32).reshape(8, 4)
 KINDS = {"auto": "auto", "explicit": "explicit", "mixed": {"data": "explicit", "model": "auto"}}
 # Of processes, of their life, and of objects that hold no array: they have no mesh to differ by.
 WITHOUT_ARRAYS = {
-    "barrier", "contents", "exit_code", "initialize", "is_initialized", "live", "notice",
+    "barrier", "contents", "exit_code", "initialize", "is_initialized", "live_processes", "notice",
     "preempted", "process_count", "process_index", "rearm", "roll_call", "saved", "shutdown",
     "step", "watch_notices",
 }  # fmt: skip
@@ -82,7 +82,7 @@ CASES = {
     "constrain": lambda mesh, _: shoal.constrain(rows(mesh), column(mesh)),
     "create": lambda mesh, _: shoal.create(lambda: jnp.ones((8, 4)), layouts=column(mesh)),
     "describe": lambda mesh, _: str(shoal.describe(rows(mesh))),
-    "drain": lambda mesh, _: shoal.drain(mesh),
+    "sync_devices": lambda mesh, _: shoal.sync_devices(mesh),
     "enter_manual": lambda mesh, _: entered(mesh),
     "explain_program": lambda mesh, _: program(mesh),
     "feed": lambda mesh, _: a_feed(mesh),

@@ -46,7 +46,7 @@ def lose_one(path: str) -> list[object]:
             caught = error
     ckpts.wait()  # it is raised once
     told = type(caught).__name__, caught.exit_code, caught.processes
-    return [*told, list(ckpts.all_steps()), list(shoal.live())]
+    return [*told, list(ckpts.all_steps()), list(shoal.live_processes())]
 
 
 def save_two(path: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from shoal.collectives.allgather import allgather
 from shoal.collectives.broadcast import broadcast
-from shoal.collectives.live import live
+from shoal.collectives.live_processes import live_processes
 from shoal.collectives.same import assert_same
 from shoal.errors import ShoalError
 from shoal.runtime.barrier import barrier
@@ -167,7 +167,7 @@ def _wide_fault(chance, kind, process, at, operation, processes):
     if operation.lane != "main" and kind in ("raise", "interrupt", *DEADLY):
         return None  # they happen to the first thread of a process
     if kind == "kind":
-        kind = "name"  # `live` has no name
+        kind = "name"  # `live_processes` has no name
     fault = _fault(chance, kind, process, at, operation, processes)
     if fault is not None and fault.kind == "usage":  # it would be a call of the main lane, of all
         fault = None if operation.lane != "main" else fault._replace(value="timeout_s")
@@ -247,7 +247,7 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
     elif kind == "barrier":
         barrier.on(coordinator, name, processes=group, **more)
     elif kind == "live":
-        live.on(coordinator, group, **more)
+        live_processes.on(coordinator, group, **more)
     elif kind in ("broadcast", "large"):
         source = members[at % len(members)]
         value = np.full(size, at + 1 if me == source else 0, np.uint8)
@@ -318,7 +318,7 @@ def agree_at_last(coordinator, program, *, timeout_s=LONG_S):
     attempts = len(program.operations) + 4 + 2 * program.points
     for attempt in range(attempts):
         try:
-            alive = live.on(coordinator, timeout_s=timeout_s)
+            alive = live_processes.on(coordinator, timeout_s=timeout_s)
             barrier.on(coordinator, "at last", processes=alive, timeout_s=timeout_s)
             return
         except ShoalError:

@@ -10,7 +10,7 @@ import pytest
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.allgather import allgather
 from shoal.collectives.broadcast import broadcast
-from shoal.collectives.live import live
+from shoal.collectives.live_processes import live_processes
 from shoal.collectives.same import assert_same
 from shoal.collectives.transport import stream, windows
 from shoal.errors import DivergenceError, ProcessLostError, UsageError, UsageTypeError
@@ -91,7 +91,7 @@ def test_survivors_go_on(victim, way):
             return job.lose(victim)
         with pytest.raises(ProcessLostError):
             broadcast.on(coordinator, value_of(0), victim, timeout_s=PATIENCE_S)
-        alive = live.on(coordinator, timeout_s=PATIENCE_S)
+        alive = live_processes.on(coordinator, timeout_s=PATIENCE_S)
         return works_among(coordinator, alive)
 
     alive = [p for p in range(4) if p != victim]

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from collectives.thread_jobs import PATIENCE_S, run_all
-from shoal.collectives.live import LiveBlock, live
+from shoal.collectives.live_processes import LiveBlock, live_processes
 from shoal.errors import (
     DeadlineError,
     DivergenceError,
@@ -85,7 +85,7 @@ def test_one_that_dies_between_the_two_meetings_of_the_end_is_lost():
     def go(coordinator):
         if coordinator.process == 1:
             living = block_in(coordinator).__enter__()
-            assert live.on(coordinator, living, timeout_s=PATIENCE_S) == (0, 1, 2)
+            assert live_processes.on(coordinator, living, timeout_s=PATIENCE_S) == (0, 1, 2)
             job.lose(1, "killed")
         else:
             with block_in(coordinator):

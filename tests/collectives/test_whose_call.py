@@ -6,7 +6,7 @@ import pytest
 import shoal
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.broadcast import broadcast
-from shoal.collectives.live import live
+from shoal.collectives.live_processes import live_processes
 from shoal.colour import colour_of
 from shoal.errors import PeerFailedError, UsageError
 from shoal.runtime.barrier import barrier
@@ -99,7 +99,7 @@ def test_who_calls_what_others_alone_may_call_disturbs_nobody(process):
 CALLS = {
     "barrier": lambda one, **more: barrier.on(one, "x", timeout_s=LIMIT_S, **more),
     "broadcast": lambda one, **more: broadcast.on(one, 1, 0, timeout_s=LIMIT_S, **more),
-    "live": lambda one, **more: live.on(one, timeout_s=LIMIT_S, **more),
+    "live_processes": lambda one, **more: live_processes.on(one, timeout_s=LIMIT_S, **more),
 }
 UNREADABLE = {
     "iterable": lambda: Broken(OSError),
@@ -132,7 +132,7 @@ def test_a_wrong_argument_of_live_ends_the_call_of_its_processes_alone(given):
     def go(one):
         if one.process < 2:
             with pytest.raises(PeerFailedError if one.process else UsageError):
-                live.on(one, given([0, 1]), timeout_s=LIMIT_S if one.process else -1.0)
+                live_processes.on(one, given([0, 1]), timeout_s=LIMIT_S if one.process else -1.0)
         return goes_on(one)
 
     assert run_all(LocalJob(3), go) == ["goes on"] * 3

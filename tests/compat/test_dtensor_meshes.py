@@ -295,5 +295,5 @@ def test_barrier(caplog):
     for wrong in (None, dtensor.Mesh.from_device("CPU:0")):
         with pytest.raises(ValueError, match="dtensor"):
             dtensor.barrier(wrong)
-    with pytest.raises(ValueError, match=r"dtensor.barrier: drain.*positive"):
+    with pytest.raises(ValueError, match=r"dtensor.barrier: sync_devices.*positive"):
         dtensor.barrier(mesh, "late", -1)

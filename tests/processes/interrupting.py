@@ -79,7 +79,7 @@ def _together() -> None:
     """Meet, also where an interrupt came before the call of its process had begun."""
     while True:
         try:
-            shoal.live()
+            shoal.live_processes()
         except ShoalError:
             continue
         return

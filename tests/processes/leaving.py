@@ -89,7 +89,7 @@ def lose_one() -> list[object]:
         shoal.preempted(5)
     except ProcessLostError as error:
         lost = sorted(error.lost)
-    alive = list(shoal.live())
+    alive = list(shoal.live_processes())
     return [lost, alive, shoal.preempted(1), shoal.preempted(2), shoal.notice().process]
 
 

@@ -136,7 +136,7 @@ def lose():
     with pytest.raises(shoal.ProcessLostError) as told:
         shoal.relayout(shoal.put(VALUES, source), target)
     assert sorted(told.value.lost) == [1]
-    assert shoal.live() == (0, 2)
+    assert shoal.live_processes() == (0, 2)
     source, target = moves()[1]  # between the survivors
     moved = shoal.relayout(shoal.put(VALUES, source), target)
     assert holds(moved, VALUES, target)

@@ -106,7 +106,7 @@ def survive(root):
     with pytest.raises(shoal.ProcessLostError) as told:
         shoal.barrier("a step")
     assert sorted(told.value.lost) == [1]
-    alive = shoal.live()
+    alive = shoal.live_processes()
     assert alive == (0, 2)
     values_go_round(alive)
     arrays_are_read_where_they_are(alive, tree)

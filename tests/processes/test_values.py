@@ -332,7 +332,7 @@ def refused_calls(root):
     return {
         "save": (lambda **more: shoal.save(f"{root}/a", {"w": 1}, **more), unknown),
         "restore": (lambda **more: shoal.restore(f"{root}/none", **more), unknown),
-        "live": (lambda **more: shoal.live(**more), unknown),
+        "live_processes": (lambda **more: shoal.live_processes(**more), unknown),
         "make_mesh": (lambda **more: shoal.make_mesh({"x": -1}, **more), unknown),
         "make_mesh of some": (
             lambda **more: shoal.make_mesh({"x": 2}, devices=half, **more), unknown),

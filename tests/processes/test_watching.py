@@ -17,7 +17,7 @@ PATIENCE_S = 60.0  # a deadline of the test itself: reached only when something 
 # Members that meet without JAX, which most of these tests have no use for.
 MEMBER = """
 import ctypes, logging, threading, time
-from shoal.collectives.live import live
+from shoal.collectives.live_processes import live
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.exit.hang import HangWatch, HangTimeout

@@ -34,7 +34,7 @@ def train():
     try:
         shoal.barrier("epoch")
     except ProcessLostError:
-        shoal.live()
+        shoal.live_processes()
         if shoal.process_index() == 2:
             signal.pause()  # in plain Python, while the others wait for it
         shoal.barrier("without it", processes=[0, 2])

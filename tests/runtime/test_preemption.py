@@ -12,7 +12,7 @@ import pytest
 
 from runtime.bare_sockets import LIMITS, Place
 from runtime.coordinator_contract import run_together
-from shoal.collectives.live import live
+from shoal.collectives.live_processes import live_processes
 from shoal.errors import (
     DeadlineError,
     PeerFailedError,
@@ -164,7 +164,7 @@ def test_survivors_of_a_loss_go_on_after_a_notice(make_job, named):
     left = [job.coordinators[p] for p in (0, 2)]
 
     def go_on(coordinator):
-        alive = live.on(coordinator, timeout_s=PATIENCE_S)
+        alive = live_processes.on(coordinator, timeout_s=PATIENCE_S)
         stops = [preempted_with(coordinator, 0, timeout_s=PATIENCE_S)]
         with pytest.raises(PeerFailedError if coordinator.process else UsageError):
             rearm.on(coordinator, timeout_s=PATIENCE_S if coordinator.process else "x")

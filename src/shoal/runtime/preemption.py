@@ -181,7 +181,7 @@ def rearm(
 
     Args:
       processes: the processes that continue: all that are alive, the caller among them. None: all
-        of the job; after a loss those that `live` returned.
+        of the job; after a loss those that `live_processes` returned.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600).
 
     Raises:

@@ -21,7 +21,7 @@ from shoal.checkpoint.saving.save import save_with
 from shoal.checkpoint.saving.state import Spread, among, held_of, own_of, read_state
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.checkpoint.tree.per_process import PerProcess
-from shoal.collectives.live import live
+from shoal.collectives.live_processes import live_processes
 from shoal.errors import (
     DivergenceError,
     NotCommitted,
@@ -91,7 +91,7 @@ def test_survivors_save_and_go_on_with_their_history(tmp_path, victim):
                 return job.lose(victim)
             with pytest.raises((ProcessLostError, SaveAborted)):
                 ckpts.save(2, tree_of(me))
-        alive = live.on(coordinator, timeout_s=PATIENCE_S)
+        alive = live_processes.on(coordinator, timeout_s=PATIENCE_S)
         found = works_among(coordinator, tmp_path / "one", alive)
         with Checkpoints(
             tmp_path / "run", keep=1, coordinator=coordinator, processes=alive
@@ -122,7 +122,7 @@ def test_survivors_that_are_told_to_leave_save_and_ask_to_be_started_again(tmp_p
     def go(coordinator):
         if coordinator.process == 0:
             return None
-        alive = live.on(coordinator, timeout_s=PATIENCE_S)
+        alive = live_processes.on(coordinator, timeout_s=PATIENCE_S)
         if coordinator.process == 2:
             coordinator.give_notice(ReceivedNotice("maintenance", "a test", deadline_s=500.0))
         with Checkpoints(tmp_path, coordinator=coordinator, processes=alive) as ckpts:

@@ -13,7 +13,7 @@ from shoal.errors import DeadlineError
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.in_process import LocalJob
 
-CALL = Call("drain", "epoch", "train.py:31 (main)")
+CALL = Call("sync_devices", "epoch", "train.py:31 (main)")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_a_failure_of_the_runtime_is_one_line_of_the_message_and_kept_whole():
             raise RuntimeError("INTERNAL: no memory\nprocess 0 failed: forged")
 
     def go(coordinator):
-        call = Call("drain", "w", "train.py:3 (main)")
+        call = Call("sync_devices", "w", "train.py:3 (main)")
         flow = Flow(coordinator, call, PATIENCE_S)
         return flow.together("work", lambda: work(coordinator.process), lambda: "")
 
@@ -43,7 +43,7 @@ def test_a_deadline_is_named_as_the_caller_gave_it(stage):
     is_over = threading.Event()
 
     def go(coordinator):
-        flow = Flow(coordinator, Call("drain", "w", "train.py:3 (main)"), Allowance(0.2, 7.5))
+        flow = Flow(coordinator, Call("sync_devices", "w", "train.py:3 (main)"), Allowance(0.2, 7.5))
         if coordinator.process == 1 and stage == "before the work":
             return None
         flow.meet("all are here")

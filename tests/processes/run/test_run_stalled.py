@@ -196,7 +196,7 @@ def stand_still_after_a_loss():
             os.kill(os.getpid(), signal.SIGKILL)
         shoal.barrier("again")
     except shoal.ProcessLostError:
-        assert [*shoal.live()] == [0, 1]
+        assert [*shoal.live_processes()] == [0, 1]
         stand_still(1e6)
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from shoal.collectives.live import live
+from shoal.collectives.live_processes import live_processes
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, UsageError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.jax_service import device_work
@@ -52,7 +52,7 @@ def test_survivors_agree_and_go_on_and_do_so_again(make_job):
         job.kill(victim)
         left = tuple(p for p in left if p != victim)
         results = [
-            job.start(lambda c=job.coordinators[p]: live.on(c, timeout_s=LONG_S)) for p in left
+            job.start(lambda c=job.coordinators[p]: live_processes.on(c, timeout_s=LONG_S)) for p in left
         ]
         assert [result() for result in results] == [left] * len(left)
         for process in left:
@@ -73,7 +73,7 @@ def test_survivors_meet_from_wherever_the_loss_met_them(make_job):
     job.kill(1)
     assert type(waits()) is ProcessLostError  # its point is owed by process 2, which never comes
     job.until_known(2, [1])
-    both = [job.start(lambda c=c: live.on(c, timeout_s=LONG_S)) for c in (first, third)]
+    both = [job.start(lambda c=c: live_processes.on(c, timeout_s=LONG_S)) for c in (first, third)]
     assert [wait() for wait in both] == [(0, 2)] * 2
     both = [job.start(lambda c=c: barrier.on(c, "on", processes=[0, 2])) for c in (first, third)]
     assert [wait() for wait in both] == [None] * 2
@@ -84,7 +84,7 @@ def test_a_living_one_that_does_not_come_to_live_is_a_deadline(make_job):
     job.kill(2)
     job.until_known(0, [2])
     with pytest.raises(DeadlineError) as caught:
-        live.on(job.coordinators[0], timeout_s=0.1)
+        live_processes.on(job.coordinators[0], timeout_s=0.1)
     assert caught.value.missing == (1,)
 
 

@@ -87,7 +87,7 @@ class Checkpoints(ReadOnlyHistory):
       timeout_s: deadline of each call in seconds; None: each wait in it has a deadline of
         SHOAL_TIMEOUT_S (600).
       processes: the processes that share it, the caller among them; "collective" here means
-        over these. After a loss: `live()`. None: all of the job.
+        over these. After a loss: `live_processes()`. None: all of the job.
       coordinator: the job's coordinator, for tests; None: this process's.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shoal.arrays.make_mesh import described_platform, make_mesh, virtual_cpus
-from shoal.collectives.drain import drain
+from shoal.collectives.sync_devices import sync_devices
 from shoal.colour import collective, local
 from shoal.compat.dtensor import config
 from shoal.compat.dtensor.layout_checks import check_dtensor_mesh, mesh_owners
@@ -257,7 +257,7 @@ def get_device_locations(mesh: Mesh, client_id: int | None = None) -> list[dict[
 def barrier(
     mesh: Mesh, barrier_name: str | None = None, timeout_in_ms: float | None = None
 ) -> None:
-    """Wait until all devices of a mesh have finished, on all of its processes: `shoal.drain`.
+    """Wait until all devices of a mesh have finished, on all of its processes: `shoal.sync_devices`.
 
     Collective over the mesh's processes.
 
@@ -273,5 +273,5 @@ def barrier(
     limit_s = None if timeout_in_ms is None else timeout_in_ms / 1000
     _LOG.debug("dtensor.barrier: entering barrier %r of %d devices", name, math.prod(mesh.shape()))
     with prefix_errors("barrier"):
-        drain(mesh.shoal_mesh, name=name, timeout_s=limit_s)
+        sync_devices(mesh.shoal_mesh, name=name, timeout_s=limit_s)
     _LOG.debug("dtensor.barrier: finished running barrier %r", name)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import jax
 
 from shoal import settings
-from shoal.collectives.live import LiveBlock
+from shoal.collectives.live_processes import LiveBlock
 from shoal.collectives.owners import owner_numbers
 from shoal.colour import collective
 from shoal.compat.multihost_utils.errors import ProcessFailureError
@@ -48,7 +48,7 @@ def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
       ProcessFailureError: on all survivors, at the end: processes died inside.
       PeerFailedError: at the end, on those whose own code did not raise: another's did.
       UsageError: there are no devices, or none of this process.
-      DeadlineError, DivergenceError, ProcessLostError: as `shoal.live`.
+      DeadlineError, DivergenceError, ProcessLostError: as `shoal.live_processes`.
 
     >>> with live_devices(jax.devices()) as alive:
     ...     alive == jax.devices()

@@ -21,7 +21,7 @@ def sync_global_devices(name: str) -> None:
 
     Collective over all processes.
 
-    No device takes part; `shoal.drain` waits for the devices' work, too.
+    No device takes part; `shoal.sync_devices` waits for the devices' work, too.
 
     Args:
       name: the name of the point, equal on all. It may be reused.

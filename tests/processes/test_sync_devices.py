@@ -1,4 +1,4 @@
-"""`drain` over real processes: all of a mesh, and nobody else."""
+"""`sync_devices` over real processes: all of a mesh, and nobody else."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def hold_device():
 def drain_all_and_parts():
     me = shoal.process_index()
     whole = shoal.make_mesh({"x": -1})
-    shoal.drain(whole)
+    shoal.sync_devices(whole)
     pair = shoal.make_mesh({"x": 4}, devices=jax.devices()[:4])
     third = shoal.make_mesh({"x": 2}, devices=jax.devices()[4:])
     for turn in range(3 if me == 2 else 1):  # as often as they like, at the same time
-        shoal.drain(third if me == 2 else pair, name=f"turn {turn}")
+        shoal.sync_devices(third if me == 2 else pair, name=f"turn {turn}")
     refused = ""
     if me == 2:
         try:
-            shoal.drain(pair)
+            shoal.sync_devices(pair)
         except shoal.UsageError as error:
             refused = str(error)
-    shoal.drain(whole, name="again")
+    shoal.sync_devices(whole, name="again")
     shoal.barrier("after")
     return refused
 
@@ -63,7 +63,7 @@ def wait_for_the_others_work(path):
             done.set()
 
         threading.Timer(0.3, finish).start()
-    shoal.drain(mesh)
+    shoal.sync_devices(mesh)
     return Path(path).exists()
 
 
@@ -79,7 +79,7 @@ def drain_busy(timeout_s):
         done = hold_device()
         timeout_s = 10 * PATIENCE_S
     try:
-        shoal.drain(mesh, timeout_s=timeout_s)
+        shoal.sync_devices(mesh, timeout_s=timeout_s)
     except shoal.DeadlineError as error:
         return [list(error.missing), str(error)]
     finally:
@@ -102,7 +102,7 @@ def drain_other_meshes():
     mesh = shoal.Mesh(shape, [device.id for device in jax.devices()],
                       processes=[0, 0, 1, 1])  # fmt: skip
     try:
-        shoal.drain(mesh)
+        shoal.sync_devices(mesh)
     except shoal.DivergenceError as error:
         return str(error)
     return ""
@@ -116,11 +116,11 @@ def test_different_meshes_are_everybodys_error(child_env):
 
 
 def drain_all():
-    shoal.drain(shoal.make_mesh({"x": -1}))
+    shoal.sync_devices(shoal.make_mesh({"x": -1}))
 
 
 def test_who_dies_in_it_is_everybodys_error(child_env):
-    for point in ("drain.before_arrive", "drain.after_arrive"):
+    for point in ("sync_devices.before_arrive", "sync_devices.after_arrive"):
         with Cluster(
             3, start_method="fork", devices=1, faults=f"{point}@1:kill", env=child_env
         ) as cluster:

@@ -1,4 +1,4 @@
-"""`drain` in one process: what it waits for, what it refuses, what it says."""
+"""`sync_devices` in one process: what it waits for, what it refuses, what it says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 import shoal
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.collectives import drain as module
-from shoal.collectives.drain import drain
+from shoal.collectives import sync_devices as module
+from shoal.collectives.sync_devices import sync_devices
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
@@ -57,7 +57,7 @@ def held(monkeypatch, mesh):
 
 def test_it_returns_after_what_was_issued(mesh, held):
     threading.Timer(0.1, held.is_done.set).start()
-    drain(mesh, timeout_s=PATIENCE_S)
+    sync_devices(mesh, timeout_s=PATIENCE_S)
     assert held.is_ready()
 
 
@@ -66,31 +66,31 @@ def test_computations_are_done_after_it(mesh):
     program = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, a: jnp.tanh(a @ a), x))
     placed = [jax.device_put(x, device) for device in jax_mesh(mesh).devices.flat]
     issued = [program(array) for array in placed]
-    drain(mesh, timeout_s=PATIENCE_S)
+    sync_devices(mesh, timeout_s=PATIENCE_S)
     assert all(array.is_ready() for array in issued)
 
 
 def test_effects_are_done_after_it(mesh):
     seen = []
     jax.jit(lambda x: jax.debug.callback(seen.append, x))(1)
-    drain(mesh)
+    sync_devices(mesh)
     assert len(seen) == 1
 
 
 def test_at_the_deadline_the_busy_devices_are_named(mesh, held):
     with pytest.raises(DeadlineError) as told:
-        drain(mesh, name="epoch", timeout_s=0.2)
+        sync_devices(mesh, name="epoch", timeout_s=0.2)
     assert told.value.name == "epoch"
     assert f"{held.device} not finished" in str(told.value)
     assert "collectives/test_drain.py:" in str(told.value)
     assert str(jax_mesh(mesh).devices.flat[4]) not in str(told.value)
     held.is_done.set()
-    drain(mesh, timeout_s=PATIENCE_S)
+    sync_devices(mesh, timeout_s=PATIENCE_S)
 
 
 def test_other_devices_are_not_waited_for(mesh, held):
     first = shoal.make_mesh({"z": 4}, devices=list(jax_mesh(mesh).devices.flat[:4]))
-    drain(first, timeout_s=PATIENCE_S)
+    sync_devices(first, timeout_s=PATIENCE_S)
     assert not held.is_ready()
 
 
@@ -104,40 +104,40 @@ def test_a_mesh_of_jax_deleted_and_failed_arrays(mesh):
     gone = jnp.zeros(3)
     gone.delete()
     key = jax.random.key(0)
-    drain(jax_mesh(mesh), timeout_s=PATIENCE_S)
+    sync_devices(jax_mesh(mesh), timeout_s=PATIENCE_S)
     assert jax.random.key_data(key).is_ready()
 
 
 def test_entering_and_leaving_are_logged_with_the_name(mesh, caplog):
     caplog.set_level(logging.INFO, logger="shoal")
-    drain(mesh, name="before the timer")
+    sync_devices(mesh, name="before the timer")
     entered, left = [record.getMessage() for record in caplog.records]
-    assert "enters drain 'before the timer' (" in entered
+    assert "enters sync_devices 'before the timer' (" in entered
     assert repr(mesh) in entered
-    assert "leaves drain 'before the timer'" in left
+    assert "leaves sync_devices 'before the timer'" in left
 
 
 def test_a_sum_that_is_not_the_size_is_an_error(mesh, monkeypatch):
     monkeypatch.setattr(module, "_sum_and_finish", lambda devices, own: 7)
     with pytest.raises(DivergenceError, match=r"7 devices took part .* which has 8"):
-        drain(mesh)
+        sync_devices(mesh)
 
 
 def test_what_is_no_mesh_or_no_name_is_refused(mesh):
     with pytest.raises(UsageTypeError, match="must be a shoal Mesh or a JAX Mesh"):
-        drain("x")
+        sync_devices("x")
     with pytest.raises(UsageTypeError, match="name=3"):
-        drain(mesh, name=3)
+        sync_devices(mesh, name=3)
     with pytest.raises(UsageError, match="name must not be empty"):
-        drain(mesh, name="")
+        sync_devices(mesh, name="")
     with pytest.raises(UsageError, match="timeout_s"):
-        drain(mesh, timeout_s=0)
+        sync_devices(mesh, timeout_s=0)
 
 
 def test_a_process_without_a_device_in_the_mesh_is_told_so(mesh):
     def go(coordinator):
         try:
-            drain.on(coordinator, mesh, timeout_s=PATIENCE_S)
+            sync_devices.on(coordinator, mesh, timeout_s=PATIENCE_S)
         except UsageError as error:
             return error
         finally:  # it was nobody's call but of the first process

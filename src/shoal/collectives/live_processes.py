@@ -29,8 +29,8 @@ from shoal.tracebacks import at_caller
 
 @collective("processes")
 @verb
-@one_call("live", survivors=True)
-def live(
+@one_call("live_processes", survivors=True)
+def live_processes(
     coordinator: Coordinator,
     processes: Iterable[int] | None = None,
     *,
@@ -69,16 +69,16 @@ def live(
         of this call, and it is alive. Call it again.
       UsageError: on the caller: an argument is wrong. The others get PeerFailedError.
 
-    >>> live()
+    >>> live_processes()
     (0,)
     """
     if not isinstance(lane, str):
-        raise UsageTypeError(f"live: lane={lane!r} must be text")
+        raise UsageTypeError(f"live_processes: lane={lane!r} must be text")
     if not lane:
-        raise UsageError("live: lane must not be empty")
-    timeout_s = settings.timeout("live()", timeout_s, "SHOAL_TIMEOUT_S")
-    group = group_of("live", processes)
-    point = Point("live", group, lane, fingerprint="live", site=callsite(), survivors=True)
+        raise UsageError("live_processes: lane must not be empty")
+    timeout_s = settings.timeout("live_processes()", timeout_s, "SHOAL_TIMEOUT_S")
+    group = group_of("live_processes", processes)
+    point = Point("live_processes", group, lane, fingerprint="live_processes", site=callsite(), survivors=True)
     return tuple(sorted(coordinator.arrive(point, timeout_s=timeout_s)))
 
 
@@ -86,17 +86,17 @@ def live(
 
 
 class LiveBlock:
-    """A context manager over the living `processes`; yields them as `live` returns them.
+    """A context manager over the living `processes`; yields them as `live_processes` returns them.
 
     At its end they meet again. It is impossible that one of them leaves it without an exception
     while another died inside or leaves it with an exception: the others then raise, too.
 
     Args:
       name: a label for messages.
-      processes: as in `live`.
+      processes: as in `live_processes`.
       timeout_s: deadline in seconds of entry, and of exit; None: SHOAL_TIMEOUT_S (600).
 
-    Raises (besides the errors of `live`, at both ends):
+    Raises (besides the errors of `live_processes`, at both ends):
       ProcessLostError: on all survivors: processes died inside; `lost` names them.
       PeerFailedError: on processes whose own code did not raise: another's did.
     """
@@ -117,7 +117,7 @@ class LiveBlock:
 
     @at_caller
     def __enter__(self) -> tuple[int, ...]:
-        self._living = live.on(self._coordinator, self._processes, timeout_s=self._timeout_s)
+        self._living = live_processes.on(self._coordinator, self._processes, timeout_s=self._timeout_s)
         return self._living
 
     @at_caller
@@ -147,7 +147,7 @@ class LiveBlock:
         deadline = Deadline(time.monotonic(), self._timeout_s)
         while True:
             try:
-                left = live.on(self._coordinator, self._living, timeout_s=deadline.left_s)
+                left = live_processes.on(self._coordinator, self._living, timeout_s=deadline.left_s)
             except (DivergenceError, PeerFailedError):
                 if deadline.is_over:
                     raise

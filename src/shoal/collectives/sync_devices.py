@@ -42,12 +42,12 @@ def _owners(
 
 @collective("the mesh's processes")
 @verb
-@one_call("drain", among=_owners)
-def drain(
+@one_call("sync_devices", among=_owners)
+def sync_devices(
     coordinator: Coordinator,
     mesh: Mesh | jax.sharding.Mesh,
     *,
-    name: str = "drain",
+    name: str = "sync_devices",
     timeout_s: float | None = None,
 ) -> None:
     """Wait until every device of a mesh has finished what was issued before, on all processes.
@@ -84,37 +84,37 @@ def drain(
         others get PeerFailedError.
 
     >>> from shoal.arrays.make_mesh import make_mesh
-    >>> drain(make_mesh({"x": -1}), name="before the timer starts")
+    >>> sync_devices(make_mesh({"x": -1}), name="before the timer starts")
     """
     if not isinstance(name, str):
-        raise UsageTypeError(f"drain: name={name!r} must be text")
-    deadline = deadline_of(f"drain({name!r})", name, timeout_s, "main")
+        raise UsageTypeError(f"sync_devices: name={name!r} must be text")
+    deadline = deadline_of(f"sync_devices({name!r})", name, timeout_s, "main")
     if not isinstance(mesh, Mesh | jax.sharding.Mesh):
-        raise UsageTypeError(f"drain({name!r}): {mesh!r} must be a shoal Mesh or a JAX Mesh")
+        raise UsageTypeError(f"sync_devices({name!r}): {mesh!r} must be a shoal Mesh or a JAX Mesh")
     mesh = mesh if isinstance(mesh, Mesh) else mesh_of(mesh)
     devices = tuple(jax_mesh(mesh).devices.flat)
     own = [device for device in devices if device.process_index == jax.process_index()]
     group = tuple(sorted(owner_numbers(coordinator, devices, deadline.left_s).values()))
     if coordinator.process not in group:
         raise UsageError(
-            f"drain({name!r}): process {coordinator.process} has no device in {mesh!r}: "
+            f"sync_devices({name!r}): process {coordinator.process} has no device in {mesh!r}: "
             f"processes {list(group)} call it"
         )
-    call = Call("drain", name, callsite(), (f"mesh: {mesh.text}",))
+    call = Call("sync_devices", name, callsite(), (f"mesh: {mesh.text}",))
     flow = Flow(coordinator, call, deadline.left_s, group=group)
     began = time.monotonic()
-    _LOG.info("%s: enters drain %r (%s) of %r", flow.me, name, call.site, mesh)
-    fault_points.reach("drain.before_arrive", coordinator.process)
+    _LOG.info("%s: enters sync_devices %r (%s) of %r", flow.me, name, call.site, mesh)
+    fault_points.reach("sync_devices.before_arrive", coordinator.process)
     flow.meet("all are here")
     flow.together("what was issued", lambda: _finish(own), lambda: _busy(own))
-    fault_points.reach("drain.after_arrive", coordinator.process)
+    fault_points.reach("sync_devices.after_arrive", coordinator.process)
     total = flow.together("the devices", lambda: _sum_and_finish(devices, own), lambda: _busy(own))
     if total != len(devices):
         raise DivergenceError(
-            f"{flow.me}: drain {flow.name}: {total} devices took part in the sum over {mesh!r}, "
+            f"{flow.me}: sync_devices {flow.name}: {total} devices took part in the sum over {mesh!r}, "
             f"which has {len(devices)}"
         )
-    _LOG.info("%s: leaves drain %r after %.3f s", flow.me, name, time.monotonic() - began)
+    _LOG.info("%s: leaves sync_devices %r after %.3f s", flow.me, name, time.monotonic() - began)
 
 
 def _finish(own: Sequence[jax.Device]) -> None:

@@ -1,11 +1,11 @@
-"""`live`: whoever returns from it returns the same, and it is the truth, whatever happened."""
+"""`live_processes`: whoever returns from it returns the same, and it is the truth, whatever happened."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.thread_jobs import PATIENCE_S, run_all
-from shoal.collectives.live import live
+from shoal.collectives.live_processes import live_processes
 from shoal.errors import (
     DeadlineError,
     DivergenceError,
@@ -20,11 +20,11 @@ NEVER = 99
 
 
 def live_in(coordinator, *processes, **more):
-    return live.on(coordinator, *processes, **{"timeout_s": PATIENCE_S, **more})
+    return live_processes.on(coordinator, *processes, **{"timeout_s": PATIENCE_S, **more})
 
 
 def test_alone():
-    assert live() == live([0]) == (0,)
+    assert live_processes() == live_processes([0]) == (0,)
 
 
 @given(
@@ -145,14 +145,14 @@ def test_another_point_is_a_divergence_where_nobody_is_gone():
 )
 def test_wrong_arguments_are_refused(arguments, told):
     with pytest.raises(UsageError, match=told):
-        live.on(LocalJob(2).coordinators[0], **arguments)
+        live_processes.on(LocalJob(2).coordinators[0], **arguments)
     with pytest.raises(UsageTypeError):
-        live.on(LocalJob(2).coordinators[0], **{**arguments, "lane": 3})
+        live_processes.on(LocalJob(2).coordinators[0], **{**arguments, "lane": 3})
 
 
 @pytest.mark.parametrize("one", [0, "01", 1.5])
 def test_what_lists_no_processes_is_refused_in_words(one):
     first = LocalJob(2).coordinators[0]
-    for call, asked in ((live.on, ()), (barrier.on, ("x",))):
+    for call, asked in ((live_processes.on, ()), (barrier.on, ("x",))):
         with pytest.raises(UsageTypeError, match=r"must be a list of process indices, such as \[0"):
             call(first, *asked, processes=one)
