@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from shoal.arrays.traced.manual import manual as manual
     from shoal.arrays.traced.shard_alike import shard_alike as shard_alike
     from shoal.arrays.tree_layouts import layouts as layouts
-    from shoal.checkpoint.disk.contents import contents as contents
+    from shoal.checkpoint.disk.checkpoint_info import checkpoint_info as checkpoint_info
     from shoal.checkpoint.history.checkpoints import Checkpoints as Checkpoints
     from shoal.checkpoint.restoring.restore import plan_restore as plan_restore
     from shoal.checkpoint.restoring.restore import restore as restore
@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from shoal.runtime.process import process_count as process_count
     from shoal.runtime.process import process_index as process_index
     from shoal.runtime.process import shutdown as shutdown
-    from shoal.runtime.rollcall import roll_call as roll_call
+    from shoal.runtime.job_status import job_status as job_status
     from shoal.runtime.step import step as step
 
 __version__ = "0.1.0.dev0"
@@ -108,8 +108,8 @@ _LAZY = {
     "assert_same_program": "shoal.collectives.program",
     "barrier": "shoal.runtime.barrier",
     "broadcast": "shoal.collectives.broadcast",
+    "checkpoint_info": "shoal.checkpoint.disk.checkpoint_info",
     "constrain": "shoal.arrays.traced.constrain",
-    "contents": "shoal.checkpoint.disk.contents",
     "create": "shoal.arrays.placing.create",
     "describe": "shoal.draw.describe",
     "enter_manual": "shoal.arrays.traced.enter_manual",
@@ -120,6 +120,7 @@ _LAZY = {
     "from_host_local": "shoal.arrays.host_local.host_local",
     "initialize": "shoal.runtime.process",
     "is_initialized": "shoal.runtime.process",
+    "job_status": "shoal.runtime.job_status",
     "layout_of": "shoal.arrays.bridge.sharding",
     "layouts": "shoal.arrays.tree_layouts",
     "leave_manual": "shoal.arrays.traced.enter_manual",
@@ -139,7 +140,6 @@ _LAZY = {
     "rearm": "shoal.runtime.preemption",
     "relayout": "shoal.arrays.moving.relayout",
     "restore": "shoal.checkpoint.restoring.restore",
-    "roll_call": "shoal.runtime.rollcall",
     "save": "shoal.checkpoint.saving.save",
     "saved": "shoal.runtime.preemption",
     "shard_alike": "shoal.arrays.traced.shard_alike",
@@ -186,7 +186,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "constrain",
-    "contents",
+    "checkpoint_info",
     "create",
     "describe",
     "enter_manual",
@@ -216,7 +216,7 @@ __all__ = [
     "rearm",
     "relayout",
     "restore",
-    "roll_call",
+    "job_status",
     "save",
     "saved",
     "shard_alike",

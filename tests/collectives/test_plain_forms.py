@@ -305,4 +305,4 @@ def test_what_is_no_json_of_the_user(value, words, follow, tmp_path):
     assert f"is {with_article(type(value).__name__)}; give {words}" in str(caught.value)
     if follow:
         shoal.save(tmp_path / "one", {"w": 1}, user={"a": follow(value)})
-        assert shoal.contents(tmp_path / "one").user["a"] == follow(value)
+        assert shoal.checkpoint_info(tmp_path / "one").user["a"] == follow(value)

@@ -190,8 +190,8 @@ def test_members(monkeypatch):
 
 
 def test_the_classes_that_calls_return_are_found_also_behind_others():
-    modules = {"shoal": {"plan_relayout": shoal.plan_relayout, "roll_call": shoal.roll_call}}
+    modules = {"shoal": {"plan_relayout": shoal.plan_relayout, "job_status": shoal.job_status}}
     found = {kind.__name__: names for kind, names in reference.results(modules).items()}
     assert found["RelayoutPlan"] == ["plan_relayout"]
-    assert found["RollCall"] == ["roll_call"]
-    assert found["Member"] == ["RollCall", "RollCall"]
+    assert found["JobStatus"] == ["job_status"]
+    assert found["Member"] == ["JobStatus", "JobStatus"]

@@ -17,7 +17,7 @@ with shoal.Checkpoints(sys.argv[1], keep=1) as ckpts:
     ckpts.save(6, {"w": np.arange(1 << 20)})
     if one:
         ckpts.pin(6)
-    assert ckpts.contents().step == 6
+    assert ckpts.info().step == 6
     os.environ["SHOAL_FAULTS"] = "save.write@0:raise"
     ckpts.save(7, {"w": np.arange(1 << 20)})
     for _ in range(2 * one):

@@ -228,7 +228,7 @@ def job_calls(x: jax.Array) -> list[Call]:
         _("live_processes", shoal.live_processes, {}, lane="name", **MEETING),
         _("preempted", shoal.preempted, {"step": 0}, step="count"),
         _("rearm", shoal.rearm, {}, timeout_s="seconds?"),
-        _("roll_call", shoal.roll_call, {}, timeout_s="seconds?"),
+        _("job_status", shoal.job_status, {}, timeout_s="seconds?"),
         _("saved", shoal.saved, {}, step="count?"),
         _("step", lambda number: shoal.step(number), {"number": 3}, number="count"),
         _("watch_notices", shoal.watch_notices, {}, signals="any", files="any", ask="any",
@@ -254,7 +254,7 @@ def checkpoint_calls(folder: str, x: jax.Array) -> list[Call]:
           only="any", rename="any"),
         _("plan_restore", shoal.plan_restore, {"path": saved}, path="path", target="any",
           dtype="choice", mode="choice", only="any", rename="any"),
-        _("contents", shoal.contents, {"path": saved}, path="path", step="count?"),
+        _("checkpoint_info", shoal.checkpoint_info, {"path": saved}, path="path", step="count?"),
     ]  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def history_calls(folder: str, x: jax.Array) -> list[Call]:
         _("all_metrics", history.all_metrics, {}, skip_corrupt="bool"),
         _("best_step", history.best_step, {"metric": "loss"}, metric="name", mode="choice",
           skip_corrupt="bool"),
-        _("Checkpoints.contents", history.contents, step, step="count?"),
+        _("Checkpoints.info", history.info, step, step="count?"),
         _("path_of", history.path_of, step, step="count"),
         _("pin", history.pin, step, step="count"),
         _("unpin", history.unpin, step, step="count"),

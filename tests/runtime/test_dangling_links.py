@@ -76,9 +76,9 @@ def test_the_first_link_of_a_path_that_leads_nowhere(link, tmp_path):
         lambda path, one: Checkpoints(path, coordinator=one).save(1, {"w": np.ones(2)}),
         lambda path, one: LocalFolder(path).make(),
         lambda path, one: restore_with(one, path),
-        lambda path, one: shoal.contents(path),
+        lambda path, one: shoal.checkpoint_info(path),
         lambda path, one: Checkpoints(path, coordinator=one).restore(),
-        lambda path, one: Checkpoints(path, coordinator=one).contents(),
+        lambda path, one: Checkpoints(path, coordinator=one).info(),
         lambda path, one: Checkpoints(path, coordinator=one).pin(3),
         lambda path, one: ckpt("ls", path),
     ],
@@ -103,7 +103,7 @@ def test_a_step_that_is_such_a_link(link, tmp_path, alone):
     step.symlink_to("../archive/2")
     words = f"{step} is a symbolic link to {tmp_path / 'archive' / '2'}, which does not exist"
     assert ckpts.all_steps() == (1,)
-    for call in (ckpts.restore, ckpts.pin, ckpts.contents):
+    for call in (ckpts.restore, ckpts.pin, ckpts.info):
         with pytest.raises(NotCommitted) as caught:
             call(2)
         assert words in str(caught.value)

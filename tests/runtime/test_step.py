@@ -6,7 +6,7 @@ import pytest
 from shoal.errors import PeerFailedError, ProcessLostError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.rollcall import RollCall, roll_call
+from shoal.runtime.job_status import JobStatus, job_status
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.step import step
 from shoal.testing.clock import Clock
@@ -126,7 +126,7 @@ def test_who_was_declared_lost_itself_is_told_so(pair):
 def test_a_process_alone_has_steps_too():
     with step(5):
         pass
-    call = roll_call()
+    call = job_status()
     assert [member.process for member in call.members] == [0]
     assert call.members[0].step == 5
     assert call.median_step_s is not None
@@ -138,8 +138,8 @@ def test_a_roll_call_says_who_is_slow_against_all(clock):
         with step.on(coordinator, 12):
             clock.advance(seconds)
     job.lose(3, "killed")
-    call = roll_call.on(job.coordinators[0])
-    assert isinstance(call, RollCall)
+    call = job_status.on(job.coordinators[0])
+    assert isinstance(call, JobStatus)
     assert call.median_step_s == 1.0
     slow = call.slowest()
     assert [(member.process, ratio) for member, ratio in slow] == [(2, 5.0), (0, 1.0), (1, 1.0)]
@@ -161,7 +161,7 @@ def test_who_is_slow_is_found_where_all_wait_for_it_in_each_step(clock):
         with step.on(coordinator, 1), step.on(coordinator, 2):
             clock.advance(own_s)
             _wait(coordinator.progress, clock, 10.0 - own_s)
-    call = roll_call.on(job.coordinators[0])
+    call = job_status.on(job.coordinators[0])
     assert [m.step_s for m in call.members] == [10.0] * 3
     assert [m.wait_s for m in call.members] == [8.0, 2.0, 8.0]
     assert (call.median_step_s, call.median_own_s) == (10.0, 2.0)
@@ -195,7 +195,7 @@ def _wait(progress, clock, seconds):
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
 def test_a_roll_call_wants_a_positive_timeout(pair, timeout_s):
     with pytest.raises(UsageError, match="timeout_s"):
-        roll_call.on(pair.coordinators[0], timeout_s=timeout_s)
+        job_status.on(pair.coordinators[0], timeout_s=timeout_s)
 
 
 def test_a_limit_of_its_own_follows_a_mark(pair):
@@ -229,7 +229,7 @@ def test_processes_that_wait_elsewhere_are_not_one_and_no_words_are_changed():
         Member(p, "h", "failed", f"RuntimeError: budget of {p} s exceeded, 1.0 s ago")
         for p in (4, 5)
     ]
-    assert str(RollCall((*waits, *gone))).splitlines()[1:] == [
+    assert str(JobStatus((*waits, *gone))).splitlines()[1:] == [
         "  process 4 (h): failed: RuntimeError: budget of 4 s exceeded, 1.0 s ago",
         "  process 5 (h): failed: RuntimeError: budget of 5 s exceeded, 1.0 s ago",
         "  processes 0, 2 (h): here: waits at barrier 'warm 3 s' (t.py:3) for up to 2.5 s",
@@ -241,4 +241,4 @@ def test_a_line_of_many_processes_is_short():
     members = tuple(
         Member(p, "h", "here", "last at x, 1.0 s ago", place=f"x{p % 3}") for p in range(1024)
     )
-    assert all(len(line) < 120 for line in str(RollCall(members)).splitlines())
+    assert all(len(line) < 120 for line in str(JobStatus(members)).splitlines())

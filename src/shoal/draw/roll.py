@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.draw.amounts import in_bytes, in_seconds
-from shoal.runtime.rollcall import SLOW
+from shoal.runtime.job_status import SLOW
 from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stalls import NO_PROGRESS
 from shoal.runtime.system.failure_words import headline_of, listed

@@ -1,7 +1,7 @@
 """The processes of a job: membership, liveness, agreement, exit.
 
 The modules here are the verbs that programs call: `process` (initialize, shutdown, process_index),
-`barrier`, `step`, `rollcall`, `preemption`, `agreement`; and `clouds`, which users import by name.
+`barrier`, `step`, `job_status`, `preemption`, `agreement`; and `clouds`, which users import by name.
 Each folder knows only those below it:
 
 * `doctor`: why a job does not start.

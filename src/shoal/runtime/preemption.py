@@ -213,7 +213,7 @@ def saved(coordinator: Coordinator, step: int | None = None) -> None:
     is complete on all processes; `save` and `Checkpoints` do.
 
     Args:
-      step: the saved step; shown by `roll_call` and `shoal watch`.
+      step: the saved step; shown by `job_status` and `shoal watch`.
 
     Raises:
       UsageError: `step` is negative or not an integer.

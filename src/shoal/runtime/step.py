@@ -32,7 +32,7 @@ def step(
     Local.
 
     Nothing is sent and nothing is waited for. The number appears in every message about this
-    process, in `roll_call` and in `shoal watch`. The step time there is the median of the last 64
+    process, in `job_status` and in `shoal watch`. The step time there is the median of the last 64
     blocks; time spent waiting for other processes in calls of shoal is counted separately: where
     all processes meet in each step their step times are equal, and the slow process is the one
     that waits least. An exception passes through, and its step is not timed. A nested step is the

@@ -69,14 +69,14 @@ def alone():
 
 CALLS = {
     "pin": lambda ckpts: ckpts.pin(7) or 7,
-    "contents": lambda ckpts: ckpts.contents(7).step,
-    "newest contents": lambda ckpts: ckpts.contents().step,
+    "info": lambda ckpts: ckpts.info(7).step,
+    "newest info": lambda ckpts: ckpts.info().step,
     "restore": lambda ckpts: ckpts.restore(7)["step"],
     "restore the newest": lambda ckpts: ckpts.restore()["step"],
     "resume": lambda ckpts: ckpts.resume(None, dict)[0]["step"],
     "delete": lambda ckpts: ckpts.delete(7) or 7,
 }
-LOCAL = ("pin", "contents", "newest contents")
+LOCAL = ("pin", "info", "newest info")
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -108,7 +108,7 @@ def test_other_steps_and_listings_do_not_wait(tmp_path, alone, held):
         ckpts.pin(6)
         ckpts.unpin(6)
         ckpts.unpin(7)
-        assert (ckpts.contents(6).step, ckpts.restore(6)["step"]) == (6, 6)
+        assert (ckpts.info(6).step, ckpts.restore(6)["step"]) == (6, 6)
         ckpts.delete(5)
         assert ckpts.is_saving
         held.go.set()
@@ -134,7 +134,7 @@ def test_the_error_of_the_save_is_raised_and_no_local_call_takes_it(
     with pytest.raises(NotCommitted, match=r"step 7 is not saved; no step is$"):
         ckpts.pin(7)
     with pytest.raises(NotCommitted, match=r"no step is saved$"):
-        ckpts.contents()
+        ckpts.info()
 
 
 def _frames(trace):
@@ -162,7 +162,7 @@ def test_a_failed_save_is_raised_once_by_all_processes_in_step(
             CALLS[call](ckpts)
         held.error = None
         ckpts.save(8, state(8))
-        return ckpts.restore()["step"], CALLS["newest contents"](ckpts), ckpts.all_steps()
+        return ckpts.restore()["step"], CALLS["newest info"](ckpts), ckpts.all_steps()
 
     assert run_all(LocalJob(2), run) == [(8, 8, (8,))] * 2
 
@@ -181,11 +181,11 @@ def test_the_deadline_of_a_restore_ends_its_wait(tmp_path, alone, held):
     "ask",
     [
         lambda run, reader: reader.pin(7),
-        lambda run, reader: reader.contents(7),
+        lambda run, reader: reader.info(7),
         lambda run, reader: reader.restore(7),
         lambda run, reader: reader.delete(7),
-        lambda run, reader: shoal.contents(run, step=7),
-        lambda run, reader: shoal.contents(run / step_name(7)),
+        lambda run, reader: shoal.checkpoint_info(run, step=7),
+        lambda run, reader: shoal.checkpoint_info(run / step_name(7)),
         lambda run, reader: shoal.restore(run / step_name(7)),
     ],
 )
@@ -199,7 +199,7 @@ def test_another_job_learns_that_the_save_runs(tmp_path, alone, held, ask):
         ckpts.save(7, state(7))
         assert held.is_there.wait(PATIENCE_S)
         reader = Checkpoints(tmp_path, recover=False, coordinator=LocalJob(1).coordinators[0])
-        assert (reader.restore()["step"], reader.contents().step) == (6, 6)
+        assert (reader.restore()["step"], reader.info().step) == (6, 6)
         with pytest.raises(NotCommitted, match="its save still runs") as caught:
             ask(tmp_path, reader)
         assert f"pid {os.getpid()}" in str(caught.value)
@@ -207,7 +207,7 @@ def test_another_job_learns_that_the_save_runs(tmp_path, alone, held, ask):
     assert reader.restore(7)["step"] == 7
 
 
-@pytest.mark.parametrize("newest", [lambda r: r.restore(), lambda r: r.contents()])
+@pytest.mark.parametrize("newest", [lambda r: r.restore(), lambda r: r.info()])
 def test_another_job_learns_that_the_first_save_runs(tmp_path, alone, held, newest):
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
         ckpts.save(7, state(7))
@@ -241,7 +241,7 @@ def test_a_complete_one_that_nobody_commits_says_what_to_do(tmp_path, alone, chi
     os.utime(pending, (0, pending.stat().st_mtime - 600))
     reader = Checkpoints(tmp_path, recover=False, coordinator=alone)
     with pytest.raises(NotCommitted, match=r"complete.*`shoal ckpt recover` commits it"):
-        reader.contents(30)
+        reader.info(30)
 
 
 def test_a_fork_of_the_saving_process_does_not_wait(tmp_path, alone, held):
@@ -260,4 +260,4 @@ def test_a_fork_of_the_saving_process_does_not_wait(tmp_path, alone, held):
     ckpts._saver._running.saving.wait()
     ckpts._saver._running.saving._pid = -1
     ckpts.pin(8)
-    assert ckpts.contents().step == 8
+    assert ckpts.info().step == 8

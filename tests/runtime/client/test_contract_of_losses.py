@@ -9,7 +9,7 @@ from shoal.collectives.live_processes import live_processes
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, UsageError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.jax_service import device_work
-from shoal.runtime.rollcall import roll_call
+from shoal.runtime.job_status import job_status
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.membership import wait_until_idle
 from shoal.runtime.step import step
@@ -96,7 +96,7 @@ def test_members_say_the_step_the_place_and_the_memory(make_job):
         assert (member.step, member.is_waiting, member.state) == (41, True, "here")
         assert "'epoch'" in member.place
         assert len(meet(job.coordinators[0], "epoch")) == waits() == 2
-    call = roll_call.on(job.coordinators[0], timeout_s=LONG_S)
+    call = job_status.on(job.coordinators[0], timeout_s=LONG_S)
     assert str(call).startswith("2 of 2 processes are here")
     assert "process 1 (" in str(call)
 

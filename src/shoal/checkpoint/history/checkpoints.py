@@ -188,7 +188,7 @@ class Checkpoints(ReadOnlyHistory):
         and returns; from then on the state may be modified or donated. After the commit, the steps
         that `keep` does not keep are deleted. An error after the copy is raised once, by the next
         call that saves (which then does not save) or waits, or at the end of the `with` block; a
-        call that needs the step waits: `restore`, `resume`, `delete`, `pin`, `contents`.
+        call that needs the step waits: `restore`, `resume`, `delete`, `pin`, `info`.
 
         With an open notice (`shoal.notice`) it returns only when the step is committed or has
         failed: the notice's deadline is its deadline. If at the rate of the last save it cannot be

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.checkpoint.disk import saved_steps, step_names
-from shoal.checkpoint.disk.contents import Contents, contents_of
+from shoal.checkpoint.disk.checkpoint_info import CheckpointInfo, info_of
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.retention import Best, Saved
@@ -100,8 +100,8 @@ class ReadOnlyHistory:
         return next(iter(kept), None)
 
     @local
-    def contents(self, step: int | None = None) -> Contents:
-        """Return the contents of a step, without its data, as `shoal.contents` does.
+    def info(self, step: int | None = None) -> CheckpointInfo:
+        """Return the contents of a step, without its data, as `shoal.checkpoint_info` does.
 
         Local.
 
@@ -116,9 +116,9 @@ class ReadOnlyHistory:
             call raises that again.
           CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
         """
-        wanted = None if step is None else saved_steps.step_number("contents", step)
+        wanted = None if step is None else saved_steps.step_number("info", step)
         self._saver.await_step(wanted)
         chosen = saved_steps.chosen(self._root, wanted, skip_corrupt=False)
         if chosen is None:
             raise saved_steps.none_saved(self._root)
-        return contents_of(self._root.folder(step_names.step_name(chosen)))
+        return info_of(self._root.folder(step_names.step_name(chosen)))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.checkpoint.disk.contents import SavedLeaf, contents_of
+from shoal.checkpoint.disk.checkpoint_info import SavedLeaf, info_of
 from shoal.checkpoint.format.where import in_memory
 from shoal.cli.ckpt.paths import LEAF_HELP, leaf_names, look_at, one_of
 from shoal.cli.tables import print_json, print_table, safe, short
@@ -28,7 +28,7 @@ def show(
       shoal ckpt show run/
       shoal ckpt show run/ --step 40 --leaf 'params/**'
     """
-    found = contents_of(one_of(look_at(path, step)).folder)
+    found = info_of(one_of(look_at(path, step)).folder)
     names = leaf_names(leaf, found.leaves)
     chosen = [one for name, one in found.leaves.items() if name in names]
     facts = found.to_json()

@@ -1,4 +1,4 @@
-"""Roll call: the state, place and pace of every process, as known to the meeting place."""
+"""The status of a job: the state, place and pace of every process, as known to the meeting place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOW = 1.5  # a compute time above this multiple of the median is slow
 _AGE = re.compile(r"(\d+\.\d s(?: ago)?)\Z")  # at the end of last words
 
 
-class RollCall(NamedTuple):
+class JobStatus(NamedTuple):
     """A snapshot of all processes; `str` of it is a readable list.
 
     Processes that do the same share a line, the fewest first; slow ones are not with others.
@@ -46,9 +46,9 @@ class RollCall(NamedTuple):
 
         >>> from shoal.runtime.rules.point import Member
         >>> times_s = [1.0, 4.0, 2.0]
-        >>> call = RollCall(tuple(Member(p, "h", "here", "", step_s=t)
-        ...                       for p, t in enumerate(times_s)))
-        >>> [(member.process, ratio) for member, ratio in call.slowest(2)]
+        >>> status = JobStatus(tuple(Member(p, "h", "here", "", step_s=t)
+        ...                         for p, t in enumerate(times_s)))
+        >>> [(member.process, ratio) for member, ratio in status.slowest(2)]
         [(1, 2.0), (2, 1.0)]
         """
         median_s = self.median_own_s
@@ -93,7 +93,7 @@ def _said(member: Member) -> str:
 
 @local
 @verb
-def roll_call(coordinator: Coordinator, *, timeout_s: float | None = None) -> RollCall:
+def job_status(coordinator: Coordinator, *, timeout_s: float | None = None) -> JobStatus:
     """Return the state, step, place, pace and memory of every process.
 
     Local.
@@ -110,9 +110,9 @@ def roll_call(coordinator: Coordinator, *, timeout_s: float | None = None) -> Ro
       ProcessLostError: on this process: the meeting place is gone, or has declared this process
         lost.
 
-    >>> call = roll_call()
-    >>> [member.state for member in call.members]
+    >>> status = job_status()
+    >>> [member.state for member in status.members]
     ['here']
     """
-    timeout_s = settings.timeout("roll_call", timeout_s, "SHOAL_TIMEOUT_S")
-    return RollCall(coordinator.members(timeout_s=timeout_s))
+    timeout_s = settings.timeout("job_status", timeout_s, "SHOAL_TIMEOUT_S")
+    return JobStatus(coordinator.members(timeout_s=timeout_s))

@@ -43,7 +43,7 @@ class SavedLeaf:
 
 
 @dataclass(frozen=True)
-class Contents:
+class CheckpointInfo:
     """The contents of a checkpoint. Its `str` is a table."""
 
     path: str
@@ -76,7 +76,7 @@ class Contents:
 
 
 @local
-def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Contents:
+def checkpoint_info(path: str | os.PathLike[str], *, step: int | None = None) -> CheckpointInfo:
     """Return a checkpoint's contents: step, user data, metrics; names, shapes, dtypes, layouts.
 
     Local.
@@ -96,30 +96,30 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
       >>> import tempfile, numpy as np, shoal
       >>> path = tempfile.mkdtemp() + "/model"
       >>> shoal.save(path, {"w": np.ones((3, 2)), "epoch": 2}, user={"commit": "a1b2c3"})
-      >>> found = shoal.contents(path)
+      >>> found = shoal.checkpoint_info(path)
       >>> found.user["commit"], list(found.leaves), found.leaves["epoch"].value
       ('a1b2c3', ['epoch', 'w'], 2)
       >>> found.leaves["w"].shape, found.leaves["w"].dtype
       ((3, 2), 'float64')
     """
-    folder = LocalFolder(local_path(path, f"contents: path={path!r}"))
+    folder = LocalFolder(local_path(path, f"checkpoint_info: path={path!r}"))
     if COMMIT in folder.names() or not saved_steps.folders(folder):
         if step is not None:
-            raise UsageError(f"contents: {folder.path} is not a history: omit step={step!r}")
-        return contents_of(folder)
-    wanted = None if step is None else saved_steps.step_number("contents", step)
+            raise UsageError(f"checkpoint_info: {folder.path} is not a history: omit step={step!r}")
+        return info_of(folder)
+    wanted = None if step is None else saved_steps.step_number("checkpoint_info", step)
     chosen = saved_steps.chosen(folder, wanted, skip_corrupt=False)
     if chosen is None:
         raise saved_steps.none_saved(folder)
-    return contents_of(folder.folder(step_names.step_name(chosen)))
+    return info_of(folder.folder(step_names.step_name(chosen)))
 
 
-def contents_of(folder: Folder) -> Contents:
-    """Like `contents`, for one checkpoint."""
+def info_of(folder: Folder) -> CheckpointInfo:
+    """Like `checkpoint_info`, for one checkpoint."""
     checkpoint = open_folder(folder)
     commit, manifest = checkpoint.commit, checkpoint.manifest
     leaves = {leaf.name: _leaf(checkpoint, n) for n, leaf in enumerate(manifest.leaves)}
-    return Contents(
+    return CheckpointInfo(
         path=folder.path,
         step=commit.step,
         attempt=commit.attempt,

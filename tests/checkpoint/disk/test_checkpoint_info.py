@@ -42,14 +42,14 @@ def state():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    where = tmp_path_factory.mktemp("contents") / "saved"
+    where = tmp_path_factory.mktemp("checkpoint_info") / "saved"
     shoal.save(where, state(), user={"commit": "a1"})
     return where
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    root = tmp_path_factory.mktemp("contents") / "run"
+    root = tmp_path_factory.mktemp("checkpoint_info") / "run"
     with shoal.Checkpoints(root) as ckpts:
         for step, loss in ((3, 0.5), (5, 0.25), (9, float("nan"))):
             ckpts.save(step, {"w": np.zeros(step)}, metrics={"loss": loss, "acc": step % 4})
@@ -69,13 +69,13 @@ def finite(value):
 
 
 def test_it_says_what_the_command_says(path, run):
-    assert finite(shoal.contents(path).to_json()) == shown(path)
-    assert finite(shoal.contents(run, step=9).to_json()) == shown(run, "--step", 9)
-    assert finite(shoal.contents(run).to_json()) == shown(run)
+    assert finite(shoal.checkpoint_info(path).to_json()) == shown(path)
+    assert finite(shoal.checkpoint_info(run, step=9).to_json()) == shown(run, "--step", 9)
+    assert finite(shoal.checkpoint_info(run).to_json()) == shown(run)
 
 
 def test_leaves_by_name(path):
-    found = shoal.contents(path)
+    found = shoal.checkpoint_info(path)
     assert list(found.leaves) == sorted(state())
     w, far, leaves = found.leaves["w"], found.leaves["far"], found.leaves
     assert (w.kind, w.dtype, w.shape, w.bytes) == ("array", "float32", (8, 4), 128)
@@ -98,7 +98,7 @@ def test_leaves_by_name(path):
 def test_a_target_made_of_it(path):
     target = {
         name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if leaf.kind == "array" else leaf.value
-        for name, leaf in shoal.contents(path).leaves.items()
+        for name, leaf in shoal.checkpoint_info(path).leaves.items()
     }
     target |= {"key": 0, "own": 0}  # any other value comes back as saved; None stays None
     back = shoal.restore(path, target)
@@ -107,7 +107,7 @@ def test_a_target_made_of_it(path):
 
 
 def test_it_cannot_be_changed_and_prints_as_a_table(path):
-    found = shoal.contents(path)
+    found = shoal.checkpoint_info(path)
     with pytest.raises(TypeError):
         found.leaves["new"] = found.leaves["w"]
     with pytest.raises(TypeError):
@@ -120,25 +120,25 @@ def test_it_cannot_be_changed_and_prints_as_a_table(path):
 
 
 def test_the_newest_step_or_one(run):
-    assert shoal.contents(run).step == 12
-    assert shoal.contents(run, step=5).leaves["w"].shape == (5,)
-    assert shoal.contents(run / step_name(5)).metrics == {"loss": 0.25, "acc": 1}
+    assert shoal.checkpoint_info(run).step == 12
+    assert shoal.checkpoint_info(run, step=5).leaves["w"].shape == (5,)
+    assert shoal.checkpoint_info(run / step_name(5)).metrics == {"loss": 0.25, "acc": 1}
     with pytest.raises(NotCommitted, match="step 4 is not saved; saved are 3, 5, 9, 12"):
-        shoal.contents(run, step=4)
+        shoal.checkpoint_info(run, step=4)
     with pytest.raises(UsageError, match="is not a history: omit step=3"):
-        shoal.contents(run / step_name(5), step=3)
-    with pytest.raises(UsageError, match="contents: step='3' must be a whole number"):
-        shoal.contents(run, step="3")
+        shoal.checkpoint_info(run / step_name(5), step=3)
+    with pytest.raises(UsageError, match="checkpoint_info: step='3' must be a whole number"):
+        shoal.checkpoint_info(run, step="3")
 
 
 def test_where_nothing_is(tmp_path):
     with pytest.raises(NotCommitted, match="nothing is saved there"):
-        shoal.contents(tmp_path / "none")
+        shoal.checkpoint_info(tmp_path / "none")
     (tmp_path / "run" / step_name(3)).mkdir(parents=True)
     with pytest.raises(NotCommitted, match="no step is saved"):
-        shoal.contents(tmp_path / "run")
-    with pytest.raises(UsageError, match="contents: path=3"):
-        shoal.contents(3)
+        shoal.checkpoint_info(tmp_path / "run")
+    with pytest.raises(UsageError, match="checkpoint_info: path=3"):
+        shoal.checkpoint_info(3)
 
 
 def test_damage_is_an_error(tmp_path):
@@ -146,14 +146,14 @@ def test_damage_is_an_error(tmp_path):
     (file,) = (tmp_path / "one").glob("manifest-*")
     file.write_bytes(file.read_bytes().replace(b'"w"', b'"v"'))
     with pytest.raises(CorruptCheckpoint):
-        shoal.contents(tmp_path / "one")
+        shoal.checkpoint_info(tmp_path / "one")
 
 
 def test_without_jax(path):
     program = (
         "import sys; sys.modules['jax'] = None\n"
         "import shoal\n"
-        f"found = shoal.contents({str(path)!r})\n"
+        f"found = shoal.checkpoint_info({str(path)!r})\n"
         "assert found.leaves['w'].shape == (8, 4) and str(found), found\n"
     )
     done = subprocess.run(
@@ -177,8 +177,8 @@ def test_steps_with_metrics_and_the_best(run):
     assert ckpts.best_step("loss") == 5
     assert ckpts.best_step("loss", "max") == 3
     assert ckpts.best_step("acc") == 9, "of equal ones the newest"
-    assert ckpts.contents().step == 12
-    assert ckpts.contents(5).metrics == {"loss": 0.25, "acc": 1}
+    assert ckpts.info().step == 12
+    assert ckpts.info(5).metrics == {"loss": 0.25, "acc": 1}
 
 
 def test_a_metric_that_no_step_has(run, tmp_path):
@@ -189,7 +189,7 @@ def test_a_metric_that_no_step_has(run, tmp_path):
     empty = history(tmp_path / "new")
     assert (empty.best_step("loss"), empty.all_metrics()) == (None, {})
     with pytest.raises(NotCommitted, match="no step is saved"):
-        empty.contents()
+        empty.info()
 
 
 def test_of_nan_there_is_no_best(tmp_path):
