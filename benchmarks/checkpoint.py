@@ -165,7 +165,7 @@ def stall(tree: Tree, case: Mapping[str, object], rounds: int) -> None:
 def to_columns(tree: Tree, case: Mapping[str, object], rounds: int) -> None:
     """Row: saved by rows, restored by columns, in one process."""
     mesh = shoal.make_mesh({"data": -1})
-    columns = jax.device_put(tree, shoal.sharding(shoal.Layout(mesh, None, "data")))
+    columns = jax.device_put(tree, shoal.named_sharding(shoal.Layout(mesh, None, "data")))
     kinds = {"shoal": Shoal, "orbax": Orbax}
     found = [name for name in peers(tree) if name in kinds]
     samples: Samples = {name: [] for name in found}

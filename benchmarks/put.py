@@ -39,7 +39,7 @@ def measure(contestant: str, kind: str) -> None:
     layout = shoal.Layout(mesh, "data" if kind == "sharded" else None, None)
     placements = {
         "shoal": lambda x: shoal.put(x, layout),
-        "jax": lambda x: jax.device_put(x, shoal.sharding(layout)),
+        "jax": lambda x: jax.device_put(x, shoal.named_sharding(layout)),
     }
     place = placements[contestant]
     jax.block_until_ready(place(np.zeros((64, 64), np.float32)))  # connect, compile

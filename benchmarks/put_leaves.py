@@ -28,7 +28,7 @@ def main() -> None:
         ("split", shoal.Layout(mesh, "data", None)),
         ("replicated", shoal.Layout(mesh, None, None)),
     ):
-        target = shoal.sharding(layout)
+        target = shoal.named_sharding(layout)
         contestants = {
             "shoal": lambda to=layout: jax.block_until_ready(shoal.put(tree, to)),
             "jax": lambda to=target: jax.block_until_ready(jax.device_put(tree, to)),

@@ -65,7 +65,7 @@ def survey(devices: int, count: int) -> None:
     for rank, shape in SHAPES[devices].items():
         rows: dict[str, list[tuple[float, float, float, float]]] = {}
         for source, target in drawn(mesh, rank, count):
-            x = jax.ShapeDtypeStruct(shape, np.float32, sharding=shoal.sharding(source))
+            x = jax.ShapeDtypeStruct(shape, np.float32, sharding=shoal.named_sharding(source))
             plan = shoal.plan_relayout(x, target, way="collectives")
             if plan.bound_bytes:
                 own = counted(plan.program(), devices)
@@ -117,7 +117,7 @@ def timed(count: int) -> None:
         for source, target in drawn(mesh, rank, count):
             fresh = jax.jit(
                 lambda shape=shape: jax.numpy.ones(shape, np.float32),
-                out_shardings=shoal.sharding(source),
+                out_shardings=shoal.named_sharding(source),
             )
             contestants = ways(fresh(), source, target)
             times = taken(contestants, fresh)
@@ -151,7 +151,7 @@ def agreed() -> None:
     values = np.ones((64, 64), np.float32)
     rows, whole = (shoal.put(values, shoal.Layout(mesh, dim, None)) for dim in ("x", None))
     columns = shoal.Layout(mesh, None, "x")
-    target = shoal.sharding(columns)
+    target = shoal.named_sharding(columns)
     contestants = {
         "sent": lambda: shoal.relayout(rows, columns),
         "sent, not agreed": lambda: move([Move(rows, rows, target)]),
@@ -198,7 +198,7 @@ def ways(array: Any, source: Any, target: Any) -> dict[str, Callable[[Any], Any]
 
     import shoal
 
-    ends = shoal.sharding(source), shoal.sharding(target)
+    ends = shoal.named_sharding(source), shoal.named_sharding(target)
     plan = shoal.plan_relayout(array, target)
     same = jax.jit(lambda x: x, in_shardings=ends[0], out_shardings=ends[1])
     inside = plan.program() if plan.steps else same

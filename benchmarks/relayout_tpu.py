@@ -56,7 +56,7 @@ def measured(source: Any, target: Any, devices: Any) -> tuple[str, tuple[float, 
     import shoal
     from shoal.plan.transfer.move_steps import CHUNK_BYTES
 
-    lies = shoal.sharding(source, devices=devices)
+    lies = shoal.named_sharding(source, devices=devices)
     x = jax.ShapeDtypeStruct(shape_of(source, target), np.float32, sharding=lies)
     plan = shoal.plan_relayout(x, target)
     if not plan.bound_bytes:

@@ -59,7 +59,7 @@ SERVING = {
 
 def layouts_on(mesh):
     """Parameters and velocities lie alike: both trees have the same paths further down."""
-    return shoal.layouts(TABLE, jax.eval_shape(init, jax.random.key(0)), mesh=mesh)
+    return shoal.match_layouts(TABLE, jax.eval_shape(init, jax.random.key(0)), mesh=mesh)
 
 
 def rows_on(mesh):
@@ -140,7 +140,7 @@ def train(ckpts, data, mesh, say):
 
 def moved_to_serve(params, mesh, say):
     """The parameters as they are to answer; says first what that moves."""
-    layouts = shoal.layouts(SERVING, params, mesh=mesh)
+    layouts = shoal.match_layouts(SERVING, params, mesh=mesh)
     plans = jax.tree.map(shoal.plan_relayout, params, layouts)
     for path, plan in jax.tree_util.tree_leaves_with_path(plans):
         name = jax.tree_util.keystr(path, simple=True, separator="/")

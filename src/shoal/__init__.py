@@ -43,14 +43,16 @@ from shoal.errors import UsageError as UsageError
 from shoal.errors import UsageTypeError as UsageTypeError
 
 if TYPE_CHECKING:
+    from shoal.arrays.bridge.devices import jax_mesh as jax_mesh
     from shoal.arrays.bridge.sharding import layout_of as layout_of
-    from shoal.arrays.bridge.sharding import sharding as sharding
+    from shoal.arrays.bridge.sharding import named_sharding as named_sharding
     from shoal.arrays.bridge.use_mesh import use_mesh as use_mesh
     from shoal.arrays.feeding.feed import feed as feed
     from shoal.arrays.feeding.local_rows import local_rows as local_rows
     from shoal.arrays.host_local.host_local import from_host_local as from_host_local
     from shoal.arrays.host_local.host_local import to_host_local as to_host_local
     from shoal.arrays.make_mesh import make_mesh as make_mesh
+    from shoal.arrays.match_layouts import match_layouts as match_layouts
     from shoal.arrays.moving.plan_relayout import plan_relayout as plan_relayout
     from shoal.arrays.moving.relayout import relayout as relayout
     from shoal.arrays.placing.create import create as create
@@ -65,7 +67,6 @@ if TYPE_CHECKING:
     from shoal.arrays.traced.linear import linear as linear
     from shoal.arrays.traced.manual import manual as manual
     from shoal.arrays.traced.shard_alike import shard_alike as shard_alike
-    from shoal.arrays.tree_layouts import layouts as layouts
     from shoal.checkpoint.disk.checkpoint_info import checkpoint_info as checkpoint_info
     from shoal.checkpoint.history.checkpoints import Checkpoints as Checkpoints
     from shoal.checkpoint.restoring.restore import plan_restore as plan_restore
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from shoal.plan.layout import Layout as Layout
     from shoal.plan.mesh import Mesh as Mesh
     from shoal.runtime.barrier import barrier as barrier
+    from shoal.runtime.job_status import job_status as job_status
     from shoal.runtime.preemption import exit_code as exit_code
     from shoal.runtime.preemption import notice as notice
     from shoal.runtime.preemption import preempted as preempted
@@ -93,7 +95,6 @@ if TYPE_CHECKING:
     from shoal.runtime.process import process_count as process_count
     from shoal.runtime.process import process_index as process_index
     from shoal.runtime.process import shutdown as shutdown
-    from shoal.runtime.job_status import job_status as job_status
     from shoal.runtime.step import step as step
 
 __version__ = "0.1.0.dev0"
@@ -121,14 +122,16 @@ _LAZY = {
     "initialize": "shoal.runtime.process",
     "is_initialized": "shoal.runtime.process",
     "job_status": "shoal.runtime.job_status",
+    "jax_mesh": "shoal.arrays.bridge.devices",
     "layout_of": "shoal.arrays.bridge.sharding",
-    "layouts": "shoal.arrays.tree_layouts",
     "leave_manual": "shoal.arrays.traced.enter_manual",
     "linear": "shoal.arrays.traced.linear",
     "live_processes": "shoal.collectives.live_processes",
     "local_rows": "shoal.arrays.feeding.local_rows",
     "make_mesh": "shoal.arrays.make_mesh",
     "manual": "shoal.arrays.traced.manual",
+    "match_layouts": "shoal.arrays.match_layouts",
+    "named_sharding": "shoal.arrays.bridge.sharding",
     "notice": "shoal.runtime.preemption",
     "pack": "shoal.arrays.placing.pack",
     "plan_relayout": "shoal.arrays.moving.plan_relayout",
@@ -143,7 +146,6 @@ _LAZY = {
     "save": "shoal.checkpoint.saving.save",
     "saved": "shoal.runtime.preemption",
     "shard_alike": "shoal.arrays.traced.shard_alike",
-    "sharding": "shoal.arrays.bridge.sharding",
     "shutdown": "shoal.runtime.process",
     "step": "shoal.runtime.step",
     "sync_devices": "shoal.collectives.sync_devices",
@@ -185,8 +187,8 @@ __all__ = [
     "assert_same_program",
     "barrier",
     "broadcast",
-    "constrain",
     "checkpoint_info",
+    "constrain",
     "create",
     "describe",
     "enter_manual",
@@ -197,14 +199,17 @@ __all__ = [
     "from_host_local",
     "initialize",
     "is_initialized",
+    "jax_mesh",
+    "job_status",
     "layout_of",
-    "layouts",
     "leave_manual",
     "linear",
     "live_processes",
     "local_rows",
     "make_mesh",
     "manual",
+    "match_layouts",
+    "named_sharding",
     "notice",
     "pack",
     "plan_relayout",
@@ -216,11 +221,9 @@ __all__ = [
     "rearm",
     "relayout",
     "restore",
-    "job_status",
     "save",
     "saved",
     "shard_alike",
-    "sharding",
     "shutdown",
     "step",
     "sync_devices",

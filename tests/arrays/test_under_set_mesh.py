@@ -17,9 +17,9 @@ VALUE = np.arange(32, dtype=np.float32).reshape(8, 4)
 KINDS = {"auto": "auto", "explicit": "explicit", "mixed": {"data": "explicit", "model": "auto"}}
 # Of processes, of their life, and of objects that hold no array: they have no mesh to differ by.
 WITHOUT_ARRAYS = {
-    "barrier", "checkpoint_info", "exit_code", "initialize", "is_initialized", "live_processes", "notice",
-    "preempted", "process_count", "process_index", "rearm", "job_status", "saved", "shutdown",
-    "step", "watch_notices",
+    "barrier", "checkpoint_info", "exit_code", "initialize", "is_initialized", "live_processes",
+    "notice", "preempted", "process_count", "process_index", "rearm", "job_status", "saved",
+    "shutdown", "step", "watch_notices",
 }  # fmt: skip
 
 
@@ -88,8 +88,11 @@ CASES = {
     "feed": lambda mesh, _: a_feed(mesh),
     "fence": lambda mesh, _: jax.jit(shoal.fence)(rows(mesh)),
     "from_host_local": lambda mesh, _: shoal.from_host_local(VALUE, column(mesh)),
+    "jax_mesh": lambda mesh, _: str(shoal.jax_mesh(shoal.layout_of(rows(mesh)).mesh).axis_names),
     "layout_of": lambda mesh, _: str(shoal.layout_of(rows(mesh))),
-    "layouts": lambda mesh, _: str(shoal.layouts({"**": P("data")}, {"w": VALUE}, mesh=mesh)),
+    "match_layouts": lambda mesh, _: str(
+        shoal.match_layouts({"**": P("data")}, {"w": VALUE}, mesh=mesh)
+    ),
     "leave_manual": lambda mesh, _: entered(mesh),
     "linear": lambda mesh, _: shoal.linear(rows(mesh), jnp.ones((6, 4))),
     "local_rows": lambda mesh, _: str(shoal.local_rows(shoal.Layout(mesh, "data", None), 8)),
@@ -102,7 +105,7 @@ CASES = {
     "relayout": lambda mesh, _: shoal.relayout(rows(mesh), column(mesh)),
     "restore": lambda mesh, path: shoal.restore(path, {"w": column(mesh)}),
     "save": lambda mesh, path: shoal.save(f"{path}-{id(mesh)}", {"w": rows(mesh)}),
-    "sharding": lambda mesh, _: str(shoal.sharding(column(mesh))),
+    "named_sharding": lambda mesh, _: str(shoal.named_sharding(column(mesh))),
     "shard_alike": lambda mesh, _: jax.jit(shoal.shard_alike)(rows(mesh), rows(mesh) + 1),
     "to_host_local": lambda mesh, _: shoal.to_host_local(
         rows(mesh), shoal.Layout(mesh, "data", None)

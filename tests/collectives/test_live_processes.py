@@ -1,4 +1,5 @@
-"""`live_processes`: whoever returns from it returns the same, and it is the truth, whatever happened."""
+"""`live_processes`: whoever returns from it returns the same, and it is the truth, whatever
+happened."""
 
 import pytest
 from hypothesis import given

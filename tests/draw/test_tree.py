@@ -28,7 +28,7 @@ def init():
 
 
 SHAPES = jax.eval_shape(init)
-LAYOUTS = shoal.layouts({"**/kernel": ("data", "model"), "**": ()}, SHAPES, mesh=MESH)
+LAYOUTS = shoal.match_layouts({"**/kernel": ("data", "model"), "**": ()}, SHAPES, mesh=MESH)
 
 
 def test_a_tree_of_layouts_and_shapes():

@@ -63,7 +63,7 @@ def held(batch):
 
 def total(batch):
     """The sum of all row numbers, by a program of all processes."""
-    return int(jax.jit(lambda n: n.sum(), out_shardings=shoal.sharding(
+    return int(jax.jit(lambda n: n.sum(), out_shardings=shoal.named_sharding(
         shoal.Layout(shoal.layout_of(batch["n"]).mesh)))(batch["n"]))  # fmt: skip
 
 

@@ -84,7 +84,7 @@ errors = [
     refused(lambda: shoal.put(array, whole)),
     refused(lambda: shoal.put({"w": value[:7]}, rows)),
     refused(lambda: shoal.relayout({"w": array}, Layout(mesh, "data"))),
-    refused(lambda: shoal.sharding(Layout(shoal.Mesh({"x": 4}, [0, 1, 2048, 7]), "x"))),
+    refused(lambda: shoal.named_sharding(Layout(shoal.Mesh({"x": 4}, [0, 1, 2048, 7]), "x"))),
 ]
 
 # relayout: other axes, other order of the devices, trees, back again
@@ -161,7 +161,7 @@ weak = jnp.asarray(2.0)
 assert weak.weak_type and not shoal.put(weak, Layout(mesh)).weak_type
 half = shoal.create(lambda by: jnp.ones(8, jnp.bfloat16) * by, weak, layouts=Layout(mesh, "data"))
 assert half.dtype == np.float32
-pinned = jax.sharding.NamedSharding(shoal.sharding(Layout(first)).mesh, P("x"),
+pinned = jax.sharding.NamedSharding(shoal.named_sharding(Layout(first)).mesh, P("x"),
                                     memory_kind="pinned_host")
 errors.append(refused(lambda: shoal.put(value, pinned)))
 backwards = shoal.put(value, Layout(mixed, "rows", None))
@@ -281,7 +281,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from shoal import Layout
 
 mesh = shoal.make_mesh({"process": 2, "device": 2}, axis_types="explicit")
-grid = shoal.sharding(Layout(mesh, None)).mesh
+grid = shoal.named_sharding(Layout(mesh, None)).mesh
 columns = np.arange(8192, dtype="float32") % 64
 
 def wrong(axis, mib):

@@ -20,7 +20,7 @@ class Jax:
     """JAX's own conversions."""
 
     def __init__(self, mesh):
-        self.mesh = shoal.sharding(Layout(mesh)).mesh
+        self.mesh = shoal.named_sharding(Layout(mesh)).mesh
 
     def there(self, x, spec=ROWS):
         return multihost_utils.host_local_array_to_global_array(x, self.mesh, spec)

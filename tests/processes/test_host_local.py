@@ -138,7 +138,7 @@ def slopes_are_right(layout):
     assert slope.shape == mine.shape
     np.testing.assert_allclose(slope, wanted, rtol=1e-3, atol=1e-3)
     # a loss of each process's part of a mixture, summed over the parts
-    mixture = jax.jit(lambda g: jnp.sin(g) * g.sum(), out_shardings=shoal.sharding(layout))
+    mixture = jax.jit(lambda g: jnp.sin(g) * g.sum(), out_shardings=shoal.named_sharding(layout))
 
     def own_loss(part):
         return (

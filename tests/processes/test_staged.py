@@ -107,7 +107,7 @@ def move_what_is_special(cube, rows, tiles):
     holds(
         jax.random.key_data(moved), np.asarray(jax.random.key_data(keys)), Layout(cube, "b", None)
     )
-    weak = jax.jit(lambda: jax.numpy.full((8, 8), 1.5), out_shardings=shoal.sharding(rows))()
+    weak = jax.jit(lambda: jax.numpy.full((8, 8), 1.5), out_shardings=shoal.named_sharding(rows))()
     flat = Layout(shoal.make_mesh({"x": 8}), "x", None)  # the same shards
     assert weak.weak_type
     assert shoal.relayout(weak, flat).weak_type

@@ -250,7 +250,7 @@ def hang_in_programs_of_their_own():
     odd = shoal.process_index()
     mesh = shoal.make_mesh({"x": 2})
     x = shoal.put(np.arange(16, dtype=np.float32).reshape(4, 4) + odd, Layout(mesh, "x", None))
-    target = shoal.sharding(Layout(mesh, None, None) if odd else Layout(mesh, None, "x"))
+    target = shoal.named_sharding(Layout(mesh, None, None) if odd else Layout(mesh, None, "x"))
     jax.block_until_ready(jax.jit(lambda x: x * 2, out_shardings=target)(x))
 
 

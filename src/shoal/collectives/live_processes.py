@@ -78,7 +78,9 @@ def live_processes(
         raise UsageError("live_processes: lane must not be empty")
     timeout_s = settings.timeout("live_processes()", timeout_s, "SHOAL_TIMEOUT_S")
     group = group_of("live_processes", processes)
-    point = Point("live_processes", group, lane, fingerprint="live_processes", site=callsite(), survivors=True)
+    point = Point(
+        "live_processes", group, lane, fingerprint="live_processes", site=callsite(), survivors=True
+    )
     return tuple(sorted(coordinator.arrive(point, timeout_s=timeout_s)))
 
 
@@ -117,7 +119,9 @@ class LiveBlock:
 
     @at_caller
     def __enter__(self) -> tuple[int, ...]:
-        self._living = live_processes.on(self._coordinator, self._processes, timeout_s=self._timeout_s)
+        self._living = live_processes.on(
+            self._coordinator, self._processes, timeout_s=self._timeout_s
+        )
         return self._living
 
     @at_caller

@@ -111,8 +111,8 @@ def sync_devices(
     total = flow.together("the devices", lambda: _sum_and_finish(devices, own), lambda: _busy(own))
     if total != len(devices):
         raise DivergenceError(
-            f"{flow.me}: sync_devices {flow.name}: {total} devices took part in the sum over {mesh!r}, "
-            f"which has {len(devices)}"
+            f"{flow.me}: sync_devices {flow.name}: {total} devices took part in the sum "
+            f"over {mesh!r}, which has {len(devices)}"
         )
     _LOG.info("%s: leaves sync_devices %r after %.3f s", flow.me, name, time.monotonic() - began)
 

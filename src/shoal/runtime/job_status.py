@@ -1,4 +1,5 @@
-"""The status of a job: the state, place and pace of every process, as known to the meeting place."""
+"""The status of a job: the state, place and pace of every process, as known to the meeting
+place."""
 
 from __future__ import annotations
 

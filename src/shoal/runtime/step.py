@@ -41,8 +41,8 @@ def step(
 
     It also reports failures to a program that makes no waiting calls: the beginning of a block
     raises once a process of the job is gone, and again at every step until the survivors have
-    called `live_processes`; and once if processes have made different calls of those that send nothing
-    (`put`, `pack`), as their signs of life have shown.
+    called `live_processes`; and once if processes have made different calls of those that send
+    nothing (`put`, `pack`), as their signs of life have shown.
 
     Args:
       number: an integer, 0 ≤ number < 2**63; it need not increase.

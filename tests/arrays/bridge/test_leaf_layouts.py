@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shoal.arrays.bridge.leaf_layouts import leaf_layouts
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.match_layouts import match_layouts as tree_layouts
 from shoal.arrays.placing.put import put
-from shoal.arrays.tree_layouts import layouts as tree_layouts
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -61,8 +61,8 @@ def test_named_tuples_are_containers():
 
 @pytest.mark.parametrize(
     "given",
-    [ROWS, sharding(ROWS), sharding(Layout(MESH, "data")), P("data"), P("data", None), "data",
-     ("data",), ("data", None), (("data",),)],
+    [ROWS, named_sharding(ROWS), named_sharding(Layout(MESH, "data")), P("data"), P("data", None),
+     "data", ("data",), ("data", None), (("data",),)],
 )  # fmt: skip
 def test_all_ways_to_say_rows(given):
     with use_mesh(MESH):
@@ -157,7 +157,7 @@ def test_what_is_no_layout(given):
 
 
 def test_other_memories_are_refused():
-    host = sharding(ROWS).with_memory_kind("pinned_host")
+    host = named_sharding(ROWS).with_memory_kind("pinned_host")
     (problem,) = refused(np.ones((8, 2)), host)
     assert "memory kind 'pinned_host'" in problem
 

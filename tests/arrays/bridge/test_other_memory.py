@@ -19,7 +19,7 @@ def layout():
 
 @pytest.fixture(scope="module")
 def pinned(layout):
-    return shoal.sharding(layout).with_memory_kind("pinned_host")
+    return shoal.named_sharding(layout).with_memory_kind("pinned_host")
 
 
 CALLS = {
@@ -43,9 +43,11 @@ def test_an_array_in_another_memory(layout, pinned):
     array = jax.device_put(VALUE, pinned)
     with pytest.raises(UsageError) as caught:
         shoal.to_host_local({"a": array}, layout)
-    words = "['a']: is in pinned_host memory; jax.device_put(…, shoal.sharding(layout)) moves it"
+    words = (
+        "['a']: is in pinned_host memory; jax.device_put(…, shoal.named_sharding(layout)) moves it"
+    )
     assert words in str(caught.value)
-    part = shoal.to_host_local(jax.device_put(array, shoal.sharding(layout)), layout)
+    part = shoal.to_host_local(jax.device_put(array, shoal.named_sharding(layout)), layout)
     np.testing.assert_array_equal(part, VALUE)
 
 

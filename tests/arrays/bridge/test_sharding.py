@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, S
 from arrays.device_grids import grids, placements
 from shoal.arrays.bridge import devices as bridge
 from shoal.arrays.bridge.devices import jax_mesh, mesh_of, twins, twins_needed
-from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -36,9 +36,9 @@ def test_a_mesh_comes_back_from_jax(mesh):
 def test_a_layout_with_pending_sums_comes_back(layout):
     if any(reduction != "sum" for reduction in layout.partial.values()):
         with pytest.raises(UsageError, match="pending reductions other than sums"):
-            sharding(layout)
+            named_sharding(layout)
         return
-    there = sharding(layout)
+    there = named_sharding(layout)
     assert set(there.spec.unreduced) == set(layout.partial)
     assert layout_of(there) == layout
 
@@ -46,7 +46,7 @@ def test_a_layout_with_pending_sums_comes_back(layout):
 @given(placements())
 def test_a_layout_comes_back_and_means_the_same_regions(placement):
     layout, shape = placement
-    there = sharding(layout)
+    there = named_sharding(layout)
     assert layout_of(there) == layout
     assert layout_of(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=there)) == layout
     for device, index in there.devices_indices_map(shape).items():
@@ -58,7 +58,7 @@ def test_a_layout_comes_back_and_means_the_same_regions(placement):
 
 def test_replicas_are_numbered_as_in_jax():
     layout = Layout(Mesh({"x": 2, "y": 4}, [7, 2, 5, 0, 1, 6, 3, 4]), "y")
-    array = jax.device_put(np.zeros(8, np.float32), sharding(layout))
+    array = jax.device_put(np.zeros(8, np.float32), named_sharding(layout))
     for shard in array.addressable_shards:
         assert replica_index(layout, (8,), shard.device.id) == shard.replica_id
 
@@ -73,23 +73,25 @@ def test_the_layout_of_an_array_has_its_rank():
 
 def test_the_layout_of_a_result_of_jit():
     layout = Layout(Mesh({"x": 4, "y": 2}), "x", "y")
-    array = jax.device_put(np.zeros((8, 2), np.float32), sharding(layout))
+    array = jax.device_put(np.zeros((8, 2), np.float32), named_sharding(layout))
     assert layout_of(jax.jit(lambda x: x + 1)(array)) == layout
 
 
 def test_an_array_on_one_device_lies_on_a_mesh_without_axes():
     layout = layout_of(jax.device_put(np.zeros((2, 3), np.float32), jax.devices()[5]))
     assert layout == Layout(Mesh({}, [5]), None, None)
-    assert layout_of(jax.device_put(np.zeros((2, 3)), sharding(layout))) == layout
+    assert layout_of(jax.device_put(np.zeros((2, 3)), named_sharding(layout))) == layout
 
 
 def test_a_named_sharding_is_a_sharding():
     given = NamedSharding(jax_mesh(Mesh({"x": 8})), PartitionSpec("x"))
-    assert sharding(given) is given
+    assert named_sharding(given) is given
 
 
 def test_equal_layouts_give_one_object():
-    assert sharding(Layout(Mesh({"x": 8}), "x")) is sharding(Layout(Mesh({"x": 8}), ("x",)))
+    assert named_sharding(Layout(Mesh({"x": 8}), "x")) is named_sharding(
+        Layout(Mesh({"x": 8}), ("x",))
+    )
 
 
 def test_all_missing_devices_are_named():
@@ -105,17 +107,17 @@ def test_devices_of_other_processes_are_named():
 @pytest.mark.parametrize("name", ["größe", "a\nb", "a\\b", 'a"b', "a'b"])
 def test_names_that_would_abort_the_compiler(name):
     with pytest.raises(UsageError, match="must be printable ASCII without quotes"):
-        sharding(Layout(Mesh({name: 8}), name))
+        named_sharding(Layout(Mesh({name: 8}), name))
 
 
 def test_a_platform_that_is_not_here():
     with pytest.raises(UsageError, match="JAX has no tpu devices here; its default is cpu"):
-        sharding(Layout(Mesh({"x": 8}, kind="tpu"), "x"))
+        named_sharding(Layout(Mesh({"x": 8}, kind="tpu"), "x"))
 
 
 def test_pending_sums_need_explicit_axes():
     with pytest.raises(UsageError, match="axis_types='explicit'"):
-        sharding(Layout(Mesh({"x": 8}), partial={"x": "sum"}))
+        named_sharding(Layout(Mesh({"x": 8}), partial={"x": "sum"}))
 
 
 def test_twins_pair_each_process_by_ascending_id():
@@ -192,5 +194,5 @@ def test_what_else_has_no_layout():
             NamedSharding(jax_mesh(Mesh({"x": 8})), PartitionSpec(PartitionSpec.UNCONSTRAINED))
         )
     with pytest.raises(UsageTypeError, match="must be a Layout"):
-        sharding(PartitionSpec("x"))
+        named_sharding(PartitionSpec("x"))
     assert isinstance(jnp.ones(3).sharding, SingleDeviceSharding)

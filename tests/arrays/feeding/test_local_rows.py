@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from arrays.device_grids import grids
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.feeding.local_rows import local_rows
 from shoal.errors import UsageError, UsageTypeError
@@ -28,11 +28,11 @@ def test_they_are_those_of_the_devices_that_jax_says_are_here(layout, each):
     size = each * layout.num_shards(0)
     shape = (size, *(layout.num_shards(dim) for dim in range(1, layout.rank)))
     wanted: set[int] = set()
-    for index in sharding(layout).addressable_devices_indices_map(shape).values():
+    for index in named_sharding(layout).addressable_devices_indices_map(shape).values():
         wanted.update(np.arange(size)[index[0]].tolist())
     found = local_rows(layout, size)
     assert [row for piece in found for row in range(piece.start, piece.stop)] == sorted(wanted)
-    assert local_rows(sharding(layout), size) == found
+    assert local_rows(named_sharding(layout), size) == found
 
 
 def test_every_form_of_a_layout():

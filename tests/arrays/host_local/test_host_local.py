@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from arrays.device_grids import placements
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.host_local.host_local import from_host_local, to_host_local
 from shoal.arrays.placing.put import put
@@ -40,11 +40,11 @@ def test_there_and_back_over_any_layout(placement):
     layout, shape = placement
     value = np.arange(np.prod(shape, dtype=int), dtype=np.int32).reshape(shape)
     whole = from_host_local(value, layout)
-    assert whole.sharding == sharding(layout)
+    assert whole.sharding == named_sharding(layout)
     for shard in whole.addressable_shards:
         same_bits(shard.data, value[region(layout, shape, shard.device.id)])
     part = to_host_local(whole, layout)
-    assert (part.shape, part.sharding) == (shape, sharding(layout))
+    assert (part.shape, part.sharding) == (shape, named_sharding(layout))
     assert pointers(part) == pointers(whole)
     again = from_host_local(part, layout)
     assert pointers(again) == pointers(whole)
@@ -75,7 +75,7 @@ def test_trees_of_all_kinds_with_prefixes():
         "s": [2.5, True, 3, np.float32(7), 1j],
         "big": VALUE.astype(">f4"),
     }
-    layouts = {"w": BOTH, "k": SPLIT, "s": Layout(MESH), "big": sharding(ROWS)}
+    layouts = {"w": BOTH, "k": SPLIT, "s": Layout(MESH), "big": named_sharding(ROWS)}
     whole = from_host_local(tree, layouts)
     assert [leaf.dtype for leaf in whole["s"]] == [np.float32, bool, np.int32, np.float32, "c8"]
     assert not whole["s"][0].weak_type

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.arrays.moving.plan_relayout import plan_relayout
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
@@ -31,7 +31,8 @@ devices = topologies.get_topology_desc("v5p:2x2x2", "tpu").devices
 mesh = place(from_devices(devices), {"a": 2, "b": 2, "c": 2})
 
 def lies(shape, layout):
-    return jax.ShapeDtypeStruct(shape, "float32", sharding=shoal.sharding(layout, devices=devices))
+    sharding = shoal.named_sharding(layout, devices=devices)
+    return jax.ShapeDtypeStruct(shape, "float32", sharding=sharding)
 
 def described(plan):
     text = plan.program().as_text()
@@ -48,7 +49,7 @@ for source, target in pairs:
     fewest = min(end.num_shards(0) * end.num_shards(1) for end in ends)
     x = lies((8192, 8192 * fewest), ends[0])
     plan = shoal.plan_relayout(x, ends[1])
-    assert plan == shoal.plan_relayout(x, shoal.sharding(ends[1], devices=devices))
+    assert plan == shoal.plan_relayout(x, shoal.named_sharding(ends[1], devices=devices))
     moves.append(described(plan))
 
 small, rows = shoal.Layout(mesh, "c", "b"), shoal.Layout(mesh, ("c", "b", "a"), None)
@@ -61,7 +62,8 @@ def mended(x):
     return (shoal.constrain(jnp.sin(x), rows, via=plan) ** 2).sum()
 
 def hidden(x):
-    return jax.lax.with_sharding_constraint(jnp.sin(x), shoal.sharding(rows, devices=devices)) + 1
+    there = shoal.named_sharding(rows, devices=devices)
+    return jax.lax.with_sharding_constraint(jnp.sin(x), there) + 1
 
 reports = [shoal.explain_program(jax.jit(fn), x) for fn in (mended, jax.grad(mended), hidden)]
 print(json.dumps({"moves": moves, "other": [
@@ -104,7 +106,7 @@ def test_programs_for_described_devices_are_planned_and_explained(described):
 
 def test_devices_of_a_list_stand_in_the_order_of_the_mesh():
     devices = jax.devices()[2:7]
-    mesh = jax_mesh(PAIR, devices)
+    mesh = jax_mesh(PAIR, devices=devices)
     assert [device.id for device in mesh.devices] == [5, 3]
     assert mesh == jax_mesh(PAIR)
     layout = Layout(PAIR, "x", None)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.moving.host_copy import can_copy, copied
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.put import put
@@ -36,16 +36,19 @@ def test_a_tile_in_one_piece_is_not_written():
     held = pointers(array)
     assert all(
         any(begin <= tile < begin + array.nbytes for begin in held)
-        for tile in pointers(copied(array, sharding(ROWS)))
+        for tile in pointers(copied(array, named_sharding(ROWS)))
     )
-    assert len(set(pointers(copied(put(np.ones(GREAT, np.float32), ROWS), sharding(WHOLE))))) == 1
+    assert (
+        len(set(pointers(copied(put(np.ones(GREAT, np.float32), ROWS), named_sharding(WHOLE)))))
+        == 1
+    )
 
 
 @pytest.mark.parametrize("first", ["source", "result"])
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_a_donated_buffer_leaves_those_that_share_it_alone(first):
     source = put(np.ones(GREAT, np.float32), WHOLE)
-    result = copied(source, sharding(ROWS))
+    result = copied(source, named_sharding(ROWS))
     donated, other = (source, result) if first == "source" else (result, source)
     overwritten = jax.jit(lambda x: x - 3, donate_argnums=0)(donated)
     np.testing.assert_array_equal(np.asarray(overwritten), -2)
@@ -54,14 +57,14 @@ def test_a_donated_buffer_leaves_those_that_share_it_alone(first):
 
 
 def test_replicas_that_share_memory_are_donated_apart():
-    result = copied(put(np.ones(GREAT, np.float32), ROWS), sharding(WHOLE))
+    result = copied(put(np.ones(GREAT, np.float32), ROWS), named_sharding(WHOLE))
     shards = [shard.data for shard in result.addressable_shards]
     jax.jit(lambda x: x * 0, donate_argnums=0)(shards[0]).block_until_ready()
     np.testing.assert_array_equal(np.asarray(shards[1]), 1)
 
 
 def test_what_device_put_would_change_moves_otherwise():
-    target = sharding(COLUMNS)
+    target = named_sharding(COLUMNS)
     with jax.enable_x64(True):
         wide = put(np.full((8, 8), 1 + 2**-40), ROWS)
     assert not can_copy(wide, target)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from arrays.device_grids import grids
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.pack import pack
 from shoal.arrays.placing.put import put
@@ -44,7 +44,7 @@ def test_any_layout_to_any_layout_of_any_devices(way, move):
     source, target, shape = move
     value = np.arange(np.prod(shape, dtype=int), dtype=np.int32).reshape(shape)
     array = relayout(put(value, source), target, way=way)
-    assert array.sharding == sharding(target)
+    assert array.sharding == named_sharding(target)
     for shard in array.addressable_shards:
         held = np.asarray(shard.data)
         np.testing.assert_array_equal(held, value[region(target, shape, shard.device.id)])
@@ -54,7 +54,7 @@ def test_any_layout_to_any_layout_of_any_devices(way, move):
 def test_arrays_without_items(shape):
     for source, target in [(ROWS, COLUMNS), (COLUMNS, ROWS), (ROWS, Layout(MESH, "model", "data"))]:
         moved = relayout(put(np.ones(shape, np.float32), source), target)
-        assert moved.sharding == sharding(target)
+        assert moved.sharding == named_sharding(target)
         assert {s.data.shape for s in moved.addressable_shards} == {target.shard_shape(shape)}
 
 
@@ -273,18 +273,18 @@ WEAK_MOVES = {
 @pytest.mark.parametrize("name", WEAK_MOVES)
 @pytest.mark.parametrize("value", [3, 1.5, 2j])
 def test_weakly_typed_arrays_stay_so(name, value):
-    weak = jax.device_put(jnp.full((8, 8), value), sharding(ROWS))
+    weak = jax.device_put(jnp.full((8, 8), value), named_sharding(ROWS))
     assert weak.weak_type
     moved = relayout(weak, WEAK_MOVES[name])
     assert (moved.weak_type, moved.dtype) == (True, weak.dtype)
-    assert moved.sharding == sharding(WEAK_MOVES[name])
+    assert moved.sharding == named_sharding(WEAK_MOVES[name])
     np.testing.assert_array_equal(np.asarray(moved), np.asarray(weak))
     strong = relayout(jnp.asarray(np.asarray(weak)), WEAK_MOVES[name])
     assert not strong.weak_type
 
 
 def test_weakly_typed_arrays_with_the_same_shards_are_not_copied():
-    weak = jax.device_put(jnp.full((8, 8), 1.5), sharding(ROWS))
+    weak = jax.device_put(jnp.full((8, 8), 1.5), named_sharding(ROWS))
     moved = relayout(weak, WEAK_MOVES["the same shards"])
     places = [
         {s.device: s.data.unsafe_buffer_pointer() for s in array.addressable_shards}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.create import create
@@ -45,7 +45,7 @@ def test_the_values_do_not_depend_on_the_layout(mesh):
 
 
 def test_nothing_is_whole_on_a_device():
-    target = sharding(Layout(MESH, "data", "model"))
+    target = named_sharding(Layout(MESH, "data", "model"))
     program = jax.jit(lambda k: jax.random.normal(k, (64, 48)), out_shardings=target)
     text = program.lower(jax.random.key(0)).compile().as_text()
     assert "f32[16,24]" in text
@@ -168,7 +168,7 @@ def test_deleted_arguments_are_named():
 @pytest.mark.parametrize("ids", [range(7, -1, -1), [6, 1]])
 def test_the_mesh_of_jax_set_mesh_does_not_matter(ids):
     own, key = Mesh({"x": len(ids)}, ids), jax.random.key(0)
-    with jax.set_mesh(sharding(Layout(MESH)).mesh):
+    with jax.set_mesh(named_sharding(Layout(MESH)).mesh):
         made = create(lambda k: jax.random.bits(k, (8,)), key, layouts=Layout(own, "x"))
     assert layout_of(made) == Layout(own, "x")
     np.testing.assert_array_equal(made, jax.random.bits(key, (8,)))

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from arrays.device_grids import placements
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.placing.pack import pack, unpack
 from shoal.arrays.placing.put import put
 from shoal.errors import UsageError, UsageTypeError
@@ -32,7 +32,7 @@ def test_pack_and_unpack_undo_each_other(placement):
     pieces = [whole[region(layout, shape, int(device))] for device in layout.mesh.device_ids.flat]
     array = pack(pieces, layout)
     np.testing.assert_array_equal(np.asarray(array), whole)
-    assert array.sharding == sharding(layout)
+    assert array.sharding == named_sharding(layout)
     for piece, back, device in zip(pieces, unpack(array), layout.mesh.device_ids.flat, strict=True):
         np.testing.assert_array_equal(np.asarray(back), piece)
         assert back.devices() == {jax.devices()[device]}

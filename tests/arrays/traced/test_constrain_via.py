@@ -22,7 +22,7 @@ GATHERED = Layout(CUBE, "c", "b"), Layout(CUBE, ("c", "b", "a"), None)  # by XLA
 
 def plan_of(source, target, shape):
     return shoal.plan_relayout(
-        jax.ShapeDtypeStruct(shape, np.float32, sharding=shoal.sharding(source)), target
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=shoal.named_sharding(source)), target
     )
 
 
@@ -35,12 +35,14 @@ def test_the_plan_is_what_runs(is_set):
         plan = plan_of(source, target, (16, 16))
         moved = jax.jit(lambda x, t=target, p=plan: shoal.constrain(x * 2, t, via=p) + 1)
         x = shoal.put(values, source)
-        context = jax.set_mesh(shoal.sharding(source).mesh) if is_set else contextlib.nullcontext()
+        context = (
+            jax.set_mesh(shoal.named_sharding(source).mesh) if is_set else contextlib.nullcontext()
+        )
         with context:
             y = moved(x)
             text = moved.lower(x).compile().as_text()
         np.testing.assert_array_equal(np.asarray(y), values * 2 + 1)
-        assert y.sharding.is_equivalent_to(shoal.sharding(target), 2)
+        assert y.sharding.is_equivalent_to(shoal.named_sharding(target), 2)
         assert received_bytes_of(text, 8) == plan.received_bytes
 
 
@@ -77,7 +79,7 @@ def test_a_plan_that_splits_axes_runs_under_any_mesh(name, is_set):
 def test_what_is_weakly_typed_stays_so(value):
     source, target = GATHERED
     plan = plan_of(source, target, (16, 16))
-    weak = jax.device_put(jnp.full((16, 16), value), shoal.sharding(source))
+    weak = jax.device_put(jnp.full((16, 16), value), shoal.named_sharding(source))
     moved = jax.jit(lambda x: shoal.constrain(x, target, via=plan))(weak)
     assert weak.weak_type
     assert moved.weak_type
@@ -94,7 +96,7 @@ def test_derivatives_go_the_same_way_and_back():
     def loss(x):
         return (shoal.constrain(x * x, target, via=plan) * weights).sum()
 
-    slope = jax.jit(jax.grad(loss), out_shardings=shoal.sharding(source))
+    slope = jax.jit(jax.grad(loss), out_shardings=shoal.named_sharding(source))
     np.testing.assert_allclose(np.asarray(slope(x)), 2 * values * np.cos(values), rtol=1e-6)
     back = plan_of(target, source, (16, 16))
     assert received_bytes_of(slope.lower(x).compile().as_text(), 8) == back.received_bytes

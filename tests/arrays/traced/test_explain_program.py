@@ -66,7 +66,7 @@ def test_what_the_program_writes_is_not_hidden():
 
 
 def test_shapes_will_do():
-    x = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=shoal.sharding(SOURCE))
+    x = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=shoal.named_sharding(SOURCE))
     report = shoal.explain_program(jax.jit(lambda x: x + 1), x)
     assert (report.movements, report.received_bytes) == ((), 0)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.linear import linear
 from shoal.errors import UsageError
@@ -163,7 +163,7 @@ def test_a_dtype_of_sums_that_is_none_is_said():
 
 def test_an_axis_cannot_split_two_dims_of_the_result():
     mesh = MESHES["explicit"]
-    with jax.set_mesh(sharding(Layout(mesh)).mesh):
+    with jax.set_mesh(named_sharding(Layout(mesh)).mesh):
         x = put(np.ones((4, 2, 4), np.float32), Layout(mesh, "data", "model", None))
         w = put(np.ones((8, 4), np.float32), Layout(mesh, "model", None))
         with pytest.raises(UsageError, match=r"model would split two dims of the result.*layout="):

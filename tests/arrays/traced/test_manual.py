@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.constrain import constrain
@@ -198,7 +198,7 @@ def test_trees_keys_integers_none_and_specs():
         "no": None,
     }
     assert manual(dict, (), Layout(AUTO))() == {}
-    assert manual(lambda x: x, sharding(axes), axes)(host(8)).shape == (8,)
+    assert manual(lambda x: x, named_sharding(axes), axes)(host(8)).shape == (8,)
 
 
 def test_outside_jit_it_is_compiled_once():

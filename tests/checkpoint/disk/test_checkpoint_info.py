@@ -26,7 +26,7 @@ MESH = Mesh({"x": 4, "y": 2}, kind="cpu")
 
 def state():
     w = shoal.put(np.ones((8, 4), np.float32), Layout(MESH, "x", None))
-    far = shoal.sharding(Layout(MESH, "x", None)).with_memory_kind("pinned_host")
+    far = shoal.named_sharding(Layout(MESH, "x", None)).with_memory_kind("pinned_host")
     return {
         "w": w,
         "far": jax.device_put(w, far),

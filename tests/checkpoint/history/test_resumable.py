@@ -45,7 +45,7 @@ def test_a_layout_for_what_is_no_array_is_refused(ckpts, mesh):
     assert ckpts.restore(0, target)["epoch"] == 0
     assert ckpts.restore(0, rows)["epoch"] == 0  # for all arrays
     with pytest.raises(RestoreMismatch) as info:
-        ckpts.restore(0, {**target, "epoch": place, "name": shoal.sharding(place)})
+        ckpts.restore(0, {**target, "epoch": place, "name": shoal.named_sharding(place)})
     assert info.value.wrong_dtype == ("epoch", "name")
     told = "epoch: was saved as int, which is not an array; give any int in place of the layout"
     assert told in str(info.value)

@@ -43,7 +43,9 @@ def test_a_deadline_is_named_as_the_caller_gave_it(stage):
     is_over = threading.Event()
 
     def go(coordinator):
-        flow = Flow(coordinator, Call("sync_devices", "w", "train.py:3 (main)"), Allowance(0.2, 7.5))
+        flow = Flow(
+            coordinator, Call("sync_devices", "w", "train.py:3 (main)"), Allowance(0.2, 7.5)
+        )
         if coordinator.process == 1 and stage == "before the work":
             return None
         flow.meet("all are here")

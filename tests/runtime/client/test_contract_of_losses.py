@@ -52,7 +52,8 @@ def test_survivors_agree_and_go_on_and_do_so_again(make_job):
         job.kill(victim)
         left = tuple(p for p in left if p != victim)
         results = [
-            job.start(lambda c=job.coordinators[p]: live_processes.on(c, timeout_s=LONG_S)) for p in left
+            job.start(lambda c=job.coordinators[p]: live_processes.on(c, timeout_s=LONG_S))
+            for p in left
         ]
         assert [result() for result in results] == [left] * len(left)
         for process in left:

@@ -92,8 +92,8 @@ class History:
                 self.take(self.meeting.take_stacks(self.now, process, ticket, "here"))
 
     def agree(self, alive):
-        """Let each process call `live_processes` until it does not fail; who is late hears of each failure
-        of the others first."""
+        """Let each process call `live_processes` until it does not fail; who is late hears of each
+        failure of the others first."""
         tickets = {}
         for process in alive:
             for _ in range(len(self.ends) + 1):

@@ -16,7 +16,9 @@ from shoal.plan.notation.words import runs_to_text
 
 
 @local
-def jax_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+def jax_mesh(
+    mesh: Mesh | jax.sharding.Mesh, *, devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
     """Return the JAX mesh over the devices that a mesh names.
 
     Local.
@@ -26,18 +28,25 @@ def jax_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sha
     stands for its `twins`. JAX's meshes have no names: `Mesh.name` is dropped.
 
     Args:
-      mesh: the mesh.
+      mesh: the mesh; a JAX mesh is returned unchanged.
       devices: the devices to search, such as those that
         `jax.experimental.topologies.get_topology_desc` describes: programs can be compiled for
         them, but not run. None: those of this job.
 
     Returns:
-      the mesh with the same axes and axis types. Equal meshes give the same object.
+      The JAX mesh with the same axes and axis types. Equal meshes give the same object.
 
     Raises:
       UsageError: devices that do not exist, or belong to other processes, or axis names that XLA
         cannot compile; names all.
+
+    Example:
+      >>> import shoal
+      >>> shoal.jax_mesh(shoal.make_mesh({"x": -1})).axis_names
+      ('x',)
     """
+    if isinstance(mesh, jax.sharding.Mesh):
+        return mesh
     if not isinstance(mesh, Mesh):
         raise UsageTypeError(f"jax_mesh: {mesh!r} must be a shoal Mesh")
     return _jax_mesh(mesh, None if devices is None else tuple(devices))

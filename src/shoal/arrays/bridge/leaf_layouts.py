@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec, Sharding
 from jax.tree_util import PyTreeDef, SequenceKey, keystr, tree_flatten_with_path
 
 from shoal.arrays.bridge.layout_functions import wrong_arguments
-from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding
+from shoal.arrays.bridge.sharding import layout_of_sharding, named_sharding, padded_dims
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.errors import UsageError, nearest, with_article
 from shoal.plan.layout import Layout
@@ -56,7 +56,7 @@ def leaf_layouts(
             continue
         try:
             layout = layout_for(given, value, path)
-            sharding(layout, devices=devices)  # checks devices and expressibility
+            named_sharding(layout, devices=devices)  # checks devices and expressibility
             leaves.append(Leaf(path_text(path), value, layout))
         except UsageError as error:
             names.setdefault(str(error), []).append(path_text(path))

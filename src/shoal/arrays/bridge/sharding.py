@@ -17,15 +17,15 @@ from shoal.plan.mesh import Mesh
 
 
 @local
-def sharding(
+def named_sharding(
     layout: Layout | NamedSharding, *, devices: Sequence[jax.Device] | None = None
 ) -> NamedSharding:
     """Return the JAX sharding for a layout.
 
     Local.
 
-    `layout_of(sharding(layout)) == layout` but for the name of the mesh, which JAX's meshes lack.
-    Equal layouts give the same object.
+    `layout_of(named_sharding(layout)) == layout` but for the name of the mesh, which JAX's meshes
+    lack. Equal layouts give the same object.
 
     Args:
       layout: the layout; a NamedSharding is returned unchanged. A pending reduction must be "sum"
@@ -40,21 +40,21 @@ def sharding(
     Example:
       >>> import shoal
       >>> mesh = shoal.make_mesh({"x": -1})
-      >>> shoal.sharding(shoal.Layout(mesh, "x", None)).spec
+      >>> shoal.named_sharding(shoal.Layout(mesh, "x", None)).spec
       P('x', None)
     """
     if isinstance(layout, NamedSharding):
         return layout
     if not isinstance(layout, Layout):
-        raise UsageTypeError(f"sharding: {layout!r} must be a Layout")
+        raise UsageTypeError(f"named_sharding: {layout!r} must be a Layout")
     return _sharding(layout, None if devices is None else _listed(devices))
 
 
 def _listed(devices: Iterable[jax.Device]) -> tuple[jax.Device, ...]:
-    check_kind("sharding", devices, Iterable, "a list of JAX's devices")
+    check_kind("named_sharding", devices, Iterable, "a list of JAX's devices")
     found = tuple(devices)
     for device in found:
-        check_kind("sharding", device, jax.Device, "one of JAX's devices")
+        check_kind("named_sharding", device, jax.Device, "one of JAX's devices")
     return found
 
 
@@ -115,17 +115,19 @@ def _sharding(layout: Layout, devices: tuple[jax.Device, ...] | None) -> NamedSh
     other = sorted({reduction for reduction in partial.values() if reduction != "sum"})
     if other:
         raise UsageError(
-            f"sharding: {layout!r} has pending reductions other than sums: {', '.join(other)}; "
-            "JAX supports only sums"
+            f"named_sharding: {layout!r} has pending reductions other than sums: "
+            f"{', '.join(other)}; JAX supports only sums"
         )
     auto = [axis for axis in partial if layout.mesh.axis_types[axis] == "auto"]
     if auto:
         raise UsageError(
-            f"sharding: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
+            f"named_sharding: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
             "JAX supports them only over Explicit axes: Mesh(…, axis_types='explicit')"
         )
     unreduced = {"unreduced": set(partial)} if partial else {}
-    return NamedSharding(jax_mesh(layout.mesh, devices), PartitionSpec(*layout.dims, **unreduced))
+    return NamedSharding(
+        jax_mesh(layout.mesh, devices=devices), PartitionSpec(*layout.dims, **unreduced)
+    )
 
 
 def memory_of(given: Sharding) -> str:

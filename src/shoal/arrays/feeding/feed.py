@@ -35,7 +35,7 @@ from shoal import settings
 from shoal.arguments import count, integer, not_flags
 from shoal.arrays.bridge.agreed_devices import owners_of
 from shoal.arrays.bridge.leaf_layouts import Layouts, is_one_layout
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, ReaderState, by_number
 from shoal.arrays.feeding.batch_verdict import LAST
 from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting, FeedOptions, Steps
@@ -297,7 +297,7 @@ def _meeting(
     here: Coordinator, split: Split, spec: tuple[str, ...], lane: str | None, limit_s: float
 ) -> FeedMeeting:
     """Return how the threads meet: in a lane that no other feed uses."""
-    devices = sharding(split.layout).mesh.devices.ravel().tolist()
+    devices = named_sharding(split.layout).mesh.devices.ravel().tolist()
     owners = owners_of(here, devices, limit_s)
     if here.process not in owners:
         raise UsageError(
@@ -490,7 +490,7 @@ def rows_layout(layouts: Layouts) -> Layout:
             + (" and ".join(map(repr, found)) or "none")
         )
     (layout,) = found
-    sharding(layout)  # checks that its devices exist
+    named_sharding(layout)  # checks that its devices exist
     return layout
 
 

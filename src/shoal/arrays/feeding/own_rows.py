@@ -22,7 +22,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
     path_text,
 )
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import as_numpy, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.tree_words import nodes_text
@@ -161,9 +161,9 @@ class Batch(NamedTuple):
 def place_rows(value: HostArray, layout: Layout, split: Split, size: int) -> jax.Array:
     """Return one leaf as a global array. Wait for it before changing the host array."""
     if not value.ndim:
-        return upload_shards(value, sharding(layout))
+        return upload_shards(value, named_sharding(layout))
     rows: Any = _Rows(value, split.slices(size), size)
-    return upload_shards(rows, sharding(layout))
+    return upload_shards(rows, named_sharding(layout))
 
 
 class _Rows:

@@ -17,7 +17,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.host.host_values import cannot_hold, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems
 from shoal.arrays.host.upload import is_tracing
@@ -184,7 +184,7 @@ def _with_sharding(leaf: Leaf) -> Any:
     array = leaf.value
     if isinstance(array, jax.core.Tracer) or is_local(array):
         return array
-    return relabelled(array, sharding(leaf.layout))
+    return relabelled(array, named_sharding(leaf.layout))
 
 
 def _is_global(leaf: Leaf) -> bool:
@@ -196,7 +196,7 @@ def _is_part(leaf: Leaf) -> bool:
     value = seen(leaf.value)
     if value is None or not is_local(value):
         return False
-    targets = sharding(leaf.layout).device_set
+    targets = named_sharding(leaf.layout).device_set
     return not isinstance(value, jax.Array) or value.sharding.device_set != targets
 
 

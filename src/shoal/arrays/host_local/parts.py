@@ -13,7 +13,7 @@ from jax.extend.core import concrete_or_error
 from jax.sharding import NamedSharding
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
-from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
+from shoal.arrays.bridge.sharding import layout_of_sharding, named_sharding
 from shoal.arrays.host.host_values import as_numpy, device_dtype
 from shoal.arrays.host.record_trail import record_trail_of_parts
 from shoal.arrays.moving.move import Move, move, relabelled
@@ -96,7 +96,7 @@ def _whole_of_own(leaf: Leaf) -> jax.Array:
     (part,) = place_leaves([leaf._replace(layout=box.layout)])
     return jax.make_array_from_single_device_arrays(
         global_shape(leaf.layout, part.shape),
-        sharding(leaf.layout),
+        named_sharding(leaf.layout),
         [shard.data for shard in part.addressable_shards],
         dtype=part.dtype,
     )
@@ -110,7 +110,7 @@ def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
         of it.
     """
     path, value, layout = leaf
-    box, target = own_box(layout), sharding(layout)
+    box, target = own_box(layout), named_sharding(layout)
     if box.layout is None:
         raise UsageError(
             f"{call.operation}: {path}: process {jax.process_index()} owns no device of "
@@ -122,7 +122,7 @@ def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
         return place_leaves([Leaf(path, part, box.layout)])[0]
     return jax.make_array_from_single_device_arrays(
         local_shape(layout, lies.shape),
-        sharding(box.layout),
+        named_sharding(box.layout),
         [shard.data for shard in lies.addressable_shards],
         dtype=lies.dtype,
     )
@@ -130,7 +130,7 @@ def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
 
 def lies_elsewhere(array: jax.Array, layout: Layout) -> str:
     """Return why an array is not in a layout, or an empty string."""
-    target = sharding(layout)
+    target = named_sharding(layout)
     if array.sharding.is_equivalent_to(target, array.ndim):
         return ""
     if array.sharding.device_set != target.device_set:
@@ -141,7 +141,7 @@ def lies_elsewhere(array: jax.Array, layout: Layout) -> str:
         return f"is not in {layout!r}; relayout moves it there"
     if lies == layout:  # only the memory differs
         kind = array.sharding.memory_kind
-        return f"is in {kind} memory; jax.device_put(…, shoal.sharding(layout)) moves it"
+        return f"is in {kind} memory; jax.device_put(…, shoal.named_sharding(layout)) moves it"
     return f"is in {lies!r}; relayout moves it to {layout!r}"
 
 
@@ -186,10 +186,12 @@ def _nothing_here(leaf: Leaf) -> jax.Array:
     shape = global_shape(layout, value.shape)
     if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         dtype = device_dtype(np.dtype(value.dtype))
-        return jax.make_array_from_single_device_arrays(shape, sharding(layout), [], dtype=dtype)
+        return jax.make_array_from_single_device_arrays(
+            shape, named_sharding(layout), [], dtype=dtype
+        )
     words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, value.dtype))
     whole = Layout(layout.mesh, *layout.dims, *[None] * (len(words.shape) - len(shape)))
     empty = jax.make_array_from_single_device_arrays(
-        words.shape, sharding(whole), [], dtype=words.dtype
+        words.shape, named_sharding(whole), [], dtype=words.dtype
     )
     return jax.random.wrap_key_data(empty, impl=value.dtype)

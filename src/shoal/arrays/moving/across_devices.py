@@ -287,7 +287,7 @@ def _row(
     owners: Mapping[int, int], kind: str, devices: tuple[jax.Device, ...] | None
 ) -> NamedSharding:
     mesh = Mesh({_DEVICE: len(owners)}, [*owners], [*owners.values()], kind=kind)
-    return NamedSharding(jax_mesh(mesh, devices), PartitionSpec(_DEVICE))
+    return NamedSharding(jax_mesh(mesh, devices=devices), PartitionSpec(_DEVICE))
 
 
 def _own(sharding: NamedSharding) -> list[jax.Device]:

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import NamedSharding, Sharding
 
 from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts, path_text
-from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
+from shoal.arrays.bridge.sharding import layout_of_sharding, named_sharding
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import is_key
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
@@ -41,7 +41,7 @@ def obstacle(
       programs: use programs within one process, too.
       devices: the devices to search for the layout's; None: those of this job.
     """
-    target = sharding(leaf.layout, devices=devices)
+    target = named_sharding(leaf.layout, devices=devices)
     is_traced = leaf.value is not array
     if not is_apart(array.sharding, target, programs=programs and not is_traced):
         return ""
@@ -141,7 +141,7 @@ def _is_sent(leaf: Leaf, array: jax.Array | None) -> bool:
         return False
     if array is None:
         return len(owners_of_mesh(leaf.layout.mesh)) > 1
-    source, target = array.sharding, sharding(leaf.layout)
+    source, target = array.sharding, named_sharding(leaf.layout)
     if source == target:
         return False
     if source.device_set != target.device_set:

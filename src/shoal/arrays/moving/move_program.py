@@ -135,7 +135,7 @@ def _sharding(
     dims: tuple[Dim, ...] = (mesh.axis_names, *[None] * (rank - 1))
     if layout is not None and not layout.partial:
         dims = layout.dims
-    return NamedSharding(jax_mesh(mesh, devices), PartitionSpec(*dims))
+    return NamedSharding(jax_mesh(mesh, devices=devices), PartitionSpec(*dims))
 
 
 def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> OnShard:

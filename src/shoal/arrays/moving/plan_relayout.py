@@ -19,7 +19,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.arrays.host.host_values import deleted
 from shoal.arrays.moving.across_devices import (
     Programs,
@@ -216,7 +216,9 @@ class RelayoutPlan:
     @property
     def _ends(self) -> tuple[NamedSharding, NamedSharding]:
         source, target = self.transfer.source, self.transfer.target
-        return sharding(source, devices=self.devices), sharding(target, devices=self.devices)
+        return named_sharding(source, devices=self.devices), named_sharding(
+            target, devices=self.devices
+        )
 
     @property
     def _across(self) -> Programs:
@@ -302,7 +304,7 @@ def plan_relayout(
     raise_all("plan_relayout", problems)
     plan = plan_transfer(source, leaves[0].layout, x.shape, x.dtype.itemsize)
     is_copy = way is None and in_one_memory(plan.source, plan.target) and not source.partial
-    target = sharding(plan.target, devices=devices)
+    target = named_sharding(plan.target, devices=devices)
     permutes = is_apart(x.sharding, target, programs=way is not None)
     return RelayoutPlan(plan, x.dtype, is_copy and has_words(x.dtype), permutes, devices)
 

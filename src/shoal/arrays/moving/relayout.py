@@ -15,7 +15,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.host.agreed_program import concrete
 from shoal.arrays.host.host_values import deleted
 from shoal.arrays.moving.agreed_move import agree_on_move, fail_move, obstacle
@@ -101,7 +101,7 @@ def relayout(
     options = f"options: donate={donate}, staged={staged}"
     agree_on_move("relayout", leaves, arrays, options=(options,))
     moves = [
-        Move(leaf.value, array, sharding(leaf.layout))
+        Move(leaf.value, array, named_sharding(leaf.layout))
         for leaf, array in zip(leaves, arrays, strict=True)
         if array is not None
     ]
@@ -129,7 +129,7 @@ def _checked(
         if array is not None and (why := obstacle(leaf, array, programs=way is not None)):
             problems.append(f"{leaf.path}: {why}")
         elif staged and array is not None:
-            why = why_not_staged(leaf.value, array, sharding(leaf.layout))
+            why = why_not_staged(leaf.value, array, named_sharding(leaf.layout))
             problems.extend([f"{leaf.path}: {why}"] if why else [])
     raise_all("relayout", problems)
     return leaves, treedef, arrays

@@ -16,7 +16,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.host.host_values import device_form, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_lines
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
@@ -96,7 +96,7 @@ def created(
     raise_all("create", problems)
     if not leaves:
         return init(*args)
-    targets = [sharding(leaf.layout) for leaf in leaves]
+    targets = [named_sharding(leaf.layout) for leaf in leaves]
     mesh = _one_mesh(leaves)
     raise_all("create", _apart(args, targets[0]))
     program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
@@ -167,7 +167,7 @@ def _apart(args: tuple[Any, ...], target: NamedSharding) -> list[str]:
 def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
     """Replicate values that this process holds alone over the mesh; Python numbers stay weak."""
     values, treedef = jax.tree.flatten(args)
-    devices = sharding(Layout(mesh)).device_set
+    devices = named_sharding(Layout(mesh)).device_set
     stray = [
         number
         for number, value in enumerate(values)

@@ -25,7 +25,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.agreed_program import concrete
 from shoal.arrays.host.host_values import as_array, is_key, unfit, warn_of_narrowing
@@ -258,7 +258,7 @@ def _mesh_to_clear(value: jax.Array) -> AnyMesh | None:
 def _mesh_here(leaf: Leaf) -> AnyMesh:
     """Return the mesh to name: inside `shard_map` the current one, with its Manual axes."""
     around = _mesh_around(leaf)
-    return sharding(leaf.layout).mesh if around is None else around
+    return named_sharding(leaf.layout).mesh if around is None else around
 
 
 def _mesh_around(leaf: Leaf) -> AnyMesh | None:
@@ -363,13 +363,13 @@ def moved_inside(x: jax.Array, plan: RelayoutPlan) -> jax.Array:
     )
     moved: jax.Array = _MOVED.bind(x, there=there, back=back_again)
     if is_weak(x) and not is_weak(moved):
-        return weakened(moved, sharding(move.target))
+        return weakened(moved, named_sharding(move.target))
     return moved
 
 
 def _pinned_move(move: Transfer, devices: Sequence[jax.Device] | None) -> OnArray:
     ends = move.source, move.target
-    source, target = (sharding(end, devices=devices) for end in ends)
+    source, target = (named_sharding(end, devices=devices) for end in ends)
     found = stages(move.steps, *ends, move.shape, move.item_bytes, devices)
     run = inside_jit(found, source, target)
 

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, Sharding
 from shoal.arrays.bridge.devices import jax_mesh, mesh_of
 from shoal.arrays.bridge.layout_functions import short_text, wrong_arguments
 from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide
-from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, sharding
+from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, named_sharding
 from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh
 from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
 from shoal.checkpoint.format.records import LeafRecord
@@ -190,7 +190,7 @@ def _stored_layout(record: LeafRecord) -> Layout | NamedSharding | None:
         layout = Layout.parse(text)
         if layout.mesh.size > _MOST_DEVICES:
             raise UsageError(f"its mesh has {layout.mesh.size} devices")
-        place = sharding(layout)
+        place = named_sharding(layout)
     except UsageError as error:
         raise UsageError(
             f"was saved as {record.layout}, which does not fit here: {error}; "
@@ -243,7 +243,7 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
         must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), given), problems)
         if problems:
             raise UsageError("; ".join(one.removeprefix(": ") for one in problems))
-        return sharding(given)
+        return named_sharding(given)
     found: Sharding = given
     try:
         found.shard_shape(shape)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from shoal.arguments import PLAIN_KINDS
-from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.arrays.bridge.use_mesh import default_mesh as block_mesh
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.host.upload import is_tracing
@@ -174,7 +174,7 @@ def check_layout(tensor: Any, layout: Layout) -> None:
     # the layout of an array on one device says nothing of its dims
     is_any_rank = layout.type == LayoutType.SINGLE_DEVICE
     is_same = found is not None and (is_any_rank or found.sharding_specs == layout.sharding_specs)
-    if not is_same or sharding(found.shoal_layout) != sharding(wanted):  # type: ignore[union-attr]
+    if not is_same or named_sharding(found.shoal_layout) != named_sharding(wanted):  # type: ignore[union-attr]
         raise UsageError(
             f"dtensor.check_layout: Layout of tensor: {found}, did not match expected layout: "
             f"{layout}"

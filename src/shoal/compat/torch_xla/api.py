@@ -50,8 +50,9 @@ def auto_policy(mod_name: str, mod: Any, mesh: Any) -> None:
       NotImplementedError: always; it is a UsageError as well.
     """
     raise NoMeaningHere(
-        "torch_xla auto_policy (shoal.layouts): layouts are not searched; shoal.layouts takes "
-        "rules for parameters by path, and inside jit the compiler lays out the rest"
+        "torch_xla auto_policy (shoal.match_layouts): layouts are not searched; "
+        "shoal.match_layouts takes rules for parameters by path, and inside jit the compiler lays "
+        "out the rest"
     )
 
 

@@ -58,8 +58,8 @@ class SpmdFullyShardedDataParallel(_LeftOut):
     """
 
     way = (
-        "(shoal.layouts): parameters are arguments here; mark_sharding each by fsdp."
-        "_prepare_spmd_partition_spec, or give shoal.layouts rules by path"
+        "(shoal.match_layouts): parameters are arguments here; mark_sharding each by fsdp."
+        "_prepare_spmd_partition_spec, or give shoal.match_layouts rules by path"
     )
 
 

@@ -35,8 +35,8 @@ def use_spmd(auto: bool = False) -> None:
     if auto:
         raise NoMeaningHere(
             "torch_xla use_spmd (jax.jit): layouts are not searched for a whole program; inside "
-            "jit the compiler lays out values without a layout, and shoal.layouts takes rules for "
-            "parameters"
+            "jit the compiler lays out values without a layout, and shoal.match_layouts takes "
+            "rules for parameters"
         )
 
 

@@ -68,7 +68,7 @@ class Troubles:
         return self._acknowledged.issuperset(gone)
 
     def survivors(self, num_processes: int) -> tuple[int, ...]:
-        """Return the processes with which the program continues, as the last `live_processes` agreed."""
+        """Return the processes with which the program continues, by the last `live_processes`."""
         gone = set(self._acknowledged)
         return tuple(process for process in range(num_processes) if process not in gone)
 

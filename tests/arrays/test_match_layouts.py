@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import shoal
-from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
-from shoal.arrays.tree_layouts import layouts
+from shoal.arrays.match_layouts import match_layouts
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -51,7 +51,7 @@ TABLE = {"**/kernel": ("data", "model"), "**/bias": "model", "**/embed": (None, 
 
 
 def test_one_table_serves_parameters_and_the_state_of_the_optimizer():
-    found = layouts(TABLE, SHAPES, mesh=MESH)
+    found = match_layouts(TABLE, SHAPES, mesh=MESH)
     assert jax.tree.structure(found) == jax.tree.structure(SHAPES)
     for params in (found["params"], found["opt"][0].mu, found["opt"][0].nu):
         assert params["layers"][1] == {
@@ -63,10 +63,10 @@ def test_one_table_serves_parameters_and_the_state_of_the_optimizer():
 
 
 def test_the_result_goes_wherever_layouts_are_taken(tmp_path):
-    found = layouts(TABLE, SHAPES, mesh=MESH)
+    found = match_layouts(TABLE, SHAPES, mesh=MESH)
     state = shoal.create(init, jax.random.key(0), layouts=found)
-    targets = jax.tree.map(sharding, found)
-    whole = layouts({"**": ()}, SHAPES, mesh=MESH)
+    targets = jax.tree.map(named_sharding, found)
+    whole = match_layouts({"**": ()}, SHAPES, mesh=MESH)
     moved = [
         shoal.put(jax.tree.map(np.asarray, state), found),
         shoal.relayout(shoal.relayout(state, whole), found),
@@ -81,7 +81,7 @@ def test_the_result_goes_wherever_layouts_are_taken(tmp_path):
 
 def test_the_first_rule_that_matches_decides():
     rules = [("params/layers/1/kernel", ()), ("**/kernel", ("data",)), ("**", ())]
-    found = layouts(rules, SHAPES, mesh=MESH)
+    found = match_layouts(rules, SHAPES, mesh=MESH)
     kernels = [layer["kernel"].dims for layer in found["params"]["layers"]]
     assert kernels == [("data", None), (None, None)]
     assert found["params"]["embed"].is_replicated
@@ -92,14 +92,14 @@ def test_layouts_are_given_in_every_form():
     shapes = {name: jax.ShapeDtypeStruct((8, 4), np.float32) for name in "abcdef"}
     rules = {
         "a": Layout(other, "x", None),
-        "b": sharding(Layout(other, "x", None)),
+        "b": named_sharding(Layout(other, "x", None)),
         "c": P(("data", "model")),
         "d": "data",
         "e": lambda path, leaf: (None, "data") if (path, leaf.shape) == ("e", (8, 4)) else None,
         "f": None,
     }
     with use_mesh(MESH):
-        found = layouts(rules, shapes)
+        found = match_layouts(rules, shapes)
     assert found == {
         "a": Layout(other, "x", None),
         "b": Layout(other, "x", None),
@@ -108,31 +108,31 @@ def test_layouts_are_given_in_every_form():
         "e": Layout(MESH, None, "data"),
         "f": Layout(MESH, None, None),
     }
-    jaxs = sharding(Layout(MESH)).mesh
-    assert layouts({"**": ()}, shapes, mesh=jaxs)["a"] == Layout(MESH, None, None)
+    jaxs = named_sharding(Layout(MESH)).mesh
+    assert match_layouts({"**": ()}, shapes, mesh=jaxs)["a"] == Layout(MESH, None, None)
 
 
 def test_leaves_without_dims_need_no_rule_and_lie_on_the_mesh_of_theirs():
     other = Mesh({"x": 8})
     shapes = {"a": {"w": jnp.ones((8, 2)), "n": 0}, "b": {"w": jnp.ones((8, 2)), "n": jnp.int32(0)}}
     rules = {"a/**": Layout(other, "x", None), "b/w": ("data", None)}
-    found = layouts(rules, shapes, mesh=MESH)
+    found = match_layouts(rules, shapes, mesh=MESH)
     assert (found["a"]["n"], found["b"]["n"]) == (Layout(other), Layout(MESH))
-    assert layouts({"**": ("data", "model")}, {"n": 0}, mesh=MESH) == {"n": Layout(MESH)}
+    assert match_layouts({"**": ("data", "model")}, {"n": 0}, mesh=MESH) == {"n": Layout(MESH)}
 
 
 def test_the_mesh_of_the_layouts_is_that_of_the_names_if_there_is_one():
     shapes = {"a": jnp.ones((8, 2)), "b": jnp.ones(8)}
     rules = {"a": Layout(MESH, "data", None), "b": "data"}
-    assert layouts(rules, shapes)["b"] == Layout(MESH, "data")
+    assert match_layouts(rules, shapes)["b"] == Layout(MESH, "data")
     with pytest.raises(UsageError, match="rules of axis names need a mesh: give mesh="):
-        layouts({"**": ()}, shapes)
+        match_layouts({"**": ()}, shapes)
     with pytest.raises(UsageTypeError, match="mesh='data' must be a Mesh"):
-        layouts(rules, shapes, mesh="data")
+        match_layouts(rules, shapes, mesh="data")
 
 
 def test_a_single_leaf_is_matched_by_two_stars():
-    assert layouts({"**": "data"}, jnp.ones(8), mesh=MESH) == Layout(MESH, "data")
+    assert match_layouts({"**": "data"}, jnp.ones(8), mesh=MESH) == Layout(MESH, "data")
 
 
 def test_everything_that_is_wrong_is_said_at_once():
@@ -151,7 +151,7 @@ def test_everything_that_is_wrong_is_said_at_once():
         "dense/*": (),
     }
     with pytest.raises(UsageError) as caught:
-        layouts(rules, tree, mesh=MESH)
+        match_layouts(rules, tree, mesh=MESH)
     said = caught.value.problems
     assert len(said) == 9
     text = "\n".join(said)
@@ -173,17 +173,17 @@ def test_everything_that_is_wrong_is_said_at_once():
 def test_many_leaves_with_one_fault_are_named_in_one_line():
     tree = {f"w{n:02}": jnp.ones((8, 2)) for n in range(30)}
     with pytest.raises(UsageError, match=r"w00, .*, w07 and 22 more: no rule matches"):
-        layouts({}, tree, mesh=MESH)
+        match_layouts({}, tree, mesh=MESH)
 
 
 def test_rules_may_decide_nothing_where_a_table_serves_several_trees():
     params = SHAPES["params"]
     with pytest.raises(UsageError, match="rule 'opt/\\*\\*': matches nothing"):
-        layouts({**TABLE, "opt/**": ()}, params, mesh=MESH)
-    found = layouts({**TABLE, "opt/**": ()}, params, mesh=MESH, all_rules=False)
-    assert found == layouts(TABLE, SHAPES, mesh=MESH)["params"]
+        match_layouts({**TABLE, "opt/**": ()}, params, mesh=MESH)
+    found = match_layouts({**TABLE, "opt/**": ()}, params, mesh=MESH, all_rules=False)
+    assert found == match_layouts(TABLE, SHAPES, mesh=MESH)["params"]
     with pytest.raises(UsageTypeError, match="all_rules=1 must be"):
-        layouts(TABLE, params, mesh=MESH, all_rules=1)
+        match_layouts(TABLE, params, mesh=MESH, all_rules=1)
 
 
 @pytest.mark.parametrize(
@@ -200,21 +200,21 @@ def test_rules_may_decide_nothing_where_a_table_serves_several_trees():
 )
 def test_rules_that_are_none(rules, words):
     with pytest.raises(UsageError, match=words):
-        layouts(rules, {"w": jnp.ones((8, 4))}, mesh=MESH)
+        match_layouts(rules, {"w": jnp.ones((8, 4))}, mesh=MESH)
 
 
 @pytest.mark.parametrize("given", [P("data", None, None), ("data", None, None),
                                    Layout(MESH, "data"), lambda path, leaf: 3])  # fmt: skip
 def test_layouts_that_do_not_fit_a_leaf(given):
-    with pytest.raises(UsageError, match=r"layouts: a/w: "):
-        layouts({"a/w": given}, {"a": {"w": jnp.ones((8, 4))}}, mesh=MESH)
+    with pytest.raises(UsageError, match=r"match_layouts: a/w: "):
+        match_layouts({"a/w": given}, {"a": {"w": jnp.ones((8, 4))}}, mesh=MESH)
 
 
 def test_pending_sums_are_no_layout_of_a_parameter():
     explicit = Mesh({"x": 8}, axis_types="explicit")
     pending = Layout(explicit, None, partial={"x": "sum"})
     with pytest.raises(UsageError, match="values are whole: leave it out"):
-        layouts({"w": pending}, {"w": jnp.ones(8)})
+        match_layouts({"w": pending}, {"w": jnp.ones(8)})
 
 
 WORDS = st.sampled_from(["a", "b", "w"])
@@ -241,7 +241,7 @@ def test_rules_decide_as_by_hand(one, other, rules):
         node["leaf"] = jax.ShapeDtypeStruct((8,), np.float32)
     choices = [None, "data", "model", ("data", "model"), ("model", "data")]
     table = [("/".join([*rule, "leaf"]), (choices[n],)) for n, rule in enumerate(rules)]
-    found = layouts([*table, ("**", "data")], tree, mesh=MESH, all_rules=False)
+    found = match_layouts([*table, ("**", "data")], tree, mesh=MESH, all_rules=False)
     for path, layout in jax.tree_util.tree_flatten_with_path(found)[0]:
         parts = [key.key for key in path]
         first = next(
@@ -256,21 +256,21 @@ def test_rules_decide_as_by_hand(one, other, rules):
 def test_a_function_that_ends_without_a_word_decides_nothing():
     shapes = {"w": jax.ShapeDtypeStruct((8, 4), np.float32)}
     with pytest.raises(UsageError, match=r"w: the function .*<lambda> returned None; \(\) splits"):
-        layouts({"**": lambda path, leaf: None}, shapes, mesh=MESH)
-    assert layouts({"**": lambda path, leaf: ()}, shapes, mesh=MESH)["w"].is_replicated
+        match_layouts({"**": lambda path, leaf: None}, shapes, mesh=MESH)
+    assert match_layouts({"**": lambda path, leaf: ()}, shapes, mesh=MESH)["w"].is_replicated
 
 
 def test_a_rule_in_other_names_is_shown_how_leaves_are_called():
     shapes = {"a": [jax.ShapeDtypeStruct((8, 4), np.float32)]}
     with pytest.raises(UsageError, match=r"matches nothing; did you mean 'a/0'\?"):
-        layouts({"['a'][0]": (), "**": ()}, shapes, mesh=MESH)
+        match_layouts({"['a'][0]": (), "**": ()}, shapes, mesh=MESH)
 
 
 def test_the_path_of_a_leaf_is_a_rule_for_it_alone():
     shapes = {name: jax.ShapeDtypeStruct((8, 4), np.float32) for name in ("w[0]", "w0", "w[z-a]")}
-    found = layouts({"w[0]": "data", "w[z-a]": "model", "**": ()}, shapes, mesh=MESH)
+    found = match_layouts({"w[0]": "data", "w[z-a]": "model", "**": ()}, shapes, mesh=MESH)
     assert [found[name].dims[0] for name in shapes] == ["data", None, "model"]
     with pytest.raises(UsageError, match=r"rule 'v\[z-a\]': .* are not a valid range"):
-        layouts({"v[z-a]": "data", "**": ()}, shapes, mesh=MESH, all_rules=False)
+        match_layouts({"v[z-a]": "data", "**": ()}, shapes, mesh=MESH, all_rules=False)
     with pytest.raises(UsageError, match=r"rule 'dense': .*; did you mean 'dense/\*\*'\?"):
-        layouts({"dense": (), "**": ()}, {"dense": shapes}, mesh=MESH)
+        match_layouts({"dense": (), "**": ()}, {"dense": shapes}, mesh=MESH)

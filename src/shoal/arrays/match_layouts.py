@@ -28,7 +28,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     layout_for,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all, with_article
@@ -40,7 +40,7 @@ _MOST_NAMED = 8  # leaves named for one problem
 
 
 @local
-def layouts(
+def match_layouts(
     rules: Mapping[str, Layouts] | Iterable[tuple[str, Layouts]],
     shapes: Any,
     *,
@@ -52,7 +52,7 @@ def layouts(
     Local.
 
     The result is accepted wherever layouts are (`put`, `create`, `relayout`, `restore`,
-    `Checkpoints.resume`, `feed`), and `jax.tree.map(shoal.sharding, …)` of it by
+    `Checkpoints.resume`, `feed`), and `jax.tree.map(shoal.named_sharding, …)` of it by
     `jit(out_shardings=…)`. One table serves parameters and the state of an optimizer, whose trees
     repeat the parameters' paths at a deeper level: `**/kernel` matches `params/dense/kernel` and
     `opt/0/mu/dense/kernel`. The first matching rule decides. A scalar leaf (a step, a
@@ -86,14 +86,14 @@ def layouts(
       >>> params = {"dense": {"kernel": jnp.ones((8, 4)), "bias": jnp.ones(4)}, "step": 0}
       >>> mesh = shoal.make_mesh({"data": -1})
       >>> table = {"**/kernel": ("data", None), "**/bias": ()}
-      >>> found = shoal.layouts(table, jax.eval_shape(lambda: params), mesh=mesh)
+      >>> found = shoal.match_layouts(table, jax.eval_shape(lambda: params), mesh=mesh)
       >>> [layout.dims for layout in jax.tree.leaves(found)]
       [(None,), ('data', None), ()]
     """
     problems: list[str] = []
     table = _rules(rules, problems)
     problems += not_flags(all_rules=all_rules)
-    raise_all("layouts", problems)
+    raise_all("match_layouts", problems)
     chosen = _mesh(mesh, table)
     pairs, treedef = tree_flatten_with_path(shapes, is_leaf=_is_bare_shape)
     filling = _Filling(table, [keystr(path, simple=True, separator="/") for path, _ in pairs])
@@ -147,7 +147,7 @@ class _Filling:
             for number, rule in enumerate(self._table)
             if not self._decided[number] and (all_rules or not is_pattern(rule.pattern))
         ]
-        raise_all("layouts", wrong + self._problems + idle)
+        raise_all("match_layouts", wrong + self._problems + idle)
 
     def _why_idle(self, number: int) -> str:
         """Return why a rule decides nothing, and what may have been meant."""
@@ -183,7 +183,7 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
                 f"the function {_name(function)} returned {given!r}, which is not a layout"
             )
     layout = layout_for(given, value, path)
-    sharding(layout)  # its devices exist, and JAX can express it
+    named_sharding(layout)  # its devices exist, and JAX can express it
     return layout
 
 
@@ -226,11 +226,13 @@ def _mesh(given: Mesh | jax.sharding.Mesh | None, table: Sequence[_Rule]) -> Mes
     if isinstance(chosen, jax.sharding.Mesh):
         return mesh_of(chosen)
     if chosen is not None:
-        raise UsageTypeError(f"layouts: mesh={chosen!r} must be a Mesh")
+        raise UsageTypeError(f"match_layouts: mesh={chosen!r} must be a Mesh")
     named = {mesh: None for rule in table if (mesh := _mesh_named(rule.given)) is not None}
     if len(named) == 1:
         return next(iter(named))
-    raise UsageError("layouts: rules of axis names need a mesh: give mesh=, or enter use_mesh")
+    raise UsageError(
+        "match_layouts: rules of axis names need a mesh: give mesh=, or enter use_mesh"
+    )
 
 
 def _mesh_named(given: Any) -> Mesh | None:
