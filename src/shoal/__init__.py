@@ -20,27 +20,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import CheckpointError as CheckpointError
-from shoal.errors import CorruptCheckpoint as CorruptCheckpoint
 from shoal.errors import DeadlineError as DeadlineError
-from shoal.errors import DeviceStartError as DeviceStartError
 from shoal.errors import DivergenceError as DivergenceError
 from shoal.errors import DtypeWarning as DtypeWarning
 from shoal.errors import InitializeError as InitializeError
-from shoal.errors import NoDevicesError as NoDevicesError
-from shoal.errors import NotCommitted as NotCommitted
-from shoal.errors import NotShared as NotShared
 from shoal.errors import PeerFailedError as PeerFailedError
 from shoal.errors import ProcessLostError as ProcessLostError
-from shoal.errors import RestoreMismatch as RestoreMismatch
-from shoal.errors import SaveAborted as SaveAborted
 from shoal.errors import ShoalError as ShoalError
-from shoal.errors import StalledError as StalledError
-from shoal.errors import StepAlreadyCommitted as StepAlreadyCommitted
-from shoal.errors import StorageError as StorageError
-from shoal.errors import StorageFull as StorageFull
-from shoal.errors import UnsupportedCheckpoint as UnsupportedCheckpoint
 from shoal.errors import UsageError as UsageError
-from shoal.errors import UsageTypeError as UsageTypeError
 
 if TYPE_CHECKING:
     from shoal.arrays.bridge.devices import jax_mesh as jax_mesh
@@ -158,30 +145,17 @@ _LAZY = {
 __all__ = [
     "CheckpointError",
     "Checkpoints",
-    "CorruptCheckpoint",
     "DeadlineError",
-    "DeviceStartError",
     "DivergenceError",
     "DtypeWarning",
     "InitializeError",
     "Layout",
     "Mesh",
-    "NoDevicesError",
-    "NotCommitted",
-    "NotShared",
     "PeerFailedError",
     "PerProcess",
     "ProcessLostError",
-    "RestoreMismatch",
-    "SaveAborted",
     "ShoalError",
-    "StalledError",
-    "StepAlreadyCommitted",
-    "StorageError",
-    "StorageFull",
-    "UnsupportedCheckpoint",
     "UsageError",
-    "UsageTypeError",
     "allgather",
     "assert_same",
     "assert_same_program",

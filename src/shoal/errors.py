@@ -13,15 +13,15 @@
     │   └── DeviceStartError      devices failed to start: a likely hardware fault
     │       └── NoDevicesError        no devices of the requested kind
     └── CheckpointError       the storage: a checkpoint on disk
-        ├── NotCommitted          no checkpoint at this path       (also a FileNotFoundError)
-        ├── StepAlreadyCommitted  there is one; it is kept        (also a FileExistsError)
-        ├── SaveAborted           this save failed; earlier checkpoints are unaffected
-        ├── CorruptCheckpoint     bytes on disk differ from those saved
-        ├── UnsupportedCheckpoint written by a newer shoal
+        ├── NotCommittedError          no checkpoint at this path       (also a FileNotFoundError)
+        ├── StepAlreadyCommittedError  there is one; it is kept        (also a FileExistsError)
+        ├── SaveAbortedError           this save failed; earlier checkpoints are unaffected
+        ├── CorruptCheckpointError     bytes on disk differ from those saved
+        ├── UnsupportedCheckpointError written by a newer shoal
         └── StorageError          the file system failed          (also an OSError)
-            ├── StorageFull           no space left
-            └── NotShared             processes do not see each other's files
-    RestoreMismatch, a UsageError: the requested tree does not match the saved one.
+            ├── StorageFullError           no space left
+            └── NotSharedError             processes do not see each other's files
+    RestoreMismatchError, a UsageError: the requested tree does not match the saved one.
 
 A message has one to three lines: the call with its arguments, what is wrong, what to do. The facts
 behind it are attributes. ``exit_code`` is the exit code of a program that dies of the error under
@@ -34,24 +34,24 @@ from collections.abc import Iterable, Mapping
 
 __all__ = [
     "CheckpointError",
-    "CorruptCheckpoint",
+    "CorruptCheckpointError",
     "DeadlineError",
     "DeviceStartError",
     "DivergenceError",
     "DtypeWarning",
     "InitializeError",
     "NoDevicesError",
-    "NotCommitted",
-    "NotShared",
+    "NotCommittedError",
+    "NotSharedError",
     "PeerFailedError",
     "ProcessLostError",
-    "RestoreMismatch",
-    "SaveAborted",
+    "RestoreMismatchError",
+    "SaveAbortedError",
     "ShoalError",
-    "StepAlreadyCommitted",
+    "StepAlreadyCommittedError",
     "StorageError",
-    "StorageFull",
-    "UnsupportedCheckpoint",
+    "StorageFullError",
+    "UnsupportedCheckpointError",
     "UsageError",
     "UsageTypeError",
     "WrongType",
@@ -221,11 +221,11 @@ class CheckpointError(ShoalError):
         self.path = path
 
 
-class NotCommitted(CheckpointError, FileNotFoundError):
+class NotCommittedError(CheckpointError, FileNotFoundError):
     """No committed checkpoint at this path (no file COMMIT); perhaps incomplete attempts."""
 
 
-class StepAlreadyCommitted(CheckpointError, FileExistsError):
+class StepAlreadyCommittedError(CheckpointError, FileExistsError):
     """A checkpoint exists there, written by the save `attempt`; nothing is ever overwritten."""
 
     def __init__(self, message: str, *, path: str = "", attempt: str = "") -> None:
@@ -233,7 +233,7 @@ class StepAlreadyCommitted(CheckpointError, FileExistsError):
         self.attempt = attempt
 
 
-class SaveAborted(CheckpointError):
+class SaveAbortedError(CheckpointError):
     """This save failed; earlier checkpoints are unaffected. Raised on every process.
 
     `phase` is the phase it reached, `processes` are those that caused the failure. Its exit code is
@@ -255,7 +255,7 @@ class SaveAborted(CheckpointError):
         self.exit_code = exit_code
 
 
-class CorruptCheckpoint(CheckpointError):
+class CorruptCheckpointError(CheckpointError):
     """Bytes on disk differ from those that were saved. None of their values was returned.
 
     `file` is the name of the file, `leaf` the name of the leaf (empty if the damage is in no leaf),
@@ -279,7 +279,7 @@ class CorruptCheckpoint(CheckpointError):
         self.offset = offset
 
 
-class UnsupportedCheckpoint(CheckpointError):
+class UnsupportedCheckpointError(CheckpointError):
     """Written by a later version, with `features` that this version does not support."""
 
     def __init__(self, message: str, *, path: str = "", features: Iterable[str] = ()) -> None:
@@ -298,7 +298,7 @@ class StorageError(CheckpointError, OSError):
         return type(self), self.args, {**self.__dict__, "errno": self.errno}
 
 
-class StorageFull(StorageError):
+class StorageFullError(StorageError):
     """No space left. `needed_bytes` and `free_bytes` are None if unknown."""
 
     def __init__(
@@ -315,7 +315,7 @@ class StorageFull(StorageError):
         self.free_bytes = free_bytes
 
 
-class NotShared(StorageError):
+class NotSharedError(StorageError):
     """Processes do not see each other's files at this path. `processes` lists those that do not."""
 
     def __init__(self, message: str, *, path: str = "", processes: Iterable[int] = ()) -> None:
@@ -323,7 +323,7 @@ class NotShared(StorageError):
         self.processes = tuple(processes)
 
 
-class RestoreMismatch(UsageError):
+class RestoreMismatchError(UsageError):
     """The requested tree does not match the saved one; nothing was restored.
 
     Each attribute lists names of leaves: those `missing` from the checkpoint, `unexpected` in it,

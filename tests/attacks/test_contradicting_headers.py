@@ -18,7 +18,7 @@ from shoal.checkpoint.format.fields import Fields
 from shoal.checkpoint.format.json_files import decode_commit
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.tree.per_process import PerProcess
-from shoal.errors import CorruptCheckpoint
+from shoal.errors import CorruptCheckpointError
 
 TREE = {
     "w": np.arange(6000, dtype=np.float32).reshape(60, 100),
@@ -86,8 +86,8 @@ def test_what_a_header_says_otherwise_is_told(tmp_path, monkeypatch, change, wor
     found = verify_files(checkpoint)
     assert found
     assert len(found) <= len(checkpoint.index.files)
-    with pytest.raises(CorruptCheckpoint, match=words):
-        raise CorruptCheckpoint("\n".join(found))
+    with pytest.raises(CorruptCheckpointError, match=words):
+        raise CorruptCheckpointError("\n".join(found))
     assert checkpoint.index.files[0].name in found[0]
 
 
@@ -130,10 +130,10 @@ def sealed(path, old, new):
 def test_what_is_no_number_of_json_is_no_metric(tmp_path, number):
     hand_written.write(tmp_path, {"w": np.ones(3)})
     data = sealed(tmp_path, b'"metrics": {}', b'"metrics": {"loss": %s}' % number.encode())
-    with pytest.raises(CorruptCheckpoint, match="COMMIT is not valid JSON"):
+    with pytest.raises(CorruptCheckpointError, match="COMMIT is not valid JSON"):
         decode_commit(data)
     (tmp_path / "COMMIT").write_bytes(data)
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         restore(tmp_path)
 
 
@@ -147,5 +147,5 @@ def test_large_and_small_numbers_are_metrics(tmp_path, number):
 def test_fields_of_the_user_hold_no_infinite_numbers_either(tmp_path):
     from shoal.checkpoint.format.header import strict_json
 
-    with pytest.raises(CorruptCheckpoint, match="1e400 is larger than any number"):
+    with pytest.raises(CorruptCheckpointError, match="1e400 is larger than any number"):
         Fields(strict_json(b'{"user": {"lr": 1e400}}', "x"), "x").free("user")

@@ -20,7 +20,7 @@ from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.restore import restore
-from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
+from shoal.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 
 TREE = {
     "w": np.arange(200_000, dtype=np.float32).reshape(400, 500),
@@ -65,7 +65,7 @@ def test_every_flipped_bit_is_found(good, bad):
         flip(file, bit)
         try:
             restore(bad)
-        except (CorruptCheckpoint, UnsupportedCheckpoint) as error:
+        except (CorruptCheckpointError, UnsupportedCheckpointError) as error:
             told = getattr(error, "file", "") or str(error)
             assert file.name in told or file.name == "COMMIT", (file, bit, told)
         else:
@@ -79,7 +79,7 @@ def test_every_flipped_bit_is_found(good, bad):
 def test_the_block_and_the_leaf_are_named(bad):
     last = data_files(bad)[-1]
     flip(last, 8 * (last.stat().st_size - 1))
-    with pytest.raises(CorruptCheckpoint) as info:
+    with pytest.raises(CorruptCheckpointError) as info:
         restore(bad)
     error = info.value
     assert (error.path, error.file) == (str(bad), last.name)
@@ -97,7 +97,7 @@ def test_memory_that_was_asked_for_is_not_handed_out(bad):
     checkpoint = open_folder(LocalFolder(bad))
     out = np.empty((400, 500), np.float32)
     number = [leaf.name for leaf in checkpoint.manifest.leaves].index("w")
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         read_boxes(checkpoint, [Want(number, (0, 0), out)], most_bytes=1 << 22)
 
 
@@ -127,7 +127,7 @@ def zero(file: Path) -> None:
 def test_a_file_of_another_length_is_named(bad, harm, pattern):
     (file,) = bad.glob(pattern)
     harm(file)
-    with pytest.raises(CorruptCheckpoint) as info:
+    with pytest.raises(CorruptCheckpointError) as info:
         restore(bad)
     assert info.value.file == file.name
     assert str(bad) in str(info.value)
@@ -158,7 +158,7 @@ def test_all_files_that_are_gone_are_named_and_what_lay_in_them(bad, harm, words
     held = held_in(bad)
     for file in data_files(bad):
         harm(file)
-    with pytest.raises(CorruptCheckpoint) as info:
+    with pytest.raises(CorruptCheckpointError) as info:
         restore(bad)
     assert info.value.file == held[0][0]
     assert info.value.leaf
@@ -176,7 +176,7 @@ def test_what_lay_behind_a_cut_is_named(bad):
     block = BLOCK_BYTES
     held = held_in(bad, block)
     os.truncate(bad / held[0][0], block + 7)
-    with pytest.raises(CorruptCheckpoint) as info:
+    with pytest.raises(CorruptCheckpointError) as info:
         restore(bad)
     assert f"has {block + 7:,} bytes, " in str(info.value)
     assert str(info.value).splitlines()[0].endswith(held[0][1])
@@ -186,7 +186,7 @@ def test_what_lay_behind_a_cut_is_named(bad):
 @pytest.mark.parametrize("harm", [truncate, extend, empty, zero])
 def test_a_commit_of_another_length_is_no_commit(bad, harm):
     harm(bad / "COMMIT")
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         restore(bad)
 
 
@@ -196,12 +196,12 @@ def test_files_that_changed_places(bad):
     shutil.move(first, bad / "aside")
     shutil.move(second, first)
     shutil.move(bad / "aside", second)
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         restore(bad)
     for file in (first, second):  # of one length, they still hold one another's blocks
         content = file.read_bytes()
         file.write_bytes(content + bytes(size - len(content)))
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         restore(bad)
 
 
@@ -212,7 +212,7 @@ def test_files_of_another_checkpoint(bad, prefix, tmp_path):
     hand_written.write(tmp_path / "other", other, hand_written.grid(3, 2), processes=2, step=2)
     for file in (tmp_path / "other").glob(f"{prefix}*"):
         shutil.copy(file, bad / file.name)
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         restore(bad)
 
 
@@ -244,7 +244,7 @@ def test_a_file_cut_while_it_is_read(bad, monkeypatch):
     ]
     for one in checkpoint.index.files:
         object.__setattr__(one, "bytes", (bad / one.name).stat().st_size + 9)
-    with pytest.raises(CorruptCheckpoint, match="ends at byte"):
+    with pytest.raises(CorruptCheckpointError, match="ends at byte"):
         read_boxes(checkpoint, wants, most_bytes=1 << 22)
 
 
@@ -254,7 +254,7 @@ def test_a_commit_that_vouches_for_files_elsewhere(bad):
     said["manifest"]["name"] = "../good/" + said["manifest"]["name"]
     text = json.dumps(said).encode() + b"\n"
     (bad / "COMMIT").write_bytes(text + hashlib.sha256(text).hexdigest().encode() + b"\n")
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         restore(bad)
 
 
@@ -271,5 +271,5 @@ def test_keys_of_a_kind_that_nobody_knows(tmp_path, monkeypatch, impl):
     monkeypatch.setattr(hand_written, "LeafRecord", key)
     hand_written.write(tmp_path / "keys", {"k": np.zeros((3, 2), np.uint32)})
     for target in (None, SingleDeviceSharding(jax.devices()[0])):
-        with pytest.raises(UnsupportedCheckpoint, match="k: this JAX makes no key"):
+        with pytest.raises(UnsupportedCheckpointError, match="k: this JAX makes no key"):
             restore(tmp_path / "keys", target)

@@ -19,13 +19,13 @@ from shoal.checkpoint.format import (
     table_files,
     tiling,
 )
-from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint
+from shoal.errors import CorruptCheckpointError, UnsupportedCheckpointError
 
 WRITTEN = checkpoint()
 MANIFEST = WRITTEN[records.manifest_name(ATTEMPT)]
 INDEX = WRITTEN[records.index_name(ATTEMPT)]
 PART = WRITTEN[records.part_name(ATTEMPT, 0)]
-REFUSED = (CorruptCheckpoint, UnsupportedCheckpoint)
+REFUSED = (CorruptCheckpointError, UnsupportedCheckpointError)
 
 
 def seal_text(text):
@@ -89,7 +89,7 @@ def use(kind, found):
         assert "/" not in found.manifest.name + found.index.name
     else:
         assert all("/" not in one.name and "\0" not in one.name for one in found.files)
-        with contextlib.suppress(CorruptCheckpoint):
+        with contextlib.suppress(CorruptCheckpointError):
             tiling.check_tiling(json_files.decode_manifest(MANIFEST), found.chunks)
 
 
@@ -174,7 +174,7 @@ def test_shapes_of_nothing_that_no_memory_holds(shape):
     tables, metadata = tables_of(INDEX)
     entries = [header.Entry(name, "I64", shape, 0, 0) for name in tables]
     entries.append(header.Entry("sha256", "U8", (32,), 0, 32))
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         table_files.decode_index(seal_table(header.build_header(entries, metadata)))
 
 
@@ -187,10 +187,10 @@ def test_every_table_replaced_by_anything(kind):
         for odd in ODD:
             try:
                 use(kind, decode(table_file(tables | {name: odd}, metadata)))
-            except CorruptCheckpoint:
+            except CorruptCheckpointError:
                 continue
             assert np.array_equal(odd, tables[name])
-        with pytest.raises(CorruptCheckpoint):
+        with pytest.raises(CorruptCheckpointError):
             decode(table_file({key: one for key, one in tables.items() if key != name}, metadata))
     for key in metadata:
         for new in map(json.dumps, VALUES):
@@ -198,7 +198,7 @@ def test_every_table_replaced_by_anything(kind):
                 use(kind, decode(table_file(tables, metadata | {key: new})))
             except REFUSED:
                 continue
-        with pytest.raises(CorruptCheckpoint):
+        with pytest.raises(CorruptCheckpointError):
             decode(table_file(tables, {one: text for one, text in metadata.items() if one != key}))
 
 
@@ -208,20 +208,20 @@ def test_tables_of_later_versions(kind):
     tables, metadata = tables_of(written)
     more, later = {"zones": np.zeros(3, np.int64)}, {"version": "[1, 7]", "who": "knows"}
     assert decode(table_file(tables | more, metadata | later)).files == decode(written).files
-    with pytest.raises(CorruptCheckpoint, match="lacks one of the tables"):
+    with pytest.raises(CorruptCheckpointError, match="lacks one of the tables"):
         decode(table_file(tables | more, metadata))
-    with pytest.raises(CorruptCheckpoint, match="unknown keys"):
+    with pytest.raises(CorruptCheckpointError, match="unknown keys"):
         decode(table_file(tables, metadata | {"who": "knows"}))
-    with pytest.raises(UnsupportedCheckpoint, match="needs zones"):
+    with pytest.raises(UnsupportedCheckpointError, match="needs zones"):
         decode(table_file(tables | more, metadata | {"required": '["zones"]'}))
-    with pytest.raises(UnsupportedCheckpoint, match=r"version 2\.0"):
+    with pytest.raises(UnsupportedCheckpointError, match=r"version 2\.0"):
         decode(table_file(tables, metadata | {"version": "[2, 0]"}))
 
 
 def test_a_part_speaks_for_its_own_process():
     tables, metadata = tables_of(PART)
     for process in ("1", "-1", "null", "2147483648", "0.0", "true"):
-        with pytest.raises(CorruptCheckpoint):
+        with pytest.raises(CorruptCheckpointError):
             table_files.decode_part(table_file(tables, metadata | {"process": process}))
 
 
@@ -230,7 +230,7 @@ def test_files_are_listed_by_process():
     listed = json.loads(metadata["files"])
     for lie, why in ((listed[::-1], "order of their processes"), (listed * 2, "order"),
                      ([listed[0]] * 2, "should be"), (listed[:1], "one hash")):  # fmt: skip
-        with pytest.raises(CorruptCheckpoint, match=why):
+        with pytest.raises(CorruptCheckpointError, match=why):
             table_files.decode_index(table_file(tables, metadata | {"files": json.dumps(lie)}))
 
 
@@ -249,17 +249,17 @@ def test_no_attempt_leaves_the_folder(attempt):
     commit = json.loads(WRITTEN["COMMIT"][:-65]) | {"attempt": attempt}
     commit["manifest"]["name"] = records.manifest_name(attempt)
     commit["index"]["name"] = records.index_name(attempt)
-    with pytest.raises(CorruptCheckpoint, match="not 12 hex digits"):
+    with pytest.raises(CorruptCheckpointError, match="not 12 hex digits"):
         json_files.decode_commit(seal_text(json.dumps(commit).encode()))
     tables, metadata = tables_of(PART)
     ((_, size, process),) = json.loads(metadata["files"])
     listed = json.dumps([[records.data_name(attempt, process, 2), size, process]])
-    with pytest.raises(CorruptCheckpoint, match="not 12 hex digits"):
+    with pytest.raises(CorruptCheckpointError, match="not 12 hex digits"):
         table_files.decode_part(
             table_file(tables, metadata | {"attempt": attempt, "files": listed})
         )
     said = json.loads(MANIFEST) | {"attempt": attempt}
-    with pytest.raises(CorruptCheckpoint, match="not 12 hex digits"):
+    with pytest.raises(CorruptCheckpointError, match="not 12 hex digits"):
         json_files.decode_manifest(json.dumps(said).encode())
 
 
@@ -268,14 +268,14 @@ def test_no_name_leaves_the_folder(name):
     tables, metadata = tables_of(PART)
     listed = json.loads(metadata["files"])
     said = metadata | {"files": json.dumps([[name, *listed[0][1:]]])}
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         table_files.decode_part(table_file(tables, said))
     commit = json.loads(WRITTEN["COMMIT"][:-65])
     for key in ("manifest", "index"):
         if name == commit[key]["name"]:
             continue
         lie = commit | {key: commit[key] | {"name": name}}
-        with pytest.raises(CorruptCheckpoint, match=f"COMMIT, {key} has 'name'"):
+        with pytest.raises(CorruptCheckpointError, match=f"COMMIT, {key} has 'name'"):
             json_files.decode_commit(seal_text(json.dumps(lie).encode()))
 
 
@@ -302,11 +302,11 @@ def test_nested_without_end(deep):
             del said["writer"]["a"]
         if path == ("metrics", "a"):
             del said["metrics"]["a"]
-        with pytest.raises(CorruptCheckpoint):
+        with pytest.raises(CorruptCheckpointError):
             json_files.decode_manifest(text)
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         json_files.decode_manifest(deep)
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         blobs.decode_tree(deep)
 
 
@@ -319,9 +319,9 @@ def test_no_code_runs():
     pickled = pickle.dumps(Loud())
     for decode, _, seal, _ in KINDS.values():
         for data in (pickled, seal(pickled)):
-            with pytest.raises(CorruptCheckpoint):
+            with pytest.raises(CorruptCheckpointError):
                 decode(data)
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         blobs.decode_tree(pickled)
 
 
@@ -330,7 +330,7 @@ def test_files_that_end_anywhere(kind):
     decode, written, seal, _ = KINDS[kind]
     for length in range(0, len(written), 7):
         for data in (written[:length], seal(written[:length])):
-            with pytest.raises(CorruptCheckpoint):
+            with pytest.raises(CorruptCheckpointError):
                 decode(data)
 
 
@@ -340,7 +340,7 @@ def test_every_bit_of_a_table_is_sealed(kind):
     data = bytearray(written)
     for at in range(len(data)):
         data[at] ^= 1 << (at % 8)
-        with pytest.raises(CorruptCheckpoint, match="is damaged"):
+        with pytest.raises(CorruptCheckpointError, match="is damaged"):
             decode(bytes(data))
         data[at] ^= 1 << (at % 8)
 
@@ -350,5 +350,5 @@ def test_one_file_in_the_place_of_another(kind):
     decode = KINDS[kind][0]
     for other, (_, written, _, _) in KINDS.items():
         if other != kind:
-            with pytest.raises(CorruptCheckpoint):
+            with pytest.raises(CorruptCheckpointError):
                 decode(written)

@@ -14,7 +14,7 @@ from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
 from shoal.checkpoint.restoring import placing
-from shoal.errors import RestoreMismatch
+from shoal.errors import RestoreMismatchError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.testing.strategies import layouts
@@ -64,7 +64,7 @@ def test_a_memory_that_is_not_here(tmp_path, monkeypatch):
     place = Layout(Mesh({"never": 8}, kind="cpu"), "never", None)  # texts of layouts are kept
     shoal.save(tmp_path / "one", {"w": shoal.put(np.ones((8, 4), np.float32), place)})
     told = "w: was saved in far memory, which .*device.*; give a target of layouts"
-    with pytest.raises(RestoreMismatch, match=told):
+    with pytest.raises(RestoreMismatchError, match=told):
         shoal.restore(tmp_path / "one", "stored")
     assert shoal.restore(tmp_path / "one", MESH)["w"].shape == (8, 4)
 

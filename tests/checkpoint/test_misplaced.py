@@ -18,7 +18,7 @@ from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import plan_restore, restore_with
 from shoal.checkpoint.saving.save import save_with
 from shoal.cli.main import build
-from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
+from shoal.errors import CorruptCheckpointError, NotCommittedError, UsageError
 from shoal.runtime.client.in_process import LocalJob
 
 WORDS = r"step_000000000040: COMMIT is of step 10, and the folder is named after step 40"
@@ -61,7 +61,7 @@ def test_a_history_refuses_it_in_words(run, alone):
             lambda: plan_restore(ckpts.path_of(40)),
             lambda: restore_with(alone, ckpts.path_of(40)),
         ):
-            with pytest.raises(CorruptCheckpoint, match=WORDS):
+            with pytest.raises(CorruptCheckpointError, match=WORDS):
                 ask()
         assert ckpts.latest(skip_corrupt=True) == 20
         state, first = ckpts.resume(None, dict, skip_corrupt=True)
@@ -86,7 +86,7 @@ def test_commands_that_look_at_all_say_it_of_the_one(run, command):
 def test_commands_that_look_at_one_refuse_it(run):
     for arguments in (["show", run], ["diff", run / step_name(20), run]):
         _, _, error = ckpt(*arguments)
-        assert isinstance(error, CorruptCheckpoint)
+        assert isinstance(error, CorruptCheckpointError)
         assert "named after step 40" in str(error)
 
 
@@ -107,7 +107,7 @@ def test_a_run_that_comes_to_that_step_destroys_nothing_that_is_whole(run, alone
             ckpts.wait()
             assert (ckpts.all_steps(), ckpts.restore()) == ((10, 20, 40), {"w": 1})
             return
-        with pytest.raises(CorruptCheckpoint, match=WORDS):
+        with pytest.raises(CorruptCheckpointError, match=WORDS):
             ckpts.save(40, {"w": 1})
         assert sorted(os.listdir(run / step_name(40))) == before
         ckpts.delete(40)
@@ -131,7 +131,7 @@ def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
     copy(run)
     assert sweep.recover_step(LocalFolder(run / step_name(40))) is None
     assert sweep.recover_step(LocalFolder(run / step_name(10))).step == 10
-    with pytest.raises(NotCommitted):
+    with pytest.raises(NotCommittedError):
         restore_with(LocalJob(1).coordinators[0], run / step_name(40))
 
 

@@ -18,7 +18,7 @@ from checkpoint import hand_written
 from shoal.arrays.bridge.sharding import named_sharding
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.casting import as_array, is_lossless, policy_for
-from shoal.errors import RestoreMismatch
+from shoal.errors import RestoreMismatchError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.runtime.client.in_process import LocalJob
@@ -51,7 +51,7 @@ def test_the_step_of_a_train_state(path):
     shape = jax.ShapeDtypeStruct((), np.int32, sharding=named_sharding(Layout(MESH)))
     told = "step: was saved as int, which is not an array; dtype='safe' makes one of it"
     for like in (np.zeros((), np.int32), jnp.zeros((), jnp.int32), shape):
-        with pytest.raises(RestoreMismatch, match=told) as caught:
+        with pytest.raises(RestoreMismatchError, match=told) as caught:
             restored(path, "step", like, "exact")
         assert caught.value.wrong_dtype == ("step",)
         back = restored(path, "step", like, "safe")
@@ -95,18 +95,20 @@ def test_as_casts_of_arrays(path, name, dtype, policy):
             assert (back.dtype, back.shape) == (like.dtype, ())
             assert back == np.asarray(TREE[name]).astype(dtype)
             continue
-        with pytest.raises(RestoreMismatch, match=f"{name}: was saved as ") as caught:
+        with pytest.raises(RestoreMismatchError, match=f"{name}: was saved as ") as caught:
             restored(path, name, like, one)
         assert (f"dtype={policy!r}" in str(caught.value)) == bool(policy)
 
 
 def test_a_number_has_no_dims(path):
-    with pytest.raises(RestoreMismatch, match=r"step: was saved as int, of shape \(\), not \(1,\)"):
+    with pytest.raises(
+        RestoreMismatchError, match=r"step: was saved as int, of shape \(\), not \(1,\)"
+    ):
         restored(path, "step", np.zeros(1, np.int32), "safe")
 
 
 def test_keys_are_not_made_of_numbers(path):
-    with pytest.raises(RestoreMismatch, match="step: was saved as int, which is not an array"):
+    with pytest.raises(RestoreMismatchError, match="step: was saved as int, which is not an array"):
         restored(path, "step", jax.random.key(0), "any")
 
 
@@ -114,7 +116,7 @@ def test_resume_a_train_state(tmp_path):
     one = LocalJob(1).coordinators[0]
     target = {"step": jax.ShapeDtypeStruct((), np.int32), "w": np.zeros(3)}
     with Checkpoints(tmp_path, coordinator=one) as ckpts:
-        with pytest.raises(RestoreMismatch, match="dtype='safe' makes one of it"):
+        with pytest.raises(RestoreMismatchError, match="dtype='safe' makes one of it"):
             ckpts.resume(target, {"step": 0, "w": np.ones(3)})
         state, first = ckpts.resume(target, {"step": 0, "w": np.ones(3)}, dtype="safe")
         ckpts.save(first, state)

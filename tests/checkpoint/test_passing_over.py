@@ -13,7 +13,12 @@ from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.errors import CorruptCheckpoint, NotCommitted, StepAlreadyCommitted, UsageError
+from shoal.errors import (
+    CorruptCheckpointError,
+    NotCommittedError,
+    StepAlreadyCommittedError,
+    UsageError,
+)
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.system import fault_points
 
@@ -55,9 +60,9 @@ def test_whatever_is_damaged_is_passed_over_and_said_on_all(tmp_path, kind, how,
         ckpts = Checkpoints(tmp_path, coordinator=coordinator)
         if (kind, how) != ("COMMIT", "remove"):  # else the step is not committed at all
             for ask in (ckpts.restore, lambda: ckpts.resume(None, dict)):
-                with pytest.raises(CorruptCheckpoint, match="skip_corrupt=True"):
+                with pytest.raises(CorruptCheckpointError, match="skip_corrupt=True"):
                     ask()
-            with pytest.raises(CorruptCheckpoint):
+            with pytest.raises(CorruptCheckpointError):
                 ckpts.restore(3, skip_corrupt=True)  # that step was asked for
         found = ckpts.resume(None, dict, skip_corrupt=True)
         return found[0]["step"], found[1], ckpts.restore(skip_corrupt=True)["step"]
@@ -78,7 +83,7 @@ def test_several_are_passed_over_and_none_may_be_left(tmp_path, alone):
         harm(tmp_path, step, kind)
     assert ckpts.restore(skip_corrupt=True)["step"] == 1
     harm(tmp_path, 1, "index-*")
-    with pytest.raises(NotCommitted, match="1, 2, 3 are damaged"):
+    with pytest.raises(NotCommittedError, match="1, 2, 3 are damaged"):
         ckpts.restore(skip_corrupt=True)
     assert ckpts.resume(None, {"w": 0}, skip_corrupt=True) == ({"w": 0}, 0)
 
@@ -106,7 +111,7 @@ def test_a_step_that_was_repaired_and_restored_counts_again(tmp_path, alone):
         assert ckpts.resume(None, dict, skip_corrupt=True)[1] == 3
         flip(path)  # the bit is back
         assert ckpts.restore(3)["step"] == 3
-        with pytest.raises(StepAlreadyCommitted):
+        with pytest.raises(StepAlreadyCommittedError):
             ckpts.save(3, state(30))
 
 
@@ -138,7 +143,7 @@ def test_what_is_damaged_can_be_deleted(tmp_path, kind, how, alone):
     ckpts = run_of_three(tmp_path, alone)
     harm(tmp_path, 2, kind, how)
     if (kind, how) == ("COMMIT", "remove"):
-        with pytest.raises(NotCommitted):
+        with pytest.raises(NotCommittedError):
             ckpts.delete(2)
         return
     ckpts.delete(2)

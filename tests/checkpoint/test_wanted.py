@@ -15,7 +15,7 @@ from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.sharding import named_sharding
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import plan_restore, restore
-from shoal.errors import RestoreMismatch, UsageError, UsageTypeError
+from shoal.errors import RestoreMismatchError, UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.runtime.client.in_process import LocalJob
@@ -141,7 +141,7 @@ def test_a_function_of_other_arguments_is_refused_in_words(path, case):
     inside = {"params": function, "opt": MESH, "epoch": 0}
     for target, kind, where in (
         (function, UsageTypeError, "target: "),
-        (inside, RestoreMismatch, "params: is not in the checkpoint: "),
+        (inside, RestoreMismatchError, "params: is not in the checkpoint: "),
     ):
         with pytest.raises(kind, match=where + told) as caught:
             restore(path, target)
@@ -161,7 +161,7 @@ def test_arguments_that_have_defaults_or_any_number_are_taken(path):
 
 @pytest.mark.parametrize("wrong", [("x", None), "x", 3, np.ones(3)], ids=str)
 def test_what_a_function_returns_that_is_no_layout(path, wrong):
-    with pytest.raises(RestoreMismatch) as caught:
+    with pytest.raises(RestoreMismatchError) as caught:
         restore(path, lambda name, x: wrong, only="params/w")
     text = str(caught.value)
     assert "params/w: the target's function returned" in text
@@ -172,16 +172,16 @@ def test_what_a_function_returns_that_is_no_layout(path, wrong):
 def test_a_function_that_only_leaves_out_stays(path, function):
     back = restore(path, {"params": MESH, "apply": function}, only="params/**")
     assert back["apply"] is function
-    with pytest.raises(RestoreMismatch, match="apply: is not in the checkpoint"):
+    with pytest.raises(RestoreMismatchError, match="apply: is not in the checkpoint"):
         restore(path, {"params": MESH, "opt": MESH, "epoch": 0, "apply": function})
 
 
 def test_a_function_of_other_arguments_at_the_place_of_an_array(path):
-    with pytest.raises(RestoreMismatch, match=r"params/w: the function one\(name\) must take"):
+    with pytest.raises(RestoreMismatchError, match=r"params/w: the function one\(name\) must take"):
         restore(path, {"params": {"w": one}}, only="params/w")
 
 
 def test_a_layout_for_all_is_refused_by_leaves_of_other_ranks_with_the_way_out(path):
-    with pytest.raises(RestoreMismatch, match="rank") as caught:
+    with pytest.raises(RestoreMismatchError, match="rank") as caught:
         restore(path, Layout(MESH, None, None))
     assert "a Mesh as target replicates leaves of any rank" in str(caught.value)

@@ -67,14 +67,14 @@ def test_names_dtypes_and_kinds_of_targets(mesh, tmp_path):
         ({"n": values(np.int32)[:4]}, "n"),
         ({"n": values(np.int8)}, "int8"),
     ]:
-        with pytest.raises(shoal.RestoreMismatch, match=words) as told:
+        with pytest.raises(shoal.errors.RestoreMismatchError, match=words) as told:
             dtensor.name_based_restore(mesh, tmp_path / "a", target)
         said = str(told.value)
         assert said.startswith("dtensor.name_based_restore: restore")
         assert said.count("only= is an option of shoal.restore") == said.count(" only='")
-    with pytest.raises(shoal.NotCommitted):
+    with pytest.raises(shoal.errors.NotCommittedError):
         dtensor.name_based_restore(mesh, tmp_path / "b", {"n": v})
-    with pytest.raises(shoal.StepAlreadyCommitted):
+    with pytest.raises(shoal.errors.StepAlreadyCommittedError):
         dtensor.name_based_save(mesh, tmp_path / "a", saved)
 
 
@@ -226,7 +226,7 @@ def test_a_checkpoint_of_objects(mesh, tmp_path):
     assert float(bias2.numpy()) == 3
     assert later.save_counter == 2
     assert other.dense["w"].layout == rows
-    with pytest.raises(shoal.RestoreMismatch, match="bias"):
+    with pytest.raises(shoal.errors.RestoreMismatchError, match="bias"):
         DTensorCheckpoint(mesh, root=other).read(path)
     for call, kind, words in [
         (lambda: DTensorCheckpoint(mesh, x=values()), ValueError, "no DVariable"),

@@ -10,7 +10,7 @@ import pytest
 import shoal
 import shoal.compat.torch_xla as xs
 from compat.torch_xla_cases import of_kind
-from shoal.errors import CorruptCheckpoint, StepAlreadyCommitted, StorageError
+from shoal.errors import CorruptCheckpointError, StepAlreadyCommittedError, StorageError
 from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.preemption import exit_code_with
@@ -34,7 +34,7 @@ def after(path, scenario):
     for step in (10, 20, 20, 20):
         try:
             manager.save(step, STATE)
-        except StepAlreadyCommitted:
+        except StepAlreadyCommittedError:
             kept.append((step, "refused", manager.all_steps()))
         else:
             kept.append((step, "saved", manager.all_steps()))
@@ -45,7 +45,7 @@ def after(path, scenario):
 def test_a_way_out_that_the_manager_lacks_is_named_as_that_of_shoal(tmp_path):
     manager = xs.CheckpointManager(tmp_path, save_interval=1)
     manager.save(1, STATE)
-    with pytest.raises(shoal.RestoreMismatch) as caught:
+    with pytest.raises(shoal.errors.RestoreMismatchError) as caught:
         manager.restore(1, {**STATE, "b": STATE["w"]})
     assert str(caught.value).startswith("torch_xla CheckpointManager.restore: ")
     assert "only='!b' keeps" in str(caught.value)
@@ -104,7 +104,7 @@ def test_a_dict_is_restored_in_place_to_any_layout(tmp_path):
         AssertionError, match=r"untracked step 5. Valid steps are: \[10\]"
     ) as caught:
         manager.restore(5, state)
-    assert isinstance(caught.value, shoal.NotCommitted)
+    assert isinstance(caught.value, shoal.errors.NotCommittedError)
     with pytest.raises(AssertionError, match="Preemption detection not enabled"):
         manager.reached_preemption(3)
     assert (manager.base_path, manager.save_interval, manager.max_to_keep) == (str(tmp_path), 10, 2)
@@ -165,7 +165,7 @@ def test_one_flipped_byte_is_found(tmp_path):
     torn = bytearray(data.read_bytes())
     torn[torn.index(STATE["w"].tobytes()) + 9] ^= 1
     data.write_bytes(torn)
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         manager.restore(1, {"w": jax.ShapeDtypeStruct((6,), np.float32)})
 
 

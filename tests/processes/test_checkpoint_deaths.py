@@ -1,8 +1,8 @@
 """Whoever dies in a save, and when: survivors and storage agree, and nothing is half.
 
 death of                 at                       survivors          next run
-anybody                  preflight … written      SaveAborted        the step is not there
-the lead                 open, opened             SaveAborted        the step is not there
+anybody                  preflight … written      SaveAbortedError        the step is not there
+the lead                 open, opened             SaveAbortedError        the step is not there
 anybody                  parted                   it is saved        it is there
 the lead                 assemble … tidied        it is saved        it is there
 anybody                  announced                it is saved        it is there
@@ -25,7 +25,7 @@ from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.blobs import decode_tree
-from shoal.errors import NotCommitted
+from shoal.errors import NotCommittedError
 
 EARLY = ("preflight", "snapshot", "write", "written")
 LEAD_EARLY = ("open", "opened")
@@ -85,7 +85,7 @@ def judge(outcomes: list[Outcome], victims: set[int], path: Path, *, saved: bool
     """Assert that all survivors say the same, and that the storage agrees, without a next run."""
     assert {p for p, one in enumerate(outcomes) if one.is_dead} == victims
     errors = {one.error for one in outcomes} - {"dead"}
-    assert errors <= ({None} if saved else {"SaveAborted"}), [o.said for o in outcomes]
+    assert errors <= ({None} if saved else {"SaveAbortedError"}), [o.said for o in outcomes]
     for one in outcomes:
         if one.error not in (None, "dead"):
             assert {*one.said["processes"]} <= victims  # the first that was missed
@@ -110,10 +110,10 @@ def next_run(forks: Forks, root: Path, *, saved: bool, processes: int) -> None:
         holds(path, SEED, processes)
     else:
         assert folder.names() == []
-        with pytest.raises(NotCommitted):
+        with pytest.raises(NotCommittedError):
             open_folder(LocalFolder(path))
     (again,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="next")
-    assert again.error == ("StepAlreadyCommitted" if saved else None)
+    assert again.error == ("StepAlreadyCommittedError" if saved else None)
     holds(path, SEED if saved else SEED + 1, processes if saved else 1)
     holds(root / "1", 1, 2)
 
@@ -183,7 +183,7 @@ def test_a_process_fails_and_another_dies(forks, root):
     faults = "save.write@1:raise; save.written@3:kill"
     outcomes = forks.run(PROCESSES, "save_step", str(path), 2, SEED, 30.0, faults=faults)
     errors = {one.error for one in outcomes}
-    assert errors <= {"SaveAborted", "InjectedError", "dead"}
+    assert errors <= {"SaveAbortedError", "InjectedError", "dead"}
     next_run(forks, root, saved=False, processes=PROCESSES)
 
 
@@ -201,7 +201,7 @@ def test_a_process_raises(forks, root, point, victim):
         PROCESSES, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}@{victim}:raise"
     )
     for process, one in enumerate(outcomes):
-        assert one.error == ("InjectedError" if process == victim else "SaveAborted")
+        assert one.error == ("InjectedError" if process == victim else "SaveAbortedError")
         if process != victim:
             assert one.said["processes"] == [victim]
             assert one.said["exit_code"] == 72
@@ -224,7 +224,7 @@ def test_a_frozen_writer_wakes_when_others_have_collected_and_saved(forks, root,
     )
     children[victim].until_stopped()
     others = [child.wait() for p, child in enumerate(children) if p != victim]
-    assert {one.error for one in others} == {"SaveAborted"}
+    assert {one.error for one in others} == {"SaveAbortedError"}
     assert {one.said["exit_code"] for one in others} <= {71, 73}
     sweep.collect_garbage(LocalFolder(path), idle_s=0)
     (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0)
@@ -246,7 +246,7 @@ def test_a_frozen_lead_cannot_commit_what_was_ended(forks, root, point):
     (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="another")
     assert second.error is None
     child.send(signal.SIGCONT)
-    assert child.wait().error in ("SaveAborted", "StepAlreadyCommitted")
+    assert child.wait().error in ("SaveAbortedError", "StepAlreadyCommittedError")
     holds(path, SEED + 1, 1)
     assert len(folder.names()) == 4
 
@@ -258,7 +258,7 @@ def test_what_a_frozen_lead_has_not_committed_is_recovered(forks, root, point):
     child.until_stopped()
     assert sweep.collect_garbage(LocalFolder(path), idle_s=0) == []
     (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="another")
-    assert second.error == "StepAlreadyCommitted"
+    assert second.error == "StepAlreadyCommittedError"
     child.send(signal.SIGCONT)
     assert child.wait().error is None
     holds(path, SEED, 1)
@@ -285,7 +285,10 @@ def test_two_jobs_save_one_step(forks, root, turn):
     other = forks.start(2, "save_step", str(path), 2, SEED + 1, 30.0, name="other")
     outcomes = [{child.wait().error for child in job} for job in (one, other)]
     assert sorted(outcomes, key=len) == outcomes
-    assert outcomes in ([{None}, {"StepAlreadyCommitted"}], [{"StepAlreadyCommitted"}, {None}])
+    assert outcomes in (
+        [{None}, {"StepAlreadyCommittedError"}],
+        [{"StepAlreadyCommittedError"}, {None}],
+    )
     holds(path, SEED if outcomes[0] == {None} else SEED + 1, 2)
     assert len(LocalFolder(path).names()) == 5
 

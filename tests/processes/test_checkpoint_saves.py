@@ -18,7 +18,7 @@ from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving.background import start_save_with
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.tree.per_process import PerProcess
-from shoal.errors import ProcessLostError, SaveAborted
+from shoal.errors import ProcessLostError, SaveAbortedError
 from shoal.runtime.process import coordinator
 from shoal.testing.cluster import Cluster
 
@@ -99,7 +99,7 @@ def dies(root):
     try:
         saving.wait(30)
         told = "saved"
-    except SaveAborted as error:
+    except SaveAbortedError as error:
         told = f"{error.processes} {error.exit_code}"
     # The save has told nobody's main line: that is still to come.
     while not coordinator().troubles.any():

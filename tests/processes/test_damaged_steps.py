@@ -46,7 +46,7 @@ def resumed(path):
             target = {"w": layout(), "step": 0}
             try:
                 ckpts.resume(target, None)
-            except shoal.CorruptCheckpoint as error:
+            except shoal.errors.CorruptCheckpointError as error:
                 refused = error.exit_code
             back, first = ckpts.resume(target, None, skip_corrupt=True)
             resumed_from = (refused, back["step"], wholly(back["w"]), first)

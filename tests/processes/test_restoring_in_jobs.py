@@ -119,7 +119,9 @@ def fewer(path):
         is_same(back)
     with pytest.raises(shoal.UsageError, match="own has a value of each of 4 processes"):
         shoal.restore(path)
-    with pytest.raises(shoal.RestoreMismatch, match=r"a: was saved as .* which does not fit here"):
+    with pytest.raises(
+        shoal.errors.RestoreMismatchError, match=r"a: was saved as .* which does not fit here"
+    ):
         shoal.restore(path, "stored", only=["a", "b"])
     merged = shoal.restore(path, only=["own", "odd"], merge=lambda rows: [r["row"] for r in rows])
     assert merged["own"].value == [0, 1, 2, 3]
@@ -159,10 +161,14 @@ def run_in_parts(path):
         return train_state(shoal.put(np.arange(8.0, dtype="f4"), rows), {"own": own, "step": 7})
 
     with shoal.Checkpoints(path) as ckpts:
-        with pytest.raises(shoal.RestoreMismatch, match=r"is a .*, and would come back as a"):
+        with pytest.raises(
+            shoal.errors.RestoreMismatchError, match=r"is a .*, and would come back as a"
+        ):
             ckpts.resume(None, init)
         odd = sample(1, 2) if shoal.process_index() == 1 else 1  # on one process alone
-        with pytest.raises(shoal.RestoreMismatch, match="p has a value of a class that is not"):
+        with pytest.raises(
+            shoal.errors.RestoreMismatchError, match="p has a value of a class that is not"
+        ):
             ckpts.resume({"p": shoal.PerProcess(None)}, {"p": shoal.PerProcess(odd)})
         for number in range(3):
             state, first = ckpts.resume(target, init)
@@ -177,7 +183,7 @@ def run_in_parts(path):
             (["y/**", "xx"], "only='xx' takes no leaf"),
             (["y", "x"], "'y' is a folder of 2 leaves"),
         ):
-            with pytest.raises(shoal.RestoreMismatch, match=told):
+            with pytest.raises(shoal.errors.RestoreMismatchError, match=told):
                 ckpts.restore(1, target, only=only)
         shoal.barrier("in step")
 

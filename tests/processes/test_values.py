@@ -19,7 +19,7 @@ from shoal.errors import (
     DeadlineError,
     DivergenceError,
     PeerFailedError,
-    SaveAborted,
+    SaveAbortedError,
     UsageError,
     UsageTypeError,
 )
@@ -360,7 +360,7 @@ def left_before_it_began(root):
             told = "returned"
         except Exception as error:  # noqa: BLE001 - compared
             told = type(error)
-        expected = (TypeError, UsageTypeError) if index else (PeerFailedError, SaveAborted)
+        expected = (TypeError, UsageTypeError) if index else (PeerFailedError, SaveAbortedError)
         assert issubclass(told, expected), (name, told)
         for again in "ab":
             shoal.barrier(f"{again} after {name}", timeout_s=20)

@@ -23,7 +23,7 @@ with shoal.Checkpoints(sys.argv[1], keep=1) as ckpts:
     for _ in range(2 * one):
         try:
             ckpts.pin(7)
-        except shoal.SaveAborted:
+        except shoal.errors.SaveAbortedError:
             print("the pin was told")
     try:
         ckpts.restore(7)

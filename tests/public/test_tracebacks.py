@@ -199,7 +199,7 @@ def test_an_exception_may_have_a_member_called_exceptions_or_be_frozen():
             raise one
         except (Own, Frozen):
             error = raised_by(shoal.barrier, 5)
-        assert type(error) is shoal.UsageTypeError
+        assert type(error) is shoal.errors.UsageTypeError
         assert has_hidden(error)
         shorten(one)
 

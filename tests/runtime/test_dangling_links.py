@@ -18,9 +18,9 @@ from shoal.checkpoint.restoring.restore import restore_with
 from shoal.checkpoint.saving.save import save_with
 from shoal.cli.main import build
 from shoal.errors import (
-    CorruptCheckpoint,
+    CorruptCheckpointError,
     InitializeError,
-    NotCommitted,
+    NotCommittedError,
     StorageError,
     UsageError,
 )
@@ -84,7 +84,7 @@ def test_the_first_link_of_a_path_that_leads_nowhere(link, tmp_path):
     ],
 )
 def test_a_checkpoint_there(link, alone, use, below):
-    with pytest.raises((StorageError, NotCommitted)) as caught:
+    with pytest.raises((StorageError, NotCommittedError)) as caught:
         use(link / below, alone)
     assert said(link) in str(caught.value)
     assert "is a file" not in str(caught.value)
@@ -104,7 +104,7 @@ def test_a_step_that_is_such_a_link(link, tmp_path, alone):
     words = f"{step} is a symbolic link to {tmp_path / 'archive' / '2'}, which does not exist"
     assert ckpts.all_steps() == (1,)
     for call in (ckpts.restore, ckpts.pin, ckpts.info):
-        with pytest.raises(NotCommitted) as caught:
+        with pytest.raises(NotCommittedError) as caught:
             call(2)
         assert words in str(caught.value)
 
@@ -115,7 +115,7 @@ def test_a_file_of_a_checkpoint_that_is_such_a_link(tmp_path, alone, file):
     (path,) = (tmp_path / "one").glob(f"{file}*")
     path.unlink()
     path.symlink_to("../blobs/1")
-    with pytest.raises((CorruptCheckpoint, NotCommitted)) as caught:
+    with pytest.raises((CorruptCheckpointError, NotCommittedError)) as caught:
         restore_with(alone, tmp_path / "one")
     assert f"is a symbolic link to {tmp_path / 'blobs' / '1'}, which does not exist" in str(
         caught.value

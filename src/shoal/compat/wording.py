@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shoal.errors import RestoreMismatch, ShoalError
+from shoal.errors import RestoreMismatchError, ShoalError
 
 __all__ = ["errors_named"]
 
@@ -24,7 +24,7 @@ def errors_named(name: str, *also: type[ShoalError], facade: str = "") -> Iterat
     except ShoalError as error:
         is_named = bool(facade) and str(error).startswith(facade)
         said = str(error) if is_named else f"{name}: {error}"
-        if isinstance(error, RestoreMismatch) and "only=" in said:
+        if isinstance(error, RestoreMismatchError) and "only=" in said:
             said += "\n  only= is an option of shoal.restore, which reads the same checkpoints"
         kind = next((kind for kind in also if type(error) in kind.__mro__), None)
         if kind is None:

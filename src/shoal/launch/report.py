@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from shoal.errors import (
-    CorruptCheckpoint,
+    CorruptCheckpointError,
     DeadlineError,
     DivergenceError,
     InitializeError,
@@ -35,7 +35,7 @@ _CONSEQUENCE_CODES = (
 # Exit codes of a program that died of an exception of its own. Not of those that another process,
 # host or service may have caused; others are of programs that chose their code, after an exception
 # that they may have survived.
-_RAISED = (1, DivergenceError.exit_code, CorruptCheckpoint.exit_code)
+_RAISED = (1, DivergenceError.exit_code, CorruptCheckpointError.exit_code)
 # A program that ends itself by a fault gets others: SIGSEGV, SIGABRT, SIGBUS, …
 _FROM_OUTSIDE = (
     signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT,

@@ -12,7 +12,7 @@ from os import PathLike
 from shoal import settings
 from shoal.arguments import as_integer
 from shoal.colour import collective, local
-from shoal.errors import DeadlineError, StepAlreadyCommitted, UsageError, UsageTypeError
+from shoal.errors import DeadlineError, StepAlreadyCommittedError, UsageError, UsageTypeError
 from shoal.runtime import process
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
@@ -253,7 +253,7 @@ def failure_noted(coordinator: Coordinator, path: str, step: object) -> Iterator
     number = coordinator.stop.number_of(index)
     try:
         yield number
-    except StepAlreadyCommitted:  # what should be saved is
+    except StepAlreadyCommittedError:  # what should be saved is
         raise
     except BaseException:
         note_failed(coordinator, path, coordinator.stop.number_of(index))

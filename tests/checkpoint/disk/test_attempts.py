@@ -16,10 +16,10 @@ from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format import records, table_files
 from shoal.errors import (
     CheckpointError,
-    CorruptCheckpoint,
-    SaveAborted,
-    StepAlreadyCommitted,
-    UnsupportedCheckpoint,
+    CorruptCheckpointError,
+    SaveAbortedError,
+    StepAlreadyCommittedError,
+    UnsupportedCheckpointError,
 )
 
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)
@@ -64,7 +64,7 @@ def test_an_attempt_from_its_beginning_to_its_end(disk, folder):
     assert step_folder.see(folder, FIRST.attempt)
     FIRST.write(folder, 1)
     assert not step_folder.is_complete(folder, FIRST.attempt)
-    with pytest.raises(SaveAborted, match="process 0 has not finished") as caught:
+    with pytest.raises(SaveAbortedError, match="process 0 has not finished") as caught:
         committing.commit(folder, FIRST.attempt)
     assert caught.value.processes == (0,)
     FIRST.write(folder, 0)
@@ -86,7 +86,7 @@ def test_what_is_saved_is_saved(folder):
         lambda: SECOND.begin(folder),
         lambda: committing.commit(folder, SECOND.attempt),
     ):
-        with pytest.raises(StepAlreadyCommitted, match="nothing is overwritten") as caught:
+        with pytest.raises(StepAlreadyCommittedError, match="nothing is overwritten") as caught:
             act()
         assert (caught.value.attempt, caught.value.path) == (FIRST.attempt, folder.path)
     assert committing.abandon(folder, FIRST.attempt) == step_folder.committed(folder)
@@ -182,7 +182,7 @@ def test_an_attempt_that_cannot_be_committed_gives_way_to_one_that_can(disk, fol
     disk.now += 1
     SECOND.prepare(folder)
     folder.remove(records.data_name(SECOND.attempt, 0, 2))
-    with pytest.raises(CorruptCheckpoint, match="is missing; process 0 wrote"):
+    with pytest.raises(CorruptCheckpointError, match="is missing; process 0 wrote"):
         committing.commit(folder, SECOND.attempt)
     assert value_of(folder, sweep.recover_step(folder)) == 7
 
@@ -229,7 +229,7 @@ def _hole(folder) -> None:
 def test_what_does_not_fit_is_not_committed(disk, folder, damage):
     FIRST.prepare(folder)
     damage(folder)
-    with pytest.raises(CorruptCheckpoint) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         committing.commit(folder, FIRST.attempt)
     assert caught.value.path == folder.path
     assert folder.path in str(caught.value)
@@ -249,7 +249,7 @@ def test_parts_under_each_others_names_say_the_same(folder):
 def test_an_index_that_is_there_already_is_used_if_it_is_the_same(folder):
     FIRST.prepare(folder)
     folder.write_new(records.index_name(FIRST.attempt), b"something else")
-    with pytest.raises(CorruptCheckpoint, match="contradicts the parts"):
+    with pytest.raises(CorruptCheckpointError, match="contradicts the parts"):
         committing.commit(folder, FIRST.attempt)
     folder.remove(records.index_name(FIRST.attempt))
     committing.commit(folder, FIRST.attempt)
@@ -269,7 +269,7 @@ def test_a_commit_whose_files_are_missing_or_cut_is_corrupt(folder, what):
             step_folder.committed, step_folder.folder_state, sweep.recover_step,
             lambda folder: sweep.collect_garbage(folder, idle_s=0),
         ):  # fmt: skip
-            with pytest.raises(CorruptCheckpoint, match=words) as caught:
+            with pytest.raises(CorruptCheckpointError, match=words) as caught:
                 look(folder)
             assert caught.value.file == name
     sweep.delete_committed(folder, FIRST.attempt)  # what is damaged can be deleted
@@ -287,7 +287,7 @@ def test_a_commit_that_contradicts_itself_is_corrupt(folder):
             lambda f: sweep.delete_committed(f, FIRST.attempt),
             lambda f: sweep.collect_garbage(f, idle_s=0),
         ):  # fmt: skip
-            with pytest.raises((CorruptCheckpoint, UnsupportedCheckpoint)) as caught:
+            with pytest.raises((CorruptCheckpointError, UnsupportedCheckpointError)) as caught:
                 act(folder)
             assert folder.path in str(caught.value)
         assert folder.names() == names
@@ -327,7 +327,7 @@ def test_a_part_of_an_attempt_whose_folder_is_gone(folder):
         np.zeros(1, np.uint64),
     )  # fmt: skip
     committing.abandon(folder, FIRST.attempt)
-    with pytest.raises(SaveAborted, match="PENDING is gone"):
+    with pytest.raises(SaveAbortedError, match="PENDING is gone"):
         committing.write_part(folder, part)
 
 
@@ -351,7 +351,7 @@ def test_beginning_in_a_folder_that_others_remove(folder, often):
 
     folder.make = made_and_gone
     if often > 1:
-        with pytest.raises(SaveAborted):
+        with pytest.raises(SaveAbortedError):
             FIRST.begin(folder)
     else:
         FIRST.begin(folder)

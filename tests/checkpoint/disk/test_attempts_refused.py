@@ -13,7 +13,7 @@ import pytest
 from checkpoint.file_level_saves import Save, names_of, value_of
 from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.errors import CheckpointError, StorageError, StorageFull
+from shoal.errors import CheckpointError, StorageError, StorageFullError
 
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)
 CALLS = (
@@ -88,7 +88,7 @@ SCENARIOS: dict[str, Scenario] = {
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_call_that_fails_is_a_typed_error_and_loses_nothing(path, name, number, monkeypatch):
     prepare, act, during, after = SCENARIOS[name]
-    wanted = StorageFull if number == errno.ENOSPC else StorageError
+    wanted = StorageFullError if number == errno.ENOSPC else StorageError
     seen = set()
     for at in range(1, 1000):
         folder = LocalFolder(path / str(at) / "step")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import shoal
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.cli.main import build
-from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
+from shoal.errors import CorruptCheckpointError, NotCommittedError, UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.runtime.client.in_process import LocalJob
@@ -123,7 +123,7 @@ def test_the_newest_step_or_one(run):
     assert shoal.checkpoint_info(run).step == 12
     assert shoal.checkpoint_info(run, step=5).leaves["w"].shape == (5,)
     assert shoal.checkpoint_info(run / step_name(5)).metrics == {"loss": 0.25, "acc": 1}
-    with pytest.raises(NotCommitted, match="step 4 is not saved; saved are 3, 5, 9, 12"):
+    with pytest.raises(NotCommittedError, match="step 4 is not saved; saved are 3, 5, 9, 12"):
         shoal.checkpoint_info(run, step=4)
     with pytest.raises(UsageError, match="is not a history: omit step=3"):
         shoal.checkpoint_info(run / step_name(5), step=3)
@@ -132,10 +132,10 @@ def test_the_newest_step_or_one(run):
 
 
 def test_where_nothing_is(tmp_path):
-    with pytest.raises(NotCommitted, match="nothing is saved there"):
+    with pytest.raises(NotCommittedError, match="nothing is saved there"):
         shoal.checkpoint_info(tmp_path / "none")
     (tmp_path / "run" / step_name(3)).mkdir(parents=True)
-    with pytest.raises(NotCommitted, match="no step is saved"):
+    with pytest.raises(NotCommittedError, match="no step is saved"):
         shoal.checkpoint_info(tmp_path / "run")
     with pytest.raises(UsageError, match="checkpoint_info: path=3"):
         shoal.checkpoint_info(3)
@@ -145,7 +145,7 @@ def test_damage_is_an_error(tmp_path):
     shoal.save(tmp_path / "one", {"w": 3})
     (file,) = (tmp_path / "one").glob("manifest-*")
     file.write_bytes(file.read_bytes().replace(b'"w"', b'"v"'))
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         shoal.checkpoint_info(tmp_path / "one")
 
 
@@ -188,7 +188,7 @@ def test_a_metric_that_no_step_has(run, tmp_path):
         history(run).best_step("loss", "most")
     empty = history(tmp_path / "new")
     assert (empty.best_step("loss"), empty.all_metrics()) == (None, {})
-    with pytest.raises(NotCommitted, match="no step is saved"):
+    with pytest.raises(NotCommittedError, match="no step is saved"):
         empty.info()
 
 

@@ -13,7 +13,7 @@ import shoal
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import preflight
 from shoal.cli.doctor.facts import _disk
-from shoal.errors import StorageFull
+from shoal.errors import StorageFullError
 from shoal.runtime.doctor import host_state
 from shoal.runtime.doctor.shared_folders import FolderMarks
 
@@ -47,7 +47,7 @@ def test_a_file_system_that_counts_no_blocks_is_not_full(tmp_path, monkeypatch):
     with shoal.Checkpoints(tmp_path / "run") as ckpts:
         ckpts.save(1, {"w": np.ones(1 << 16)})
     _refuse(monkeypatch, "pwrite", errno.ENOSPC)
-    with pytest.raises(StorageFull) as caught:
+    with pytest.raises(StorageFullError) as caught:
         folder.write_new("x", b"12345")
     assert caught.value.free_bytes is None
     assert "5 bytes are to be written" in str(caught.value)
@@ -68,7 +68,7 @@ def test_of_several_processes_those_that_know_count(tmp_path):
     folder = LocalFolder(tmp_path)
     preflight.check_space(folder, said(None, None))
     preflight.check_space(folder, said(None, 10_000))
-    with pytest.raises(StorageFull, match="1500 are free"):
+    with pytest.raises(StorageFullError, match="1500 are free"):
         preflight.check_space(folder, said(None, 1500))
 
 

@@ -11,7 +11,7 @@ from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore_with
 from shoal.checkpoint.retention import Last
-from shoal.errors import NotCommitted
+from shoal.errors import NotCommittedError
 from shoal.runtime.client.in_process import LocalJob
 
 CALLS = ("rename", "link", "sync", "remove", "names", "size", "read", "write_new")
@@ -80,7 +80,7 @@ def test_whenever_the_other_comes(tmp_path, root, alone, monkeypatch, is_pin_fir
         def pin(pins=pins):
             try:
                 saved_steps.pin(root, 1)
-            except NotCommitted:
+            except NotCommittedError:
                 pins.append(False)
             else:
                 pins.append(True)

@@ -16,7 +16,7 @@ from checkpoint.forgetful_file_system import Disk
 from shoal.checkpoint.blocks.arena import pages
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import PAGE_BYTES
-from shoal.errors import StorageError, StorageFull
+from shoal.errors import StorageError, StorageFullError
 
 SHM = Path("/dev/shm")
 
@@ -295,7 +295,7 @@ def _refuse(monkeypatch, name: str, number: int) -> None:
 def test_a_full_disk_says_how_full_and_the_part_of_a_file_goes(tmp_path, monkeypatch, number):
     folder = LocalFolder(tmp_path)
     _refuse(monkeypatch, "pwrite", number)
-    with pytest.raises(StorageFull) as caught:
+    with pytest.raises(StorageFullError) as caught:
         folder.write_new("x", b"12345")
     error = caught.value
     assert (error.path, error.errno) == (str(tmp_path / "x"), number)
@@ -304,7 +304,7 @@ def test_a_full_disk_says_how_full_and_the_part_of_a_file_goes(tmp_path, monkeyp
     assert "5 bytes are to be written" in str(error)
     assert folder.names() == []
     file = folder.open_new("y", 1 << 20)
-    with pytest.raises(StorageFull) as caught:
+    with pytest.raises(StorageFullError) as caught:
         file.write(memoryview(b"1"), 0)
     file.discard()
     assert caught.value.needed_bytes == 1 << 20

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.checkpoint.disk import direct
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.errors import StorageError, StorageFull, UsageError
+from shoal.errors import StorageError, StorageFullError, UsageError
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no call takes room for a file")
@@ -38,7 +38,7 @@ def test_a_full_disk_is_found_when_the_file_is_opened(tmp_path, monkeypatch, num
     _refuse_to_allocate(monkeypatch, number)
     folder = LocalFolder(tmp_path)
     handles = os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else []
-    with pytest.raises(StorageFull) as caught:
+    with pytest.raises(StorageFullError) as caught:
         folder.open_new("x", 1 << 30)
     assert caught.value.needed_bytes == 1 << 30
     assert caught.value.free_bytes

@@ -14,7 +14,7 @@ from checkpoint.file_level_saves import Save, names_of, value_of
 from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import Commit
-from shoal.errors import SaveAborted, StepAlreadyCommitted
+from shoal.errors import SaveAbortedError, StepAlreadyCommittedError
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.fault_points import POINTS, InjectedError
 
@@ -45,9 +45,9 @@ def _outcome(folder: LocalFolder, save: Save, start: threading.Barrier) -> objec
     start.wait(PATIENCE_S)
     try:
         return save.save(folder).attempt
-    except StepAlreadyCommitted as error:
+    except StepAlreadyCommittedError as error:
         return error
-    except SaveAborted as error:
+    except SaveAbortedError as error:
         return error
 
 
@@ -57,7 +57,7 @@ def _is_one_winner(folder: LocalFolder, outcomes: dict[str, object]) -> None:
     (winner,) = winners
     for attempt, outcome in outcomes.items():
         if attempt != winner:
-            assert isinstance(outcome, StepAlreadyCommitted)
+            assert isinstance(outcome, StepAlreadyCommittedError)
             assert outcome.attempt == winner
     commit = step_folder.committed(folder)
     assert commit.attempt == winner
@@ -142,7 +142,7 @@ def test_a_writer_that_was_collected_while_it_was_frozen_cannot_commit(folder, w
     SECOND.save(folder)
     if written == "all":
         FIRST.write(folder, 1)  # it wakes, and goes on
-    with pytest.raises((SaveAborted, StepAlreadyCommitted)):
+    with pytest.raises((SaveAbortedError, StepAlreadyCommittedError)):
         committing.commit(folder, FIRST.attempt)
     commit = step_folder.committed(folder)
     assert value_of(folder, commit) == 2
@@ -156,7 +156,7 @@ def test_a_writer_that_was_collected_leaves_nothing(folder):
     folder.make()
     FIRST.write(folder, 0)
     FIRST.write(folder, 1)
-    with pytest.raises(SaveAborted, match="PENDING is gone"):
+    with pytest.raises(SaveAbortedError, match="PENDING is gone"):
         committing.commit(folder, FIRST.attempt)
     assert folder.names() == []
 
@@ -179,7 +179,7 @@ def _frozen_at(monkeypatch, point: str, meanwhile) -> None:
 def test_a_committer_that_is_collected_at_a_point_cannot_commit(folder, point, monkeypatch):
     FIRST.prepare(folder)
     _frozen_at(monkeypatch, point, lambda: committing.abandon(folder, FIRST.attempt))
-    with pytest.raises(SaveAborted):
+    with pytest.raises(SaveAbortedError):
         committing.commit(folder, FIRST.attempt)
     assert step_folder.committed(folder) is None
     assert folder.names() == []
@@ -189,7 +189,7 @@ def test_a_committer_that_is_collected_at_a_point_cannot_commit(folder, point, m
 def test_a_committer_that_is_overtaken_at_a_point_gives_way(folder, point, monkeypatch):
     FIRST.prepare(folder)
     _frozen_at(monkeypatch, point, lambda: SECOND.save(folder))
-    with pytest.raises(StepAlreadyCommitted) as caught:
+    with pytest.raises(StepAlreadyCommittedError) as caught:
         committing.commit(folder, FIRST.attempt)
     assert caught.value.attempt == SECOND.attempt
     assert value_of(folder, step_folder.committed(folder)) == 2
@@ -264,7 +264,7 @@ def test_a_deletion_that_renamed_anothers_commit_took_nothing(folder):
     _delete_frozen_before_its_rename(folder)
     assert step_folder.committed(folder).attempt == SECOND.attempt
     assert step_folder.folder_state(folder).commit.attempt == SECOND.attempt
-    with pytest.raises(StepAlreadyCommitted):
+    with pytest.raises(StepAlreadyCommittedError):
         THIRD.begin(folder)
     sweep.collect_garbage(folder, idle_s=0)
     commit = step_folder.committed(folder)
@@ -285,7 +285,7 @@ def test_who_commits_finds_the_commit_that_was_renamed_by_mistake(folder):
     third = THIRD.attempt
     folder.write_new(f"PENDING-{third}", b"{}")
     folder.write_new(f"manifest-{third}.json", b"")
-    with pytest.raises(StepAlreadyCommitted):
+    with pytest.raises(StepAlreadyCommittedError):
         committing.commit(folder, third)
     assert "COMMIT" in folder.names()
 
@@ -299,7 +299,7 @@ def test_a_deletion_ends_who_commits_the_same_attempt_once_more(folder):
     class Slow(LocalFolder):
         def rename(self, old: str, new: str) -> None:
             super().rename(old, new)
-            with pytest.raises(SaveAborted):
+            with pytest.raises(SaveAbortedError):
                 committing.commit(folder, commit.attempt)
 
     sweep.delete_committed(Slow(folder.path), FIRST.attempt)
@@ -331,7 +331,7 @@ def test_two_deletions_at_once_and_a_save(tmp_path):
             assert outcomes == [SECOND.attempt]
             assert value_of(folder, commit) == 2
         else:
-            assert isinstance(outcomes[0], StepAlreadyCommitted)
+            assert isinstance(outcomes[0], StepAlreadyCommittedError)
         sweep.collect_garbage(folder, idle_s=0)
         assert folder.names() == (names_of(folder, commit) if commit else [])
 

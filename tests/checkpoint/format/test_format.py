@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from checkpoint.samples import ATTEMPT, blob, checkpoint, manifest
 from shoal.checkpoint.format import json_files, records, table_files, tiling
 from shoal.checkpoint.tree import flatten, nodes
-from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
+from shoal.errors import CorruptCheckpointError, UnsupportedCheckpointError, UsageError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63) + 1, (1 << 63) - 1)
@@ -139,14 +139,14 @@ def test_every_bit_of_a_commit_is_sealed():
     for at in range(len(data)):
         for bit in range(8):
             data[at] ^= 1 << bit
-            with pytest.raises(CorruptCheckpoint, match="COMMIT is damaged"):
+            with pytest.raises(CorruptCheckpointError, match="COMMIT is damaged"):
                 json_files.decode_commit(bytes(data))
             data[at] ^= 1 << bit
     for length in range(len(data)):
-        with pytest.raises(CorruptCheckpoint):
+        with pytest.raises(CorruptCheckpointError):
             json_files.decode_commit(bytes(data[:length]))
     for more in (b"\n", b"x", bytes(4096)):
-        with pytest.raises(CorruptCheckpoint):
+        with pytest.raises(CorruptCheckpointError):
             json_files.decode_commit(bytes(data) + more)
 
 
@@ -162,7 +162,7 @@ def said_by(data):
 def test_a_commit_of_more_than_4_kib_is_refused():
     said = said_by(json_files.encode_commit(commit())[:-65]) | {"version": [1, 1]}
     assert json_files.decode_commit(sealed(said | {"more": "x" * 3000})).step == 5
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         json_files.decode_commit(sealed(said | {"more": "x" * 4000}))
 
 
@@ -198,7 +198,7 @@ def test_leaves_that_contradict_themselves_are_refused(leaf, is_right):
     if is_right:
         assert json_files.decode_manifest(json.dumps(text).encode()).leaves[0].kind == leaf["kind"]
         return
-    with pytest.raises(CorruptCheckpoint, match="leaf") as error:
+    with pytest.raises(CorruptCheckpointError, match="leaf") as error:
         json_files.decode_manifest(json.dumps(text).encode())
     assert error.value.leaf in ("~", "a", "")
 
@@ -206,7 +206,7 @@ def test_leaves_that_contradict_themselves_are_refused(leaf, is_right):
 def test_as_many_leaves_as_the_tree_has():
     text = said_by(json_files.encode_manifest(manifest()))
     for leaves in (text["leaves"][:-1], [*text["leaves"], text["leaves"][-1]], None, {}):
-        with pytest.raises(CorruptCheckpoint, match="does not list as many"):
+        with pytest.raises(CorruptCheckpointError, match="does not list as many"):
             json_files.decode_manifest(json.dumps(text | {"leaves": leaves}).encode())
 
 
@@ -227,15 +227,15 @@ def test_later_versions_are_refused_by_name(kind):
         def written(changed):
             return json.dumps(changed).encode()
 
-    with pytest.raises(UnsupportedCheckpoint, match=r"version 2\.0.*reads 1\.0") as error:
+    with pytest.raises(UnsupportedCheckpointError, match=r"version 2\.0.*reads 1\.0") as error:
         decode(written(said | {"version": [2, 0], "who": "knows"}))
     assert error.value.features == ("version 2.0",)
-    with pytest.raises(UnsupportedCheckpoint, match="needs holes, zstd") as error:
+    with pytest.raises(UnsupportedCheckpointError, match="needs holes, zstd") as error:
         decode(written(said | {"version": [1, 9], "required": ["zstd", "holes"]}))
     assert error.value.features == ("holes", "zstd")
     later = decode(written(said | {"version": [1, 1], "more": {"to": "come"}}))
     assert later == decode(written(said))  # what it adds can be left unread
-    with pytest.raises(CorruptCheckpoint, match="unknown keys"):
+    with pytest.raises(CorruptCheckpointError, match="unknown keys"):
         decode(written(said | {"more": 1}))
 
 
@@ -249,9 +249,9 @@ def test_files_of_a_checkpoint_belong_together():
         replace(found, step=None), replace(found, data_bytes=found.data_bytes + 1),
         replace(found, num_files=1), replace(found, attempt="a" * 12),
     ):  # fmt: skip
-        with pytest.raises(CorruptCheckpoint):
+        with pytest.raises(CorruptCheckpointError):
             tiling.check_whole(other, said, index)
-    with pytest.raises(CorruptCheckpoint, match="of attempt"):
+    with pytest.raises(CorruptCheckpointError, match="of attempt"):
         tiling.check_index(replace(said, attempt="a" * 12), index)
-    with pytest.raises(CorruptCheckpoint, match="not of this checkpoint"):
+    with pytest.raises(CorruptCheckpointError, match="not of this checkpoint"):
         tiling.check_index(replace(said, num_processes=3), index)

@@ -13,7 +13,7 @@ from checkpoint.samples import ATTEMPT, checkpoint, manifest, part_of, records
 from shoal.checkpoint.format import joined_parts, table_files, tiling
 from shoal.checkpoint.format import records as format_records
 from shoal.checkpoint.tree import flatten, nodes
-from shoal.errors import CorruptCheckpoint
+from shoal.errors import CorruptCheckpointError
 
 COLUMNS = ("leaf", "file", "begin", "end", "origin", "extent")
 
@@ -54,16 +54,16 @@ def test_an_index_of_nothing():
 
 def test_parts_that_do_not_belong_together():
     one, two = parts()
-    with pytest.raises(CorruptCheckpoint, match=r"parts of the processes \[0\]"):
+    with pytest.raises(CorruptCheckpointError, match=r"parts of the processes \[0\]"):
         joined_parts.join_parts(manifest(), [one])
-    with pytest.raises(CorruptCheckpoint, match=r"parts of the processes \[0, 0\]"):
+    with pytest.raises(CorruptCheckpointError, match=r"parts of the processes \[0, 0\]"):
         joined_parts.join_parts(manifest(), [one, one])
-    with pytest.raises(CorruptCheckpoint, match=r"processes \[1\] are of another attempt"):
+    with pytest.raises(CorruptCheckpointError, match=r"processes \[1\] are of another attempt"):
         joined_parts.join_parts(manifest(), [one, replace(two, attempt="a" * 12)])
 
 
 def test_no_count_of_processes_is_believed():
-    with pytest.raises(CorruptCheckpoint, match="one of each of 2147483647"):
+    with pytest.raises(CorruptCheckpointError, match="one of each of 2147483647"):
         joined_parts.join_parts(replace(manifest(), num_processes=(1 << 31) - 1), parts())
 
 
@@ -96,7 +96,7 @@ def refused(boxes, dims):
     try:
         tiling.check_places(chunks, [record], "f")
         tiling.check_tiling(said, chunks, "f")
-    except CorruptCheckpoint:
+    except CorruptCheckpointError:
         return True
     return False
 
@@ -224,7 +224,7 @@ W = 10  # the row of the first piece of params/w
 )  # fmt: skip
 def test_rows_that_lie_are_refused(columns, what):
     data = table_files.encode_index(changed_chunks(**columns))
-    with pytest.raises(CorruptCheckpoint, match=what):
+    with pytest.raises(CorruptCheckpointError, match=what):
         tiling.check_index(manifest(), table_files.decode_index(data))
 
 
@@ -233,7 +233,7 @@ def test_chunks_that_share_bytes_are_refused(by):
     chunks = changed_chunks().chunks
     ends = {int(chunks.begin[W]) + by, int(chunks.end[W]) + by}
     moved = changed_chunks(begin=(W, min(ends)), end=(W, max(ends)))
-    with pytest.raises(CorruptCheckpoint, match="overlapping chunks"):
+    with pytest.raises(CorruptCheckpointError, match="overlapping chunks"):
         table_files.decode_index(table_files.encode_index(moved))
 
 
@@ -244,12 +244,12 @@ def test_a_value_of_one_process_lies_in_a_file_of_that_process():
         swapped[column] = getattr(index.chunks, column).copy()
         swapped[column][[1, 2]] = swapped[column][[2, 1]]
     lie = replace(index, chunks=replace(index.chunks, **swapped))
-    with pytest.raises(CorruptCheckpoint, match="own value in a file of another"):
+    with pytest.raises(CorruptCheckpointError, match="own value in a file of another"):
         tiling.check_index(manifest(), table_files.decode_index(table_files.encode_index(lie)))
 
 
 def test_rows_in_another_order_are_refused():
     index = changed_chunks()
     back = format_records.Chunks(*(getattr(index.chunks, column)[::-1] for column in COLUMNS))
-    with pytest.raises(CorruptCheckpoint, match="not in the order"):
+    with pytest.raises(CorruptCheckpointError, match="not in the order"):
         table_files.decode_index(table_files.encode_index(replace(index, chunks=back)))

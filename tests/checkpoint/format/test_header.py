@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.checkpoint.format import header
-from shoal.errors import CorruptCheckpoint, UsageError
+from shoal.errors import CorruptCheckpointError, UsageError
 
 DTYPES = {"F64": "f8", "I32": "i4", "U16": "u2", "F16": "f2", "U8": "u1", "BOOL": "?", "C64": "c8"}
 NAMES = st.text(max_size=4).filter(lambda name: name != "__metadata__")
@@ -100,7 +100,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("file", HOSTILE.values(), ids=list(HOSTILE))
 def test_lies_are_refused(file):
-    with pytest.raises(CorruptCheckpoint) as error:
+    with pytest.raises(CorruptCheckpointError) as error:
         header.parse_header(file, len(file), "data.safetensors")
     assert error.value.file == "data.safetensors"
     assert "data.safetensors" in str(error.value)
@@ -110,13 +110,13 @@ def test_lies_are_refused(file):
 def test_no_header_beyond_the_limit_is_read():
     limit = 100_000_000
     assert header.header_bytes(limit.to_bytes(8, "little"), 1 << 40, "f") == limit + 8
-    with pytest.raises(CorruptCheckpoint, match="says that its header has 100000001 bytes"):
+    with pytest.raises(CorruptCheckpointError, match="says that its header has 100000001 bytes"):
         header.header_bytes((limit + 1).to_bytes(8, "little"), 1 << 40, "f")
 
 
 @pytest.mark.parametrize("text", ["[NaN]", "[-Infinity]", '{"a":1,"a":1}', "[01]", "'a'", "[1,]"])
 def test_what_only_some_call_json(text):
-    with pytest.raises(CorruptCheckpoint, match="f is not valid JSON"):
+    with pytest.raises(CorruptCheckpointError, match="f is not valid JSON"):
         header.strict_json(text, "f")
 
 

@@ -15,10 +15,10 @@ from shoal.checkpoint.history.saver import _Running
 from shoal.checkpoint.retention import Best, EverySteps, Last
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import (
-    CorruptCheckpoint,
+    CorruptCheckpointError,
     DeadlineError,
-    NotCommitted,
-    StepAlreadyCommitted,
+    NotCommittedError,
+    StepAlreadyCommittedError,
     StorageError,
     UsageError,
     UsageTypeError,
@@ -112,7 +112,7 @@ def test_old_steps_go_and_chosen_ones_stay(tmp_path, alone):
 def test_nothing_is_overwritten(tmp_path, alone):
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
         ckpts.save(5, state(5))
-        with pytest.raises(StepAlreadyCommitted):
+        with pytest.raises(StepAlreadyCommittedError):
             ckpts.save(5, state(6), force=True)
     assert restored(ckpts) == 5
 
@@ -136,11 +136,11 @@ def test_resume_begins_or_goes_on(tmp_path, alone):
 
 def test_nothing_saved_is_an_error_of_restore(tmp_path, alone):
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
-        with pytest.raises(NotCommitted, match="no step is saved"):
+        with pytest.raises(NotCommittedError, match="no step is saved"):
             ckpts.restore()
         ckpts.save(5, state(5))
         ckpts.wait()
-        with pytest.raises(NotCommitted, match="step 4 is not saved; saved are 5"):
+        with pytest.raises(NotCommittedError, match="step 4 is not saved; saved are 5"):
             ckpts.restore(4)
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_step_is_an_error_unless_it_may_be_skipped(tmp_path, alone):
     (tmp_path / step_name(2) / "COMMIT").write_text("{}")
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         for ask in (ckpts.latest, ckpts.all_steps, ckpts.restore, lambda: ckpts.resume(None, 0)):
-            with pytest.raises(CorruptCheckpoint):
+            with pytest.raises(CorruptCheckpointError):
                 ask()
         assert ckpts.latest(skip_corrupt=True) == 1
         assert ckpts.all_steps(skip_corrupt=True) == (1,)
@@ -189,7 +189,7 @@ def test_what_is_pinned_is_not_deleted(tmp_path, alone):
         ckpts.unpin(1)
         ckpts.delete(1)
         for act in (ckpts.delete, ckpts.pin):
-            with pytest.raises(NotCommitted):
+            with pytest.raises(NotCommittedError):
                 act(1)
     assert names(tmp_path) == []
 
@@ -454,7 +454,7 @@ def test_a_notice_wants_a_step_that_every_does_not(tmp_path, alone, rule):
         assert not ckpts.should_save(13), "it is saved"
         assert ckpts.save(13, state(13)) is False
         assert ckpts.save(13, state(13), force=True) is True
-        with pytest.raises(StepAlreadyCommitted):
+        with pytest.raises(StepAlreadyCommittedError):
             ckpts.save(9, state(9), force=True)
         assert ckpts.all_steps() == (9, 13)
     assert (exit_code_with(alone), alone.stop.stopped.kept) == (75, LAST)

@@ -51,7 +51,7 @@ def test_who_is_killed_while_it_saves_costs_that_save_alone(child_env, tmp_path)
     with Cluster(3, start_method="fork", env=child_env, faults="save.write@2#2:kill") as job:
         job.start(training_loop.lose_one, str(tmp_path))
         ended = job.wait(only=[0, 1])
-    assert [one.value for one in ended] == [["SaveAborted", 71, (2,), [1], [0, 1]]] * 2
+    assert [one.value for one in ended] == [["SaveAbortedError", 71, (2,), [1], [0, 1]]] * 2
     with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
         assert ckpts.restore()["w"].tolist() == [1] * 1000
         assert [path.name for path in tmp_path.iterdir()] == [step_name(1)], "it was abandoned"

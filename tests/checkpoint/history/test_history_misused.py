@@ -16,7 +16,12 @@ from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore_with
 from shoal.checkpoint.saving.save import save_with
 from shoal.checkpoint.together import lead, lease
-from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError, UsageTypeError
+from shoal.errors import (
+    CorruptCheckpointError,
+    UnsupportedCheckpointError,
+    UsageError,
+    UsageTypeError,
+)
 from shoal.runtime.client.in_process import LocalJob
 
 
@@ -116,7 +121,7 @@ def test_a_damaged_step_says_what_can_be_done(tmp_path, alone):
         ckpts.save(1, state(1))
         ckpts.wait()
         (tmp_path / "step_000000000001" / "COMMIT").write_bytes(b"no")
-        with pytest.raises(CorruptCheckpoint, match="skip_corrupt=True"):
+        with pytest.raises(CorruptCheckpointError, match="skip_corrupt=True"):
             ckpts.resume(None, state(0))
 
 
@@ -181,7 +186,7 @@ def test_a_step_of_a_newer_shoal_stays_and_stops_nothing(tmp_path, alone):
         ckpts.wait()
         assert ckpts.latest() == 3
         assert ckpts.path_of(1).endswith(min(path.name for path in tmp_path.iterdir()))
-        with pytest.raises(UnsupportedCheckpoint):
+        with pytest.raises(UnsupportedCheckpointError):
             ckpts.all_steps(skip_corrupt=True)
 
 

@@ -22,10 +22,10 @@ from shoal.checkpoint.history.saver import Rate, seconds_needed
 from shoal.checkpoint.retention import EverySeconds, Keep
 from shoal.errors import (
     CheckpointError,
-    CorruptCheckpoint,
+    CorruptCheckpointError,
     DivergenceError,
-    NotCommitted,
-    SaveAborted,
+    NotCommittedError,
+    SaveAbortedError,
     StorageError,
 )
 from shoal.runtime.client.in_process import LocalJob
@@ -105,7 +105,7 @@ def test_what_the_lead_finds_is_everybodys(tmp_path):
     def on_nothing(coordinator):
         Checkpoints(tmp_path / "run", coordinator=coordinator).restore()
 
-    assert raised(together(2, on_nothing)) is NotCommitted
+    assert raised(together(2, on_nothing)) is NotCommittedError
 
     def with_one_damaged(coordinator):
         with Checkpoints(tmp_path / "run", coordinator=coordinator) as ckpts:
@@ -114,7 +114,7 @@ def test_what_the_lead_finds_is_everybodys(tmp_path):
             (tmp_path / "run" / "step_000000000001" / "COMMIT").write_text("{}")
             ckpts.restore()
 
-    assert raised(together(2, with_one_damaged)) is CorruptCheckpoint
+    assert raised(together(2, with_one_damaged)) is CorruptCheckpointError
 
 
 def test_seconds_are_the_leads(tmp_path):
@@ -183,7 +183,7 @@ def test_who_is_lost_while_a_save_runs_aborts_it_on_all_others_once(tmp_path, mo
         return type(caught.value), getattr(caught.value, "exit_code", 1), ckpts.all_steps()
 
     results = run_all(job, run)
-    assert results[:2] == [(SaveAborted, 71, (1,))] * 2
+    assert results[:2] == [(SaveAbortedError, 71, (1,))] * 2
 
 
 def test_a_notice_makes_a_save_synchronous_and_its_deadline_counts(tmp_path, caplog, monkeypatch):
@@ -315,7 +315,7 @@ def test_what_is_deleted_and_was_the_last_is_not_begun_anew(tmp_path, monkeypatc
 
         read_at = LocalFolder.read_at
         monkeypatch.setattr(LocalFolder, "read_at", deleted)
-        with pytest.raises(NotCommitted, match="was deleted while it was read"):
+        with pytest.raises(NotCommittedError, match="was deleted while it was read"):
             ckpts.resume(None, dict)
 
 

@@ -9,18 +9,18 @@ import pytest
 
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.errors import PeerFailedError, SaveAborted, UsageError
+from shoal.errors import PeerFailedError, SaveAbortedError, UsageError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.system import fault_points
 
 LEFT = {
-    "save": (lambda one, wrong: one.save(2, W, user={"x": wrong and set()}), SaveAborted),
+    "save": (lambda one, wrong: one.save(2, W, user={"x": wrong and set()}), SaveAbortedError),
     "save for no time": (
         lambda one, wrong: one.save(2, W, timeout_s=-1 if wrong else None),
-        SaveAborted,
+        SaveAbortedError,
     ),
-    "a leaf": (lambda one, wrong: one.save(2, {"w": object() if wrong else 1}), SaveAborted),
+    "a leaf": (lambda one, wrong: one.save(2, {"w": object() if wrong else 1}), SaveAbortedError),
     "restore": (lambda one, wrong: one.restore("x" if wrong else 1), PeerFailedError),
     "restore what": (lambda one, wrong: one.restore(1, only=7 if wrong else None), PeerFailedError),
     "options": (
@@ -36,10 +36,13 @@ LEFT = {
 W = {"w": np.arange(4)}
 # Arguments that Python itself refuses, or that are checked before anything else.
 REFUSED = {
-    "save what": (lambda one, wrong: one.save(2, W, **unknown(wrong)), SaveAborted),
-    "save of no step": (lambda one, wrong: one.save(*(() if wrong else (2, W))), SaveAborted),
-    "save when": (lambda one, wrong: one.save("2" if wrong else 2, W), SaveAborted),
-    "save how": (lambda one, wrong: one.save(2, W, force="yes" if wrong else False), SaveAborted),
+    "save what": (lambda one, wrong: one.save(2, W, **unknown(wrong)), SaveAbortedError),
+    "save of no step": (lambda one, wrong: one.save(*(() if wrong else (2, W))), SaveAbortedError),
+    "save when": (lambda one, wrong: one.save("2" if wrong else 2, W), SaveAbortedError),
+    "save how": (
+        lambda one, wrong: one.save(2, W, force="yes" if wrong else False),
+        SaveAbortedError,
+    ),
     "restore more": (lambda one, wrong: one.restore(*([1, None, 2][: 3 if wrong else 1])), None),
     "resume without": (lambda one, wrong: one.resume(*([None, W][: 1 if wrong else 2])), None),
     "delete what": (lambda one, wrong: one.delete(1, **unknown(wrong)), None),
@@ -105,7 +108,9 @@ def test_a_refused_save_of_a_step_that_nobody_saves_ends_nothing(tmp_path, wrong
         else:
             assert one.save(4, W) is False
         barrier.on(coordinator, "the next call", timeout_s=PATIENCE_S / 2)
-        with pytest.raises((TypeError, UsageError) if coordinator.process == 1 else SaveAborted):
+        with pytest.raises(
+            (TypeError, UsageError) if coordinator.process == 1 else SaveAbortedError
+        ):
             one.save(9, W, **unknown(coordinator.process == 1))
         barrier.on(coordinator, "and the next", timeout_s=PATIENCE_S / 2)
         one.close()
@@ -198,7 +203,7 @@ def test_an_interrupt_of_one_process_aborts_the_save_of_all(tmp_path, monkeypatc
         options = {"coordinator": coordinator, "timeout_s": PATIENCE_S / 2}
         one = Checkpoints(tmp_path, **options)
         is_left = coordinator.process == 1
-        with pytest.raises(KeyboardInterrupt if is_left else SaveAborted):
+        with pytest.raises(KeyboardInterrupt if is_left else SaveAbortedError):
             saved(one, 1)
         barrier.on(coordinator, "the next call", timeout_s=PATIENCE_S / 2)
         if is_left:

@@ -5,7 +5,7 @@ import pytest
 
 import shoal
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.errors import RestoreMismatch, UsageTypeError
+from shoal.errors import RestoreMismatchError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 
 
@@ -44,7 +44,7 @@ def test_a_layout_for_what_is_no_array_is_refused(ckpts, mesh):
     target = {"w": rows, "epoch": 0, "none": place, "name": ""}
     assert ckpts.restore(0, target)["epoch"] == 0
     assert ckpts.restore(0, rows)["epoch"] == 0  # for all arrays
-    with pytest.raises(RestoreMismatch) as info:
+    with pytest.raises(RestoreMismatchError) as info:
         ckpts.restore(0, {**target, "epoch": place, "name": shoal.named_sharding(place)})
     assert info.value.wrong_dtype == ("epoch", "name")
     told = "epoch: was saved as int, which is not an array; give any int in place of the layout"
@@ -63,20 +63,20 @@ def test_a_layout_for_what_is_no_array_is_refused(ckpts, mesh):
 def test_one_that_does_not_is_an_error_at_the_beginning(ckpts, mesh, change, attribute):
     target = {"w": shoal.Layout(mesh, "x", None), "epoch": 0}
     change(target)
-    with pytest.raises(RestoreMismatch, match="what `init` made") as caught:
+    with pytest.raises(RestoreMismatchError, match="what `init` made") as caught:
         ckpts.resume(target, lambda: begun(mesh))
     assert getattr(caught.value, attribute)
 
 
 def test_a_state_of_which_only_a_part_would_come_back_is_refused(ckpts, mesh):
     target = {"w": shoal.Layout(mesh, "x", None)}
-    with pytest.raises(RestoreMismatch, match=r"what `init` made .*\n  - ~: .*: 'epoch'"):
+    with pytest.raises(RestoreMismatchError, match=r"what `init` made .*\n  - ~: .*: 'epoch'"):
         ckpts.resume(target, begun(mesh), only="w")
     with pytest.raises(UsageTypeError, match="resume: cannot_be_saved: is an object"):
         ckpts.resume(target, begun(mesh, cannot_be_saved=object()))
     own = {**target, "epoch": shoal.Layout(mesh)}
     with pytest.raises(
-        RestoreMismatch, match="epoch: only= leaves it out; the target has a Layout"
+        RestoreMismatchError, match="epoch: only= leaves it out; the target has a Layout"
     ):
         ckpts.resume(own, begun(mesh), only="w")
     assert ckpts.resume({**target, "epoch": 7}, begun(mesh), only="!epoch")[1] == 0
@@ -87,7 +87,9 @@ def test_names_that_the_next_start_would_not_find_are_refused(ckpts, mesh):
     target = {"v": shoal.Layout(mesh, "x", None), "epoch": 0}
     ckpts.save(0, begun(mesh))
     ckpts.wait()
-    with pytest.raises(RestoreMismatch, match="restore an older step once with rename=, save it"):
+    with pytest.raises(
+        RestoreMismatchError, match="restore an older step once with rename=, save it"
+    ):
         ckpts.resume(target, None, rename={"v": "w"})
     ckpts.save(1, ckpts.restore(0, target, rename={"v": "w"}))
     ckpts.wait()
@@ -99,5 +101,5 @@ def test_names_that_would_be_swapped_again_are_refused(tmp_path):
     with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
         ckpts.save(0, state)
         ckpts.wait()
-        with pytest.raises(RestoreMismatch, match="a: would have the value of b"):
+        with pytest.raises(RestoreMismatchError, match="a: would have the value of b"):
             ckpts.resume(state, None, rename={"a": "b", "b": "a"})

@@ -13,7 +13,7 @@ from cli import sample_checkpoints
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.errors import DeadlineError, NotCommitted, SaveAborted, ShoalError
+from shoal.errors import DeadlineError, NotCommittedError, SaveAbortedError, ShoalError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.system import fault_points
@@ -131,9 +131,9 @@ def test_the_error_of_the_save_is_raised_and_no_local_call_takes_it(
             ckpts.wait()
         assert len([*_frames(caught.value.__traceback__)]) < 20, "it grows each time"
     ckpts.wait()
-    with pytest.raises(NotCommitted, match=r"step 7 is not saved; no step is$"):
+    with pytest.raises(NotCommittedError, match=r"step 7 is not saved; no step is$"):
         ckpts.pin(7)
-    with pytest.raises(NotCommitted, match=r"no step is saved$"):
+    with pytest.raises(NotCommittedError, match=r"no step is saved$"):
         ckpts.info()
 
 
@@ -158,7 +158,7 @@ def test_a_failed_save_is_raised_once_by_all_processes_in_step(
         if local and coordinator.process == 1:
             with pytest.raises(ShoalError):
                 CALLS[local](ckpts)
-        with pytest.raises((SaveAborted, OSError)):
+        with pytest.raises((SaveAbortedError, OSError)):
             CALLS[call](ckpts)
         held.error = None
         ckpts.save(8, state(8))
@@ -200,7 +200,7 @@ def test_another_job_learns_that_the_save_runs(tmp_path, alone, held, ask):
         assert held.is_there.wait(PATIENCE_S)
         reader = Checkpoints(tmp_path, recover=False, coordinator=LocalJob(1).coordinators[0])
         assert (reader.restore()["step"], reader.info().step) == (6, 6)
-        with pytest.raises(NotCommitted, match="its save still runs") as caught:
+        with pytest.raises(NotCommittedError, match="its save still runs") as caught:
             ask(tmp_path, reader)
         assert f"pid {os.getpid()}" in str(caught.value)
         held.go.set()
@@ -213,7 +213,9 @@ def test_another_job_learns_that_the_first_save_runs(tmp_path, alone, held, newe
         ckpts.save(7, state(7))
         assert held.is_there.wait(PATIENCE_S)
         reader = Checkpoints(tmp_path, recover=False, coordinator=LocalJob(1).coordinators[0])
-        with pytest.raises(NotCommitted, match="no step is saved; the save of step 7 still runs"):
+        with pytest.raises(
+            NotCommittedError, match="no step is saved; the save of step 7 still runs"
+        ):
             newest(reader)
         held.go.set()
 
@@ -222,15 +224,17 @@ def test_what_is_not_touched_any_more_does_not_run(tmp_path, alone):
     run = sample_checkpoints.run_of_two(tmp_path / "run")
     attempt = sample_checkpoints.begun(run, 25)
     reader = Checkpoints(run, recover=False, coordinator=alone)
-    with pytest.raises(NotCommitted, match=r"its save still runs \(by h7, pid 123, touched \d+ s"):
+    with pytest.raises(
+        NotCommittedError, match=r"its save still runs \(by h7, pid 123, touched \d+ s"
+    ):
         reader.pin(25)
     pending = run / step_name(25) / f"PENDING-{attempt}"
     os.utime(pending, (0, pending.stat().st_mtime - 600))
     ended = r"step 25 is not saved; its save ended before it was complete \(by h7, pid 123, touched"
-    with pytest.raises(NotCommitted, match=ended):
+    with pytest.raises(NotCommittedError, match=ended):
         reader.pin(25)
     pending.unlink()
-    with pytest.raises(NotCommitted, match="step 25 is not saved; saved are 10, 20"):
+    with pytest.raises(NotCommittedError, match="step 25 is not saved; saved are 10, 20"):
         reader.pin(25)
 
 
@@ -240,7 +244,7 @@ def test_a_complete_one_that_nobody_commits_says_what_to_do(tmp_path, alone, chi
     (pending,) = path.glob("PENDING-*")
     os.utime(pending, (0, pending.stat().st_mtime - 600))
     reader = Checkpoints(tmp_path, recover=False, coordinator=alone)
-    with pytest.raises(NotCommitted, match=r"complete.*`shoal ckpt recover` commits it"):
+    with pytest.raises(NotCommittedError, match=r"complete.*`shoal ckpt recover` commits it"):
         reader.info(30)
 
 
@@ -251,7 +255,7 @@ def test_a_fork_of_the_saving_process_does_not_wait(tmp_path, alone, held):
     assert held.is_there.wait(PATIENCE_S)
     saving = ckpts._saver._running.saving
     pid, saving._pid = saving._pid, -1
-    with pytest.raises(NotCommitted, match="its save still runs"):
+    with pytest.raises(NotCommittedError, match="its save still runs"):
         ckpts.pin(7)
     saving._pid = pid
     held.go.set()

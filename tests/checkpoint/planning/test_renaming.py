@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.checkpoint.planning.renaming import renames, subtrees
 from shoal.checkpoint.restoring.target import TargetOptions
-from shoal.errors import RestoreMismatch
+from shoal.errors import RestoreMismatchError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -144,7 +144,7 @@ def path(tmp_path_factory):
 
 
 def told(path, target, **options):
-    with pytest.raises(RestoreMismatch) as caught:
+    with pytest.raises(RestoreMismatchError) as caught:
         shoal.restore(path, target, **options)
     return caught.value
 
@@ -256,7 +256,7 @@ BOTH = below("s/0/trace", DENSE) | below("a/0/mu", OUT) | below("a/0/nu", OUT) |
 def test_nothing_is_proposed_where_several_fit(target, saved, mapping, tmp_path):
     assert renames(target, saved, ["step"]) == mapping
     shoal.save(tmp_path / "c", nested(saved))
-    with pytest.raises(RestoreMismatch) as caught:
+    with pytest.raises(RestoreMismatchError) as caught:
         shoal.restore(tmp_path / "c", nested(target))
     assert ("rename=" in str(caught.value)) == bool(mapping)
     assert "did you mean" not in str(caught.value)

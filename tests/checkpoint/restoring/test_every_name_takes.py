@@ -14,7 +14,7 @@ from plan.test_patterns import by_hand
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import plan_restore, restore
 from shoal.cli.main import build
-from shoal.errors import RestoreMismatch, UsageTypeError
+from shoal.errors import RestoreMismatchError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 
 PARTS = ("params", "opt", "mu", "w", "b", "w[0]", "w0", "*", "step", "!b")
@@ -153,7 +153,7 @@ def test_what_is_restored_is_what_brute_force_restores(folder, seed):
         result, bad = expected(saved, target, rename, only)
         options = {"only": only, "rename": rename or None}
         if bad:
-            with pytest.raises(RestoreMismatch) as caught:
+            with pytest.raises(RestoreMismatchError) as caught:
                 restore(path, tree_of(target), **options)
             problems = "\n".join(caught.value.problems)
             assert all(name in problems for name in bad), (bad, problems)
@@ -178,7 +178,7 @@ def test_a_name_beside_others_is_an_error_in_every_way_to_restore(tmp_path, case
     options, told = IDLE[case]
     zeros = {"params": {"w": np.zeros(2), "b": np.zeros(2)}, "opt": {"mu": np.zeros(2)}, "step": 0}
     with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
-        with pytest.raises(RestoreMismatch, match="could not be restored") as caught:
+        with pytest.raises(RestoreMismatchError, match="could not be restored") as caught:
             ckpts.resume(zeros, STATE, **options)  # nothing is saved yet
         assert told in str(caught.value)
         ckpts.save(7, STATE)
@@ -191,7 +191,7 @@ def test_a_name_beside_others_is_an_error_in_every_way_to_restore(tmp_path, case
             lambda: ckpts.restore(None, zeros, **options),
             lambda: ckpts.resume(zeros, None, **options),
         ):
-            with pytest.raises(RestoreMismatch) as caught:
+            with pytest.raises(RestoreMismatchError) as caught:
                 call()
             assert told in str(caught.value)
             assert "nothing was restored" in str(caught.value)
@@ -201,7 +201,7 @@ def test_a_name_beside_others_is_an_error_in_every_way_to_restore(tmp_path, case
 
 def test_without_a_target_as_well(tmp_path):
     hand_written.write(tmp_path / "saved", STATE)
-    with pytest.raises(RestoreMismatch, match="'params' is a folder of 2 leaves"):
+    with pytest.raises(RestoreMismatchError, match="'params' is a folder of 2 leaves"):
         restore(tmp_path / "saved", only=["params", "step"])
     assert restore(tmp_path / "saved", only=["nothing", "step"], missing_ok=True) == {"step": 7}
     assert restore(tmp_path / "saved", only="!params/**").keys() == {"opt", "step"}
@@ -226,7 +226,7 @@ def test_a_leaf_of_the_name_of_all_is_one_of_them(tmp_path):
     hand_written.write(tmp_path / "saved", saved)
     assert restore(tmp_path / "saved") == saved
     assert restore(tmp_path / "saved", {"w": 0, "**": 0}) == saved
-    with pytest.raises(RestoreMismatch, match="w: is in the checkpoint, not in the target"):
+    with pytest.raises(RestoreMismatchError, match="w: is in the checkpoint, not in the target"):
         restore(tmp_path / "saved", {"**": 0})
     hand_written.write(tmp_path / "other", {**saved, "w": 9})
     command = ["ckpt", "diff", *map(str, tmp_path.iterdir())]
@@ -240,7 +240,7 @@ def test_a_prefix_below_which_others_take_all_is_an_error(tmp_path):
     for prefix in ("a", ""):
         mapping = {prefix: "zzz", "a/b": "y"}
         with pytest.raises(
-            RestoreMismatch, match=f"longer prefixes take all leaves below '{prefix}'"
+            RestoreMismatchError, match=f"longer prefixes take all leaves below '{prefix}'"
         ):
             restore(tmp_path / "saved", target, rename=mapping)
     assert restore(tmp_path / "saved", target, rename=rename, missing_ok=True)["a"]["b"]["w"] == 1
@@ -250,7 +250,7 @@ def test_suggestions_are_looked_for_a_few_times_alone(tmp_path):
     saved = {f"leaf{number:05}": number for number in range(2000)}
     hand_written.write(tmp_path / "saved", saved)
     wrong = [f"laef{number}" for number in range(2000)]
-    with pytest.raises(RestoreMismatch) as caught:
+    with pytest.raises(RestoreMismatchError) as caught:
         restore(tmp_path / "saved", only=wrong)
     assert len(caught.value.problems) == 2000
     assert sum("did you mean" in line for line in caught.value.problems) <= 10
@@ -259,20 +259,20 @@ def test_suggestions_are_looked_for_a_few_times_alone(tmp_path):
 def test_a_missing_leaf_names_the_way_to_keep_the_targets_own(tmp_path):
     hand_written.write(tmp_path / "saved", {"w": 1, "opt": {"mu": 2}})
     own = {"w": 0, "opt": {"mu": 0, "nu[1]": 5}, "last_batch": {"x": 3, "y": [4, 4]}}
-    with pytest.raises(RestoreMismatch) as caught:
+    with pytest.raises(RestoreMismatchError) as caught:
         restore(tmp_path / "saved", own)
     only = ["!last_batch/**", "!opt/nu[1]"]
     assert f"only={only} keeps what the target has there" in str(caught.value)
     back = restore(tmp_path / "saved", own, only=only)
     assert back == {"w": 1, "opt": {"mu": 2, "nu[1]": 5}, "last_batch": {"x": 3, "y": [4, 4]}}
-    with pytest.raises(RestoreMismatch, match=r"only=\['w', '!last_batch/x'\] keeps"):
+    with pytest.raises(RestoreMismatchError, match=r"only=\['w', '!last_batch/x'\] keeps"):
         restore(tmp_path / "saved", own, only=["w", "last_batch/x"])
 
 
 def test_a_leaf_that_is_too_many_names_the_way_to_leave_it_out(tmp_path):
     hand_written.write(tmp_path / "saved", {"w": 1, "n": 2})
     with pytest.raises(
-        RestoreMismatch, match="n: is in the checkpoint, not in the target; only='!n' "
+        RestoreMismatchError, match="n: is in the checkpoint, not in the target; only='!n' "
     ):
         restore(tmp_path / "saved", {"w": 0})
     assert restore(tmp_path / "saved", {"w": 0}, only="!n") == {"w": 1}
@@ -280,7 +280,7 @@ def test_a_leaf_that_is_too_many_names_the_way_to_leave_it_out(tmp_path):
 
 def test_the_way_to_leave_a_leaf_out_holds_beside_one_that_is_called_like_it(tmp_path):
     hand_written.write(tmp_path / "saved", {"!w": 1, "n": 2, "!n": 3})
-    with pytest.raises(RestoreMismatch) as caught:
+    with pytest.raises(RestoreMismatchError) as caught:
         restore(tmp_path / "saved", {"!w": 0, "w": 5, "!n": 0})
     assert "only='![n]' leaves it out" in str(caught.value)
     only = "![w]"

@@ -13,7 +13,7 @@ from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.tree.flatten import UnknownNode
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.compat.torch_xla import CheckpointManager
-from shoal.errors import RestoreMismatch, UsageError
+from shoal.errors import RestoreMismatchError, UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.runtime.client.in_process import LocalJob
@@ -85,7 +85,7 @@ def test_without_a_target_a_run_begins_only_if_it_can_go_on(tmp_path, alone, kin
         if can_go_on:
             assert ckpts.resume(None, init)[1] == 0
             return
-        with pytest.raises(RestoreMismatch, match="what `init` made could not be") as caught:
+        with pytest.raises(RestoreMismatchError, match="what `init` made could not be") as caught:
             ckpts.resume(None, init)
         assert "give a target that has the class" in str(caught.value)
 
@@ -171,7 +171,7 @@ def test_a_value_of_each_process_may_have_grown(tmp_path):
 )
 def test_none_and_values_of_each_process_stand_for_nothing_else(tmp_path, saved, target, told):
     save(tmp_path / "saved", {"v": saved, "n": 1})
-    with pytest.raises(RestoreMismatch) as caught:
+    with pytest.raises(RestoreMismatchError) as caught:
         restore(tmp_path / "saved", {"v": target, "n": 0})
     assert told in str(caught.value)
     assert caught.value.wrong_dtype == ("v",)
@@ -198,7 +198,7 @@ def test_static_data_that_would_change_are_seen_when_the_run_begins(tmp_path, al
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
         init = DataAtTheTop(np.ones(2), 1, "relu")
         with pytest.raises(
-            RestoreMismatch, match=r"has static data .*'relu'.*, the target .*'gelu'"
+            RestoreMismatchError, match=r"has static data .*'relu'.*, the target .*'gelu'"
         ):
             ckpts.resume(DataAtTheTop(np.zeros(2), 0, "gelu"), init)
         assert ckpts.resume(DataAtTheTop(np.zeros(2), 0, "relu"), init)[1] == 0
@@ -209,10 +209,12 @@ def test_classes_in_values_of_each_process_are_checked_when_the_run_begins(tmp_p
     init = {"loader": PerProcess({"at": [make(1, 2)]})}
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
         for target in (None, {"loader": 0}):
-            with pytest.raises(RestoreMismatch, match=r"loader/at/0: is a .*: import State of"):
+            with pytest.raises(
+                RestoreMismatchError, match=r"loader/at/0: is a .*: import State of"
+            ):
                 ckpts.resume(target, init)
         with pytest.raises(
-            RestoreMismatch, match="loader has a value of a class that is not known"
+            RestoreMismatchError, match="loader has a value of a class that is not known"
         ):
             ckpts.resume({"loader": PerProcess({"at": []})}, init)
         assert ckpts.resume(init, init)[1] == 0
@@ -221,7 +223,7 @@ def test_classes_in_values_of_each_process_are_checked_when_the_run_begins(tmp_p
 def test_all_that_would_change_is_named(tmp_path, alone):
     make = nested(local_namedtuple)()
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
-        with pytest.raises(RestoreMismatch) as caught:
+        with pytest.raises(RestoreMismatchError) as caught:
             ckpts.resume(None, {"a": make(1, 2), "b": make(3, 4)})
         assert [line.split(":")[0] for line in caught.value.problems] == [
             "a/in/0",
@@ -250,7 +252,7 @@ def test_a_class_that_would_not_take_what_comes_back_is_seen_when_the_run_begins
     init = Strict(jax.numpy.ones((8, 8)))
     on_host = Strict(jax.ShapeDtypeStruct((8, 8), np.float32))
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
-        with pytest.raises(RestoreMismatch, match=r"Strict takes no TypeError: got ndarray"):
+        with pytest.raises(RestoreMismatchError, match=r"Strict takes no TypeError: got ndarray"):
             ckpts.resume(on_host, init)
         assert ckpts.resume(Strict(Layout(MESH, None, None)), init)[1] == 0
         ckpts.save(0, init)
@@ -264,7 +266,7 @@ def test_arrays_that_are_one_object_are_no_swap(tmp_path, alone):
     target = {"a": Layout(MESH, None), "b": Layout(MESH, None)}
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
         assert ckpts.resume(target, {"a": one, "b": one})[1] == 0
-        with pytest.raises(RestoreMismatch, match="would be in the order y, x"):
+        with pytest.raises(RestoreMismatchError, match="would be in the order y, x"):
             ckpts.resume(MyOrdered(y=0, x=0), MyOrdered(x=one, y=one), dtype="any")
 
 
@@ -286,14 +288,16 @@ def test_a_layout_may_stand_for_a_subtree_without_leaves(tmp_path, alone):
         ckpts.wait()
         state, _ = ckpts.resume(target, None)
         assert state["opt"] == ({}, [()])
-        with pytest.raises(RestoreMismatch, match="optt: is not in the checkpoint"):
+        with pytest.raises(RestoreMismatchError, match="optt: is not in the checkpoint"):
             ckpts.restore(0, {"params": MESH, "optt": MESH})
 
 
 def test_a_function_that_is_a_leaf_is_not_lost(tmp_path):
     """With two arguments it could say where an array shall be, but there is none."""
     save(tmp_path / "saved", {"w": np.ones(2, np.float32), "gate": None})
-    with pytest.raises(RestoreMismatch, match="gate: was saved as None; give None in place of it"):
+    with pytest.raises(
+        RestoreMismatchError, match="gate: was saved as None; give None in place of it"
+    ):
         restore(tmp_path / "saved", {"w": MESH, "gate": lambda a, b: a * b})
 
 
@@ -316,5 +320,5 @@ def test_static_data_that_cannot_be_compared(tmp_path, alone):
     assert manager.restore(0, make(0.0))["v"].w.tolist() == [1, 1]
     with Checkpoints(tmp_path / "run", coordinator=alone) as ckpts:
         assert ckpts.resume(make(0.0), make(1.0))[1] == 0
-        with pytest.raises(RestoreMismatch, match=r"static data of Tables .* were not saved"):
+        with pytest.raises(RestoreMismatchError, match=r"static data of Tables .* were not saved"):
             ckpts.resume(None, make(1.0))

@@ -25,9 +25,9 @@ from shoal.checkpoint.restoring.restore import plan_restore, restore
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import (
-    CorruptCheckpoint,
-    NotCommitted,
-    RestoreMismatch,
+    CorruptCheckpointError,
+    NotCommittedError,
+    RestoreMismatchError,
     UsageError,
     UsageTypeError,
 )
@@ -124,7 +124,7 @@ def test_only_leaves_others_as_the_target_has_them(path):
     assert back["params"]["b"] is keep
     assert same(back["params"]["w"], TREE["params"]["w"])
     assert restore(path, only="opt/*/mu").keys() == {"opt"}
-    with pytest.raises(RestoreMismatch, match=r"'param/w' takes no leaf; did you mean 'par"):
+    with pytest.raises(RestoreMismatchError, match=r"'param/w' takes no leaf; did you mean 'par"):
         restore(path, only="param/w")
 
 
@@ -153,7 +153,7 @@ def test_everything_that_does_not_fit_is_said_at_once(path):
         ],
         "none": np.zeros(3),
     }
-    with pytest.raises(RestoreMismatch) as info:
+    with pytest.raises(RestoreMismatchError) as info:
         restore(path, like)
     error = info.value
     assert (error.missing, error.unexpected) == (("params/ww",), ("params/w",))
@@ -170,7 +170,7 @@ def test_everything_that_does_not_fit_is_said_at_once(path):
 def test_dims_that_do_not_divide(path):
     uneven = Layout(Mesh({"x": 3}, kind="cpu"), "x", None)
     for layout in (uneven, named_sharding(uneven)):
-        with pytest.raises(RestoreMismatch, match="params/w: "):
+        with pytest.raises(RestoreMismatchError, match="params/w: "):
             restore(path, {"params": {"w": layout}}, only="params/w")
 
 
@@ -192,7 +192,7 @@ def test_dtypes_are_cast_as_asked(path, policy, dtype, fits):
         back = restore(path, like, only="params/w", dtype=policy)["params"]["w"]
         assert same(back, TREE["params"]["w"].astype(dtype))
     else:
-        with pytest.raises(RestoreMismatch, match="params/w: is float32 as saved"):
+        with pytest.raises(RestoreMismatchError, match="params/w: is float32 as saved"):
             restore(path, like, only="params/w", dtype=policy)
 
 
@@ -226,7 +226,7 @@ def test_a_cast_takes_no_more_memory_than_it_may(tmp_path, monkeypatch):
 
 
 def test_nothing_is_narrowed_in_silence(path):
-    with pytest.raises(RestoreMismatch, match="JAX_ENABLE_X64"):
+    with pytest.raises(RestoreMismatchError, match="JAX_ENABLE_X64"):
         restore(path, {"params": {"b": Layout(MESH, "x")}}, only="params/b")
     with jax.enable_x64(True):
         back = restore(path, {"params": {"b": Layout(MESH, "x")}}, only="params/b")
@@ -243,7 +243,9 @@ def test_keys_come_back_as_keys(tmp_path):
             assert back[name].dtype == key.dtype
             assert (jax.random.key_data(back[name]) == jax.random.key_data(key)).all()
     assert back["row"].sharding.is_equivalent_to(mesh, 1)
-    with pytest.raises(RestoreMismatch, match=r"one: is key<rbg> as saved, not key<threefry2x32>"):
+    with pytest.raises(
+        RestoreMismatchError, match=r"one: is key<rbg> as saved, not key<threefry2x32>"
+    ):
         restore(tmp_path / "keys", tree | {"one": jax.random.key(0)})
 
 
@@ -264,7 +266,7 @@ def test_packed_and_odd_dtypes_in_any_layout(name, tmp_path):
         for shard in back.addressable_shards:
             assert np.asarray(shard.data).tobytes() == array[shard.index].tobytes()
     else:
-        with pytest.raises(RestoreMismatch, match="a: has dtype"):
+        with pytest.raises(RestoreMismatchError, match="a: has dtype"):
             restore(tmp_path / "odd", Layout(MESH, None, None, None))
 
 
@@ -279,10 +281,10 @@ def test_values_of_processes_need_as_many_or_a_merge(tmp_path):
 
 
 def test_what_is_no_checkpoint(tmp_path, path):
-    with pytest.raises(NotCommitted, match="nothing is saved there"):
+    with pytest.raises(NotCommittedError, match="nothing is saved there"):
         restore(tmp_path / "none")
     (tmp_path / "history" / "step_000000000001").mkdir(parents=True)
-    with pytest.raises(NotCommitted, match="a history of 1 steps; give the path of one"):
+    with pytest.raises(NotCommittedError, match="a history of 1 steps; give the path of one"):
         restore(tmp_path / "history")
     for wrong, kind in (
         ({"mode": "fast"}, UsageError),
@@ -333,7 +335,7 @@ def test_an_error_while_reading_returns_nothing(path, tmp_path):
     content = bytearray(file.read_bytes())
     content[-1_000_000] ^= 1
     file.write_bytes(content)
-    with pytest.raises(CorruptCheckpoint) as info:
+    with pytest.raises(CorruptCheckpointError) as info:
         restore(tmp_path / "bad")
     assert (info.value.file, info.value.leaf) == (file.name, "a")
     assert info.value.offset is not None

@@ -12,12 +12,12 @@ from collectives.thread_jobs import run_all
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restoring.restore import restore_with
 from shoal.errors import (
-    CorruptCheckpoint,
+    CorruptCheckpointError,
     DivergenceError,
-    NotCommitted,
-    NotShared,
+    NotCommittedError,
+    NotSharedError,
     PeerFailedError,
-    RestoreMismatch,
+    RestoreMismatchError,
     StorageError,
     UsageError,
 )
@@ -70,14 +70,14 @@ def test_all_get_the_same(saved):
 def test_a_path_that_one_process_does_not_see(saved):
     shutil.rmtree(saved[1])
     found = restore_all(saved)
-    all_are(found, NotShared, "process 1 (")
+    all_are(found, NotSharedError, "process 1 (")
     assert {error.processes for error in found} == {(1,)}
 
 
 def test_a_path_where_nobody_sees_anything(saved):
     for path in saved:
         shutil.rmtree(path)
-    all_are(restore_all(saved), NotCommitted, "nothing is saved there")
+    all_are(restore_all(saved), NotCommittedError, "nothing is saved there")
 
 
 def test_a_path_where_one_sees_another_save(saved):
@@ -92,7 +92,7 @@ def test_a_block_that_is_damaged_for_one(saved):
     content = bytearray(file.read_bytes())
     content[1_000_000] ^= 16
     file.write_bytes(content)
-    found = all_are(restore_all(saved), CorruptCheckpoint, file.name)
+    found = all_are(restore_all(saved), CorruptCheckpointError, file.name)
     assert {error.leaf for error in found} == {"w"}
     assert {error.offset for error in found} == {1_000_000 >> 18 << 18}
     assert "process 1 of 3" in str(found[0])
@@ -106,7 +106,7 @@ def test_a_step_that_is_deleted_while_it_is_read(saved, monkeypatch):
 
     read_at = LocalFolder.read_at
     monkeypatch.setattr(LocalFolder, "read_at", delete_first)
-    all_are(restore_all(saved), NotCommitted, "was deleted while it was read")
+    all_are(restore_all(saved), NotCommittedError, "was deleted while it was read")
 
 
 def test_what_the_system_refuses_one(saved, monkeypatch):
@@ -139,7 +139,7 @@ def test_targets_and_options_must_agree(saved):
     all_are(restore_all(saved, good, good, bad), DivergenceError, "float64[3]")
     found = restore_all(saved, only=["w", "w", "n"])
     all_are(found, DivergenceError, "only=")
-    found = all_are(restore_all(saved, bad, bad, bad), RestoreMismatch, "has shape (300000,)")
+    found = all_are(restore_all(saved, bad, bad, bad), RestoreMismatchError, "has shape (300000,)")
     assert {error.wrong_shape for error in found} == {("w",)}
 
 

@@ -15,7 +15,7 @@ from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restoring import protocol
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.restoring.target import options_of
-from shoal.errors import RestoreMismatch
+from shoal.errors import RestoreMismatchError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -37,7 +37,7 @@ def path(tmp_path_factory):
 @pytest.mark.parametrize("only", ["[z-a]", ["w", "params/[9-0]"]])
 def test_a_range_that_is_none_is_refused(path, only):
     told = r"only='.*' takes no leaf; the characters in \[ \] are not a valid range"
-    with pytest.raises(RestoreMismatch, match=told):
+    with pytest.raises(RestoreMismatchError, match=told):
         restore(path, only=only)
 
 
@@ -65,7 +65,9 @@ def test_what_is_renamed_to_the_root(path):
 def test_only_can_leave_out_what_the_target_calls_otherwise(path):
     like = {"params": {"w": np.zeros(8, np.float32)}}
     rename = {"params/w": "params/b"}
-    with pytest.raises(RestoreMismatch, match="params/w: is in the checkpoint, not in the target"):
+    with pytest.raises(
+        RestoreMismatchError, match="params/w: is in the checkpoint, not in the target"
+    ):
         restore(path, like, rename=rename)
     back = restore(path, like, rename=rename, only="params/w")
     assert np.array_equal(back["params"]["w"], TREE["params"]["b"])
@@ -73,7 +75,9 @@ def test_only_can_leave_out_what_the_target_calls_otherwise(path):
 
 @pytest.mark.parametrize("dtype", [np.float32, "S3", object])
 def test_text_is_not_cast(path, dtype):
-    with pytest.raises(RestoreMismatch, match=r"text: is <U3 as saved, not .*; no cast exists"):
+    with pytest.raises(
+        RestoreMismatchError, match=r"text: is <U3 as saved, not .*; no cast exists"
+    ):
         restore(path, {"text": np.zeros(2, dtype)}, only="text", dtype="any")
 
 
@@ -87,11 +91,11 @@ def test_a_mesh_that_a_file_names_takes_no_memory(path, monkeypatch):
     leaves = [replace(one, layout="() @ a=1000000000000") for one in opened.manifest.leaves]
     lying = replace(opened, manifest=replace(opened.manifest, leaves=tuple(leaves)))
     monkeypatch.setattr(protocol, "open_folder", lambda folder: lying)
-    with pytest.raises(RestoreMismatch, match="its mesh has 1000000000000 devices"):
+    with pytest.raises(RestoreMismatchError, match="its mesh has 1000000000000 devices"):
         restore(path, "stored")
 
 
 def test_a_spec_of_more_dims_than_the_leaf_has(path):
     place = NamedSharding(jax_mesh(MESH), PartitionSpec("x", None, "y"))
-    with pytest.raises(RestoreMismatch, match=r"params/w: .* does not fit"):
+    with pytest.raises(RestoreMismatchError, match=r"params/w: .* does not fit"):
         restore(path, {"params": {"w": place}}, only="params/w")

@@ -24,10 +24,10 @@ from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.collectives.live_processes import live_processes
 from shoal.errors import (
     DivergenceError,
-    NotCommitted,
+    NotCommittedError,
     ProcessLostError,
-    SaveAborted,
-    StepAlreadyCommitted,
+    SaveAbortedError,
+    StepAlreadyCommittedError,
     UsageError,
     UsageTypeError,
 )
@@ -47,7 +47,7 @@ def works_among(coordinator, path, group):
     """Save and restore among a group; return who wrote, and what came back of one's own."""
     options = {"processes": group, "timeout_s": PATIENCE_S}
     save_with(coordinator, path, tree_of(coordinator.process), **options)
-    with pytest.raises(StepAlreadyCommitted):
+    with pytest.raises(StepAlreadyCommittedError):
         save_with(coordinator, path, tree_of(coordinator.process), **options)
     back = restore_with(coordinator, path, **options)
     assert same_bits(back["w"], WORDS)
@@ -89,7 +89,7 @@ def test_survivors_save_and_go_on_with_their_history(tmp_path, victim):
             ckpts.wait()
             if me == victim:
                 return job.lose(victim)
-            with pytest.raises((ProcessLostError, SaveAborted)):
+            with pytest.raises((ProcessLostError, SaveAbortedError)):
                 ckpts.save(2, tree_of(me))
         alive = live_processes.on(coordinator, timeout_s=PATIENCE_S)
         found = works_among(coordinator, tmp_path / "one", alive)
@@ -104,7 +104,7 @@ def test_survivors_save_and_go_on_with_their_history(tmp_path, victim):
             assert ckpts.all_steps() == (3,)
             assert ckpts.restore()["own"].value == {"of": me}
             ckpts.delete(3)
-            with pytest.raises(NotCommitted):
+            with pytest.raises(NotCommittedError):
                 ckpts.restore()
             assert ckpts.save(4, tree_of(me))
         return found
@@ -153,7 +153,7 @@ def test_who_is_lost_in_a_save_of_a_group_ends_it_there_and_is_named(tmp_path, m
             save_with(coordinator, tmp_path / "x", tree_of(0), processes=[1, 3], timeout_s=600)
 
     _, error, _, _ = in_job(4, go, job)
-    assert isinstance(error, SaveAborted), error
+    assert isinstance(error, SaveAbortedError), error
     assert error.processes == (3,)
     assert files_of(tmp_path / "x") == []
 

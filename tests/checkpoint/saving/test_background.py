@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, same_bits
 from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.saving.background import start_save_with
-from shoal.errors import DeadlineError, SaveAborted, StepAlreadyCommitted, StorageError
+from shoal.errors import DeadlineError, SaveAbortedError, StepAlreadyCommittedError, StorageError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.process import coordinator
@@ -158,13 +158,13 @@ def test_what_goes_wrong_with_a_copy_is_told_by_the_thread(path, monkeypatch):
         saving.wait(DEADLINE_S)
 
     errors = in_job(2, work)
-    assert [type(error) for error in errors] == [SaveAborted, MemoryError]
+    assert [type(error) for error in errors] == [SaveAbortedError, MemoryError]
     assert files_of(path) == []
 
 
 def test_what_is_known_before_the_copy_is_raised_at_once(path):
     start_save_with(coordinator(), path, [1], arena=Arena()).wait()
-    with pytest.raises(StepAlreadyCommitted):
+    with pytest.raises(StepAlreadyCommittedError):
         start_save_with(coordinator(), path, [1], arena=Arena())
 
 

@@ -26,10 +26,10 @@ from shoal.checkpoint.saving.save import save, save_with
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import (
     DivergenceError,
-    NotShared,
-    StepAlreadyCommitted,
+    NotSharedError,
+    StepAlreadyCommittedError,
     StorageError,
-    StorageFull,
+    StorageFullError,
     UsageError,
     UsageTypeError,
 )
@@ -253,11 +253,11 @@ def test_a_path_that_is_none():
 def test_nothing_is_overwritten(path):
     save(path, {"w": 1})
     before = {name: (path / name).read_bytes() for name in os.listdir(path)}
-    with pytest.raises(StepAlreadyCommitted) as caught:
+    with pytest.raises(StepAlreadyCommittedError) as caught:
         save(path, {"w": 2})
     assert caught.value.path == str(path)
     errors = in_job(3, lambda coordinator: save_with(coordinator, path, {"w": 3}))
-    assert {type(error) for error in errors} == {StepAlreadyCommitted}
+    assert {type(error) for error in errors} == {StepAlreadyCommittedError}
     assert {error.attempt for error in errors} == {caught.value.attempt}
     assert "process 0 of 3" in str(errors[2])
     assert before == {name: (path / name).read_bytes() for name in os.listdir(path)}
@@ -329,7 +329,7 @@ def test_a_path_that_is_not_shared_is_named(path, monkeypatch):
         return save_with(one, path, {"w": np.arange(9)})
 
     errors = in_job(3, work)
-    assert {type(error) for error in errors} == {NotShared}
+    assert {type(error) for error in errors} == {NotSharedError}
     assert {error.processes for error in errors} == {(1, 2)}
     assert "is not seen by processes 1-2 (" in str(errors[0])
     assert files_of(path) == []
@@ -355,7 +355,7 @@ def test_too_little_space_is_known_before_anything_is_written(path, monkeypatch)
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 4_300_000)
     big = np.zeros(1 << 20, np.float32)
     errors = in_job(3, lambda one: save_with(one, path, {"w": big}))
-    assert {type(error) for error in errors} == {StorageFull}
+    assert {type(error) for error in errors} == {StorageFullError}
     assert {error.free_bytes for error in errors} == {4_300_000}
     assert 4_300_000 < errors[0].needed_bytes < 5_000_000  # of all three, with headers
     assert not path.exists()

@@ -19,16 +19,16 @@ from shoal.checkpoint.saving.save import save, save_with
 from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import (
-    CorruptCheckpoint,
+    CorruptCheckpointError,
     DeadlineError,
-    NotShared,
+    NotSharedError,
     PeerFailedError,
     ProcessLostError,
-    SaveAborted,
+    SaveAbortedError,
     ShoalError,
-    StepAlreadyCommitted,
+    StepAlreadyCommittedError,
     StorageError,
-    StorageFull,
+    StorageFullError,
     UsageError,
 )
 from shoal.runtime.client.in_process import LocalJob
@@ -70,7 +70,9 @@ def raises(error):
 
 
 def full(path):
-    return StorageFull("no space", path=str(path), errno=errno.ENOSPC, needed_bytes=5, free_bytes=3)
+    return StorageFullError(
+        "no space", path=str(path), errno=errno.ENOSPC, needed_bytes=5, free_bytes=3
+    )
 
 
 @pytest.mark.parametrize("process", [0, 1])
@@ -78,7 +80,7 @@ def full(path):
 def test_a_full_disk_on_one_process_is_the_error_of_all(path, at_point, point, process):
     at_point(point, process, raises(full(path)))
     errors = in_job(3, lambda one: save_with(one, path, TREE))
-    assert {type(error) for error in errors} == {StorageFull}, messages(errors)
+    assert {type(error) for error in errors} == {StorageFullError}, messages(errors)
     for error in errors:
         assert (error.errno, error.needed_bytes, error.free_bytes) == (errno.ENOSPC, 5, 3)
         assert error.path == str(path)
@@ -90,7 +92,7 @@ def test_a_full_disk_on_one_process_is_the_error_of_all(path, at_point, point, p
 def test_one_process_alone_raises_its_own_error(path, at_point, point):
     mine = full(path)
     at_point(point, 0, raises(mine))
-    with pytest.raises(StorageFull) as caught:
+    with pytest.raises(StorageFullError) as caught:
         save(path, TREE)
     assert caught.value is mine
     assert files_of(path) == []
@@ -102,7 +104,11 @@ def test_an_error_that_is_not_of_shoal_is_raised_as_it_is_and_told_to_the_others
 ):
     at_point(point, 0, raises(ZeroDivisionError("mine")))
     errors = in_job(3, lambda one: save_with(one, path, TREE))
-    assert [type(error) for error in errors] == [ZeroDivisionError, SaveAborted, SaveAborted]
+    assert [type(error) for error in errors] == [
+        ZeroDivisionError,
+        SaveAbortedError,
+        SaveAbortedError,
+    ]
     assert errors[1].processes == (0,)
     assert errors[1].exit_code == PeerFailedError.exit_code
     assert "ZeroDivisionError: mine" in str(errors[1])
@@ -119,7 +125,7 @@ def test_of_several_errors_all_raise_the_same(path, monkeypatch):
 
     monkeypatch.setattr(fault_points, "reach", reach)
     errors = in_job(3, lambda one: save_with(one, path, TREE))
-    assert {type(error) for error in errors} == {StorageFull}
+    assert {type(error) for error in errors} == {StorageFullError}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +197,11 @@ def test_the_others_do_not_wait_for_who_was_interrupted_and_left(path, at_point)
                 one.report("failed", "KeyboardInterrupt")
 
     errors = in_job(3, work, job)
-    assert [type(error) for error in errors] == [SaveAborted, KeyboardInterrupt, SaveAborted]
+    assert [type(error) for error in errors] == [
+        SaveAbortedError,
+        KeyboardInterrupt,
+        SaveAbortedError,
+    ]
     assert errors[0].exit_code == PeerFailedError.exit_code
     assert files_of(path) == []
 
@@ -216,7 +226,7 @@ def test_who_is_lost(path, at_point, point, is_saved):
         assert results[:2] == [None, None], messages(results)
         assert set(kept(path)) == set(TREE)
     else:
-        assert [type(error) for error in results[:2]] == [SaveAborted] * 2, messages(results)
+        assert [type(error) for error in results[:2]] == [SaveAbortedError] * 2, messages(results)
         assert {error.exit_code for error in results[:2]} == {ProcessLostError.exit_code}
         assert {error.processes for error in results[:2]} == {(2,)}
         assert files_of(path) == []
@@ -254,7 +264,7 @@ def test_who_was_frozen_and_collected_learns_that(path, at_point, point):
     """Whether its folder is gone or not; nothing of it remains."""
     at_point(point, 0, lambda: sweep.collect_garbage(LocalFolder(path), idle_s=0))
     errors = in_job(2, lambda one: save_with(one, path, {"w": np.arange(1 << 18)}))
-    assert {type(error) for error in errors} == {SaveAborted}, messages(errors)
+    assert {type(error) for error in errors} == {SaveAbortedError}, messages(errors)
     assert "ended by another process" in str(errors[0])
     assert files_of(path) == []
 
@@ -273,7 +283,7 @@ def test_who_is_late_is_not_waited_for_beyond_the_deadline(path, at_point):
                 goes_on.set()
 
     errors = in_job(3, work)
-    assert {type(error) for error in errors} == {SaveAborted}, messages(errors)
+    assert {type(error) for error in errors} == {SaveAbortedError}, messages(errors)
     assert {error.exit_code for error in errors[::2]} == {DeadlineError.exit_code}
     assert {error.processes for error in errors[::2]} == {(1,)}
     assert {error.phase for error in errors} == {"write"}
@@ -307,10 +317,10 @@ def test_an_aborted_save_under_a_notice_does_not(path, at_point):
 KNOWN = [
     full("/there"),
     StorageError("refused", path="/x", errno=errno.EACCES),
-    NotShared("alone", path="/x", processes=[1, 2]),
-    StepAlreadyCommitted("there", path="/x", attempt="abc"),
-    CorruptCheckpoint("bad", path="/x", file="f", leaf="l", offset=3),
-    SaveAborted("ended", path="/x", phase="write", processes=(1,), exit_code=71),
+    NotSharedError("alone", path="/x", processes=[1, 2]),
+    StepAlreadyCommittedError("there", path="/x", attempt="abc"),
+    CorruptCheckpointError("bad", path="/x", file="f", leaf="l", offset=3),
+    SaveAbortedError("ended", path="/x", phase="write", processes=(1,), exit_code=71),
     UsageError("wrong", problems=["a", "b"]),
 ]
 

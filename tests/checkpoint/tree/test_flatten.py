@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.names import name_of
-from shoal.errors import CorruptCheckpoint, UsageError, UsageTypeError
+from shoal.errors import CorruptCheckpointError, UsageError, UsageTypeError
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -117,7 +117,7 @@ def test_files_nest_no_deeper_than_trees():
     for _ in range(100):
         deep = {"kind": "list", "children": [deep]}
     assert nodes.decode_structure(deep, "m")[1] == 1
-    with pytest.raises(CorruptCheckpoint, match="nested deeper than 100"):
+    with pytest.raises(CorruptCheckpointError, match="nested deeper than 100"):
         nodes.decode_structure({"kind": "list", "children": [deep]}, "m")
 
 
@@ -259,6 +259,6 @@ def test_a_list_that_loses_children_is_a_dict_of_what_is_left():
     ids=repr,
 )  # fmt: skip
 def test_what_is_no_tree(found):
-    with pytest.raises(CorruptCheckpoint, match=r"^m has an invalid tree") as error:
+    with pytest.raises(CorruptCheckpointError, match=r"^m has an invalid tree") as error:
         nodes.decode_structure(found, "m")
     assert error.value.file == "m"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.checkpoint.format import blobs, header
 from shoal.checkpoint.tree import plain_values
-from shoal.errors import CorruptCheckpoint, UsageError, UsageTypeError
+from shoal.errors import CorruptCheckpointError, UsageError, UsageTypeError
 
 TEXT = st.text(st.characters(codec=None, exclude_categories=()))
 PLAIN = (
@@ -202,11 +202,11 @@ def test_a_damaged_blob_is_refused_or_another_tree():
     for at in range(len(blob)):
         for bit in (0, 3, 6):
             blob[at] ^= 1 << bit
-            with contextlib.suppress(CorruptCheckpoint):
+            with contextlib.suppress(CorruptCheckpointError):
                 blobs.decode_tree(bytes(blob))
             blob[at] ^= 1 << bit
     for length in range(len(blob)):
-        with pytest.raises(CorruptCheckpoint):
+        with pytest.raises(CorruptCheckpointError):
             blobs.decode_tree(bytes(blob[:length]))
 
 
@@ -224,5 +224,5 @@ def test_a_blob_that_contradicts_itself_is_refused(leaves, entries):
     metadata = {"format": "shoal-values", "leaves": leaves}
     metadata["tree"] = '{"kind":"dict","keys":["a"],"children":[0]}'
     data = header.build_header(placed, metadata) + bytes(placed[-1].end if placed else 0)
-    with pytest.raises(CorruptCheckpoint):
+    with pytest.raises(CorruptCheckpointError):
         blobs.decode_tree(data)

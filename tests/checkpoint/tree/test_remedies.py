@@ -68,7 +68,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_error_of_a_save_says_what_to_write(case, tmp_path):
     value, told = CASES[case]
-    with pytest.raises(shoal.UsageTypeError) as caught:
+    with pytest.raises(shoal.errors.UsageTypeError) as caught:
         shoal.save(tmp_path / "one", {"a": {"b": value}, "w": np.ones(2)})
     assert f"a/b: {told}" in str(caught.value) or (
         told in str(caught.value) and "a/b: is " in str(caught.value)
@@ -77,14 +77,16 @@ def test_the_error_of_a_save_says_what_to_write(case, tmp_path):
 
 
 def test_the_value_of_a_process_knows_no_registered_classes(tmp_path):
-    with pytest.raises(shoal.UsageTypeError) as caught:
+    with pytest.raises(shoal.errors.UsageTypeError) as caught:
         shoal.save(tmp_path / "one", {"own": shoal.PerProcess({"c": Config(), "e": Color.RED})})
     assert "c: is a dataclass Config; save dataclasses.asdict(…) of it" in str(caught.value)
     assert "e: is Color.RED, of the enum Color" in str(caught.value)
 
 
 def test_a_key_that_is_an_enum(tmp_path):
-    with pytest.raises(shoal.UsageTypeError, match=r"of type Color, an enum; take its \.name or"):
+    with pytest.raises(
+        shoal.errors.UsageTypeError, match=r"of type Color, an enum; take its \.name or"
+    ):
         shoal.save(tmp_path / "one", {Color.RED: 1})
 
 
@@ -92,7 +94,9 @@ def test_of_a_program_with_equinox_its_partition_is_named(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "equinox", ModuleType("equinox"))
     with (
         shoal.Checkpoints(tmp_path / "run") as history,
-        pytest.raises(shoal.UsageTypeError, match=r"act: .*; save eqx\.partition\(tree, eqx\.is_a"),
+        pytest.raises(
+            shoal.errors.UsageTypeError, match=r"act: .*; save eqx\.partition\(tree, eqx\.is_a"
+        ),
     ):
         history.resume(np.ones(2), {"w": np.ones(2), "act": len})
 
@@ -101,9 +105,11 @@ def test_a_target_of_a_class_that_jax_does_not_know(tmp_path):
     """It is one leaf to JAX: what it holds is not looked for."""
     shoal.save(tmp_path / "one", {"w": np.ones(2)})
     remedy = "decorate it with @jax.tree_util.register_dataclass"
-    with pytest.raises(shoal.RestoreMismatch, match=f"is a dataclass State .*{remedy}"):
+    with pytest.raises(shoal.errors.RestoreMismatchError, match=f"is a dataclass State .*{remedy}"):
         shoal.restore(tmp_path / "one", State(np.ones(2)))
-    with pytest.raises(shoal.RestoreMismatch, match=r"is Color\.RED, of the enum Color"):
+    with pytest.raises(
+        shoal.errors.RestoreMismatchError, match=r"is Color\.RED, of the enum Color"
+    ):
         shoal.restore(tmp_path / "one", {"w": np.ones(2), "color": Color.RED})
 
 

@@ -23,7 +23,7 @@ from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving.save import save_with
 from shoal.cli.main import build
 from shoal.cli.tables import print_table
-from shoal.errors import InitializeError, NotCommitted, UsageError
+from shoal.errors import InitializeError, NotCommittedError, UsageError
 from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
 
@@ -148,7 +148,7 @@ def test_a_step_that_a_job_deletes_meanwhile_is_not_damaged(
         return found
 
     def delete():
-        with contextlib.suppress(NotCommitted):
+        with contextlib.suppress(NotCommittedError):
             delete_step(LocalFolder(run), 10)
 
     real = getattr(module, function)
@@ -167,7 +167,7 @@ def test_one_checkpoint_that_is_deleted_meanwhile_is_not_there(run, monkeypatch)
 
     open_folder = opening.open_folder
     monkeypatch.setattr(opening, "open_folder", opened)
-    with pytest.raises(NotCommitted, match="deleted by now"):
+    with pytest.raises(NotCommittedError, match="deleted by now"):
         ckpt("verify", run / step_name(10))
 
 
@@ -326,10 +326,10 @@ def test_gc_removes_what_is_stale_and_spares_what_is_not(run):
 
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "recover", "gc"])
 def test_where_nothing_is_is_not_committed(command, tmp_path):
-    with pytest.raises(NotCommitted, match="does not exist"):
+    with pytest.raises(NotCommittedError, match="does not exist"):
         ckpt(command, tmp_path / "none")
     (tmp_path / "file.txt").touch()
-    with pytest.raises(NotCommitted, match="neither a checkpoint nor a history"):
+    with pytest.raises(NotCommittedError, match="neither a checkpoint nor a history"):
         ckpt(command, tmp_path)
 
 
@@ -355,9 +355,9 @@ def test_wrong_usage(arguments, words, saved):
 
 def test_a_step_that_is_not_committed_is_not_shown(run):
     sample_checkpoints.begun(run)
-    with pytest.raises(NotCommitted):
+    with pytest.raises(NotCommittedError):
         ckpt("show", run, "--step", 25)
-    with pytest.raises(NotCommitted):
+    with pytest.raises(NotCommittedError):
         ckpt("verify", run / step_name(25))
 
 
@@ -396,10 +396,10 @@ def test_a_step_that_is_being_written_is_said_to_be(run, command):
     sample_checkpoints.begun(run, 25)
     words = r"step 25 is not saved; its save still runs \(by h7, pid 123, touched \d+ s ago\)"
     for arguments in ([run, "--step", 25], [run / step_name(25)]):
-        with pytest.raises(NotCommitted, match=words.partition("; ")[2]):
+        with pytest.raises(NotCommittedError, match=words.partition("; ")[2]):
             ckpt(command, *arguments)
     for step in (10, 20):
         delete_step(LocalFolder(run), step)
     for arguments in ([command, run], ["diff", run, run]):
-        with pytest.raises(NotCommitted, match=words):
+        with pytest.raises(NotCommittedError, match=words):
             ckpt(*arguments)

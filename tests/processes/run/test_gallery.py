@@ -8,7 +8,11 @@ import shoal.errors
 from processes.run.gallery import Exhibit, exhibits, report_of, steady
 from shoal.runtime.system.accelerators import devices_seen
 
-NEEDS_MORE = {"DeviceStartError", "StorageFull", "UnsupportedCheckpoint"}  # than a program
+NEEDS_MORE = {
+    "DeviceStartError",
+    "StorageFullError",
+    "UnsupportedCheckpointError",
+}  # than a program
 ROOTS = {"ShoalError", "CheckpointError"}
 
 

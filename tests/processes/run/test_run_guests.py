@@ -126,7 +126,7 @@ def test_without_hooks_a_stall_is_said_and_raised_and_ends_nothing(launch, proce
     for number in range(1000):  # until the decision has come
         try:
             with shoal.step(number): threading.Event().wait(0.01)
-        except shoal.StalledError as error:
+        except shoal.errors.StalledError as error:
             print("raised:", error)
             break
     """

@@ -78,7 +78,7 @@ def test_who_waits_in_shoal_or_begins_a_step_gets_an_error(launch, count):
         "    with shoal.step(1, within_s=2):\n"
         "        if here == 0 and shoal.process_count() > 1: shoal.barrier('it waits')\n"
         "        time.sleep(1e6)\n"
-        "except shoal.StalledError as error:\n"
+        "except shoal.errors.StalledError as error:\n"
         "    print('got', type(error).exit_code, str(error).count('process 1 at '))\n"
         "    raise\n"
     )

@@ -13,7 +13,7 @@ from shoal.checkpoint.format.joined_parts import data_metadata
 from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import dtype_of, entry_shape, storage_of
-from shoal.errors import CorruptCheckpoint
+from shoal.errors import CorruptCheckpointError
 
 _SHOWN = 100  # characters of a name
 
@@ -34,16 +34,16 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
     """Reject a data file whose header contradicts manifest and index, whatever its hashes.
 
     Raises:
-      CorruptCheckpoint: names the file and the first leaf that differs.
+      CorruptCheckpointError: names the file and the first leaf that differs.
     """
     record, path = checkpoint.index.files[file], checkpoint.folder.path
     try:
         found = header.parse_header(_read(checkpoint, file), record.bytes, record.name)
-    except CorruptCheckpoint as error:
-        raise CorruptCheckpoint(f"{path}: {error}", path=path, file=record.name) from None
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"{path}: {error}", path=path, file=record.name) from None
     except FileNotFoundError:
         detail = f"{path}: {record.name}: {absent(path, record.name)}"
-        raise CorruptCheckpoint(detail, path=path, file=record.name) from None
+        raise CorruptCheckpointError(detail, path=path, file=record.name) from None
     leaf, detail = "", ""
     entries = {
         one.name: _EntryRecord(
@@ -58,7 +58,7 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
     else:
         leaf, detail = _difference(entries, _expected(checkpoint, file))
     if detail:
-        raise CorruptCheckpoint(
+        raise CorruptCheckpointError(
             f"{path}: {record.name}: its header {detail}\n"
             "its bytes are as written, but other readers would misread them; "
             "restore another step",

@@ -17,7 +17,7 @@ from shoal.checkpoint.disk.refusal import absent
 from shoal.checkpoint.format.records import BLOCK_BYTES, Manifest
 from shoal.checkpoint.planning.read_plan import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of, unpack_elements
-from shoal.errors import CorruptCheckpoint, UsageError
+from shoal.errors import CorruptCheckpointError, UsageError
 from shoal.runtime.system.cores import num_cores
 
 Array = np.ndarray[Any, Any]
@@ -67,7 +67,7 @@ def read_boxes(
         size in addition.
 
     Raises:
-      CorruptCheckpoint: names the file, leaf and offset.
+      CorruptCheckpointError: names the file, leaf and offset.
     """
     wants = [want for want in wants if want.out.nbytes]
     threads, request_bytes = _sizes(checkpoint.manifest, wants, most_bytes)
@@ -94,7 +94,7 @@ def verify_files(checkpoint: Checkpoint, progress: Progress = lambda _: None) ->
     for number, record in enumerate(checkpoint.index.files):
         try:
             _check_sizes(checkpoint, [number])
-        except CorruptCheckpoint as why:
+        except CorruptCheckpointError as why:
             found.append((number, -1, str(why)))
         for begin in range(0, record.bytes, REQUEST_BYTES):
             parts.append((number, begin, min(begin + REQUEST_BYTES, record.bytes)))
@@ -113,7 +113,7 @@ def verify_files(checkpoint: Checkpoint, progress: Progress = lambda _: None) ->
         try:
             if number not in damaged:
                 check_header(checkpoint, number)
-        except CorruptCheckpoint as why:
+        except CorruptCheckpointError as why:
             found.append((number, -1, str(why)))
     return [words for _, _, words in sorted(found)]
 
@@ -261,7 +261,7 @@ def _check_filled(checkpoint: Checkpoint, boxes: Boxes, plan: ReadPlan) -> None:
 
 def _wrong(
     checkpoint: Checkpoint, file: int, begin: int, parts: Sequence[Bytes]
-) -> Iterator[CorruptCheckpoint]:
+) -> Iterator[CorruptCheckpointError]:
     """Read a byte range of a file into buffers; yield the blocks whose hash differs."""
     record = checkpoint.index.files[file]
     at = begin
@@ -286,13 +286,13 @@ def _wrong(
 
 def _damaged(
     checkpoint: Checkpoint, file: int, offset: int | None, what: str, *, to_end: bool = False
-) -> CorruptCheckpoint:
+) -> CorruptCheckpointError:
     """Return the error for a file, for a block of it, or for everything from there `to_end`."""
     record, path = checkpoint.index.files[file], checkpoint.folder.path
     leaves = _leaves_at(checkpoint, file, offset, to_end)
     more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
     held = f" (it holds {', '.join(leaves[:_SHOWN])}{more})" if leaves else ""
-    return CorruptCheckpoint(
+    return CorruptCheckpointError(
         f"{path}: {record.name}: {what}{held}\n"
         "nothing of it was returned; restore another step, or put an undamaged copy in place",
         path=path,
@@ -317,7 +317,7 @@ def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None, to_end: bo
 
 def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
     """Raise one error that names all files whose size has changed."""
-    found: list[CorruptCheckpoint] = []
+    found: list[CorruptCheckpointError] = []
     for number in numbers:
         record = checkpoint.index.files[number]
         try:
@@ -338,7 +338,7 @@ def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
         raise found[0]
 
 
-def _message_of(error: CorruptCheckpoint) -> str:
+def _message_of(error: CorruptCheckpointError) -> str:
     """Return the message of an error about a file."""
     return str(error).partition("\n")[0].partition(f"{error.file}: ")[2]
 

@@ -17,7 +17,7 @@ from shoal.checkpoint.format.records import (
     part_name,
 )
 from shoal.checkpoint.format.table_files import decode_part
-from shoal.errors import CorruptCheckpoint
+from shoal.errors import CorruptCheckpointError
 from shoal.hashing import seal
 
 
@@ -26,7 +26,7 @@ def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
 
     Raises:
       FileNotFoundError: manifest or a part is missing.
-      CorruptCheckpoint: they contradict one another, the files, or the name of the folder.
+      CorruptCheckpointError: they contradict one another, the files, or the name of the folder.
     """
     name = manifest_name(attempt)
     text = folder.read(name)
@@ -52,7 +52,7 @@ def _check_files(folder: Folder, index: Index) -> None:
             if size == file.bytes:
                 continue
             words = f"has {size:,} bytes"
-        raise CorruptCheckpoint(
+        raise CorruptCheckpointError(
             f"{file.name} {words}; process {file.process} wrote {file.bytes:,}", file=file.name
         )
 

@@ -88,8 +88,8 @@ def checkpoint_info(path: str | os.PathLike[str], *, step: int | None = None) ->
       step: this step of the history.
 
     Raises:
-      NotCommitted: nothing is saved there, or not that step.
-      CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
+      NotCommittedError: nothing is saved there, or not that step.
+      CorruptCheckpointError, UnsupportedCheckpointError, StorageError: it cannot be read.
       UsageError: `step` was given for a single checkpoint.
 
     Example:

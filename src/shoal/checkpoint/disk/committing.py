@@ -33,10 +33,10 @@ from shoal.checkpoint.format.records import (
 from shoal.checkpoint.format.table_files import encode_index, encode_part
 from shoal.errors import (
     CheckpointError,
-    CorruptCheckpoint,
-    SaveAborted,
+    CorruptCheckpointError,
+    SaveAbortedError,
     ShoalError,
-    StepAlreadyCommitted,
+    StepAlreadyCommittedError,
     StorageError,
 )
 from shoal.runtime.system import fault_points
@@ -49,8 +49,8 @@ def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) 
     """Create the folder, PENDING and the manifest, durably.
 
     Raises:
-      StepAlreadyCommitted: there is a COMMIT.
-      SaveAborted: another process ended the attempt at once.
+      StepAlreadyCommittedError: there is a COMMIT.
+      SaveAbortedError: another process ended the attempt at once.
     """
     attempt = manifest.attempt
     found = standing_commit(folder)
@@ -88,9 +88,9 @@ def _write_pending(folder: Folder, attempt: str, said: bytes) -> None:
             folder.remove(temporary)
 
 
-def taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:
+def taken(folder: Folder, commit: Commit) -> StepAlreadyCommittedError:
     """Return the error for a step that is already saved."""
-    return StepAlreadyCommitted(
+    return StepAlreadyCommittedError(
         f"{folder.path} is already saved, by attempt {commit.attempt}; nothing is overwritten\n"
         "save another step, or delete this one first",
         path=folder.path,
@@ -98,9 +98,9 @@ def taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:
     )
 
 
-def ended(folder: Folder, attempt: str, phase: str) -> SaveAborted:
+def ended(folder: Folder, attempt: str, phase: str) -> SaveAbortedError:
     """Return the error for an attempt ended by another process, because it looked stale."""
-    return SaveAborted(
+    return SaveAbortedError(
         f"{folder.path}: attempt {attempt} was ended by another process: its PENDING is gone\n"
         "it was collected as stale or abandoned; save again",
         path=folder.path,
@@ -119,7 +119,7 @@ def write_part(folder: Folder, part: Part) -> None:
     """Write a part under a temporary name, durably, then rename it.
 
     Raises:
-      SaveAborted: another process ended the attempt and removed the folder.
+      SaveAbortedError: another process ended the attempt and removed the folder.
     """
     try:
         name = part_name(part.attempt, part.process)
@@ -135,9 +135,10 @@ def commit(folder: Folder, attempt: str) -> Commit:
     If the attempt is committed already, it is made durable, tidied and returned.
 
     Raises:
-      StepAlreadyCommitted: another attempt is committed.
-      SaveAborted: another process ended the attempt (its PENDING is gone), or parts are missing.
-      CorruptCheckpoint: the parts contradict the manifest or the files.
+      StepAlreadyCommittedError: another attempt is committed.
+      SaveAbortedError: another process ended the attempt (its PENDING is gone), or parts are
+      missing.
+      CorruptCheckpointError: the parts contradict the manifest or the files.
       StorageError: the file system failed. If COMMIT is there, it may not survive a crash: after
         a failed fsync, a second one that succeeds proves nothing.
     """
@@ -147,7 +148,7 @@ def commit(folder: Folder, attempt: str) -> Commit:
         return done
     try:
         _link(folder, attempt)
-    except (FileNotFoundError, FileExistsError, CorruptCheckpoint, StorageError) as error:
+    except (FileNotFoundError, FileExistsError, CorruptCheckpointError, StorageError) as error:
         # Other processes may commit, tidy or end it concurrently; the current state counts.
         is_open = see(folder, attempt)  # read before COMMIT, which appears before PENDING goes
         if isinstance(error, StorageError):  # a second fsync would prove nothing
@@ -191,7 +192,7 @@ def _write_index(folder: Folder, name: str, attempt: str, data: bytes) -> None:
         folder.link(temporary, name)
     except FileExistsError:  # another process commits the same, or died at this point
         if folder.read(name) != data:
-            raise CorruptCheckpoint(
+            raise CorruptCheckpointError(
                 f"{folder.path}: {name} contradicts the parts",
                 path=folder.path,
                 file=name,
@@ -232,15 +233,15 @@ def in_doubt(error: StorageError) -> StorageError:
     return error
 
 
-def _incomplete(folder: Folder, attempt: str) -> SaveAborted:
+def _incomplete(folder: Folder, attempt: str) -> SaveAbortedError:
     """Return the error that names what is missing."""
     there = listing(folder).attempts.get(attempt, ())
     missing: list[int] = []
     words = "its manifest is missing"
-    with contextlib.suppress(FileNotFoundError, CorruptCheckpoint):
+    with contextlib.suppress(FileNotFoundError, CorruptCheckpointError):
         missing = missing_parts(folder, attempt, there)
         words = f"process {', '.join(map(str, missing[:20]))} has not finished writing its data"
-    return SaveAborted(
+    return SaveAbortedError(
         f"{folder.path}: attempt {attempt} is not complete: {words}",
         path=folder.path,
         phase="commit",
@@ -252,7 +253,7 @@ def give_back(folder: Folder) -> None:
     """Rename COMMIT back if it was renamed to delete an attempt that it does not name."""
     for attempt in listing(folder).tombstones:
         name = tombstone_name(attempt)
-        with contextlib.suppress(CorruptCheckpoint):
+        with contextlib.suppress(CorruptCheckpointError):
             said = read_commit(folder, name)
             if said and said.attempt != attempt:
                 rename_back(folder, name)

@@ -25,7 +25,7 @@ from shoal.checkpoint.format.records import (
 )
 from shoal.checkpoint.planning.read_plan import Items
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
-from shoal.errors import CheckpointError, CorruptCheckpoint, NotCommitted, StorageError
+from shoal.errors import CheckpointError, CorruptCheckpointError, NotCommittedError, StorageError
 from shoal.hashing import seal
 from shoal.paths import dangling_link
 
@@ -74,16 +74,16 @@ def open_folder(folder: Folder) -> Checkpoint:
     """Open the checkpoint committed in a folder.
 
     Raises:
-      NotCommitted: nothing is committed there.
-      CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
+      NotCommittedError: nothing is committed there.
+      CorruptCheckpointError, UnsupportedCheckpointError, StorageError: it cannot be read.
     """
     commit = step_folder.committed(folder)
     if commit is None:
-        raise NotCommitted(f"{folder.path}: {_what_is_there(folder)}", path=folder.path)
+        raise NotCommittedError(f"{folder.path}: {_what_is_there(folder)}", path=folder.path)
     try:
         manifest_data = _read_blob(folder, commit.manifest)
         index_data = _read_blob(folder, commit.index)
-    except (CorruptCheckpoint, StorageError) as error:
+    except (CorruptCheckpointError, StorageError) as error:
         raise deleted_meanwhile(folder, commit.attempt) or error from None
     with in_folder(folder):
         manifest = json_files.decode_manifest(manifest_data, commit.manifest.name)
@@ -92,7 +92,7 @@ def open_folder(folder: Folder) -> Checkpoint:
     return Checkpoint(folder, commit, manifest, index)
 
 
-def deleted_meanwhile(folder: Folder, attempt: str) -> NotCommitted | None:
+def deleted_meanwhile(folder: Folder, attempt: str) -> NotCommittedError | None:
     """Return the error for a checkpoint that was deleted after it was opened; None if it stands.
 
     Retention, by another job for example, deletes steps that a reader may have open: what the
@@ -104,7 +104,7 @@ def deleted_meanwhile(folder: Folder, attempt: str) -> NotCommitted | None:
         return None
     if commit is not None and commit.attempt == attempt:
         return None
-    return NotCommitted(f"{folder.path}: was deleted while it was read", path=folder.path)
+    return NotCommittedError(f"{folder.path}: was deleted while it was read", path=folder.path)
 
 
 def _items(leaves: Sequence[LeafRecord]) -> Items:
@@ -128,7 +128,7 @@ def _read_blob(folder: Folder, blob: Blob) -> bytes:
             what = f"has changed since it was saved: it had {blob.bytes:,} bytes"
     except FileNotFoundError:
         what = absent(folder.path, blob.name)
-    raise CorruptCheckpoint(
+    raise CorruptCheckpointError(
         f"{folder.path}: {blob.name} {what}\n"
         "restore another step, or put an undamaged copy in its place",
         path=folder.path,

@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Mapping
 
-from shoal.errors import StorageError, StorageFull
+from shoal.errors import StorageError, StorageFullError
 from shoal.paths import dangling_link, free_bytes_at
 
 _MOST_BYTES = 1 << 30  # per call: Linux writes at most 2 GiB - 4 KiB
@@ -53,7 +53,7 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
             sizes.append(f"{needed_bytes:,} bytes are to be written")
         if free_bytes is not None:
             sizes.append(f"{free_bytes:,} are free")
-        return StorageFull(
+        return StorageFullError(
             f"cannot {doing} {path}: {why}" + "".join(f"; {size}" for size in sizes) + "\n"
             f"{_FULL[number]}; whatever was committed before is intact",
             path=path, errno=error.errno, needed_bytes=needed_bytes, free_bytes=free_bytes,

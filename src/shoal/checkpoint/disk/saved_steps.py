@@ -20,9 +20,9 @@ from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.retention import Keep, Saved, doomed
 from shoal.errors import (
     CheckpointError,
-    CorruptCheckpoint,
-    NotCommitted,
-    UnsupportedCheckpoint,
+    CorruptCheckpointError,
+    NotCommittedError,
+    UnsupportedCheckpointError,
     UsageError,
 )
 from shoal.paths import dangling_link, local_path
@@ -31,7 +31,7 @@ from shoal.runtime.system import fault_points
 MOST_STEPS = 1 << 62
 
 _LOG = logging.getLogger("shoal")
-_CORRUPT = (CorruptCheckpoint,)
+_CORRUPT = (CorruptCheckpointError,)
 
 
 class CommittedStep(NamedTuple):
@@ -99,7 +99,7 @@ def commits(root: Folder, *, skip_corrupt: bool = False) -> list[CommittedStep]:
     """Return the committed steps, in order.
 
     Raises:
-      CorruptCheckpoint: a COMMIT contradicts itself or its files, unless `skip_corrupt`.
+      CorruptCheckpointError: a COMMIT contradicts itself or its files, unless `skip_corrupt`.
     """
     check_flags("all_steps", skip_corrupt=skip_corrupt)
     return list(_committed(folders(root), _CORRUPT if skip_corrupt else ()))
@@ -126,7 +126,7 @@ def require(root: Folder, step: int) -> CommittedStep:
     """Return a committed step.
 
     Raises:
-      NotCommitted: it is not; the error names the nearest steps.
+      NotCommittedError: it is not; the error names the nearest steps.
     """
     folder = root.folder(step_name(step))
     commit = step_folder.committed(folder)
@@ -136,18 +136,20 @@ def require(root: Folder, step: int) -> CommittedStep:
             there = [one.step for one in commits(root, skip_corrupt=True)]
             detail = f"saved are {_listed(there, step)}" if there else "no step is"
             detail = f"{words}\n{detail}" if words else detail
-            raise NotCommitted(f"{root.path}: step {step} is not saved; {detail}", path=folder.path)
+            raise NotCommittedError(
+                f"{root.path}: step {step} is not saved; {detail}", path=folder.path
+            )
     return CommittedStep(step, folder, commit)
 
 
-def none_saved(root: Folder) -> NotCommitted:
+def none_saved(root: Folder) -> NotCommittedError:
     """Return the error for a history without any committed step."""
     if link := dangling_link(root.path):
-        return NotCommitted(f"{root.path}: no step is saved; {link}", path=root.path)
+        return NotCommittedError(f"{root.path}: no step is saved; {link}", path=root.path)
     begun = ((step, step_folder.unfinished(folder)) for step, folder in reversed(folders(root)))
     step, words = next((one for one in begun if one[1]), (None, ""))
     detail = f"; {words.replace('its save', f'the save of step {step}', 1)}" if words else ""
-    return NotCommitted(f"{root.path}: no step is saved{detail}", path=root.path)
+    return NotCommittedError(f"{root.path}: no step is saved{detail}", path=root.path)
 
 
 def _listed(there: list[int], step: int) -> str:
@@ -159,7 +161,7 @@ def chosen(root: Folder, step: int | None = None, *, skip_corrupt: bool) -> int 
     """Return a committed step, or the newest for None; None if there is none.
 
     Raises:
-      NotCommitted: the step is not. Otherwise as `commits`.
+      NotCommittedError: the step is not. Otherwise as `commits`.
     """
     check_flags("latest", skip_corrupt=skip_corrupt)
     if step is not None:
@@ -176,7 +178,7 @@ def pin(root: Folder, step: int) -> None:
     folder.sync()
     try:
         require(root, step)  # after KEEP is there: see `delete_committed`
-    except NotCommitted:
+    except NotCommittedError:
         folder.remove(KEEP)
         folder.remove_folder()
         raise
@@ -194,9 +196,9 @@ def delete_step(root: Folder, step: int) -> None:
     """Delete a step that is not pinned, damaged or not.
 
     Raises:
-      NotCommitted: it is not there; the error names the nearest steps.
+      NotCommittedError: it is not there; the error names the nearest steps.
     """
-    with contextlib.suppress(CorruptCheckpoint):
+    with contextlib.suppress(CorruptCheckpointError):
         require(root, step)
     folder = root.folder(step_name(step))
     if KEEP in folder.names() or not sweep.delete_damaged(folder):
@@ -207,16 +209,16 @@ def make_room(root: Folder, step: int) -> None:
     """Delete a damaged step so that it can be saved anew.
 
     Raises:
-      CorruptCheckpoint: the folder holds another step, which may be intact.
+      CorruptCheckpointError: the folder holds another step, which may be intact.
       UsageError: the step is pinned.
     """
     folder = root.folder(step_name(step))
     found = None
-    with contextlib.suppress(CorruptCheckpoint):
+    with contextlib.suppress(CorruptCheckpointError):
         found = standing_commit(folder)
     if found and not folder.is_link():
         check_place(folder.path, found[1].step, found[0])
-    with contextlib.suppress(NotCommitted):  # another process was faster
+    with contextlib.suppress(NotCommittedError):  # another process was faster
         delete_step(root, step)
 
 
@@ -234,14 +236,14 @@ def _committed(
             else:
                 faults[step] = str(error)
             continue
-        except CorruptCheckpoint as error:
+        except CorruptCheckpointError as error:
             add_remedy(error)
             raise
         if commit is not None:
             yield CommittedStep(step, folder, commit)
 
 
-def add_remedy(error: CorruptCheckpoint) -> None:
+def add_remedy(error: CorruptCheckpointError) -> None:
     """Add to the error about a damaged step what the user can do."""
     detail = "delete that step, or repair its folder, or skip it with skip_corrupt=True"
     error.args = (f"{error}\n{detail}",)
@@ -300,7 +302,7 @@ def retain(
     If some steps cannot be deleted, the others still are, and the first error is raised.
     """
     fault_points.reach("retain.before", process)
-    skipped = (CorruptCheckpoint, UnsupportedCheckpoint)
+    skipped = (CorruptCheckpointError, UnsupportedCheckpointError)
     pairs = [one for one in folders(root) if one[0] not in damaged]
     steps = {one.step: one for one in _committed(pairs, skipped)}
     if (last := max(steps, default=saved)) > saved:

@@ -17,7 +17,7 @@ from shoal.checkpoint.disk.step_names import check_place
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.json_files import decode_commit, decode_manifest
 from shoal.checkpoint.format.records import COMMIT_BYTES, Commit, manifest_name, part_name
-from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
+from shoal.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 from shoal.paths import dangling_link
 
 COMMIT, KEEP = "COMMIT", "KEEP"
@@ -122,12 +122,12 @@ def read_commit(folder: Folder, name: str) -> Commit | None:
     """Return the contents of COMMIT, or of a tombstone; None if there is none.
 
     Raises:
-      CorruptCheckpoint: it contradicts itself.
+      CorruptCheckpointError: it contradicts itself.
     """
     try:
         size = folder.size(name)
         if size > COMMIT_BYTES:
-            raise CorruptCheckpoint(
+            raise CorruptCheckpointError(
                 f"{folder.path}: {name} has {size:,} bytes, at most {COMMIT_BYTES:,} are possible",
                 path=folder.path,
                 file=name,
@@ -145,14 +145,14 @@ def standing_commit(folder: Folder) -> tuple[str, Commit] | None:
     has not been renamed back yet.
 
     Raises:
-      CorruptCheckpoint: COMMIT contradicts itself.
+      CorruptCheckpointError: COMMIT contradicts itself.
     """
     if commit := read_commit(folder, COMMIT):
         return COMMIT, commit
     tombstones = listing(folder).tombstones
     for attempt in tombstones:
         name = tombstone_name(attempt)
-        with contextlib.suppress(CorruptCheckpoint):
+        with contextlib.suppress(CorruptCheckpointError):
             commit = read_commit(folder, name)
             if commit and commit.attempt != attempt:
                 return name, commit
@@ -166,7 +166,7 @@ def committed(folder: Folder) -> Commit | None:
     """Return the contents of COMMIT; None if there is none.
 
     Raises:
-      CorruptCheckpoint: it contradicts itself, the names and sizes of files it vouches for, or
+      CorruptCheckpointError: it contradicts itself, the names and sizes of files it vouches for, or
         the name of the folder, which belongs to another step.
     """
     found = standing_commit(folder)
@@ -182,7 +182,7 @@ def committed(folder: Folder) -> Commit | None:
     return None
 
 
-def _missing_or_cut(folder: Folder, commit: Commit) -> CorruptCheckpoint | None:
+def _missing_or_cut(folder: Folder, commit: Commit) -> CorruptCheckpointError | None:
     for blob in (commit.manifest, commit.index):
         try:
             size = folder.size(blob.name)
@@ -192,7 +192,7 @@ def _missing_or_cut(folder: Folder, commit: Commit) -> CorruptCheckpoint | None:
             if size == blob.bytes:
                 continue
             words = f"has {size:,} bytes, {blob.bytes:,} were written"
-        return CorruptCheckpoint(
+        return CorruptCheckpointError(
             f"{folder.path}: {blob.name} {words}; COMMIT vouches for it\n"
             "the checkpoint is damaged: restore another step",
             path=folder.path,
@@ -218,7 +218,7 @@ def is_complete(folder: Folder, attempt: str) -> bool:
 def _is_complete(folder: Folder, attempt: str, names: Sequence[str]) -> bool:
     try:
         return not missing_parts(folder, attempt, names)
-    except (FileNotFoundError, CorruptCheckpoint, UnsupportedCheckpoint):
+    except (FileNotFoundError, CorruptCheckpointError, UnsupportedCheckpointError):
         return False
 
 
@@ -227,7 +227,7 @@ def missing_parts(folder: Folder, attempt: str, names: Sequence[str]) -> list[in
 
     Raises:
       FileNotFoundError: there is no manifest.
-      CorruptCheckpoint, UnsupportedCheckpoint: it cannot be read.
+      CorruptCheckpointError, UnsupportedCheckpointError: it cannot be read.
     """
     name = manifest_name(attempt)
     with in_folder(folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from shoal.errors import CorruptCheckpoint
+from shoal.errors import CorruptCheckpointError
 
 _NAME = re.compile(r"step_(\d{12,19})")
 
@@ -42,12 +42,12 @@ def check_place(path: str, step: int | None, file: str) -> None:
     is not a step folder.
 
     Raises:
-      CorruptCheckpoint: `file` says `step`, and the folder is named after another.
+      CorruptCheckpointError: `file` says `step`, and the folder is named after another.
     """
     named = step_at(path)
     if step is None or named is None or named == step:
         return
-    raise CorruptCheckpoint(
+    raise CorruptCheckpointError(
         f"{path}: {file} is of step {step}, and the folder is named after step {named}: it was "
         "copied, renamed or linked\n"
         f"name it {step_name(step)}, or remove it: the saved step counts",

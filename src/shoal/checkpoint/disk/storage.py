@@ -1,7 +1,7 @@
 """Folders of files: the few operations a checkpoint needs, each with a meaning after a crash.
 
-Any failure of the system is a `StorageError` with path and errno (`StorageFull` if out of space).
-Tests may substitute a `Folder` that records, fails or loses writes.
+Any failure of the system is a `StorageError` with path and errno (`StorageFullError` if out of
+space). Tests may substitute a `Folder` that records, fails or loses writes.
 """
 
 from __future__ import annotations

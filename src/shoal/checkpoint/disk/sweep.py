@@ -30,10 +30,10 @@ from shoal.checkpoint.disk.step_folder import (
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit, index_name
 from shoal.errors import (
-    CorruptCheckpoint,
-    SaveAborted,
-    StepAlreadyCommitted,
-    UnsupportedCheckpoint,
+    CorruptCheckpointError,
+    SaveAbortedError,
+    StepAlreadyCommittedError,
+    UnsupportedCheckpointError,
 )
 from shoal.runtime.system import fault_points
 
@@ -48,7 +48,7 @@ def recover_step(folder: Folder) -> Commit | None:
     Returns the resulting commit, None if there is none.
 
     Raises:
-      CorruptCheckpoint: as `committed`; nothing is changed then.
+      CorruptCheckpointError: as `committed`; nothing is changed then.
     """
     _finish_deletions(folder)
     if done := committed(folder):
@@ -59,10 +59,12 @@ def recover_step(folder: Folder) -> Commit | None:
     attempts = [one for one in folder_state(folder).attempts if one.is_live and one.is_complete]
     for attempt in sorted(attempts, key=lambda one: (one.is_ahead, one.idle_s)):
         # One that cannot be committed is left to `collect_garbage`; the next may succeed.
-        with contextlib.suppress(SaveAborted, CorruptCheckpoint, UnsupportedCheckpoint):
+        with contextlib.suppress(
+            SaveAbortedError, CorruptCheckpointError, UnsupportedCheckpointError
+        ):
             try:
                 return commit(folder, attempt.id)
-            except StepAlreadyCommitted:
+            except StepAlreadyCommittedError:
                 break
     return committed(folder)
 
@@ -133,7 +135,7 @@ def delete_damaged(folder: Folder) -> bool:
         return True
     try:
         found = standing_commit(folder)
-    except CorruptCheckpoint:
+    except CorruptCheckpointError:
         _delete_unreadable(folder)
         return True
     return delete_committed(folder, found[1].attempt) if found else True
@@ -172,7 +174,9 @@ def _finish_deletion(folder: Folder, attempt: str) -> None:
     folder.remove(pending_name(attempt))
     # COMMIT and PENDING are durably gone before anything else is removed.
     folder.sync()
-    with contextlib.suppress(CorruptCheckpoint):  # damaged since; its name identifies the attempt
+    with contextlib.suppress(
+        CorruptCheckpointError
+    ):  # damaged since; its name identifies the attempt
         said = read_commit(folder, name)
         if said is None or said.attempt != attempt:
             return  # finished by another process, or about to be renamed back

@@ -19,7 +19,7 @@ from shoal.checkpoint.tree.nodes import decode_structure, encode_structure, name
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.plain_values import decode_value, kind_of
 from shoal.checkpoint.tree.plain_values import encode_value as value_json
-from shoal.errors import CorruptCheckpoint, UsageError, raise_all
+from shoal.errors import CorruptCheckpointError, UsageError, raise_all
 
 _FORMAT = "shoal-values"
 
@@ -78,27 +78,27 @@ def decode_tree(
       file: where the bytes come from, for errors.
 
     Raises:
-      CorruptCheckpoint: the bytes do not encode a tree.
+      CorruptCheckpointError: the bytes do not encode a tree.
       UsageError: with `like`: a class is in neither.
     """
     file = file or "a process's own value"
     view = memoryview(blob)
     found = header.parse_header(view, len(view), file)
     if found.metadata.keys() != {"format", "tree", "leaves"}:
-        raise CorruptCheckpoint(f"{file} does not hold a tree of values", file=file)
+        raise CorruptCheckpointError(f"{file} does not hold a tree of values", file=file)
     structure, count = decode_structure(header.strict_json(found.metadata["tree"], file), file)
     said = header.strict_json(found.metadata["leaves"], file)
     if found.metadata["format"] != _FORMAT or type(said) is not list or len(said) != count:
-        raise CorruptCheckpoint(f"{file} does not hold a tree of values", file=file)
+        raise CorruptCheckpointError(f"{file} does not hold a tree of values", file=file)
     entries = {entry.name: entry for entry in found.entries}
     leaves = []
     for name, one in zip(names_of(structure), said, strict=True):
         try:
             leaves.append(_leaf(one, entries.pop(name, None), view[found.num_bytes :]))
         except (UsageError, ValueError, TypeError) as why:
-            raise CorruptCheckpoint(f"{file}: {name}: {why}", file=file, leaf=name) from None
+            raise CorruptCheckpointError(f"{file}: {name}: {why}", file=file, leaf=name) from None
     if entries:
-        raise CorruptCheckpoint(
+        raise CorruptCheckpointError(
             f"{file} has arrays that are not in its tree: {list(entries)}", file=file
         )
     if like is None:

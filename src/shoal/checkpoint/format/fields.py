@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from shoal.checkpoint.format.records import FEATURES, LARGEST, VERSION
 from shoal.checkpoint.tree.plain_values import json_excerpt
-from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all, with_article
+from shoal.errors import CorruptCheckpointError, UnsupportedCheckpointError, raise_all, with_article
 from shoal.plain_forms import plain_form
 
 FORMAT = "shoal-checkpoint"
@@ -27,7 +27,7 @@ class Fields:
         self.found: dict[str, Any] = found
 
     def refuse(self, what: str) -> NoReturn:
-        raise CorruptCheckpoint(f"{self.file}{self.where} {what}", file=self.file)
+        raise CorruptCheckpointError(f"{self.file}{self.where} {what}", file=self.file)
 
     def expect(self, key: str, is_right: bool, what: str) -> None:
         if not is_right:
@@ -115,7 +115,7 @@ def check_version(fields: Fields, kind: str) -> bool:
     """Reject other formats, later versions and unknown features; are all keys known?
 
     Raises:
-      CorruptCheckpoint, UnsupportedCheckpoint.
+      CorruptCheckpointError, UnsupportedCheckpointError.
     """
     fields.expect("format", fields.text("format") == FORMAT, f"not {FORMAT!r}")
     version = fields.sizes("version")
@@ -123,7 +123,7 @@ def check_version(fields: Fields, kind: str) -> bool:
     required = fields.texts("required")
     unknown = sorted(set(required) - FEATURES)
     if unknown or version[0] != VERSION[0]:
-        raise UnsupportedCheckpoint(
+        raise UnsupportedCheckpointError(
             f"{fields.file} has version {version[0]}.{version[1]}"
             + (f" and needs {', '.join(unknown)}" if unknown else "")
             + f"; this shoal reads {VERSION[0]}.{VERSION[1]}: use a newer one",

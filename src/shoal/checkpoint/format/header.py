@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from shoal.checkpoint.format.records import PAGE_BYTES
-from shoal.errors import CorruptCheckpoint, UsageError
+from shoal.errors import CorruptCheckpointError, UsageError
 
 MOST_BYTES = 100_000_000  # of a header: the limit of safetensors
 _BITS: Mapping[str, int] = {
@@ -81,7 +81,7 @@ def header_bytes(data: bytes | memoryview, file_bytes: int, file: str) -> int:
     """Return the header's size, including its length field and padding, from the first 8 bytes.
 
     Raises:
-      CorruptCheckpoint: the length is impossible.
+      CorruptCheckpointError: the length is impossible.
     """
     if len(data) < 8 or file_bytes < 8:
         _refuse(file, f"is {file_bytes} bytes long, too short for any header")
@@ -97,7 +97,7 @@ def parse_header(data: bytes | memoryview, file_bytes: int, file: str) -> Header
     """Parse a header; `data` begins where the file does and holds all of the header.
 
     Raises:
-      CorruptCheckpoint: it is malformed, or contradicts itself or the length of the file.
+      CorruptCheckpointError: it is malformed, or contradicts itself or the length of the file.
     """
     length = header_bytes(data, file_bytes, file)
     text = bytes(data[8:length])
@@ -118,14 +118,14 @@ def strict_json(text: bytes | str, file: str) -> Any:
     """Parse JSON, rejecting repeated keys, NaN, 1e400 and other Python extensions.
 
     Raises:
-      CorruptCheckpoint: it is not strict JSON.
+      CorruptCheckpointError: it is not strict JSON.
     """
     try:
         whole = text if isinstance(text, str) else text.decode("utf-8")
         return json.loads(whole, **_STRICT)
     except (ValueError, RecursionError, MemoryError) as why:
         words = "it is nested too deeply" if isinstance(why, RecursionError) else str(why)
-        raise CorruptCheckpoint(f"{file} is not valid JSON: {words}", file=file) from None
+        raise CorruptCheckpointError(f"{file} is not valid JSON: {words}", file=file) from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -196,4 +196,4 @@ def _check_places(entries: Sequence[Entry], data_bytes: int, file: str) -> None:
 
 
 def _refuse(file: str, what: str) -> NoReturn:
-    raise CorruptCheckpoint(f"{file} {what}", file=file)
+    raise CorruptCheckpointError(f"{file} {what}", file=file)

@@ -19,7 +19,7 @@ from shoal.checkpoint.format.tiling import (
     check_places,
     join_chunks,
 )
-from shoal.errors import CorruptCheckpoint
+from shoal.errors import CorruptCheckpointError
 
 
 def data_metadata(attempt: str) -> dict[str, str]:
@@ -31,18 +31,18 @@ def join_parts(manifest: Manifest, parts: Sequence[Part]) -> Index:
     """Return the index of all parts, checked against the manifest; the same on every process.
 
     Raises:
-      CorruptCheckpoint: a part is missing or of another attempt, or leaves are not tiled.
+      CorruptCheckpointError: a part is missing or of another attempt, or leaves are not tiled.
     """
     parts = sorted(parts, key=lambda part: part.process)
     there = [part.process for part in parts]
     if len(parts) != manifest.num_processes or there != list(range(len(parts))):
-        raise CorruptCheckpoint(
+        raise CorruptCheckpointError(
             f"there are parts of the processes {there}, and there should be one of each of "
             f"{manifest.num_processes}"
         )
     wrong = [part.process for part in parts if part.attempt != manifest.attempt]
     if wrong:
-        raise CorruptCheckpoint(f"the parts of processes {wrong} are of another attempt")
+        raise CorruptCheckpointError(f"the parts of processes {wrong} are of another attempt")
     files = tuple([one for part in parts for one in part.files])
     chunks = join_chunks(parts)
     block_hash = np.concatenate([np.zeros(0, np.uint64), *(part.block_hash for part in parts)])

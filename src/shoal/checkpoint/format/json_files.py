@@ -27,7 +27,7 @@ from shoal.checkpoint.format.records import (
 from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.nodes import decode_structure, encode_structure, names_of
 from shoal.checkpoint.tree.plain_values import decode_value, json_excerpt
-from shoal.errors import CorruptCheckpoint, UsageError, with_article
+from shoal.errors import CorruptCheckpointError, UsageError, with_article
 from shoal.hashing import SEAL_BYTES, seal
 
 _HEAD = {"format", "file", "version", "required", "attempt", "step", "created_ns", "metrics"}
@@ -93,8 +93,8 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
     """Decode a manifest.
 
     Raises:
-      CorruptCheckpoint: it is malformed or contradicts itself.
-      UnsupportedCheckpoint: it needs unknown features.
+      CorruptCheckpointError: it is malformed or contradicts itself.
+      UnsupportedCheckpointError: it needs unknown features.
     """
     fields = Fields(strict_json(data, file), file)
     knows_all = check_version(fields, "manifest")
@@ -131,7 +131,7 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
 def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
     name = found.get("name") if type(found) is dict else None
     if type(name) is not str:
-        raise CorruptCheckpoint(f"{file} lists a leaf without a name", file=file)
+        raise CorruptCheckpointError(f"{file} lists a leaf without a name", file=file)
     get = found.get
     texts = (get("kind", ""), get("dtype", ""), get("impl", ""), get("layout", ""))
     shape, words = get("shape", []), get("words", [])
@@ -146,7 +146,7 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
         leaf = LeafRecord(name, kind, dtype, tuple(shape), tuple(words), impl, layout, get("value"))
         why = _why_no_leaf(leaf)
     if why:
-        raise CorruptCheckpoint(f"{file}: leaf {name[:100]!r} {why}", file=file, leaf=name)
+        raise CorruptCheckpointError(f"{file}: leaf {name[:100]!r} {why}", file=file, leaf=name)
     return leaf
 
 
@@ -245,12 +245,12 @@ def decode_commit(data: bytes, file: str = "COMMIT") -> Commit:
     """Decode COMMIT.
 
     Raises:
-      CorruptCheckpoint: it is malformed, or its bytes have changed.
-      UnsupportedCheckpoint: it is of a later version.
+      CorruptCheckpointError: it is malformed, or its bytes have changed.
+      UnsupportedCheckpointError: it is of a later version.
     """
     text = data[: -2 * SEAL_BYTES - 1]
     if len(data) > COMMIT_BYTES or data[len(text) :] != _last_line(text):
-        raise CorruptCheckpoint(
+        raise CorruptCheckpointError(
             f"{file} is damaged: its last line is not the SHA-256 of the bytes before it", file=file
         )
     fields = Fields(strict_json(text, file), file)

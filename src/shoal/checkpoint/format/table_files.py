@@ -27,7 +27,7 @@ from shoal.checkpoint.format.records import (
     data_name,
 )
 from shoal.checkpoint.format.tiling import check_places
-from shoal.errors import CorruptCheckpoint
+from shoal.errors import CorruptCheckpointError
 from shoal.hashing import SEAL_BYTES, seal
 
 Array = np.ndarray[Any, Any]
@@ -70,8 +70,8 @@ def decode_part(data: bytes, file: str = "a part") -> Part:
     """Decode a part, and check its consistency.
 
     Raises:
-      CorruptCheckpoint: it is malformed, or its bytes have changed.
-      UnsupportedCheckpoint: it is of a later version.
+      CorruptCheckpointError: it is malformed, or its bytes have changed.
+      UnsupportedCheckpointError: it is of a later version.
     """
     fields, tables = _decode(data, "part", file)
     process = fields.size("process")
@@ -86,8 +86,8 @@ def decode_index(data: bytes, file: str = "the index") -> Index:
     """Decode an index, and check its consistency.
 
     Raises:
-      CorruptCheckpoint: it is malformed, or its bytes have changed.
-      UnsupportedCheckpoint: it is of a later version.
+      CorruptCheckpointError: it is malformed, or its bytes have changed.
+      UnsupportedCheckpointError: it is of a later version.
     """
     fields, tables = _decode(data, "index", file)
     files = _files(fields)
@@ -127,7 +127,7 @@ def _text(value: Any) -> str:
 def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]]:
     """Check the seal, the version and the tables' dtypes."""
     if seal(memoryview(data)[:-SEAL_BYTES]) != data[-SEAL_BYTES:]:
-        raise CorruptCheckpoint(
+        raise CorruptCheckpointError(
             f"{file} is damaged: it does not end with the SHA-256 of the bytes before it", file=file
         )
     found = header.parse_header(data, len(data), file)

@@ -22,7 +22,7 @@ from shoal.checkpoint.format.records import (
     data_name,
 )
 from shoal.checkpoint.tree import dtypes
-from shoal.errors import CorruptCheckpoint
+from shoal.errors import CorruptCheckpointError
 
 _PRIME = (1 << 31) - 1  # products of two smaller numbers fit into 64 bits
 Bools = NDArray[np.bool_]
@@ -32,7 +32,7 @@ def check_places(chunks: Chunks, files: Sequence[FileRecord], file: str) -> None
     """Reject chunks that lie outside their file, overlap in it, or are not sorted.
 
     Raises:
-      CorruptCheckpoint: names the first offender.
+      CorruptCheckpointError: names the first offender.
     """
     room = np.array([one.bytes for one in files], np.int64)
     if not chunks.leaf.size:
@@ -86,7 +86,7 @@ def check_tiling(manifest: Manifest, chunks: Chunks, file: str = "the index") ->
     The rows have passed `check_places`.
 
     Raises:
-      CorruptCheckpoint: names a leaf.
+      CorruptCheckpointError: names a leaf.
     """
     leaves = _leaves(manifest, chunks, file)
     leaf, origin, extent = chunks.leaf, chunks.origin, chunks.extent
@@ -96,7 +96,7 @@ def check_tiling(manifest: Manifest, chunks: Chunks, file: str = "the index") ->
     def refuse_if(wrong: Bools, what: str) -> None:
         if wrong.any():
             name = manifest.leaves[int(wrong.argmax())].name
-            raise CorruptCheckpoint(f"{file}: leaf {name!r} {what}", file=file, leaf=name)
+            raise CorruptCheckpointError(f"{file}: leaf {name!r} {what}", file=file, leaf=name)
 
     def refuse_rows(wrong: Bools, what: str) -> None:
         refuse_if(np.bincount(leaf[wrong], minlength=len(manifest.leaves)) > 0, what)
@@ -200,7 +200,7 @@ def check_index(manifest: Manifest, index: Index, file: str = "the index") -> No
     """Reject an index that does not belong to the manifest, or does not tile its leaves.
 
     Raises:
-      CorruptCheckpoint: says why.
+      CorruptCheckpointError: says why.
     """
     if index.attempt != manifest.attempt:
         _refuse(file, f"is of attempt {index.attempt}, and the manifest of {manifest.attempt}")
@@ -222,7 +222,7 @@ def check_whole(commit: Commit, manifest: Manifest, index: Index) -> None:
     """Reject files of a checkpoint that contradict one another or do not fill every leaf.
 
     Raises:
-      CorruptCheckpoint: says why.
+      CorruptCheckpointError: says why.
     """
     if (commit.attempt, commit.step) != (manifest.attempt, manifest.step):
         _refuse(commit.manifest.name, "is of another attempt or step than COMMIT")
@@ -256,4 +256,4 @@ def join_chunks(parts: Sequence[Part]) -> Chunks:
 
 def _refuse(file: str, what: str, row: int | None = None) -> NoReturn:
     where = "" if row is None else f" (row {row})"
-    raise CorruptCheckpoint(f"{file} {what}{where}", file=file)
+    raise CorruptCheckpointError(f"{file} {what}{where}", file=file)

@@ -206,9 +206,9 @@ class Checkpoints(ReadOnlyHistory):
           False if neither `every` nor a notice wants this step, else True.
 
         Raises:
-          StepAlreadyCommitted: on all: the step is saved already. Not where the program stops for a
-            notice, if it is the step saved last: a loop may save, ask, and save again.
-          UsageError, DivergenceError, StorageError, SaveAborted, …: as `shoal.save`, on all.
+          StepAlreadyCommittedError: on all: the step is saved already. Not where the program stops
+            for a notice, if it is the step saved last: a loop may save, ask, and save again.
+          UsageError, DivergenceError, StorageError, SaveAbortedError, …: as `shoal.save`, on all.
         """
         with failure_noted(self._coordinator, self._root.path, step) as number:
             try:
@@ -239,7 +239,7 @@ class Checkpoints(ReadOnlyHistory):
         Collective over processes.
 
         Raises:
-          SaveAborted, StorageError, …: on all: it failed; each such error is raised once.
+          SaveAbortedError, StorageError, …: on all: it failed; each such error is raised once.
           DeadlineError: it still runs after `timeout_s`; it continues.
         """
         self._saver.settle(timeout_s)
@@ -274,10 +274,11 @@ class Checkpoints(ReadOnlyHistory):
             merge.
 
         Raises:
-          NotCommitted: on all: nothing is saved, or not that step.
-          SaveAborted, StorageError, …: on all: the save that it waited for failed; once, as `wait`.
-          NotShared: on all: a process does not see what the lead sees.
-          CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
+          NotCommittedError: on all: nothing is saved, or not that step.
+          SaveAbortedError, StorageError, …: on all: the save that it waited for failed; once, as
+          `wait`.
+          NotSharedError: on all: a process does not see what the lead sees.
+          CorruptCheckpointError, RestoreMismatchError, …: as `shoal.restore`, on all.
         """
         restore = self._restoring("restore", target, timeout_s, options, step)
         ask, damaged = partial(self._result_of_lead, "restore"), self._saver.damaged
@@ -316,8 +317,8 @@ class Checkpoints(ReadOnlyHistory):
         Returns:
           The state, and the step after the restored one; 0 if nothing was restored.
 
-        Raises: as `restore`, but for NotCommitted. RestoreMismatch also if the state could not be
-          restored again, UsageError if it cannot be saved.
+        Raises: as `restore`, but for NotCommittedError. RestoreMismatchError also if the state
+          could not be restored again, UsageError if it cannot be saved.
         """
         restore = self._restoring("resume", target, timeout_s, options)
         ask, damaged = partial(self._result_of_lead, "resume"), self._saver.damaged
@@ -348,8 +349,8 @@ class Checkpoints(ReadOnlyHistory):
         It first waits for a running save of this history, if that is of this step.
 
         Raises:
-          NotCommitted: the step is not saved.
-          SaveAborted, StorageError, …: the save that it waited for failed; the next collective
+          NotCommittedError: the step is not saved.
+          SaveAbortedError, StorageError, …: the save that it waited for failed; the next collective
             call raises that again.
         """
         number = step_number("pin", step)
@@ -374,8 +375,9 @@ class Checkpoints(ReadOnlyHistory):
         It first waits, as `wait` does, for a running save of this history, if that is of this step.
 
         Raises:
-          NotCommitted, UsageError: on all: it is not saved; it is pinned.
-          SaveAborted, StorageError, …: on all: the save that it waited for failed; once, as `wait`.
+          NotCommittedError, UsageError: on all: it is not saved; it is pinned.
+          SaveAbortedError, StorageError, …: on all: the save that it waited for failed; once, as
+          `wait`.
         """
         number = step_number("delete", step)
         self._saver.settle_step(number, self._timeout_s)

@@ -38,7 +38,7 @@ class ReadOnlyHistory:
         Local.
 
         Raises:
-          CorruptCheckpoint: a COMMIT is damaged, unless `skip_corrupt`.
+          CorruptCheckpointError: a COMMIT is damaged, unless `skip_corrupt`.
         """
         return tuple(one.step for one in saved_steps.commits(self._root, skip_corrupt=skip_corrupt))
 
@@ -49,7 +49,7 @@ class ReadOnlyHistory:
         Local.
 
         Raises:
-          CorruptCheckpoint: the newest COMMIT is damaged, unless `skip_corrupt`.
+          CorruptCheckpointError: the newest COMMIT is damaged, unless `skip_corrupt`.
         """
         return saved_steps.chosen(self._root, skip_corrupt=skip_corrupt)
 
@@ -65,7 +65,7 @@ class ReadOnlyHistory:
         Local.
 
         Raises:
-          CorruptCheckpoint: as `all_steps`.
+          CorruptCheckpointError: as `all_steps`.
         """
         saved = saved_steps.commits(self._root, skip_corrupt=skip_corrupt)
         return {one.step: dict(one.commit.metrics) for one in saved}
@@ -88,7 +88,7 @@ class ReadOnlyHistory:
 
         Raises:
           UsageError: steps have metrics, and none has this one.
-          CorruptCheckpoint: as `all_steps`.
+          CorruptCheckpointError: as `all_steps`.
         """
         best = Best(1, metric, mode)
         found = self.all_metrics(skip_corrupt=skip_corrupt)
@@ -111,10 +111,10 @@ class ReadOnlyHistory:
           step: None: the newest step, after any running save.
 
         Raises:
-          NotCommitted: nothing is saved, or not that step.
-          SaveAborted, StorageError, …: the save that it waited for failed; the next collective
+          NotCommittedError: nothing is saved, or not that step.
+          SaveAbortedError, StorageError, …: the save that it waited for failed; the next collective
             call raises that again.
-          CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
+          CorruptCheckpointError, UnsupportedCheckpointError, StorageError: it cannot be read.
         """
         wanted = None if step is None else saved_steps.step_number("info", step)
         self._saver.await_step(wanted)

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.arguments import check_flags
 from shoal.checkpoint.disk import saved_steps
 from shoal.checkpoint.disk.storage import Folder
-from shoal.errors import CheckpointError, CorruptCheckpoint, NotCommitted, NotShared
+from shoal.errors import CheckpointError, CorruptCheckpointError, NotCommittedError, NotSharedError
 
 _LOG = logging.getLogger("shoal")
 _SHOWN = 8
@@ -33,12 +33,12 @@ def restored(
 
     Args:
       from_lead: as `result_of_lead`, from `spec` on.
-      restore: restores a step; raises CorruptCheckpoint on all processes or on none.
+      restore: restores a step; raises CorruptCheckpointError on all processes or on none.
       damaged: collects the skipped steps; a step that is restored after all is removed from it.
 
     Raises:
-      CorruptCheckpoint: on all: the step is damaged, and was named or `skip_corrupt` is False.
-      UsageError: `step` is not a step number. NotCommitted: on all: it is not saved.
+      CorruptCheckpointError: on all: the step is damaged, and was named or `skip_corrupt` is False.
+      UsageError: `step` is not a step number. NotCommittedError: on all: it is not saved.
     """
     check_flags("restore", skip_corrupt=skip_corrupt)
     if step is not None:
@@ -60,9 +60,12 @@ def restored(
             found = None if step is None else (step, restore(step))
             damaged.discard(step)
             return found
-        except (NotCommitted, NotShared) as error:  # deleted before all processes had opened it
+        except (
+            NotCommittedError,
+            NotSharedError,
+        ) as error:  # deleted before all processes had opened it
             gone = step, error
-        except CorruptCheckpoint as error:
+        except CorruptCheckpointError as error:
             if not skip_corrupt:
                 saved_steps.add_remedy(error)
                 raise
@@ -82,13 +85,13 @@ def _look(
     return None if one is None else one.step, list(faults.items())
 
 
-def none_left(root: Folder, damaged: set[int]) -> NotCommitted:
+def none_left(root: Folder, damaged: set[int]) -> NotCommittedError:
     """Return the error for a history without a step to restore."""
     if not damaged:
         return saved_steps.none_saved(root)
     few = ", ".join(map(str, sorted(damaged)[-_SHOWN:]))
     detail = f"no intact step is saved: {few} are damaged"
-    return NotCommitted(f"{root.path}: {detail}", path=root.path)
+    return NotCommittedError(f"{root.path}: {detail}", path=root.path)
 
 
 def _warn(faults: Mapping[int, str]) -> None:

@@ -14,7 +14,7 @@ from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.names import ROOT, component
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.plain_values import plain_json
-from shoal.errors import RestoreMismatch, UsageError, with_article
+from shoal.errors import RestoreMismatchError, UsageError, with_article
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
@@ -40,8 +40,8 @@ def check_resumable(
       is_new: `init` made it; False: it was restored.
 
     Raises:
-      RestoreMismatch: the same target and options would not restore it, or not as the same tree;
-        names all leaves and nodes concerned.
+      RestoreMismatchError: the same target and options would not restore it, or not as the same
+        tree; names all leaves and nodes concerned.
       UsageError: it cannot be saved; names all leaves.
     """
     try:
@@ -65,7 +65,7 @@ def check_resumable(
     try:
         wishes = wishes_of(request, manifest)
         found = _Differences(state, read, wishes, request, manifest).lines
-    except RestoreMismatch as error:
+    except RestoreMismatchError as error:
         error.args = (f"{detail}\n{error}",)
         raise
     except UsageError as error:  # a class takes no such children
@@ -73,7 +73,7 @@ def check_resumable(
     if found:
         more = [f"and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []
         lines = "\n".join(f"  - {line}" for line in [*found[:_MOST_LISTED], *more])
-        raise RestoreMismatch(f"{detail}\n{lines}", problems=found)
+        raise RestoreMismatchError(f"{detail}\n{lines}", problems=found)
 
 
 class _Differences:

@@ -18,7 +18,7 @@ from shoal.checkpoint.tree import plain_values
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.flatten import Nodes
 from shoal.checkpoint.tree.per_process import PerProcess
-from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
+from shoal.errors import CorruptCheckpointError, UnsupportedCheckpointError, UsageError
 
 Array = np.ndarray[Any, Any]
 _LEAST_BYTES = 8 << 20  # left for reading, if the limit allows
@@ -173,14 +173,14 @@ def keys_of(checkpoint: Checkpoint, record: LeafRecord, wrap: Callable[[], Any])
     """Wrap words into PRNG keys with `wrap`.
 
     Raises:
-      UnsupportedCheckpoint: this JAX has no keys of that kind.
+      UnsupportedCheckpointError: this JAX has no keys of that kind.
     """
     try:
         return wrap()
     except (ValueError, TypeError, LookupError) as why:
         path, kind = checkpoint.folder.path, f"key<{record.impl}>"
         detail = f"{path}: {record.name}: this JAX makes no {kind} of {list(record.words)} words"
-        raise UnsupportedCheckpoint(f"{detail}: {why}", path=path, features=(kind,)) from None
+        raise UnsupportedCheckpointError(f"{detail}: {why}", path=path, features=(kind,)) from None
 
 
 def _host_keys(checkpoint: Checkpoint, record: LeafRecord, words: Array) -> Any:
@@ -198,7 +198,7 @@ def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | byte
     except UsageError as why:
         path = checkpoint.folder.path
         detail = f"{path}: {record.name}: {why}"
-        raise CorruptCheckpoint(detail, path=path, leaf=record.name) from None
+        raise CorruptCheckpointError(detail, path=path, leaf=record.name) from None
 
 
 def _own_value(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:

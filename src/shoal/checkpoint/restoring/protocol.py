@@ -24,10 +24,10 @@ from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree import nodes as tree_nodes
 from shoal.checkpoint.tree.names import ROOT, component
 from shoal.errors import (
-    CorruptCheckpoint,
+    CorruptCheckpointError,
     DivergenceError,
-    NotCommitted,
-    NotShared,
+    NotCommittedError,
+    NotSharedError,
     PeerFailedError,
     StorageError,
     raise_all,
@@ -96,7 +96,8 @@ def open_for(request: RestoreRequest) -> Opened:
     """Open the checkpoint, and match the target with it.
 
     Raises:
-      RestoreMismatch, NotCommitted, CorruptCheckpoint, UnsupportedCheckpoint, StorageError.
+      RestoreMismatchError, NotCommittedError, CorruptCheckpointError, UnsupportedCheckpointError,
+      StorageError.
     """
     checkpoint = open_folder(request.folder)
     geometry = None
@@ -114,7 +115,7 @@ def wishes_of(request: RestoreRequest, manifest: Manifest) -> Wishes:
     """Match the target of a request with a checkpoint; without one, take all leaves.
 
     Raises:
-      RestoreMismatch: they do not match.
+      RestoreMismatchError: they do not match.
     """
     if request.rebuild is None:
         return targets.all_of(manifest, request.options)
@@ -173,7 +174,7 @@ class Restore:
             return answers
         error = decode_error(answers[who[0]], who[0], self._me)
         is_opening = call is self._call  # later, it may have been deleted for all
-        if is_opening and isinstance(error, NotCommitted) and len(who) < len(answers):
+        if is_opening and isinstance(error, NotCommittedError) and len(who) < len(answers):
             raise self._not_shared(who, answers) from problem
         is_own = problem is not None and type(problem) is type(error)
         is_first = problem is not None and isinstance(error, PeerFailedError)
@@ -183,14 +184,14 @@ class Restore:
 
     def _not_shared(
         self, who: tuple[int, ...], answers: Mapping[int, bytes]
-    ) -> NotShared | DivergenceError:
+    ) -> NotSharedError | DivergenceError:
         path = self._request.folder.path
         paths = {p: json.loads(text)["path"] for p, text in answers.items() if p not in who}
         paths |= {p: getattr(decode_error(answers[p], p, self._me), "path", path) for p in who}
         if len({*paths.values()}) > 1:
             return different_folders(self._coordinator, "restore", paths)
         names = ", ".join(self._me.name(process) for process in who)
-        return NotShared(
+        return NotSharedError(
             f"{self._me}: restore({path!r}): {names} see no checkpoint there, others do\n"
             "all processes need a path on a file system that they share",
             path=path,
@@ -246,7 +247,7 @@ class Restore:
         try:
             with _allowed(opened), ProgressReporter(self._coordinator, doing, num_bytes) as telling:
                 values, read_bytes = fill(checkpoint, fillings, most_bytes, telling.add)
-        except (CorruptCheckpoint, StorageError) as error:
+        except (CorruptCheckpointError, StorageError) as error:
             gone = deleted_meanwhile(checkpoint.folder, checkpoint.commit.attempt)
             raise gone or error from None
         _LOG.debug("%s: restore(%r): read %d bytes", self._me, checkpoint.folder.path, read_bytes)

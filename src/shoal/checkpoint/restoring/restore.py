@@ -107,12 +107,12 @@ def restore(
       whose classes are not loaded are `UnknownNode`s, which say what to import.
 
     Raises:
-      NotCommitted: on all: nothing is saved there.
-      RestoreMismatch: on all: leaves are missing, unexpected, or of another shape or dtype, or a
-        name, pattern or prefix takes no leaf; all are named, nothing was read.
-      CorruptCheckpoint: on all: data have changed since the save; names file and leaf.
-      UnsupportedCheckpoint: on all: it needs a newer shoal.
-      StorageError: on all: the file system failed; `NotShared`: processes see no checkpoint
+      NotCommittedError: on all: nothing is saved there.
+      RestoreMismatchError: on all: leaves are missing, unexpected, or of another shape or dtype, or
+        a name, pattern or prefix takes no leaf; all are named, nothing was read.
+      CorruptCheckpointError: on all: data have changed since the save; names file and leaf.
+      UnsupportedCheckpointError: on all: it needs a newer shoal.
+      StorageError: on all: the file system failed; `NotSharedError`: processes see no checkpoint
         where others do.
       DivergenceError: on all that arrived: targets, options, or the checkpoints seen differ.
       DeadlineError: on all that arrived: a process did not arrive in time.
@@ -234,9 +234,9 @@ def plan_restore(
       mode: as for `restore`.
 
     Raises:
-      NotCommitted: nothing is saved there.
-      RestoreMismatch: the target does not match the checkpoint.
-      CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
+      NotCommittedError: nothing is saved there.
+      RestoreMismatchError: the target does not match the checkpoint.
+      CorruptCheckpointError, UnsupportedCheckpointError, StorageError: it cannot be read.
       UsageError: an argument is wrong.
 
     >>> import tempfile, numpy as np, shoal

@@ -21,7 +21,7 @@ from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.names import ROOT
 from shoal.checkpoint.tree.nodes import branch_names
 from shoal.checkpoint.tree.per_process import PerProcess
-from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest, with_article
+from shoal.errors import RestoreMismatchError, UsageError, UsageTypeError, nearest, with_article
 from shoal.plan.patterns import Selection, escaped, leaving_out
 
 OPTIONS = ("only", "rename", "missing_ok", "dtype", "form", "mode", "most_bytes", "merge")
@@ -201,7 +201,7 @@ def all_of(manifest: Manifest, options: TargetOptions) -> Wishes:
     """Return wishes for all leaves that `only` takes, as stored, on the host.
 
     Raises:
-      RestoreMismatch: one of its patterns takes none.
+      RestoreMismatchError: one of its patterns takes none.
     """
     names = [leaf.name for leaf in manifest.leaves]
     selection = options.selection(names)
@@ -223,7 +223,7 @@ def match(
       fit: returns the placement of a leaf that is an array or a key, and any problem with it.
 
     Raises:
-      RestoreMismatch: leaves are missing, unexpected, or do not fit; names all.
+      RestoreMismatchError: leaves are missing, unexpected, or do not fit; names all.
     """
     matching = _Matching(manifest, options, fit, target)
     for number, one in enumerate(target):
@@ -442,7 +442,9 @@ class _Matching:
         return f"only={text} keeps what the target has there"
 
 
-def mismatch(problems: Sequence[str], remedy: str = "", **kinds: Iterable[str]) -> RestoreMismatch:
+def mismatch(
+    problems: Sequence[str], remedy: str = "", **kinds: Iterable[str]
+) -> RestoreMismatchError:
     """Return the error that lists all problems."""
     count = len(problems)
     listed = [*problems[:_MOST_LISTED]]
@@ -451,4 +453,4 @@ def mismatch(problems: Sequence[str], remedy: str = "", **kinds: Iterable[str]) 
     text = problems[0] if count == 1 else f"{count} problems\n  - " + "\n  - ".join(listed)
     lines = [f"restore: the target does not match the checkpoint: {text}", remedy]
     detail = "\n".join([*filter(None, lines), "nothing was restored"])
-    return RestoreMismatch(detail, problems=problems, **kinds)
+    return RestoreMismatchError(detail, problems=problems, **kinds)

@@ -37,8 +37,8 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
 
     Raises:
       DivergenceError: the processes do not save the same state.
-      SaveAborted: a process was lost, failed or late.
-      StepAlreadyCommitted, StorageError, …: on all, if raised on any.
+      SaveAbortedError: a process was lost, failed or late.
+      StepAlreadyCommittedError, StorageError, …: on all, if raised on any.
     """
     process, group, folder = members.process, members.group, members.request.folder
     fault_points.reach("save.preflight", process)

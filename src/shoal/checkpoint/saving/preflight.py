@@ -13,7 +13,7 @@ from shoal.checkpoint.disk.refusal import refused
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.checkpoint.planning.who_writes import Own, box_bytes
-from shoal.errors import StorageFull
+from shoal.errors import StorageFullError
 
 _ENTRY_BYTES = 100  # of a header, without the name
 _SPARE = 1.05  # headers, indexes, and other concurrent writes
@@ -29,8 +29,8 @@ def check_folder(folder: Folder) -> int | None:
     """Return how many bytes may be written there; None: unknown.
 
     Raises:
-      StepAlreadyCommitted: something is saved there.
-      CorruptCheckpoint: something is saved there, and damaged.
+      StepAlreadyCommittedError: something is saved there.
+      CorruptCheckpointError: something is saved there, and damaged.
       UsageError: it is a history of steps.
       StorageError: it is not a folder and cannot become one, or is not writable.
     """
@@ -65,13 +65,13 @@ def check_space(folder: Folder, answers: Mapping[int, bytes]) -> None:
       answers: JSON of each process: its "bytes" to write, and the bytes "free", null if unknown.
 
     Raises:
-      StorageFull: says how much is needed, and how much is free.
+      StorageFullError: says how much is needed, and how much is free.
     """
     said: dict[bytes, Any] = {text: json.loads(text) for text in {*answers.values()}}
     needed = int(_SPARE * sum(said[text]["bytes"] for text in answers.values()))
     known = [one["free"] for one in said.values() if one["free"] is not None]
     if known and needed > (free := min(known)):
-        raise StorageFull(
+        raise StorageFullError(
             f"{folder.path}: the save needs {needed} bytes, and {free} are free\n"
             "remove something, or save elsewhere; nothing was written",
             path=folder.path,

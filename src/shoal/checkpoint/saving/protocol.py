@@ -89,7 +89,7 @@ def complete(
     """S1, then S3 to S7: from the first file to a commit known to all processes.
 
     Raises:
-      SaveAborted: a process was lost, failed or late, and parts are missing.
+      SaveAbortedError: a process was lost, failed or late, and parts are missing.
       Otherwise the error of one process: the same type on all.
     """
     members = replace(agreed.members, lane=lane)

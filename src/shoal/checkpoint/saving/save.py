@@ -77,14 +77,14 @@ def save(
         SHOAL_TIMEOUT_S (600). The earliest deadline ends the wait for all.
 
     Raises:
-      StepAlreadyCommitted: on all: something is saved there.
+      StepAlreadyCommittedError: on all: something is saved there.
       DivergenceError: on all that arrived: trees, layouts, values or the calls differ.
-      SaveAborted: on all survivors: a process was lost, failed or was late.
-      StorageFull, StorageError: on all: the file system of one process failed.
-      NotShared: on all: processes do not see one another's files.
+      SaveAbortedError: on all survivors: a process was lost, failed or was late.
+      StorageFullError, StorageError: on all: the file system of one process failed.
+      NotSharedError: on all: processes do not see one another's files.
       UsageError: on the caller: an argument is wrong, or leaves cannot be saved (it names all).
-        The others get SaveAborted. On all: parts of the named arrays are held only by processes
-        that `processes` does not name; nothing was written.
+        The others get SaveAbortedError. On all: parts of the named arrays are held only by
+        processes that `processes` does not name; nothing was written.
 
     >>> import tempfile, numpy as np, shoal
     >>> shoal.save(tempfile.mkdtemp() + "/model", {"w": np.ones(3), "epoch": 2})

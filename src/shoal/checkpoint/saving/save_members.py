@@ -11,7 +11,7 @@ from shoal.checkpoint.together.errors_between import decode_error, encode_error,
 from shoal.checkpoint.together.one_folder import different_folders
 from shoal.errors import (
     DeadlineError,
-    NotShared,
+    NotSharedError,
     PeerFailedError,
     ProcessLostError,
     ShoalError,
@@ -58,7 +58,7 @@ class SaveMembers:
 
         Raises:
           DivergenceError: the lines differ.
-          SaveAborted: a process was lost, failed or late.
+          SaveAbortedError: a process was lost, failed or late.
         """
         request = self.request
         call = Call("save", request.name, request.site, lines)
@@ -101,7 +101,7 @@ class SaveMembers:
             return
         me = ThisProcess(self.process, self.coordinator.hosts)
         error = decode_error(answers[who[0]], who[0], me)
-        if isinstance(error, NotShared):
+        if isinstance(error, NotSharedError):
             is_one = len({*self.paths.values()}) == 1
             paths = (self.coordinator, self.request.operation, self.paths)
             error = self.not_shared(who) if is_one else different_folders(*paths)
@@ -112,11 +112,11 @@ class SaveMembers:
             raise settling.aborted(self.scene, phase, error) from error
         raise error from problem
 
-    def not_shared(self, who: Sequence[int]) -> NotShared:
+    def not_shared(self, who: Sequence[int]) -> NotSharedError:
         """Return the error that names the processes that do not see the lead's files."""
         path, hosts, lead = self.request.folder.path, self.coordinator.hosts, self.group.lead
         on = ", ".join(sorted({hosts[process] for process in who})[:_SHOWN_HOSTS])
-        return NotShared(
+        return NotSharedError(
             f"{path}: what process {lead} ({hosts[lead]}) wrote there is not seen by "
             f"{listed(who)} ({on})\n"
             "save to a path that all processes share",

@@ -16,7 +16,7 @@ from shoal.errors import (
     CheckpointError,
     DeadlineError,
     DivergenceError,
-    SaveAborted,
+    SaveAbortedError,
     ShoalError,
     StorageError,
 )
@@ -44,7 +44,7 @@ def settle(scene: SaveScene, phase: str, cause: ShoalError, *, has_part: bool) -
       has_part: this process's part exists. If not, it never will.
 
     Raises:
-      SaveAborted: it was not committed, and can no longer be.
+      SaveAbortedError: it was not committed, and can no longer be.
       StorageError: it is committed, but may not survive a crash.
     """
     folder, problem = scene.request.folder, None
@@ -113,13 +113,13 @@ def try_abandon(scene: SaveScene) -> Commit | None:
         return None
 
 
-def aborted(scene: SaveScene, phase: str, cause: ShoalError) -> SaveAborted:
-    """Return the SaveAborted error."""
+def aborted(scene: SaveScene, phase: str, cause: ShoalError) -> SaveAbortedError:
+    """Return the SaveAbortedError error."""
     coordinator, request = scene.coordinator, scene.request
     me = ThisProcess(coordinator.process, coordinator.hosts)
     blamed = _blamed(cause)
     who = f" because of {listed(blamed)}" if blamed else ""
-    return SaveAborted(
+    return SaveAbortedError(
         f"{me}: {request.operation} was ended{who}: nothing of it is kept, and earlier saves "
         f"are unaffected\n{cause}",
         path=request.folder.path,

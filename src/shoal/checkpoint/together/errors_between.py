@@ -16,15 +16,15 @@ _KNOWN: Mapping[str, type[ShoalError]] = {
     for kind in (
         errors.UsageError,
         errors.UsageTypeError,
-        errors.RestoreMismatch,
-        errors.NotCommitted,
-        errors.StepAlreadyCommitted,
-        errors.SaveAborted,
-        errors.CorruptCheckpoint,
-        errors.UnsupportedCheckpoint,
+        errors.RestoreMismatchError,
+        errors.NotCommittedError,
+        errors.StepAlreadyCommittedError,
+        errors.SaveAbortedError,
+        errors.CorruptCheckpointError,
+        errors.UnsupportedCheckpointError,
         errors.StorageError,
-        errors.StorageFull,
-        errors.NotShared,
+        errors.StorageFullError,
+        errors.NotSharedError,
     )
 }
 _MARK = b"\0"

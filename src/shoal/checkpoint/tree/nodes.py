@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from shoal.checkpoint.tree.names import ROOT, Key, component, key_of
 from shoal.checkpoint.tree.plain_values import json_excerpt, plain_json, plain_value
-from shoal.errors import CorruptCheckpoint, UsageError
+from shoal.errors import CorruptCheckpointError, UsageError
 
 DEEPEST = 100  # well below the nesting limits of JSON libraries, at two levels a node
 _KINDS = ("dict", "list", "tuple", "namedtuple", "OrderedDict", "defaultdict", "node")
@@ -141,13 +141,13 @@ def decode_structure(found: Any, file: str) -> tuple[Structure, int]:
     """Decode a structure from JSON; return also its number of leaves.
 
     Raises:
-      CorruptCheckpoint: it is not a valid structure.
+      CorruptCheckpointError: it is not a valid structure.
     """
     reading = _NodeReading()
     try:
         return reading.structure(found, DEEPEST), reading.leaves
     except UsageError as why:
-        raise CorruptCheckpoint(f"{file} has an invalid tree: {why}", file=file) from None
+        raise CorruptCheckpointError(f"{file} has an invalid tree: {why}", file=file) from None
 
 
 class _NodeReading:

@@ -16,7 +16,7 @@ from shoal.checkpoint.format.records import manifest_name, part_name
 from shoal.cli.ckpt.paths import FoundCheckpoint, look_at
 from shoal.cli.tables import print_json, print_lines, print_table, safe
 from shoal.draw.amounts import in_bytes, in_seconds
-from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
+from shoal.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 
 _MOST_SHOWN = 6
 _SLACK_S = 1.0
@@ -38,7 +38,7 @@ def ls(
     else:
         _show(found)
     if any(one["state"] == "damaged" for one in found):
-        raise typer.Exit(CorruptCheckpoint.exit_code)
+        raise typer.Exit(CorruptCheckpointError.exit_code)
 
 
 def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
@@ -51,9 +51,9 @@ def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
     }
     try:
         state = step_folder.folder_state(entry.folder)
-    except CorruptCheckpoint as error:
+    except CorruptCheckpointError as error:
         return {**facts, "problem": str(error)}
-    except UnsupportedCheckpoint as error:
+    except UnsupportedCheckpointError as error:
         return {**facts, "state": "unsupported", "problem": str(error)}
     begun = [_begun(entry, attempt) for attempt in state.attempts]
     facts["attempts"] = begun

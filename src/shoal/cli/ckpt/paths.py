@@ -11,7 +11,7 @@ from shoal.checkpoint.disk.saved_steps import folders
 from shoal.checkpoint.disk.step_folder import committed, unfinished
 from shoal.checkpoint.disk.step_names import step_of
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
-from shoal.errors import NotCommitted, UsageError, raise_all
+from shoal.errors import NotCommittedError, UsageError, raise_all
 from shoal.paths import dangling_link, local_path
 from shoal.plan.patterns import Selection
 
@@ -43,7 +43,7 @@ def look_at(path: str, step: int | None = None) -> FoundPath:
     """Return the checkpoints at `path`; with `step`, only that step of the history.
 
     Raises:
-      NotCommitted: nothing is there.
+      NotCommittedError: nothing is there.
       UsageError: `step` was given for a path that is not a history, or does not exist.
     """
     path = local_path(path)
@@ -52,7 +52,7 @@ def look_at(path: str, step: int | None = None) -> FoundPath:
     is_one = any(_OWN.fullmatch(name) for name in names)
     steps = [] if is_one else [FoundCheckpoint(*pair) for pair in folders(folder)]
     if not is_one and not steps:
-        raise NotCommitted(_nothing(path, names), path=path)
+        raise NotCommittedError(_nothing(path, names), path=path)
     if step is None:
         return FoundPath(path, not is_one, steps or [FoundCheckpoint(_own_step(path), folder)])
     if is_one:
@@ -78,7 +78,7 @@ def one_of(place: FoundPath) -> FoundCheckpoint:
     """Return one checkpoint: the path itself, or the newest committed step of the history.
 
     Raises:
-      NotCommitted: there is none.
+      NotCommittedError: there is none.
     """
     for entry in reversed(place.entries):
         if not place.is_history or committed(entry.folder) is not None:
@@ -86,15 +86,17 @@ def one_of(place: FoundPath) -> FoundCheckpoint:
     raise nothing_committed(place)
 
 
-def nothing_committed(place: FoundPath) -> NotCommitted:
+def nothing_committed(place: FoundPath) -> NotCommittedError:
     """Return the error for a path without any committed checkpoint: what is known of its saves."""
     known = [(one, words) for one in reversed(place.entries) if (words := unfinished(one.folder))]
     if not known:
         detail = "no step is committed" if place.is_history else "nothing is committed there"
-        return NotCommitted(f"{place.path}: {detail}; see `shoal ckpt ls`", path=place.path)
+        return NotCommittedError(f"{place.path}: {detail}; see `shoal ckpt ls`", path=place.path)
     entry, words = known[0]
     whose = "" if entry.step is None else f"step {entry.step} is not saved; "
-    return NotCommitted(f"{place.path}: {whose or 'nothing is saved; '}{words}", path=place.path)
+    return NotCommittedError(
+        f"{place.path}: {whose or 'nothing is saved; '}{words}", path=place.path
+    )
 
 
 def _own_step(path: str) -> int | None:

@@ -11,7 +11,12 @@ from shoal.checkpoint.disk import step_folder, sweep
 from shoal.cli.ckpt.paths import FoundCheckpoint, look_at
 from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes, in_seconds
-from shoal.errors import CorruptCheckpoint, NotCommitted, UnsupportedCheckpoint, UsageError
+from shoal.errors import (
+    CorruptCheckpointError,
+    NotCommittedError,
+    UnsupportedCheckpointError,
+    UsageError,
+)
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
@@ -38,9 +43,9 @@ def recover(
         try:
             before = step_folder.committed(entry.folder)
             after = sweep.recover_step(entry.folder)
-        except (CorruptCheckpoint, UnsupportedCheckpoint) as error:
+        except (CorruptCheckpointError, UnsupportedCheckpointError) as error:
             code = max(code, error.exit_code)
-            state = "damaged" if isinstance(error, CorruptCheckpoint) else "unsupported"
+            state = "damaged" if isinstance(error, CorruptCheckpointError) else "unsupported"
             results.append({**result, "state": state, "problem": str(error)})
             continue
         state = "absent" if after is None else "recovered" if before is None else "committed"
@@ -52,7 +57,7 @@ def recover(
     if code:
         raise typer.Exit(code)
     if not any(result["state"] in ("committed", "recovered") for result in results):
-        raise typer.Exit(NotCommitted.exit_code)
+        raise typer.Exit(NotCommittedError.exit_code)
 
 
 _WORDS = {
@@ -93,7 +98,7 @@ def gc(
             is_elsewhere = place.is_history and entry.folder.is_link()
             look = _behind_a_link if is_elsewhere else _collected
             gone = look(entry, older, is_dry=dry_run)
-        except (CorruptCheckpoint, UnsupportedCheckpoint) as error:
+        except (CorruptCheckpointError, UnsupportedCheckpointError) as error:
             code = max(code, error.exit_code)
             results.append({"step": entry.step, "path": entry.folder.path, "problem": str(error)})
             continue

@@ -25,7 +25,12 @@ from shoal.checkpoint.disk.step_folder import committed
 from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at, nothing_committed
 from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes
-from shoal.errors import CorruptCheckpoint, NotCommitted, StorageError, UnsupportedCheckpoint
+from shoal.errors import (
+    CorruptCheckpointError,
+    NotCommittedError,
+    StorageError,
+    UnsupportedCheckpointError,
+)
 
 
 def verify(
@@ -60,7 +65,7 @@ def verify(
         for problem in one["problems"]:
             print_lines(name, problem)
     if all(one["deleted"] for one in results):
-        raise NotCommitted(f"{path}: all that was listed is deleted by now", path=path)
+        raise NotCommittedError(f"{path}: all that was listed is deleted by now", path=path)
     if code := max(code for _, code in found):
         raise typer.Exit(code)
 
@@ -71,7 +76,7 @@ def _committed(place: FoundPath) -> list[FoundCheckpoint]:
     for entry in place.entries:
         try:
             is_there = committed(entry.folder) is not None
-        except (CorruptCheckpoint, UnsupportedCheckpoint):
+        except (CorruptCheckpointError, UnsupportedCheckpointError):
             is_there = True
         found += [entry] if is_there else []
     if not found:
@@ -92,10 +97,10 @@ def _verified(entry: FoundCheckpoint) -> tuple[dict[str, Any], int]:
             is_deleted = (
                 opening.deleted_meanwhile(entry.folder, checkpoint.commit.attempt) is not None
             )
-            problems, code = ([], 0) if is_deleted else (problems, CorruptCheckpoint.exit_code)
-    except NotCommitted:
+            problems, code = ([], 0) if is_deleted else (problems, CorruptCheckpointError.exit_code)
+    except NotCommittedError:
         is_deleted = True
-    except (CorruptCheckpoint, UnsupportedCheckpoint, StorageError) as error:
+    except (CorruptCheckpointError, UnsupportedCheckpointError, StorageError) as error:
         problems, code = [str(error)], error.exit_code
     took_s = time.monotonic() - began
     return {**facts, "took_s": took_s, "problems": problems, "deleted": is_deleted}, code

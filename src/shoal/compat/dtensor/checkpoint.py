@@ -125,7 +125,7 @@ class DTensorCheckpoint:
         """Set all variables to the values saved at a path.
 
         Raises:
-          RestoreMismatch: names, shapes or dtypes differ; nothing was set.
+          RestoreMismatchError: names, shapes or dtypes differ; nothing was set.
         """
         operation = "DTensorCheckpoint.read"
         check_eager(operation, "pass in the variables' values instead")
@@ -148,7 +148,7 @@ class Restored:
     """The status of a restore; everything is restored, so its assertions always hold."""
 
     def assert_consumed(self) -> Self:
-        """Return itself: an incomplete restore raises RestoreMismatch."""
+        """Return itself: an incomplete restore raises RestoreMismatchError."""
         return self
 
     assert_existing_objects_matched = assert_nontrivial_match = expect_partial = assert_consumed

@@ -18,7 +18,7 @@ from shoal.compat.torch_xla.errors import (
 )
 from shoal.compat.torch_xla.sharded import XLAShardedTensor, unwrap_sharded_tensor
 from shoal.compat.wording import errors_named
-from shoal.errors import NotCommitted, raise_all
+from shoal.errors import NotCommittedError, raise_all
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import fail_call, one_call, refused_for_all
 from shoal.runtime.preemption import preempted, reached
@@ -116,8 +116,8 @@ class CheckpointManager:
           Whether it was saved.
 
         Raises:
-          StepAlreadyCommitted: on all: it is saved already; the saved step is unchanged.
-          SaveAborted, StorageError, …: as `shoal.Checkpoints.save`, on all.
+          StepAlreadyCommittedError: on all: it is saved already; the saved step is unchanged.
+          SaveAbortedError, StorageError, …: as `shoal.Checkpoints.save`, on all.
         """
         is_saved = self.save_async(step, state_dict, force)
         if is_saved:
@@ -135,8 +135,8 @@ class CheckpointManager:
           step, state_dict, force: as for `save`.
 
         Raises:
-          StepAlreadyCommitted: as for `save`.
-          SaveAborted, StorageError, …: on all: the save before this one failed.
+          StepAlreadyCommittedError: as for `save`.
+          SaveAbortedError, StorageError, …: on all: the save before this one failed.
         """
         if not (force or self.should_save(step)):
             return False
@@ -155,13 +155,13 @@ class CheckpointManager:
             dicts, lists and views receive the values, at any depth; nothing else changes.
 
         Raises:
-          NotCommitted: on all: no such step. Also an AssertionError.
-          CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
+          NotCommittedError: on all: no such step. Also an AssertionError.
+          CorruptCheckpointError, RestoreMismatchError, …: as `shoal.restore`, on all.
         """
         try:
             with errors_named("torch_xla CheckpointManager.restore"):
                 restored = self._kept.restore(step, _arrays(state_dict))
-        except NotCommitted as error:
+        except NotCommittedError as error:
             raise UntrackedStep(
                 f"torch_xla CheckpointManager.restore (shoal.Checkpoints.restore): Cannot restore "
                 f"from untracked step {step}. Valid steps are: {self.all_steps()}",

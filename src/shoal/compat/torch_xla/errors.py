@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
-from shoal.errors import NotCommitted, UsageError, UsageTypeError
+from shoal.errors import NotCommittedError, UsageError, UsageTypeError
 from shoal.tracebacks import at_caller
 
 __all__ = [
@@ -38,7 +38,7 @@ class NoMeaningHere(UsageError, NotImplementedError):
     """This torch_xla function has no counterpart on JAX; the message names the alternative."""
 
 
-class UntrackedStep(NotCommitted, AssertionError):
+class UntrackedStep(NotCommittedError, AssertionError):
     """No checkpoint of that step is committed."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shoal.errors import CorruptCheckpoint
+from shoal.errors import CorruptCheckpointError
 from shoal.runtime.failures.comparison import needs
 from shoal.runtime.failures.facts import Cause
 from shoal.runtime.system.failure_words import listed
@@ -25,7 +25,7 @@ def advice_of(causes: Sequence[Cause]) -> tuple[str, ...]:
     if first.kind == "stalled":
         limit = "--stalled-after or SHOAL_STALLED_AFTER_S"
         return (f"The limit is that of {limit}.",)
-    if first.kind == "checkpoint" and first.exit_code == CorruptCheckpoint.exit_code:
+    if first.kind == "checkpoint" and first.exit_code == CorruptCheckpointError.exit_code:
         return ("No value of it was returned. Restore another step, or put back a good copy.",)
     if (found := first.difference) is not None:
         return tuple(

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 from shoal import settings
 from shoal.errors import (
     CheckpointError,
-    CorruptCheckpoint,
+    CorruptCheckpointError,
     DeadlineError,
     DeviceStartError,
     DivergenceError,
@@ -76,7 +76,7 @@ _KINDS: tuple[tuple[type[BaseException], str], ...] = (
     (StalledError, "stalled"),
     (DeviceStartError, "exception"),  # of this host: it has met the others
     (InitializeError, "not_joined"),
-    (CorruptCheckpoint, "checkpoint"),
+    (CorruptCheckpointError, "checkpoint"),
     (ProcessLostError, "lost"),
     (SystemExit, "exit"),
 )
