@@ -133,7 +133,7 @@ def train(ckpts, data, mesh, say):
         stop = shoal.preempted(epoch)
         ckpts.save(epoch, state, force=stop)
         if stop:
-            say(f"received {shoal.notice().source}; saved epoch {epoch + 1}", flush=True)
+            say(f"received {shoal.preemption.notice().source}; saved epoch {epoch + 1}", flush=True)
             return None
     return state
 
@@ -172,7 +172,7 @@ def main(folder=None):
         shoal.barrier("trained")
         say(f"test accuracy {int(right) / len(test_labels):.3f}", flush=True)
     shoal.shutdown()
-    return shoal.exit_code()
+    return shoal.preemption.exit_code()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ and imports only go down:
 * `compat`: the predecessors' own names, imported by name.
 * `draw`, `launch`: pictures; one job on this machine.
 * `testing`, `cli`: tools for tests, the command.
+* `planning`, `preemption`, `retention`: doors, which only re-export.
 
 What needs NumPy or JAX is loaded when it is first used: the services of a job need neither.
 """
@@ -30,6 +31,9 @@ from shoal.errors import ShoalError as ShoalError
 from shoal.errors import UsageError as UsageError
 
 if TYPE_CHECKING:
+    from shoal import planning as planning
+    from shoal import preemption as preemption
+    from shoal import retention as retention
     from shoal.arrays.bridge.devices import jax_mesh as jax_mesh
     from shoal.arrays.bridge.sharding import layout_of as layout_of
     from shoal.arrays.bridge.sharding import named_sharding as named_sharding
@@ -71,12 +75,7 @@ if TYPE_CHECKING:
     from shoal.plan.mesh import Mesh as Mesh
     from shoal.runtime.barrier import barrier as barrier
     from shoal.runtime.job_status import job_status as job_status
-    from shoal.runtime.preemption import exit_code as exit_code
-    from shoal.runtime.preemption import notice as notice
     from shoal.runtime.preemption import preempted as preempted
-    from shoal.runtime.preemption import rearm as rearm
-    from shoal.runtime.preemption import saved as saved
-    from shoal.runtime.preemption import watch_notices as watch_notices
     from shoal.runtime.process import initialize as initialize
     from shoal.runtime.process import is_initialized as is_initialized
     from shoal.runtime.process import process_count as process_count
@@ -85,6 +84,8 @@ if TYPE_CHECKING:
     from shoal.runtime.step import step as step
 
 __version__ = "0.1.0.dev0"
+
+_DOORS = ("planning", "preemption", "retention")
 
 _LAZY = {
     "Checkpoints": "shoal.checkpoint.history.checkpoints",
@@ -101,15 +102,14 @@ _LAZY = {
     "create": "shoal.arrays.placing.create",
     "describe": "shoal.draw.describe",
     "enter_manual": "shoal.arrays.traced.enter_manual",
-    "exit_code": "shoal.runtime.preemption",
     "explain_program": "shoal.arrays.traced.explain_program",
     "feed": "shoal.arrays.feeding.feed",
     "fence": "shoal.arrays.traced.fence",
     "from_host_local": "shoal.arrays.host_local.host_local",
     "initialize": "shoal.runtime.process",
     "is_initialized": "shoal.runtime.process",
-    "job_status": "shoal.runtime.job_status",
     "jax_mesh": "shoal.arrays.bridge.devices",
+    "job_status": "shoal.runtime.job_status",
     "layout_of": "shoal.arrays.bridge.sharding",
     "leave_manual": "shoal.arrays.traced.enter_manual",
     "linear": "shoal.arrays.traced.linear",
@@ -119,7 +119,6 @@ _LAZY = {
     "manual": "shoal.arrays.traced.manual",
     "match_layouts": "shoal.arrays.match_layouts",
     "named_sharding": "shoal.arrays.bridge.sharding",
-    "notice": "shoal.runtime.preemption",
     "pack": "shoal.arrays.placing.pack",
     "plan_relayout": "shoal.arrays.moving.plan_relayout",
     "plan_restore": "shoal.checkpoint.restoring.restore",
@@ -127,11 +126,9 @@ _LAZY = {
     "process_count": "shoal.runtime.process",
     "process_index": "shoal.runtime.process",
     "put": "shoal.arrays.placing.put",
-    "rearm": "shoal.runtime.preemption",
     "relayout": "shoal.arrays.moving.relayout",
     "restore": "shoal.checkpoint.restoring.restore",
     "save": "shoal.checkpoint.saving.save",
-    "saved": "shoal.runtime.preemption",
     "shard_alike": "shoal.arrays.traced.shard_alike",
     "shutdown": "shoal.runtime.process",
     "step": "shoal.runtime.step",
@@ -139,7 +136,6 @@ _LAZY = {
     "to_host_local": "shoal.arrays.host_local.host_local",
     "unpack": "shoal.arrays.placing.pack",
     "use_mesh": "shoal.arrays.bridge.use_mesh",
-    "watch_notices": "shoal.runtime.preemption",
 }
 
 __all__ = [
@@ -166,7 +162,6 @@ __all__ = [
     "create",
     "describe",
     "enter_manual",
-    "exit_code",
     "explain_program",
     "feed",
     "fence",
@@ -184,7 +179,6 @@ __all__ = [
     "manual",
     "match_layouts",
     "named_sharding",
-    "notice",
     "pack",
     "plan_relayout",
     "plan_restore",
@@ -192,11 +186,9 @@ __all__ = [
     "process_count",
     "process_index",
     "put",
-    "rearm",
     "relayout",
     "restore",
     "save",
-    "saved",
     "shard_alike",
     "shutdown",
     "step",
@@ -204,16 +196,15 @@ __all__ = [
     "to_host_local",
     "unpack",
     "use_mesh",
-    "watch_notices",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _LAZY and name not in _DOORS:
         import shoal.compat.names as names
 
         problem = f"module 'shoal' has no attribute {name!r}"
-        raise AttributeError("; ".join(filter(None, [problem, names.facades_of(name)])))
+        raise AttributeError("; ".join(filter(None, [problem, names.hint_of(name)])))
     import importlib
 
     import shoal.runtime.system.interrupts as interrupts
@@ -221,13 +212,13 @@ def __getattr__(name: str) -> Any:
     # The import is long enough for a Ctrl-C, which a callback of the garbage collector would
     # swallow.
     load = interrupts.interrupts_delivered(importlib.import_module)
-    value = getattr(load(_LAZY[name]), name)
-    globals()[name] = value
+    module = load(_LAZY.get(name, f"shoal.{name}"))
+    globals()[name] = value = module if name in _DOORS else getattr(module, name)
     return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "errors", "settings", "__version__"]
+    return [*__all__, *_DOORS, "errors", "settings", "__version__"]
 
 
 def _show_in_notebooks() -> None:

@@ -17,9 +17,8 @@ VALUE = np.arange(32, dtype=np.float32).reshape(8, 4)
 KINDS = {"auto": "auto", "explicit": "explicit", "mixed": {"data": "explicit", "model": "auto"}}
 # Of processes, of their life, and of objects that hold no array: they have no mesh to differ by.
 WITHOUT_ARRAYS = {
-    "barrier", "checkpoint_info", "exit_code", "initialize", "is_initialized", "live_processes",
-    "notice", "preempted", "process_count", "process_index", "rearm", "job_status", "saved",
-    "shutdown", "step", "watch_notices",
+    "barrier", "checkpoint_info", "initialize", "is_initialized", "job_status", "live_processes",
+    "preempted", "process_count", "process_index", "shutdown", "step",
 }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def train(path: str, noticed_at: int = -1) -> list[object]:
                 break
         saved = ckpts.wait() or list(ckpts.all_steps())
     values = {name: shoal.allgather(leaf, tiled=True).tolist() for name, leaf in state.items()}
-    return [first, step, saved, values, shoal.exit_code()]
+    return [first, step, saved, values, shoal.preemption.exit_code()]
 
 
 def lose_one(path: str) -> list[object]:

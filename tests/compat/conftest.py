@@ -10,5 +10,5 @@ import shoal
 @pytest.fixture(autouse=True)
 def _no_notice() -> None:
     """End a preemption notice that another test has left open in this process."""
-    if shoal.notice() is not None:
-        shoal.rearm()
+    if shoal.preemption.notice() is not None:
+        shoal.preemption.clear()

@@ -127,7 +127,7 @@ def test_sync():
 
 
 @pytest.mark.parametrize(
-    "begin", ["", "import shoal; shoal.initialize()", "import shoal; shoal.watch_notices()"]
+    "begin", ["", "import shoal; shoal.initialize()", "import shoal; shoal.preemption.watch()"]
 )
 def test_a_program_without_a_service_is_never_told_of_its_end(begin):
     code = f"""
@@ -151,7 +151,7 @@ print(told, [multihost_utils.reached_preemption_sync_point(s) for s in (step, st
 
 
 def test_a_wrong_step_is_refused():
-    for begin in (lambda: None, lambda: shoal.watch_notices(signals=())):
+    for begin in (lambda: None, lambda: shoal.preemption.watch(signals=())):
         begin()
         with pytest.raises(UsageError, match=r"reached_preemption_sync_point: preempted\(-1\)"):
             ours.reached_preemption_sync_point(-1)

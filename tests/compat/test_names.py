@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import operator
+import re
 import types
 
 import pytest
@@ -70,6 +72,17 @@ def test_a_predecessors_name_in_shoal_itself_says_where_it_is(facade):
             getattr(shoal, theirs)
         assert f"{facade}.{theirs}" in str(caught.value)
         assert f"shoal.{ours}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [*names.FORMER.items(), *names.OTHERS.items(), ("SaveAborted", "errors.SaveAbortedError"),
+     ("StalledError", "errors.StalledError")],
+)  # fmt: skip
+def test_a_name_that_is_gone_or_someone_elses_says_ours(old, new):
+    operator.attrgetter(new)(shoal)
+    with pytest.raises(AttributeError, match=rf"{re.escape(f'shoal.{new}')}( now)?$"):
+        getattr(shoal, old)
 
 
 def test_the_examples_of_this_comparison_hold():

@@ -39,10 +39,10 @@ what is named, nothing is sent. `Collective over …` all of them call it, in th
 wait. The colour of a function never depends on its arguments or on the number of processes.
 """
 
-# What users import by the path of its module, beside `plan`; of the first every name with a colour.
-COLOURED = ("runtime.clouds", "checkpoint.retention")
+# Modules that users name, beside the top: every name of theirs that has a colour, and `OTHERS`.
+DOORS = ("planning", "planning.topology", "preemption", "preemption.clouds", "retention")
 OTHERS: Mapping[str, tuple[str, ...]] = {
-    "checkpoint.retention": ("Keep", "Saved"),
+    "retention": ("Keep", "Saved"),
     "runtime.system.fault_points": ("reach",),
     "testing.cluster": ("Cluster",),
     "testing.clock": ("Clock",),
@@ -55,18 +55,10 @@ def public_modules() -> Iterator[tuple[str, dict[str, object]]]:
     """Yield each module that a user calls, with what of it has a colour: the door, then others."""
     door = {name: getattr(shoal, name) for name in sorted(getattr(shoal, "__all__", ()))}
     yield PACKAGE, door
-    offered = {id(value) for value in door.values()}
-    root = Path(shoal.__file__).parent
-    plan = [
-        path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
-        for path in sorted((root / "plan").rglob("[!_]*.py"))
-    ]
-    for name in (*plan, *COLOURED):
+    for name in DOORS:
         module = _module(name)
         names = {name: getattr(module, name) for name in sorted(getattr(module, "__all__", ()))}
-        coloured = {n: v for n, v in names.items() if colour_of(v) and id(v) not in offered}
-        if coloured:
-            yield module.__name__, coloured
+        yield f"{PACKAGE}.{name}", {n: v for n, v in names.items() if colour_of(v)}
 
 
 def documented() -> dict[str, dict[str, Any]]:
@@ -209,6 +201,9 @@ def _variables() -> str:
 
 
 def _module(name: str) -> types.ModuleType:
+    folder, _, last = name.partition(".")
+    if folder in DOORS and last:  # a module that a door re-exports
+        return getattr(_module(folder), last)  # type: ignore[no-any-return]
     return importlib.import_module(f"{PACKAGE}.{name}")
 
 

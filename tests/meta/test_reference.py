@@ -20,7 +20,9 @@ from shoal.settings import SETTINGS
 
 PAGE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 # `from shoal.plan import cost, topology`, `import shoal.plan.cost`, `shoal.plan.cost.cost`
-MODULES = re.compile(r"shoal\.((?:plan|runtime|checkpoint|testing)(?:\.[a-z_]+)+)")
+MODULES = re.compile(
+    r"shoal\.((?:plan|runtime|checkpoint|testing)(?:\.[a-z_]+)+|planning|preemption|retention)"
+)
 FROM = re.compile(r"from shoal\.(\w+) import ([\w, ]+)")
 INTERNAL = {"runtime.process.meshes"}  # what a facade calls; a page of `compat` names it
 
@@ -48,7 +50,7 @@ def test_every_module_that_a_page_imports_is_in_the_reference():
         for text in texts.values()
         for folder, names in FROM.findall(text)
         for name in names.split(",")
-        if folder in ("plan", "runtime", "checkpoint", "testing")
+        if folder in ("plan", "runtime", "checkpoint", "testing", "planning", "retention")
     }
     sections = set(re.findall(r"^## `shoal\.([\w.]+)`$", PAGE, re.MULTILINE))
     assert len(named) > 10

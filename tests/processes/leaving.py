@@ -24,7 +24,7 @@ def rounds(plan: Iterable[tuple[str, int, int]], url: str, folder: Path) -> list
       url: of a metadata server, with a folder for each round.
     """
     here, first, told = shoal.process_index(), 2**31 - 40, []
-    shoal.watch_notices()
+    shoal.preemption.watch()
     for number, (source, stride, noticed) in enumerate(plan):
         give = notice_by(source, url + f"{number}/", folder / str(number), here == noticed)
         step, turns = first, 0
@@ -35,9 +35,9 @@ def rounds(plan: Iterable[tuple[str, int, int]], url: str, folder: Path) -> list
             if turns % 4 == 0:  # nobody gets far ahead, and they are not in step either
                 shoal.barrier(f"step {step}")
             step += stride
-        notice = shoal.notice()
+        notice = shoal.preemption.notice()
         told.append([step, notice.step, notice.process, notice.source, notice.reason])
-        shoal.rearm()
+        shoal.preemption.clear()
         first = step + stride
     return told
 
@@ -49,11 +49,11 @@ def notice_by(source, url, path, is_here):
     if source == "file":
         whole = path.with_suffix(".whole")
         if is_here:
-            shoal.watch_notices((), files=[path], every_s=0.01)
+            shoal.preemption.watch(signals=(), files=[path], every_s=0.01)
             whole.write_text("drained\n")
         return lambda: whole.rename(path) and None
     if is_here:
-        shoal.watch_notices((), ask=[gce(url)], every_s=0.01)
+        shoal.preemption.watch(signals=(), poll=[gce(url)], every_s=0.01)
     request = urllib.request.Request(url + "be-preempted", method="PUT")
     return lambda: urllib.request.urlopen(request, timeout=30).close()
 
@@ -65,7 +65,7 @@ def long_phase(fifo: str) -> tuple[bool, bool]:
     shoal.barrier("all have asked")
     if here == 1:
         Path(fifo).read_bytes()  # until the test resumes it
-        assert shoal.notice() is not None
+        assert shoal.preemption.notice() is not None
     elif here == 0:
         os.kill(os.getpid(), signal.SIGTERM)
     if here != 1:
@@ -90,7 +90,7 @@ def lose_one() -> list[object]:
     except ProcessLostError as error:
         lost = sorted(error.lost)
     alive = list(shoal.live_processes())
-    return [lost, alive, shoal.preempted(1), shoal.preempted(2), shoal.notice().process]
+    return [lost, alive, shoal.preempted(1), shoal.preempted(2), shoal.preemption.notice().process]
 
 
 def until_noticed() -> None:
@@ -98,6 +98,6 @@ def until_noticed() -> None:
     stop = coordinator().stop
     while True:
         changes = stop.changes
-        if shoal.notice() is not None:
+        if shoal.preemption.notice() is not None:
             return
         stop.wait(changes, 60.0)

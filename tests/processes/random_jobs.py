@@ -16,7 +16,7 @@ from collectives import random_programs as programs
 from collectives.random_programs import APART, wide_program_of
 from shoal.errors import ShoalError
 from shoal.runtime import process
-from shoal.runtime.preemption import preempted_with, rearm
+from shoal.runtime.preemption import clear, preempted_with
 from shoal.runtime.rules.stopping import ReceivedNotice
 
 PROCESSES = 3
@@ -58,7 +58,7 @@ def play(seeds):
         ends = [
             [lane, programs.come_together(coordinator, one.program, lane, **more)] for lane in lanes
         ]
-        rearm.on(coordinator, timeout_s=PATIENCE_S)
+        clear.on(coordinator, timeout_s=PATIENCE_S)
         played.append({"calls": one.calls, "ends": ends, "stops": one.stops})
     return played
 

@@ -255,7 +255,7 @@ def all_stop_at_one_step(me):
     while not ours.reached_preemption_sync_point(step):
         step += 10
     assert ours.reached_preemption_sync_point(step + 1)
-    return shoal.notice().step
+    return shoal.preemption.notice().step
 
 
 def everything():

@@ -230,11 +230,11 @@ def job_calls(x: jax.Array) -> list[Call]:
           timeout_s="seconds?"),
         _("live_processes", shoal.live_processes, {}, lane="name", **MEETING),
         _("preempted", shoal.preempted, {"step": 0}, step="count"),
-        _("rearm", shoal.rearm, {}, timeout_s="seconds?"),
+        _("preemption.clear", shoal.preemption.clear, {}, timeout_s="seconds?"),
         _("job_status", shoal.job_status, {}, timeout_s="seconds?"),
-        _("saved", shoal.saved, {}, step="count?"),
+        _("preemption.mark_saved", shoal.preemption.mark_saved, {}, step="count?"),
         _("step", lambda number: shoal.step(number), {"number": 3}, number="count"),
-        _("watch_notices", shoal.watch_notices, {}, signals="any", files="any", ask="any",
+        _("preemption.watch", shoal.preemption.watch, {}, signals="any", files="any", poll="any",
           every_s="seconds", grace_s="seconds?"),
     ]  # fmt: skip
 

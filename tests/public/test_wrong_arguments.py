@@ -22,7 +22,7 @@ NUMBERS = {"keep": 2, "most_bytes": 1 << 26, "n": 2}  # where 0 is wrong
 def calls(tmp_path: Path) -> Iterator[dict[str, Call]]:
     """Return calls of their own: one of them deletes."""
     yield all_calls(str(tmp_path))
-    shoal.watch_notices(signals=())
+    shoal.preemption.watch(signals=())
 
 
 def outcome(call: Call, argument: str, value: object) -> BaseException | None:

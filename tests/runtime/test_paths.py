@@ -110,7 +110,7 @@ TAKERS = {
     "plan_restore": shoal.plan_restore,
     "Checkpoints": shoal.Checkpoints,
     "LocalFolder": LocalFolder,
-    "watch_notices": lambda path: shoal.watch_notices((), files=[path]),
+    "preemption.watch": lambda path: shoal.preemption.watch(signals=(), files=[path]),
     "run --log-dir": log_dir,
     "watch": lambda path: cli("watch", path),
     "watch --log": lambda path: cli("watch", "127.0.0.1:1", "--log", path),

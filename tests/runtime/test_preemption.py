@@ -24,11 +24,11 @@ from shoal.runtime import preemption
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.preemption import (
+    clear,
     exit_code_with,
+    mark_saved,
     note_failed,
     preempted_with,
-    rearm,
-    saved,
     stops_at_save,
 )
 from shoal.runtime.rules.point import Point
@@ -76,7 +76,7 @@ def test_all_stop_at_one_step_again_and_again(make_job, stride, given_to):
             stop = loop(coordinator, range(first, first + 10**9, stride), on_step=on_step)
             notice = coordinator.stop.notice()
             stops.append((stop, notice.step, notice.process, notice.reason))
-            rearm.on(coordinator, timeout_s=PATIENCE_S)
+            clear.on(coordinator, timeout_s=PATIENCE_S)
             first = stop + stride
         return stops
 
@@ -132,7 +132,7 @@ WRONG = [-1, True, 1.0, "3", [], np.bool_(True), np.float32(2), -(2**80), -(10**
 
 
 @pytest.mark.parametrize("step", WRONG, ids=range(len(WRONG)))
-@pytest.mark.parametrize("call", [preempted_with, saved.on])
+@pytest.mark.parametrize("call", [preempted_with, mark_saved.on])
 def test_a_step_that_is_none_is_refused(call, step):
     is_number = isinstance(step, int) and step is not True
     with pytest.raises(UsageError if is_number else UsageTypeError, match="the step must"):
@@ -145,7 +145,7 @@ def test_going_on_closes_what_all_knew_of(make_job):
     for coordinator in job.coordinators:
         until_known(coordinator, 1)
     assert job.on_all(lambda c: preempted_with(c, 0)) == [True] * 3
-    assert job.on_all(partial(rearm.on, timeout_s=PATIENCE_S)) == [None] * 3
+    assert job.on_all(partial(clear.on, timeout_s=PATIENCE_S)) == [None] * 3
     assert [c.stop.notice() for c in job.coordinators] == [None] * 3
     assert job.on_all(lambda c: preempted_with(c, 0)) == [False] * 3
     job.coordinators[1].give_notice(TERM)  # the same again
@@ -167,9 +167,9 @@ def test_survivors_of_a_loss_go_on_after_a_notice(make_job, named):
         alive = live_processes.on(coordinator, timeout_s=PATIENCE_S)
         stops = [preempted_with(coordinator, 0, timeout_s=PATIENCE_S)]
         with pytest.raises(PeerFailedError if coordinator.process else UsageError):
-            rearm.on(coordinator, timeout_s=PATIENCE_S if coordinator.process else "x")
+            clear.on(coordinator, timeout_s=PATIENCE_S if coordinator.process else "x")
         among = {"processes": iter(alive)} if named else {}
-        rearm.on(coordinator, timeout_s=PATIENCE_S, **among)
+        clear.on(coordinator, timeout_s=PATIENCE_S, **among)
         stops.append(preempted_with(coordinator, 0, timeout_s=PATIENCE_S))
         coordinator.arrive(Point("go", alive), timeout_s=PATIENCE_S)
         if coordinator.process == 2:
@@ -186,17 +186,17 @@ def test_survivors_of_a_loss_go_on_after_a_notice(make_job, named):
 def test_the_exit_code_asks_to_start_again_after_a_save(make_job):
     job = make_job(2)
     first, second = job.coordinators
-    saved.on(first, 3)
+    mark_saved.on(first, 3)
     first.give_notice(TERM)
     for coordinator in job.coordinators:
         until_known(coordinator, 1)
     assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
-    saved.on(first, 4)
+    mark_saved.on(first, 4)
     assert [exit_code_with(c) for c in job.coordinators] == [75, 0]
     assert job.until_reported(0, "saved step 4")
-    saved.on(second)
+    mark_saved.on(second)
     assert exit_code_with(second) == 75
-    job.on_all(partial(rearm.on, timeout_s=PATIENCE_S))
+    job.on_all(partial(clear.on, timeout_s=PATIENCE_S))
     assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
 
 
@@ -256,7 +256,7 @@ def test_a_program_that_has_finished_before_the_agreed_step_is_not_preempted(mak
     for coordinator in job.coordinators:
         until_known(coordinator, 1)
     assert job.on_all(lambda c: preempted_with(c, 9)) == [False] * 2
-    job.on_all(lambda c: saved.on(c, 9))
+    job.on_all(lambda c: mark_saved.on(c, 9))
     assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
 
 
@@ -272,9 +272,9 @@ def test_who_has_stopped_is_to_start_again_unless_a_save_has_failed_since(make_j
     assert [exit_code_with(c) for c in job.coordinators] == [75, 75]
     note_failed(first, "run", first.stop.number_of(10))
     assert [exit_code_with(c) for c in job.coordinators] == [0, 75]
-    saved.on(first, 10)
+    mark_saved.on(first, 10)
     assert [exit_code_with(c) for c in job.coordinators] == [75, 75]
-    job.on_all(partial(rearm.on, timeout_s=PATIENCE_S))
+    job.on_all(partial(clear.on, timeout_s=PATIENCE_S))
     assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
 
 
@@ -467,8 +467,8 @@ def test_the_meeting_place_prints_who_leaves_only_if_it_is_asked(meeting_places)
         )
         coordinator.give_notice(TERM)
         until_known(coordinator, 1)
-        saved.on(coordinator, 3)
-        rearm.on(coordinator, timeout_s=PATIENCE_S)
+        mark_saved.on(coordinator, 3)
+        clear.on(coordinator, timeout_s=PATIENCE_S)
         coordinator.members(timeout_s=PATIENCE_S)
         coordinator.close()
         server.stdin.close()
@@ -492,7 +492,7 @@ def test_it_prints_what_a_job_leaves_behind(meeting_places):
     until_known(coordinator, 1)
     assert preempted_with(coordinator, 3, timeout_s=PATIENCE_S)
     note_failed(coordinator, "run", coordinator.stop.number_of(3))
-    saved.on(coordinator, 3)
+    mark_saved.on(coordinator, 3)
     coordinator.members(timeout_s=PATIENCE_S)
     coordinator.close()
     server.stdin.close()

@@ -1,10 +1,12 @@
-"""An index of predecessors' names: the facade that has each, and shoal's name."""
+"""An index of names that shoal does not have: the facade that has each, and shoal's name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["FACADES", "MULTIHOST_UTILS", "TORCH_XLA", "facades_of"]
+from shoal import errors
+
+__all__ = ["FACADES", "FORMER", "MULTIHOST_UTILS", "OTHERS", "TORCH_XLA", "hint_of"]
 
 MULTIHOST_UTILS: Mapping[str, str] = {
     "ProcessFailureError": "ProcessLostError",
@@ -132,17 +134,64 @@ FACADES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def facades_of(name: str) -> str:
-    """Return where a predecessor's name is, and its name in shoal, as text; empty if unknown.
+FORMER: Mapping[str, str] = {
+    "contents": "checkpoint_info",
+    "drain": "sync_devices",
+    "exit_code": "preemption.exit_code",
+    "layouts": "match_layouts",
+    "live": "live_processes",
+    "notice": "preemption.notice",
+    "rearm": "preemption.clear",
+    "roll_call": "job_status",
+    "saved": "preemption.mark_saved",
+    "sharding": "named_sharding",
+    "tie": "shard_alike",
+    "watch_notices": "preemption.watch",
+}
+"""Name before 0.1 → today's, in `shoal`; docs/decisions/names.md says why."""
 
-    >>> facades_of("sync_global_devices")
+OTHERS: Mapping[str, str] = {
+    "all_gather": "allgather",
+    "create_device_mesh": "make_mesh",
+    "device_put": "put",
+    "get_rank": "process_index",
+    "get_world_size": "process_count",
+    "init": "initialize",
+    "init_process_group": "initialize",
+    "load": "restore",
+    "rank": "process_index",
+    "reshard": "relayout",
+    "shard_map": "manual",
+    "with_sharding_constraint": "constrain",
+    "world_size": "process_count",
+}
+"""Name in other libraries of the field → our own in `shoal`."""
+
+
+def hint_of(name: str) -> str:
+    """Return where a name that `shoal` does not have is, as text; empty if unknown.
+
+    >>> hint_of("sync_global_devices")
     'it is shoal.compat.multihost_utils.sync_global_devices; ours is shoal.barrier'
-    >>> facades_of("no_such_name")
+    >>> hint_of("tie")
+    'it is shoal.shard_alike now'
+    >>> hint_of("world_size")
+    'ours is shoal.process_count'
+    >>> hint_of("StorageFull"), hint_of("StorageError")
+    ('it is shoal.errors.StorageFullError now', 'it is shoal.errors.StorageError')
+    >>> hint_of("no_such_name")
     ''
     """
+    if name in FORMER:
+        return f"it is shoal.{FORMER[name]} now"
     found = [(facade, ours[name]) for facade, ours in FACADES.items() if name in ours]
-    if not found:
-        return ""
-    theirs = " and ".join(f"{facade}.{name}" for facade, _ in found)
-    ours = " and ".join(dict.fromkeys(f"shoal.{one}" for _, one in found))
-    return f"it is {theirs}; ours is {ours}"
+    if found:
+        theirs = " and ".join(f"{facade}.{name}" for facade, _ in found)
+        ours = " and ".join(dict.fromkeys(f"shoal.{one}" for _, one in found))
+        return f"it is {theirs}; ours is {ours}"
+    if name in OTHERS:
+        return f"ours is shoal.{OTHERS[name]}"
+    for error, now in ((name, ""), (f"{name}Error", " now")):
+        if error.endswith("Error") and hasattr(errors, error):
+            return f"it is shoal.errors.{error}{now}"
+    return ""

@@ -1,6 +1,6 @@
-"""Preemption notices of cloud providers, as functions for `watch_notices(ask=…)`.
+"""Preemption notices of cloud providers, as functions for `watch(ask=…)`.
 
-    shoal.watch_notices(ask=[clouds.gce()])
+    preemption.watch(poll=[preemption.clouds.gce()])
 
 Each function queries the metadata server of its own machine over plain HTTP, bypassing any proxy.
 Where there is no such server, the first failure is logged and polling continues.

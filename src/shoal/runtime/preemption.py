@@ -45,9 +45,9 @@ def preempted(step: int) -> bool:
 
     Collective over processes.
 
-    False until some process receives a notice (see `watch_notices`), then True on every process
+    False until some process receives a notice (see `watch`), then True on every process
     from one agreed step on: the first that is greater than every step at which any process has
-    returned False since the job began, or since the last `rearm`. It is impossible that one process
+    returned False since the job began, or since the last `clear`. It is impossible that one process
     gets True and another False for the same step. Processes that left or were lost before the
     notice no longer count.
 
@@ -56,7 +56,7 @@ def preempted(step: int) -> bool:
     for, and it takes less than a microsecond. With one it waits, once, until all living processes
     have reported their step; a background thread of each reports it, so long steps delay nothing.
 
-    The first call watches for SIGTERM if `watch_notices` was not called: from then on SIGTERM no
+    The first call watches for SIGTERM if `watch` was not called: from then on SIGTERM no
     longer ends this program.
 
     Args:
@@ -157,7 +157,7 @@ def notice() -> Notice | None:
 def _rearming(
     coordinator: Coordinator, *_: object, processes: tuple[int, ...] | None = None, **__: object
 ) -> tuple[int, ...] | None:
-    """Return the processes that `rearm` means."""
+    """Return the processes that `clear` means."""
     if processes is not None:
         return processes
     return coordinator.troubles.survivors(coordinator.num_processes)
@@ -165,8 +165,8 @@ def _rearming(
 
 @collective("processes")
 @verb
-@one_call("rearm", among=_rearming)
-def rearm(
+@one_call("preemption.clear", among=_rearming)
+def clear(
     coordinator: Coordinator,
     *,
     processes: Iterable[int] | None = None,
@@ -187,13 +187,16 @@ def rearm(
     Raises:
       DivergenceError, DeadlineError, ProcessLostError, PeerFailedError: as `barrier` does.
 
-    >>> rearm()
+    >>> clear()
     >>> preempted(0)
     False
     """
-    timeout_s = settings.timeout("rearm()", timeout_s, "SHOAL_TIMEOUT_S")
-    group = group_of("rearm", _rearming(coordinator, processes=group_of("rearm", processes)))
-    point = Point("rearm", group, fingerprint="rearm", site=callsite())
+    timeout_s = settings.timeout("preemption.clear()", timeout_s, "SHOAL_TIMEOUT_S")
+    group = group_of(
+        "preemption.clear",
+        _rearming(coordinator, processes=group_of("preemption.clear", processes)),
+    )
+    point = Point("preemption.clear", group, fingerprint="preemption.clear", site=callsite())
     known = b"%d" % coordinator.stop.known
     met = coordinator.arrive(point, known, timeout_s=timeout_s)
     # All processes get the same numbers, so all close the same notices.
@@ -202,7 +205,7 @@ def rearm(
 
 @local
 @verb
-def saved(coordinator: Coordinator, step: int | None = None) -> None:
+def mark_saved(coordinator: Coordinator, step: int | None = None) -> None:
     """Declare that the program's state is safe on disk, so that the job may be requeued.
 
     Local.
@@ -218,9 +221,9 @@ def saved(coordinator: Coordinator, step: int | None = None) -> None:
     Raises:
       UsageError: `step` is negative or not an integer.
 
-    >>> saved(12)
+    >>> mark_saved(12)
     """
-    number = None if step is None else checked_step("saved", step)
+    number = None if step is None else checked_step("preemption.mark_saved", step)
     coordinator.stop.keep(None, coordinator.stop.number_of(number))
     note_commit(coordinator, number)
 
@@ -272,13 +275,13 @@ def exit_code() -> int:
     Local.
 
     75 (EX_TEMPFAIL) asks the scheduler to start the job again. `shoal run` returns it by itself; a
-    program without it ends with `sys.exit(shoal.exit_code())`, also after `shutdown`. Saves in the
-    background are waited for first, so the code never depends on how long they take.
+    program without it ends with `sys.exit(shoal.preemption.exit_code())`, also after `shutdown`.
+    Saves in the background are waited for first, so the code never depends on how long they take.
 
     A program has stopped once `preempted` returned True; without `preempted`, once it saved after
     the notice. If the last step that it did is not saved, the code is 75 too: a line says which
     steps will be repeated, or that the attempt starts over. It is 0 if the program finished its
-    work before the agreed step, after `rearm`, and if a save failed at the agreed step or later,
+    work before the agreed step, after `clear`, and if a save failed at the agreed step or later,
     unless it was made good. It is equal on all processes that made the same calls, and after
     `shutdown` on all.
 
@@ -294,7 +297,7 @@ def exit_code() -> int:
     coordinator = process.last_coordinator()
     if coordinator.stop.notice() is not None:
         limit = ends_at(settings.seconds("SHOAL_TIMEOUT_S"))
-        wait_for_saves(coordinator, limit, "exit_code")
+        wait_for_saves(coordinator, limit, "preemption.exit_code")
         if coordinator.process == 0 and not settings.is_set("SHOAL_ATTEMPT"):
             _explain(coordinator)  # else `shoal run` does, at the end of the job
     return exit_code_with(coordinator)
@@ -318,11 +321,11 @@ def _explain(coordinator: Coordinator) -> None:
 
 
 @local
-def watch_notices(
-    signals: Iterable[str | int] = ("SIGTERM",),
+def watch(
     *,
+    signals: Iterable[str | int] = ("SIGTERM",),
     files: Iterable[str | PathLike[str]] = (),
-    ask: Iterable[Callable[[], object]] = (),
+    poll: Iterable[Callable[[], object]] = (),
     every_s: float = 5.0,
     grace_s: float | None = None,
 ) -> None:
@@ -343,9 +346,9 @@ def watch_notices(
       signals: names or numbers.
       files: a notice is given when the file appears; its first line is the reason. Checked every
         `every_s`; a file that was removed and appears again is a new notice.
-      ask: functions that return None, or why this process will be ended: text, or a pair of text
+      poll: functions that return None, or why this process will be ended: text, or a pair of text
         and the seconds left. Each is called every `every_s` in its own thread; an unchanged answer
-        is not a new notice. Those for clouds are in `shoal.runtime.clouds`.
+        is not a new notice. Those for clouds are in `shoal.preemption.clouds`.
       every_s: polling interval of files and functions, seconds.
       grace_s: seconds left after a signal or file, if known.
 
@@ -353,12 +356,12 @@ def watch_notices(
       UsageError: an argument is wrong, or signals are watched outside the main thread; all problems
         at once, and nothing is watched.
 
-    >>> watch_notices(signals=(), files=["/tmp/leave-this-machine"])
+    >>> watch(signals=(), files=["/tmp/leave-this-machine"])
     >>> preempted(0)
     False
     """
     process.coordinator()  # raises unless this process has joined its job
-    process.sources().watch(signals, files, ask, every_s, grace_s)
+    process.sources().watch(signals, files, poll, every_s, grace_s)
 
 
 def checked_step(name: str, step: object) -> int:

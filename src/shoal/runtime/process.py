@@ -91,7 +91,7 @@ def initialize(
     as separate processes, which end with the job. If the program has called
     `jax.distributed.initialize` before, this attaches to that job; JAX's own reaction to lost
     processes, an abort after its heartbeat time-out, then stays in force, and so does its SIGTERM
-    handler until shoal watches that signal (`preempted`, `watch_notices`).
+    handler until shoal watches that signal (`preempted`, `preemption.watch`).
 
     Args:
       coordinator_address: host and port where the processes meet, on the host of process 0.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of
+from shoal.arrays.bridge.sharding import layout_of, named_sharding
 from shoal.arrays.moving.plan_relayout import plan_relayout
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout

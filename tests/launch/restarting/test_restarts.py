@@ -87,7 +87,7 @@ def test_a_crash_loop_is_named():
     assert [judged.again for judged in silent] == [True] * (MOST_IDLE - 1) + [False]
     assert silent[-1].lines == (
         "No new attempt: a crash loop, 3 failed and noted no step (shoal.step, "
-        "shoal.preempted, shoal.saved).",
+        "shoal.preempted, shoal.preemption.mark_saved).",
     )
     rules = RestartRules(Restarts(9, False))
     stuck = [rules.judge(Conclusion(1), Reached(7, ended=6), n) for n in range(1 + MOST_IDLE)]

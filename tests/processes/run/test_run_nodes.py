@@ -146,7 +146,7 @@ def test_a_notice_on_node_1_is_one_for_all(launchers):
         if step == 0:
             print("trains", flush=True)
         step += 1
-    shoal.saved(step)
+    shoal.preemption.mark_saved(step)
     """
     both = launchers.both("--devices", "1", script=script)
     for started in both:

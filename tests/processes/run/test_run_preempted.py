@@ -39,7 +39,8 @@ def test_sigterm_to_the_launcher_leaves_time_to_save(launch):
     launch.env["SHOAL_GRACE_S"] = "4"
     launch.start(
         *("-n", "2"),
-        script=HEAD + "step = train(); time.sleep(5); shoal.saved(step); print('saved', step)",
+        script=HEAD
+        + "step = train(); time.sleep(5); shoal.preemption.mark_saved(step); print('saved', step)",
     )
     launch.await_words("trains", 2)
     launch.popen.send_signal(signal.SIGTERM)
@@ -55,7 +56,7 @@ def test_sigterm_to_the_launcher_leaves_time_to_save(launch):
 def test_a_job_of_one_has_time_to_save_too(launch, initialize):
     launch.env["SHOAL_GRACE_S"] = "2"
     head = HEAD.replace("shoal.initialize()", initialize)
-    launch.start(script=head + "step = train(); time.sleep(3); shoal.saved(step)")
+    launch.start(script=head + "step = train(); time.sleep(3); shoal.preemption.mark_saved(step)")
     launch.await_words("trains", 1)
     launch.popen.send_signal(signal.SIGTERM)
     finished = launch.finish()
@@ -65,12 +66,12 @@ def test_a_job_of_one_has_time_to_save_too(launch, initialize):
 
 def test_a_job_of_one_that_goes_on_is_not_preempted(launch):
     twice = """
-    shoal.watch_notices()
+    shoal.preemption.watch()
     for turn in range(2):
         os.kill(os.getpid(), signal.SIGTERM)
-        shoal.saved(train())
+        shoal.preemption.mark_saved(train())
         if turn < int(sys.argv[1]):
-            shoal.rearm()
+            shoal.preemption.clear()
     """
     script = HEAD + "if True:" + twice
     for rearms, code in (("2", 0), ("1", 75)):
@@ -80,13 +81,17 @@ def test_a_job_of_one_that_goes_on_is_not_preempted(launch):
 
 def test_a_save_of_one_process_counts_unless_the_program_went_on(launch):
     launch.env["SHOAL_AFTERMATH_S"] = "100"
-    again = "step = train(be_noticed)\nif here == 0: shoal.saved(step)\nshoal.barrier('saved')\n"
-    finished = launch.run("-n", "2", script=HEAD + again + "print(shoal.exit_code())")
+    again = (
+        "step = train(be_noticed)\n"
+        "if here == 0: shoal.preemption.mark_saved(step)\n"
+        "shoal.barrier('saved')\n"
+    )
+    finished = launch.run("-n", "2", script=HEAD + again + "print(shoal.preemption.exit_code())")
     assert (finished.code, finished.lines) == (
         75,
         ["p0| 75", "p0| trains", "p1| 75", "p1| trains"],
     )
-    goes_on = again + "shoal.rearm(); print(shoal.exit_code())"
+    goes_on = again + "shoal.preemption.clear(); print(shoal.preemption.exit_code())"
     finished = launch.run("-n", "2", script=HEAD + goes_on)
     assert (finished.code, finished.err.count("shoal run:")) == (0, 0), finished.err
 
@@ -95,7 +100,7 @@ def test_scripts_that_exit_with_75_by_themselves_have_not_failed(launch):
     """One is long gone when the others end; nobody is told that it failed, nor ends them."""
     launch.env["SHOAL_AFTERMATH_S"] = "0.1"
     ends = """
-    shoal.saved(train(be_noticed))
+    shoal.preemption.mark_saved(train(be_noticed))
     if here != 1:
         me = shoal.runtime.process.coordinator()
         while (state := me.members(timeout_s=30)[1].state) == "here":
@@ -103,7 +108,7 @@ def test_scripts_that_exit_with_75_by_themselves_have_not_failed(launch):
         with shoal.step(99):  # raises if somebody has failed
             print(state)
         time.sleep(1)
-    sys.exit(shoal.exit_code())
+    sys.exit(shoal.preemption.exit_code())
     """
     finished = launch.run("-n", "2", script=HEAD + "if True:" + ends)
     assert (finished.code, finished.out.count("left")) == (75, 1), finished.err
@@ -186,7 +191,7 @@ for number, (order, noticed, asynchronous, faults) in enumerate({rows!r}):
     if os.fork() == 0:
         os.environ["SHOAL_FAULTS"] = faults
         step, newest = loop(str(number), order, noticed, asynchronous)
-        code = shoal.exit_code()
+        code = shoal.preemption.exit_code()
         row = " ".join(map(str, (order, noticed, asynchronous, faults, step, newest, code)))
         os.write(1, row.encode() + b"\\n")  # in one piece: others write, too
         sys.exit(code)
@@ -234,7 +239,7 @@ def test_two_processes_end_with_the_same_code(launch, order, noticed, speed):
     script = LOOP + (
         "shoal.initialize()\n"
         f"last, newest = loop('run', {order!r}, {noticed!r}, True)\n"
-        "print(last == newest, shoal.exit_code())\n"
+        "print(last == newest, shoal.preemption.exit_code())\n"
     )
     finished = launch.run("-n", "2", "--no-prefix", script=script)
     assert (finished.code, finished.lines) == (75, ["True 75"] * 2), finished.err
@@ -258,7 +263,7 @@ def test_a_preempted_job_is_started_again_until_it_has_finished(launch, count):
         "noticed = [(13, 'before the save'), None, (39, 'after the save')][attempt]\n"
         "order = 'asks, saves'\n"
         "end = 40 if attempt else 1000\n"
-        "print(attempt, *loop('run', order, noticed, True, end), shoal.exit_code())\n"
+        "print(attempt, *loop('run', order, noticed, True, end), shoal.preemption.exit_code())\n"
     )
     options = ("-n", str(count), "--restart-preempted", "--no-prefix")
     finished = launch.run(*options, script=script)
@@ -279,8 +284,8 @@ step = 0
 while not shoal.preempted(step):
     if step == 3: be_taken_away()
     step += 1
-assert shoal.exit_code() == 75
-sys.exit(shoal.exit_code())
+assert shoal.preemption.exit_code() == 75
+sys.exit(shoal.preemption.exit_code())
 """
 
 
@@ -303,7 +308,7 @@ def test_a_line_says_which_steps_are_repeated(launch, child_env, tmp_path):
         "    if step % 10 == 9: shoal.save(f'step{step}', {'w': step}, step=step)\n"
         "    if step == 13: be_taken_away()\n"
         "    if shoal.preempted(step): break\n"
-        "sys.exit(shoal.exit_code())\n"
+        "sys.exit(shoal.preemption.exit_code())\n"
     )
     words = (
         "preempted at step 13: step 9 is the newest saved, and work done after it is repeated: "
@@ -330,7 +335,7 @@ for row in itertools.product({orders!r}, {failed!r}, (True, False), (True, False
         os.environ["SHOAL_FAULTS"] = faults
         with contextlib.redirect_stderr(open(os.devnull, "w")):
             loop(str(os.getpid()), order, noticed, asynchronous, 40, swallows=swallows)
-        sys.exit(shoal.exit_code())
+        sys.exit(shoal.preemption.exit_code())
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     print(0 if swallows else 1, code, *row, flush=True)
 """
@@ -348,7 +353,7 @@ def test_a_save_that_failed_after_a_notice_is_never_75(child_env, tmp_path):
 def test_a_save_that_failed_after_a_notice_has_a_line(launch, noticed, faults):
     launch.env["SHOAL_FAULTS"] = faults
     script = f"{LOOP}loop('run', {ORDERS[1]!r}, {noticed!r}, True, 40, swallows=True)\n"
-    finished = launch.run(script=script + "sys.exit(shoal.exit_code())\n")
+    finished = launch.run(script=script + "sys.exit(shoal.preemption.exit_code())\n")
     assert finished.code == 0, finished.err
     assert "a save failed after the preemption notice" in finished.err
 
@@ -378,7 +383,7 @@ for number, calls in enumerate({calls!r}):
                 exec(call)
         ckpts.wait()
         print(list(ckpts.all_steps()), flush=True)
-        sys.exit(shoal.exit_code())
+        sys.exit(shoal.preemption.exit_code())
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 
@@ -401,7 +406,7 @@ with shoal.Checkpoints("run", every=10) as ckpts:
                 ckpts.wait()
             print("again", ckpts.save(step, {"w": step}))
             break
-sys.exit(shoal.exit_code())
+sys.exit(shoal.preemption.exit_code())
 """
 
 
@@ -420,9 +425,9 @@ with shoal.Checkpoints("run", every=10) as ckpts:
             break
         if step == 39:
             be_taken_away()
-        shoal.notice()  # as a logger does
+        shoal.preemption.notice()  # as a logger does
     ckpts.save(40, {"w": step}, force=True)
-print(step, shoal.exit_code())
+print(step, shoal.preemption.exit_code())
 """
 
 
@@ -434,7 +439,7 @@ def test_a_program_that_has_done_its_work_ends_with_0_whatever_it_logs(child_env
 def test_a_success_does_not_hide_what_fails_when_the_block_ends(launch):
     """`sys.exit(75)` in the block, while the save of the due step still runs, and then fails."""
     launch.env["SHOAL_FAULTS"] = "save.written:delay=0.3;save.parted:raise"
-    for code in ("75", "shoal.exit_code()"):
+    for code in ("75", "shoal.preemption.exit_code()"):
         script = LOOP + (
             "with shoal.Checkpoints('run') as ckpts:\n"
             "    ckpts.save(9, {'w': 9})\n"
@@ -462,7 +467,7 @@ def test_a_failure_of_some_is_one_of_all(launch):
         "        with shoal.Checkpoints('run', processes=[0]) as ckpts:\n"
         "            ckpts.save(step, {'w': 1})\n"
         "shoal.shutdown()\n"
-        "sys.exit(shoal.exit_code())\n"
+        "sys.exit(shoal.preemption.exit_code())\n"
     )
     finished = launch.run("-n", "2", script=script)
     assert finished.code == 0, finished.err
@@ -476,7 +481,7 @@ def test_a_failure_of_some_is_one_of_all(launch):
 
 def test_a_save_that_is_made_good_is_75(launch):
     launch.env["SHOAL_FAULTS"] = "save.parted:raise"
-    for words in ("ckpts.save(step, {'w': 1})", "shoal.saved(step)"):
+    for words in ("ckpts.save(step, {'w': 1})", "shoal.preemption.mark_saved(step)"):
         script = LOOP + (
             "step = 0\n"
             "while not shoal.preempted(step):\n"
@@ -484,7 +489,7 @@ def test_a_save_that_is_made_good_is_75(launch):
             "    step += 1\n"
             "with shoal.Checkpoints('run', every=10) as ckpts:\n"
             "    with contextlib.suppress(Exception): ckpts.save(step, {'w': 1})\n"
-            "    assert shoal.exit_code() == 0\n"
+            "    assert shoal.preemption.exit_code() == 0\n"
             f"    {words}\n"
         )
         finished = launch.run(script=script)

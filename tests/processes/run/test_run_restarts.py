@@ -62,7 +62,7 @@ def test_a_crash_loop_ends_early(launch):
     assert finished.code == 4
     assert finished.out.count("ran") == 3
     words = "No new attempt: a crash loop, 3 failed and noted no step (shoal.step, "
-    assert f"  {words}shoal.preempted, shoal.saved).\n" in finished.err
+    assert f"  {words}shoal.preempted, shoal.preemption.mark_saved).\n" in finished.err
     assert finished.err.count(": process 0 ended with exit code 4\n") == 3
     assert finished.err.count("  Exit code 4. Log: ") == 3
     (logs,) = launch.temporary.glob("shoal-run-*")
@@ -100,7 +100,7 @@ def test_the_same_exception_after_a_new_saved_step_goes_on(launch):
     script = """
     import shoal
     say("ran")
-    if attempt < 3: shoal.saved(10 * attempt)
+    if attempt < 3: shoal.preemption.mark_saved(10 * attempt)
     1 / 0
     """
     finished = launch.run("--max-restarts", "9", script=HEAD + textwrap.dedent(script))

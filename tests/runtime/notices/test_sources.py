@@ -36,7 +36,7 @@ def test_a_file_that_appears_is_a_notice_each_time(heard, tmp_path):
     box, sources = heard
     path = tmp_path / "leave"
     looks = threading.Semaphore(0)
-    watch(sources, files=[path], ask=[looks.release], grace_s=30)
+    watch(sources, files=[path], poll=[looks.release], grace_s=30)
     assert looks.acquire(timeout=PATIENCE_S)
     assert box.empty()
     whole = tmp_path / "whole"
@@ -78,7 +78,7 @@ def test_an_answer_that_stays_is_one_notice(heard):
         has_ended.set()
         return None
 
-    watch(sources, ask=[cloud])
+    watch(sources, poll=[cloud])
     assert has_ended.wait(PATIENCE_S)
     given = [box.get(timeout=PATIENCE_S) for _ in range(3)]
     soon, later = (ReceivedNotice(words, cloud.__qualname__) for words in ("soon", "later"))
@@ -97,7 +97,7 @@ def test_a_function_that_raises_is_logged_once_and_asked_again(heard, shoal_log)
         return answer
 
     cloud.source = "my cloud"
-    watch(sources, ask=[cloud])
+    watch(sources, poll=[cloud])
     assert box.get(timeout=PATIENCE_S) == ReceivedNotice("at last", "my cloud")
     assert shoal_log.lines[0] == ("WARNING", "notices: my cloud: OSError: no such host")
     assert len(shoal_log.lines) == 1
@@ -107,7 +107,7 @@ def test_a_function_that_raises_is_logged_once_and_asked_again(heard, shoal_log)
 def test_an_answer_that_is_none_says_what_would_be_one(heard, shoal_log, answer):
     box, sources = heard
     answers = iter([answer, "at last"])
-    watch(sources, ask=[lambda: next(answers, None)])
+    watch(sources, poll=[lambda: next(answers, None)])
     assert box.get(timeout=PATIENCE_S).reason == "at last"
     assert f"{answer!r} is not None, text, or (text, seconds left)" in shoal_log.lines[0][1]
 
@@ -115,7 +115,7 @@ def test_an_answer_that_is_none_says_what_would_be_one(heard, shoal_log, answer)
 def test_a_slow_function_delays_only_itself(heard):
     box, sources = heard
     hold = threading.Event()
-    watch(sources, ask=[hold.wait, lambda: "quick"])
+    watch(sources, poll=[hold.wait, lambda: "quick"])
     assert box.get(timeout=PATIENCE_S).reason == "quick"
     hold.set()
 
@@ -198,11 +198,11 @@ def test_a_signal_that_comes_again_and_again_is_logged_once():
         run("""
         import logging, shoal
         logging.basicConfig(format="%(message)s", stream=sys.stdout)
-        shoal.watch_notices(["SIGTERM", "SIGUSR1"])
+        shoal.preemption.watch(signals=["SIGTERM", "SIGUSR1"])
         for _ in range(100):
             send()
         send(signal.SIGUSR1)
-        while not (shoal.notice() and shoal.notice().others): pass
+        while not (shoal.preemption.notice() and shoal.preemption.notice().others): pass
         shoal.runtime.process.sources().close()
         """).count("SIGTERM:")
         == 1
@@ -375,8 +375,8 @@ def test_a_thread_that_asks_first_keeps_nobody_from_watching():
         thread.start(); thread.join()
         assert not shoal.preempted(0)
         send()
-        while shoal.notice() is None: pass
-        print(shoal.notice().source)
+        while shoal.preemption.notice() is None: pass
+        print(shoal.preemption.notice().source)
         """) == ["SIGTERM"]
 
 
@@ -387,14 +387,15 @@ def test_the_public_functions_watch_in_the_process_that_calls_them():
         assert shoal.preempted(3) is False
         send()
         stop = shoal.runtime.process.coordinator().stop
-        while shoal.notice() is None: stop.wait(0, 60)
-        print(shoal.notice().source, shoal.notice().step, shoal.preempted(3), shoal.preempted(4))
+        while shoal.preemption.notice() is None: stop.wait(0, 60)
+        notice = shoal.preemption.notice()
+        print(notice.source, notice.step, shoal.preempted(3), shoal.preempted(4))
         child = os.fork()
         if not child:
             os.kill(os.getpid(), signal.SIGTERM)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        shoal.saved(4)
-        sys.exit(shoal.exit_code())
+        shoal.preemption.mark_saved(4)
+        sys.exit(shoal.preemption.exit_code())
         """,
         75,
     ) == ["SIGTERM", "4", "False", "True", "-15"]

@@ -20,8 +20,8 @@ assert not shoal.preempted(13)
 try:
     with shoal.step(14): 1 / 0
 except ZeroDivisionError: pass
-shoal.saved(10)
-shoal.saved(2**80 if {huge} else 4)
+shoal.preemption.mark_saved(10)
+shoal.preemption.mark_saved(2**80 if {huge} else 4)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -58,7 +58,7 @@ def test_a_file_that_is_gone_or_cut_has_nothing(tmp_path, child_env):
     (tmp_path / "cut").write_bytes(b"123")
     assert progress_file.read(str(tmp_path / "cut")) == Reached()
     env = {**child_env, "SHOAL_PROGRESS_FILE": str(tmp_path / "none")}
-    command = [sys.executable, "-c", "import shoal; shoal.saved(3)"]
+    command = [sys.executable, "-c", "import shoal; shoal.preemption.mark_saved(3)"]
     assert subprocess.run(command, env=env, timeout=60).returncode == 0
     assert not os.path.exists(tmp_path / "none")
 

@@ -190,7 +190,8 @@ class Checkpoints(ReadOnlyHistory):
         call that saves (which then does not save) or waits, or at the end of the `with` block; a
         call that needs the step waits: `restore`, `resume`, `delete`, `pin`, `info`.
 
-        With an open notice (`shoal.notice`) it returns only when the step is committed or has
+        With an open notice (`shoal.preemption.notice`) it returns only when the step is committed
+        or has
         failed: the notice's deadline is its deadline. If at the rate of the last save it cannot be
         met, a warning says so before anything is written.
 

@@ -43,7 +43,7 @@ def reached_preemption_sync_point(step_id: int) -> bool:
     Collective over processes.
 
     False until some process has a notice, then True on all from one agreed step on, at any stride.
-    A program of one process that called neither `shoal.initialize` nor `shoal.watch_notices`
+    A program of one process that called neither `shoal.initialize` nor `shoal.preemption.watch`
     receives no notice: False.
 
     Args:

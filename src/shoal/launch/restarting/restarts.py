@@ -121,7 +121,8 @@ class RestartRules:
             return ""
         words = f"No new attempt: a crash loop, {MOST_IDLE} failed"
         if self._reached == Reached():
-            return f"{words} and noted no step (shoal.step, shoal.preempted, shoal.saved)."
+            calls = "shoal.step, shoal.preempted, shoal.preemption.mark_saved"
+            return f"{words} and noted no step ({calls})."
         return f"{words} without progress{self._after()}."
 
     def _after(self) -> str:

@@ -84,17 +84,17 @@ class Sources:
         self,
         signals: Iterable[str | int],
         files: Iterable[str | PathLike[str]],
-        ask: Iterable[Ask],
+        poll: Iterable[Ask],
         every_s: float,
         grace_s: float | None,
     ) -> None:
-        """Implement `watch_notices`."""
+        """Implement `preemption.watch`."""
         problems: list[str] = []
         numbers = [_number(one, problems) for one in _listed("signals", signals, problems)]
         paths = [_path(one, problems) for one in _listed("files", files, problems)]
-        functions = list(_listed("ask", ask, problems))
+        functions = list(_listed("poll", poll, problems))
         problems += [
-            WrongType(f"ask: {one!r} cannot be called") for one in functions if not callable(one)
+            WrongType(f"poll: {one!r} cannot be called") for one in functions if not callable(one)
         ]
         every_s = seconds("every_s", every_s, problems, is_finite=True)
         if grace_s is not None:
@@ -104,7 +104,7 @@ class Sources:
             problems.append(
                 f"{text}{threading.current_thread().name!r}: signals=() leaves them out"
             )
-        raise_all("watch_notices", problems)
+        raise_all("preemption.watch", problems)
         if not self.is_set_up:
             # Threads that outlive the program's names hold its functions, and so its open files.
             atexit.register(self._write_files)
@@ -126,7 +126,7 @@ class Sources:
                 self._has_warned = True
                 _LOG.warning(
                     "preempted() was first called in thread %r, which cannot watch for SIGTERM: "
-                    "call watch_notices() in the main thread",
+                    "call preemption.watch() in the main thread",
                     threading.current_thread().name,
                 )
             return
