@@ -72,7 +72,7 @@ _ROWS = (
      "long is reported, with the place where each stands; inf: never"),
     ("SHOAL_STALLED_AFTER_S", "inf", "seconds", "the same, in which no process does anything, is "
      "ended with 77; inf: never"),
-    ("SHOAL_AFTERMATH_S", "3", "seconds", "from the first failure in a job until the other "
+    ("SHOAL_FAILURE_GRACE_S", "3", "seconds", "from the first failure in a job until the other "
      "processes get SIGTERM; not set: 0.2 if a new attempt follows, except for a running save"),
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
     ("SHOAL_LEAVE_S", "300", "seconds", "the same for processes that took SIGTERM as a notice, "

@@ -44,12 +44,12 @@ def path(tmp_path_factory):
 
 
 def test_names_and_their_values(path):
-    back = shoal.restore(path, form="names")
+    back = shoal.restore(path, form="flat")
     assert sorted(back) == sorted([*NAMES, "step"])
     assert back["params/~i3/1/0/x"] == 1
     assert back["step"] == 7
     assert back["params/a.b/w"].tolist() == [1, 1]
-    assert list(shoal.restore(path, only="params/**/w", form="names")) == ["params/a.b/w"]
+    assert list(shoal.restore(path, only="params/**/w", form="flat")) == ["params/a.b/w"]
 
 
 def test_nested_dicts(path):
@@ -77,7 +77,7 @@ def test_a_tree_as_always(path):
     "target", [MESH, lambda name, x: MESH, "stored"], ids=["mesh", "function", "stored"]
 )
 def test_one_target_for_all_in_any_form(path, target):
-    back = shoal.restore(path, target, form="names")
+    back = shoal.restore(path, target, form="flat")
     assert sorted(back) == sorted([*NAMES, "step"])
     assert isinstance(back["params/a.b/w"], jax.Array) == (target != "stored")
     assert shoal.restore(path, target, form="dicts")["params"][3]["1"]["0"]["x"] == 1
@@ -97,7 +97,7 @@ def test_where_classes_are_not_loaded_there_are_none_in_the_way(path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("form", ["dicts", "names"])
+@pytest.mark.parametrize("form", ["dicts", "flat"])
 def test_a_target_that_is_a_tree_has_its_own_form(path, form):
     for target in (TREE, {"params": MESH, "step": 0}, np.ones(3)):
         with pytest.raises(
@@ -107,8 +107,8 @@ def test_a_target_that_is_a_tree_has_its_own_form(path, form):
 
 
 def test_a_form_that_there_is_not(path):
-    with pytest.raises(UsageError, match="form='name' is not one of 'tree', 'dicts', 'names'; did"):
-        shoal.restore(path, form="name")
+    with pytest.raises(UsageError, match="form='flatt' is not one of 'tree', 'dicts', 'flat'; did"):
+        shoal.restore(path, form="flatt")
 
 
 def test_little_or_nothing(tmp_path):
@@ -116,7 +116,7 @@ def test_little_or_nothing(tmp_path):
         [(5, {"~": 5}, 5), ({}, {}, {}), ([], {}, {}), ([1, {}], {"0": 1}, {"0": 1, "1": {}})]
     ):
         shoal.save(tmp_path / str(number), tree)
-        assert shoal.restore(tmp_path / str(number), form="names") == names
+        assert shoal.restore(tmp_path / str(number), form="flat") == names
         assert shoal.restore(tmp_path / str(number), form="dicts") == dicts
 
 
@@ -124,7 +124,7 @@ def test_a_history_restores_in_any_form(tmp_path):
     with shoal.Checkpoints(tmp_path) as ckpts:
         ckpts.save(3, TREE)
         ckpts.wait()
-        assert ckpts.restore(form="names")["step"] == 7
+        assert ckpts.restore(form="flat")["step"] == 7
 
 
 TREES = st.recursive(

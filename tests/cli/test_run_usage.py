@@ -128,7 +128,8 @@ def test_windows_is_refused_in_a_sentence(monkeypatch):
 
 def test_by_default_a_job_ends_within_15_s_of_its_first_failure():
     aftermath, grace = (
-        float(settings.SETTINGS[name].default) for name in ("SHOAL_AFTERMATH_S", "SHOAL_GRACE_S")
+        float(settings.SETTINGS[name].default)
+        for name in ("SHOAL_FAILURE_GRACE_S", "SHOAL_GRACE_S")
     )
     assert aftermath + grace <= 13  # and up to a second each for leftovers and last words
 

@@ -277,7 +277,7 @@ class Hit:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
 
-view = _View(Console(file=io.StringIO(), force_terminal=True), False, "telling")
+view = _View(Console(file=io.StringIO(), force_terminal=True), False, "urgency")
 with view.screen(is_shown=True) as show:
     Hit()
     show(None, "")

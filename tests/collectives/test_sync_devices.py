@@ -82,7 +82,7 @@ def test_at_the_deadline_the_busy_devices_are_named(mesh, held):
         sync_devices(mesh, name="epoch", timeout_s=0.2)
     assert told.value.name == "epoch"
     assert f"{held.device} not finished" in str(told.value)
-    assert "collectives/test_drain.py:" in str(told.value)
+    assert "collectives/test_sync_devices.py:" in str(told.value)
     assert str(jax_mesh(mesh).devices.flat[4]) not in str(told.value)
     held.is_done.set()
     sync_devices(mesh, timeout_s=PATIENCE_S)

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from meta.source import Tree, docstring_nodes, nodes, parse, scopes
+from meta.source import PACKAGE, Tree, docstring_nodes, nodes, parse, scopes
 
 COLUMNS = 100
 
@@ -136,7 +136,9 @@ def shadowing_exports(tree: Tree) -> list[str]:
     taken = {path.split("/")[0].removesuffix(".py") for path in tree}
     exported = set()
     for node in nodes(parse(tree.get("__init__.py", ""))):
-        if isinstance(node, ast.ImportFrom):
+        if (
+            isinstance(node, ast.ImportFrom) and node.module != PACKAGE
+        ):  # a module itself is no export
             exported |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             exported |= set(ast.literal_eval(node.value))

@@ -17,8 +17,9 @@ HEAVY = ("jax", "jaxlib", "torch", "tensorflow", "scipy", "sklearn")
 
 PROBE = """
 import json, sys
+before = {{*sys.modules}}  # a .pth file of the environment may load anything at the start
 {program}
-print(json.dumps(sorted({{name.split(".")[0] for name in sys.modules}} & {unwanted})))
+print(json.dumps(sorted({{name.split(".")[0] for name in {{*sys.modules}} - before}} & {unwanted})))
 """
 
 

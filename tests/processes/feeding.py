@@ -140,9 +140,9 @@ def uneven(me):
     sizes = [4] * (2 + me) + [3 if me == 1 else 4]
     said = {}
     for last in ("drop", "error"):
-        said[last] = outcome(shoal.feed(mine(layouts["n"], 12, sizes), layouts, last=last))
+        said[last] = outcome(shoal.feed(mine(layouts["n"], 12, sizes), layouts, remainder=last))
     padded = []
-    with shoal.feed(mine(layouts["n"], 12, sizes), layouts, last="pad") as batches:
+    with shoal.feed(mine(layouts["n"], 12, sizes), layouts, remainder="pad") as batches:
         for batch, mask in batches:
             assert shoal.layout_of(mask) == layouts["n"]
             total(batch)
@@ -191,7 +191,9 @@ def empty(me):
     return [
         outcome(shoal.feed([], layouts)),
         outcome(shoal.feed(mine(layouts["n"], 6, [] if me == 2 else [2]), layouts)),
-        outcome(shoal.feed(mine(layouts["n"], 6, [] if me == 2 else [2]), layouts, last="pad")),
+        outcome(
+            shoal.feed(mine(layouts["n"], 6, [] if me == 2 else [2]), layouts, remainder="pad")
+        ),
         outcome(shoal.feed((np.zeros((0, 3), np.float32),), (layouts["x"],), batch=6)),
     ]
 
@@ -216,8 +218,8 @@ def replicas(me):
 
     return [
         outcome(shoal.feed(reader(), layouts)),
-        outcome(shoal.feed(reader(), layouts, same=False))[:2],
-        outcome(shoal.feed(shorter(), layouts, last="pad")),
+        outcome(shoal.feed(reader(), layouts, check_values=False))[:2],
+        outcome(shoal.feed(shorter(), layouts, remainder="pad")),
         outcome(shoal.feed(other_dtype(), layouts)),
         outcome(shoal.feed(mine(layouts["n"], 4, [4]), layouts, prefetch=1 + (me == 2))),
     ]
@@ -258,7 +260,7 @@ def by_number(me):
     assert asked == wanted, (asked, wanted)
     assert all(n == order[b * 12 + row] for b, rows in enumerate(found) for row, n in rows.items())
     masks = []
-    for batch, mask in shoal.feed(read, layouts, batch=12, order=order, last="pad", start=12):
+    for batch, mask in shoal.feed(read, layouts, batch=12, order=order, remainder="pad", start=12):
         for rows, real in zip(batch["x"].addressable_shards, mask.addressable_shards, strict=True):
             assert np.array_equal(np.asarray(rows.data).any(axis=1), np.asarray(real.data))
         masks.append(int(sum(np.asarray(s.data).sum() for s in mask.addressable_shards)))

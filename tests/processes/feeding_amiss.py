@@ -53,9 +53,9 @@ def without_dims(me):
     other = [0, 9 if me == 2 else 1, 2]
     return [
         outcome(shoal.feed(reader(3, other), layouts)),
-        outcome(shoal.feed(reader(3, other), layouts, same=False))[:2],
+        outcome(shoal.feed(reader(3, other), layouts, check_values=False))[:2],
         outcome(shoal.feed(reader(3, [5, 6, 7]), layouts))[:2],
-        outcome(shoal.feed(reader(3 if me else 1, [5, 6, 7]), layouts, last="pad"))[:2],
+        outcome(shoal.feed(reader(3 if me else 1, [5, 6, 7]), layouts, remainder="pad"))[:2],
     ]
 
 
@@ -179,7 +179,7 @@ def across_columns(me):
 def short_first(me):
     """The first batch of process p has p + 1 of 4 rows; a replica's rows differ in it."""
     layouts = layouts_on(grid())
-    with shoal.feed(mine(layouts["n"], 12, [me + 2, 4]), layouts, last="pad") as batches:
+    with shoal.feed(mine(layouts["n"], 12, [me + 2, 4]), layouts, remainder="pad") as batches:
         masks = [
             sum(int(np.asarray(s.data).sum()) for s in mask.addressable_shards)
             for _, mask in batches
@@ -187,7 +187,7 @@ def short_first(me):
     layout = shoal.Layout(grid(data=3, model=2), "model", None)
     batch = np.zeros((3, 1), np.float32)
     batch[2] = me == 2
-    return masks, outcome(shoal.feed([batch], layout, last="pad"))
+    return masks, outcome(shoal.feed([batch], layout, remainder="pad"))
 
 
 def goes_on(state, count, batch=12):
@@ -198,7 +198,7 @@ def goes_on(state, count, batch=12):
     sizes = [length, length, max(0, length - 1 - shoal.process_index())]
     sizes += [length] * (shoal.process_index() == 0)
     feed = shoal.feed(
-        mine(layouts["n"], batch, sizes), layouts, last="pad", start=state, prefetch=4
+        mine(layouts["n"], batch, sizes), layouts, remainder="pad", start=state, prefetch=4
     )
     numbers = []
     with feed as batches:

@@ -73,7 +73,7 @@ if index == 0:
 # what only part of a process's data says: its own rows are right, the others are never read
 mine = np.full_like(value, np.nan)
 mine[8 * index : 8 * index + 8] = value[8 * index : 8 * index + 8]
-holds(shoal.put(mine, rows, same=False), value, rows)
+holds(shoal.put(mine, rows, check_values=False), value, rows)
 
 array = shoal.put(value, rows)
 assert shoal.put(array, rows) is array

@@ -278,7 +278,7 @@ def differ_in_every_way(mesh):
     meet(told, "tree")
     shoal.from_host_local({"w": value, "r": value + odd}, {"w": rows, "r": both})
     meet(told, "replicas")
-    shoal.from_host_local(value + odd, both, same=False)
+    shoal.from_host_local(value + odd, both, check_values=False)
     meet(told, "not compared")
     if odd:
         part = "dim 0 of the part (3, 4) of process 1 has size 3, which its 2 of the 8 shards over "

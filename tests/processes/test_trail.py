@@ -47,7 +47,7 @@ def differ_in_every_way(path):
     shoal.put({"w": own, "b": value}, {"w": rows, "b": whole})
     told.meet("own rows")
 
-    shoal.put(own, rows, same=False)
+    shoal.put(own, rows, check_values=False)
     shoal.put(value[::2], rows)
     shoal.put(np.asfortranarray(value) if odd else value, rows)
     shoal.pack([value[2 * index : 2 * index + 2]] * 2, rows)
@@ -150,7 +150,7 @@ CREATED = (
     "closed over by a key", "closed over as a number", "written",
 )  # fmt: skip
 OTHERWISE = ("once more", "elsewhere", "shape", "moved", *CREATED)
-MEANT = "To compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)."
+MEANT = "To compare only the tree, shapes, dtypes and layouts, pass put(..., check_values=False)."
 HERE = "put at tests/processes/test_trail.py:"
 
 

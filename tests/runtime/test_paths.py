@@ -146,7 +146,7 @@ def test_a_home_is_found(home, capfd):
     (home / "logs/job.json").write_text('{"meeting_place": "h:1", "token": "t", "launcher": 1}')
     assert find("watch", "~/logs", None).address == "h:1"
     assert find("watch", "~/logs/job.json", None).address == "h:1"
-    assert watch_command._check("telling", None, "~/watched", True) == f"{home}/watched"
+    assert watch_command._check("urgency", None, "~/watched", True) == f"{home}/watched"
     (home / "train.py").touch()
     program = program_of("~/train.py", (), {}, folder="", initialize=False)
     assert program.script == f"{home}/train.py"

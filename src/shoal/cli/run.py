@@ -57,7 +57,7 @@ While it runs, job.json beside the logs (of node 0) holds its address and token
 \b
 When a process fails:
   The others learn of it through shoal and have {aftermath} s to end by themselves
-  (SHOAL_AFTERMATH_S); then they get SIGTERM and, {grace} s later (SHOAL_GRACE_S),
+  (SHOAL_FAILURE_GRACE_S); then they get SIGTERM and, {grace} s later (SHOAL_GRACE_S),
   SIGKILL. One report says what failed first, where, and what the others did;
   failure.json beside the logs holds the same facts (docs/failures.md).
   A process that the others have lost while it is alive (frozen, for example) is
@@ -78,7 +78,7 @@ Again after a failure:
   the cgroup counted. Exit code 2, Ctrl-C, and signals to shoal run end the job
   for good.
   If a new attempt follows, the other processes have {between:g} s, not {aftermath} s, unless
-  SHOAL_AFTERMATH_S is set; one that is saving has {aftermath} s.
+  SHOAL_FAILURE_GRACE_S is set; one that is saving has {aftermath} s.
 
 \b
 Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
@@ -222,7 +222,7 @@ def run(
 
 
 run.__doc__ = _HELP.format(
-    aftermath=settings.SETTINGS["SHOAL_AFTERMATH_S"].default,
+    aftermath=settings.SETTINGS["SHOAL_FAILURE_GRACE_S"].default,
     grace=settings.SETTINGS["SHOAL_GRACE_S"].default,
     between=_BETWEEN_S,
     leave=settings.SETTINGS["SHOAL_LEAVE_S"].default,
@@ -294,7 +294,7 @@ def _launch(request: RunRequest) -> int:
         os.environ["SHOAL_STALLED_AFTER_S"] = repr(checked.stalled_after_s)  # of the processes
     grace_s = settings.seconds("SHOAL_GRACE_S")
     leave_s = settings.seconds("SHOAL_LEAVE_S")
-    aftermath_s = settings.seconds("SHOAL_AFTERMATH_S")
+    aftermath_s = settings.seconds("SHOAL_FAILURE_GRACE_S")
     if checked.devices is not None:
         said = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
         print(f"shoal run: {said}\n" if said else "", end="", file=sys.stderr)
@@ -323,7 +323,7 @@ def _launch(request: RunRequest) -> int:
             lost_after_s,
             checked.nodes,
             checked.restarts,
-            math.inf if os.environ.get("SHOAL_AFTERMATH_S") else _BETWEEN_S,
+            math.inf if os.environ.get("SHOAL_FAILURE_GRACE_S") else _BETWEEN_S,
         )
         return run_in_keeper(Attempts(order, crew_of).run)
 

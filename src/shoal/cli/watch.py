@@ -164,7 +164,7 @@ def watch(
     token: Token = None,
     as_json: _AsJson = False,
     all_rows: _All = False,
-    sort: _Sort = "telling",
+    sort: _Sort = "urgency",
     log: _Log = None,
     every: _Every = None,
     once: _Once = False,

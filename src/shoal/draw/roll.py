@@ -130,7 +130,7 @@ def _notability(row: Row) -> tuple[object, ...]:
 
 
 ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
-    "telling": _notability,
+    "urgency": _notability,
     "rank": lambda row: (),  # ties are broken by rank
     "host": lambda row: (row.first.host,),
     "step": lambda row: (-1 if row.first.step is None else row.first.step,),
@@ -140,12 +140,12 @@ ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
 }
 
 
-def rows_of(roll: Roll, *, order: str = "telling", fold: bool = True) -> list[Row]:
+def rows_of(roll: Roll, *, order: str = "urgency", fold: bool = True) -> list[Row]:
     """Return the rows, most noteworthy first; each process is in exactly one.
 
     Args:
       roll: the processes.
-      order: a key of `ORDERS`; "telling": processes apart from the majority come first.
+      order: a key of `ORDERS`; "urgency": processes apart from the majority come first.
       fold: processes of one state, place, step, and pace share a row.
     """
     alike = Counter(_scene(member) for member in roll.members)
@@ -191,7 +191,7 @@ def standing(member: Member) -> str:
 def render_roll(
     roll: Roll,
     *,
-    order: str = "telling",
+    order: str = "urgency",
     most_rows: int | None = None,
     note: str = "",
     width: int | None = None,

@@ -14,9 +14,13 @@ FAILED = "ValueError: no\nTraceback (most recent call last):\nValueError: no"
 LEAF = "['x']: float32[rows] as (data)"
 
 
-def asked(process, count, last="drop", size=12, leaves=LEAF):
+def asked(process, count, remainder="drop", size=12, leaves=LEAF):
     return BatchId(
-        ThisProcess(process, ["host"] * count), "batch 3 of feed (a.py:1 (f))", last, size, leaves
+        ThisProcess(process, ["host"] * count),
+        "batch 3 of feed (a.py:1 (f))",
+        remainder,
+        size,
+        leaves,
     )
 
 
@@ -77,11 +81,11 @@ def test_the_first_batch_says_the_size():
     one, other = Status("rows", 4, 12, leaves=LEAF), Status("rows", 2, 6, leaves=LEAF)
     first = asked(0, 2, size=0, leaves="")
     assert judge(first, {0: one, 1: one}) == (12, LEAF)
-    assert judge(first._replace(last="pad"), {0: one, 1: other}).size == 12
+    assert judge(first._replace(remainder="pad"), {0: one, 1: other}).size == 12
     with pytest.raises(UsageError, match="must be whole: 2 rows of process 1, 4 rows of process 0"):
         judge(first, {0: one, 1: other})
     with pytest.raises(UsageError, match="the reader of process 1 is empty"):
-        judge(first._replace(last="pad"), {0: one, 1: Status()})
+        judge(first._replace(remainder="pad"), {0: one, 1: Status()})
 
 
 def test_the_line_that_differs_is_shown():

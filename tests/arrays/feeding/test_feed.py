@@ -57,7 +57,7 @@ def test_rows_lie_where_the_layout_says(layout, data):
     column = values.reshape(count, *shards[1:])
     given_order = order if data.draw(st.booleans()) else None
     wanted = column[order] if given_order else column
-    with shoal.feed(column, layout, batch=batch, order=given_order, last="pad") as batches:
+    with shoal.feed(column, layout, batch=batch, order=given_order, remainder="pad") as batches:
         for number, (array, mask) in enumerate(batches):
             assert layout_of(array) == layout
             assert layout_of(mask) == Layout(layout.mesh, layout.dims[0])
@@ -83,7 +83,7 @@ def test_batches_come_in_order_and_count_when_they_are_given():
 
 @pytest.mark.parametrize("last", ["drop", "pad", "error"])
 def test_the_last_batch(last):
-    feed = shoal.feed(parts(8, 8, 5), ROWS, last=last)
+    feed = shoal.feed(parts(8, 8, 5), ROWS, remainder=last)
     if last == "pad":
         batch, mask = list(feed)[-1]
         assert np.asarray(mask).tolist() == [True] * 5 + [False] * 3
@@ -101,9 +101,9 @@ def test_the_last_batch(last):
 def test_short_batches_in_the_middle():
     with pytest.raises(UsageError, match="batch 1 has 5 of 8 rows and is not the last one"):
         list(shoal.feed(parts(8, 5, 8), ROWS))
-    masks = [np.asarray(m).sum() for _, m in shoal.feed(parts(8, 5, 8), ROWS, last="pad")]
+    masks = [np.asarray(m).sum() for _, m in shoal.feed(parts(8, 5, 8), ROWS, remainder="pad")]
     assert masks == [8, 5, 8]
-    assert [int(np.asarray(m).sum()) for _, m in shoal.feed(parts(3), ROWS, last="pad")] == [3]
+    assert [int(np.asarray(m).sum()) for _, m in shoal.feed(parts(3), ROWS, remainder="pad")] == [3]
     with pytest.raises(UsageError, match=r"batch 0 .* the first batch must be whole: 3 rows of"):
         next(shoal.feed(parts(3), ROWS))
     with pytest.raises(

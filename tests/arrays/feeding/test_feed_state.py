@@ -148,10 +148,10 @@ def test_where_it_cannot_go_on():
 
 def test_filled_up_batches_go_on_where_they_were():
     for sizes in ((8, 5, 8), (5, 8, 8)):
-        with shoal.feed(parts(*sizes), ROWS, last="pad") as batches:
+        with shoal.feed(parts(*sizes), ROWS, remainder="pad") as batches:
             whole = [(*numbers([batch]), np.asarray(mask).tolist()) for batch, mask in batches]
         for start in (8, 16, 24):
             if sizes[0] == 8 or start == 24:
-                with shoal.feed(parts(*sizes), ROWS, last="pad", start=start) as batches:
+                with shoal.feed(parts(*sizes), ROWS, remainder="pad", start=start) as batches:
                     found = [(*numbers([b]), np.asarray(mask).tolist()) for b, mask in batches]
                 assert found == whole[start // 8 :]

@@ -44,11 +44,11 @@ def leaf(value, mesh=BOTH, *dims, path="['w']"):
 def test_the_call_its_place_its_leaves_and_their_values(left):
     rows = np.zeros((8, 4), np.float32)
     entry = left(leaf(rows, BOTH, "x", None), leaf(3, path="['n']"),
-                 options=("same=True",), values=True)  # fmt: skip
+                 options=("check_values=True",), values=True)  # fmt: skip
     assert entry.place.startswith("put at ")
     assert "arrays/host/test_record_trail.py:" in entry.site
     assert entry.spec == (
-        "same=True",
+        "check_values=True",
         f"mesh: {BOTH.text}",
         "['w']: float32[8,4] as (x, -)",
         "['n']: int32[] as ()",
@@ -56,7 +56,7 @@ def test_the_call_its_place_its_leaves_and_their_values(left):
     assert entry.lines[2].startswith("['w']: float32[8,4] as (x, -): values ")
     assert entry.lines[3] == "['n']: int32[] as () = 3"
     again = left(leaf(rows.copy(), BOTH, "x", None), leaf(np.int32(3), path="['n']"), here=1,
-                 options=("same=True",), values=True)  # fmt: skip
+                 options=("check_values=True",), values=True)  # fmt: skip
     assert again[2:] == entry[2:]
 
 
@@ -142,7 +142,7 @@ def test_of_parts_only_what_others_hold_is_compared_by_those_that_hold_it(monkey
                          "data, replicas on processes 0-1")
         }  # fmt: skip
 
-    entries = left(values=True, options=("same=True",))
+    entries = left(values=True, options=("check_values=True",))
     for lane in ("main", "data"):
         assert entries[lane].place == "from_host_local at a.py:1"
         assert [" = " in line for line in entries[lane].lines] == [False] * 4 + [True]

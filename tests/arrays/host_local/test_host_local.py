@@ -171,8 +171,8 @@ def test_all_that_is_wrong_is_said_at_once():
 
 
 def test_wrong_options_and_layouts_are_named():
-    with pytest.raises(UsageTypeError, match="same=1 must be True or False"):
-        from_host_local(VALUE, ROWS, same=1)
+    with pytest.raises(UsageTypeError, match="check_values=1 must be True or False"):
+        from_host_local(VALUE, ROWS, check_values=1)
     with pytest.raises(UsageTypeError, match="lane=3 must be text"):
         from_host_local(VALUE, ROWS, lane=3)
     for convert in (from_host_local, to_host_local):

@@ -64,7 +64,7 @@ class Ours:
     def clear(self, x, dims):
         return x if self.has_types else shoal.constrain(x, None)
 
-    def alike(self, x, dims):
+    def shard_alike(self, x, dims):
         return shoal.shard_alike(x, jnp.sin(x))[1]
 
     def fence(self, x, dims):
@@ -105,7 +105,7 @@ class Plain(Ours):
 
     clear = constrain
 
-    def alike(self, x, dims):
+    def shard_alike(self, x, dims):
         return jnp.sin(x)
 
     def fence(self, x, dims):

@@ -59,7 +59,7 @@ def test_memory_that_is_not_kept_is_given_up_before_more_is_read(tmp_path):
 
         return filling._replace(finish=finish)
 
-    values, read_bytes = fill(checkpoint, list(map(counted, fillings)), most_bytes=1 << 21)
+    values, read_bytes = fill(checkpoint, list(map(counted, fillings)), max_host_bytes=1 << 21)
     assert alive == [4, 3, 2, 1]  # 800,000 bytes each, and a buffer
     assert read_bytes > 4 * 800_000
     assert values == list(tree.values())

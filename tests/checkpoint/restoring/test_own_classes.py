@@ -270,7 +270,7 @@ def test_arrays_that_are_one_object_are_no_swap(tmp_path, alone):
             ckpts.resume(MyOrdered(y=0, x=0), MyOrdered(x=one, y=one), dtype="any")
 
 
-@pytest.mark.parametrize("options", [{"mode": "fast"}, {"most_bytes": 5}, {"merge": "first"}])
+@pytest.mark.parametrize("options", [{"mode": "fast"}, {"max_host_bytes": 5}, {"merge": "first"}])
 def test_options_are_checked_when_the_run_begins(tmp_path, alone, options):
     with (
         Checkpoints(tmp_path, coordinator=alone) as ckpts,

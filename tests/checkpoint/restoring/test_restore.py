@@ -198,7 +198,9 @@ def test_dtypes_are_cast_as_asked(path, policy, dtype, fits):
 
 def test_a_cast_before_it_is_placed(path):
     like = jax.ShapeDtypeStruct((8, 4), jnp.bfloat16, sharding=named_sharding(SPLIT))
-    back = restore(path, {"params": {"w": like}}, only="params/w", dtype="any", most_bytes=1 << 18)
+    back = restore(
+        path, {"params": {"w": like}}, only="params/w", dtype="any", max_host_bytes=1 << 18
+    )
     assert back["params"]["w"].sharding == named_sharding(SPLIT)
     assert same(back["params"]["w"], TREE["params"]["w"].astype(jnp.bfloat16))
 
@@ -213,12 +215,12 @@ def test_a_cast_takes_no_more_memory_than_it_may(tmp_path, monkeypatch):
 
     def counting(checkpoint, wants, **options):
         beside = [want.out.nbytes for want in wants if want.out.dtype == np.float64]
-        held.append(sum(beside) + options["most_bytes"])
+        held.append(sum(beside) + options["max_host_bytes"])
         return read(checkpoint, wants, **options)
 
     monkeypatch.setattr(filling, "read_boxes", counting)
     like = {name: np.zeros(value.shape, np.float32) for name, value in tree.items()}
-    back = restore(tmp_path / "wide", like, dtype="any", most_bytes=1 << 20)
+    back = restore(tmp_path / "wide", like, dtype="any", max_host_bytes=1 << 20)
     assert len(held) > 8
     assert max(held) <= 1 << 20
     for name, value in tree.items():
@@ -291,7 +293,7 @@ def test_what_is_no_checkpoint(tmp_path, path):
         ({"dtype": "exactly"}, UsageError),
         ({"only": 3}, UsageTypeError),
         ({"rename": {"a": "b"}}, UsageError),
-        ({"most_bytes": 3}, UsageError),
+        ({"max_host_bytes": 3}, UsageError),
         ({"merge": 3}, UsageTypeError),
         ({"target": {"a": {"b": jax.jit}}, "rename": 3}, UsageTypeError),
     ):

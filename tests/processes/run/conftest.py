@@ -49,7 +49,7 @@ class Launch:
         self.temporary.mkdir()
         self.warden = Warden(0)
         self.env = {**env, MARK: self.warden.mark, "TMPDIR": str(self.temporary)}
-        self.env |= {"SHOAL_AFTERMATH_S": "0.3", "SHOAL_GRACE_S": "5", "COLUMNS": "200"}
+        self.env |= {"SHOAL_FAILURE_GRACE_S": "0.3", "SHOAL_GRACE_S": "5", "COLUMNS": "200"}
         self.popen: subprocess.Popen[str] | None = None
 
     def start(

@@ -35,7 +35,8 @@ class Launchers:
         self.env = {
             **env, MARK: warden.mark, "TMPDIR": str(folder), "COLUMNS": "200",
             "SHOAL_TOKEN": "a secret",
-            "SHOAL_AFTERMATH_S": "0.3", "SHOAL_GRACE_S": "5", "SHOAL_INITIALIZE_TIMEOUT_S": "60",
+            "SHOAL_FAILURE_GRACE_S": "0.3", "SHOAL_GRACE_S": "5",
+            "SHOAL_INITIALIZE_TIMEOUT_S": "60",
         }  # fmt: skip
         self._started: list[Started] = []
 

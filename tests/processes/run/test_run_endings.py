@@ -22,7 +22,7 @@ except shoal.errors.ProcessLostError:
 
 
 def test_a_frozen_process_is_ended_though_the_others_end_well(launch):
-    launch.env |= {"SHOAL_LOST_AFTER_S": "1", "SHOAL_GRACE_S": "0.5", "SHOAL_AFTERMATH_S": "30"}
+    launch.env |= {"SHOAL_LOST_AFTER_S": "1", "SHOAL_GRACE_S": "0.5", "SHOAL_FAILURE_GRACE_S": "30"}
     freeze = "if me == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
     finished = launch.run("-n", "3", "--devices", "1", script=HEAD + JOIN + freeze + CATCH)
     assert finished.code == 71, finished.err
@@ -56,7 +56,7 @@ if me == 1:
 
 def test_processes_that_run_longer_are_named_and_not_ended(launch):
     """Two are done; one hangs at its end, and one was stopped, before they ever joined."""
-    launch.env |= {"SHOAL_WARN_AFTER_S": "0.3", "SHOAL_AFTERMATH_S": "0.1"}
+    launch.env |= {"SHOAL_WARN_AFTER_S": "0.3", "SHOAL_FAILURE_GRACE_S": "0.1"}
     launch.start(
         *("-n", "4"),
         script=HEAD

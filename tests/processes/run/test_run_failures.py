@@ -129,7 +129,7 @@ def test_who_fails_of_anothers_failure_is_not_blamed(launch):
 
 def test_who_failed_first_is_blamed_though_it_comes_to_its_end_last(launch):
     """Process 1 ends with 3 once process 0, which learned of it and ended with 9, is reaped."""
-    launch.env["SHOAL_AFTERMATH_S"] = "60"
+    launch.env["SHOAL_FAILURE_GRACE_S"] = "60"
     finished = launch.run(
         *("-n", "2", "--devices", "1"),
         script=WAIT
@@ -165,7 +165,7 @@ ENDS = {  # what process 1 does while the others wait; the code of the job, and 
 @pytest.mark.parametrize("ends", ENDS)
 def test_who_ends_while_others_wait_is_the_first_whatever_those_make_of_it(launch, ends):
     """Process 2 once logged an exception, and ends with a code of its own; 0 raises another."""
-    launch.env["SHOAL_AFTERMATH_S"] = "1"
+    launch.env["SHOAL_FAILURE_GRACE_S"] = "1"
     code, way, words = ENDS[ends]
     script = WAIT + (
         "import atexit, logging, shoal\n"
@@ -188,7 +188,7 @@ def test_who_ends_while_others_wait_is_the_first_whatever_those_make_of_it(launc
 @pytest.mark.parametrize("words", ["RESOURCE_EXHAUSTED: 80 GiB", "INTERNAL: no more"])
 def test_an_error_of_jaxs_runtime_that_came_first_is_its_own(launch, words):
     """Process 0 closes its feed on its way out, from which process 1 learns first, and fails."""
-    launch.env["SHOAL_AFTERMATH_S"] = "5"
+    launch.env["SHOAL_FAILURE_GRACE_S"] = "5"
     script = WAIT + (
         "import jax, numpy as np, shoal\n"
         "shoal.initialize(virtual_devices=1)\n"

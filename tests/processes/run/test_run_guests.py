@@ -70,7 +70,7 @@ ENDS = {  # what process 1 does: the exit code of the job, its headline, other w
 
 @pytest.mark.parametrize("ends", ENDS)
 def test_without_hooks_the_others_learn_of_the_end_and_the_report_comes(launch, ends):
-    launch.env["SHOAL_AFTERMATH_S"] = "20"
+    launch.env["SHOAL_FAILURE_GRACE_S"] = "20"
     script = WAIT + (
         "import shoal; shoal.initialize(virtual_devices=1, hooks=False)\n"
         "mesh = shoal.make_mesh({'x': -1})\n"
@@ -90,7 +90,7 @@ def test_without_hooks_the_others_learn_of_the_end_and_the_report_comes(launch, 
 
 def test_without_hooks_a_process_that_hangs_says_so_and_is_not_ended(launch):
     """Process 1 is lost while process 0 computes: only the job's launcher ends that."""
-    launch.env |= {"SHOAL_AFTERMATH_S": "60", "SHOAL_ABORT_AFTER_S": "0.5"}
+    launch.env |= {"SHOAL_FAILURE_GRACE_S": "60", "SHOAL_ABORT_AFTER_S": "0.5"}
     script = WAIT + (
         "import logging, pathlib, shoal\n"
         "hung = pathlib.Path('hung')\n"
@@ -146,7 +146,7 @@ def test_without_hooks_the_end_of_a_process_is_noticed_though_a_fork_of_it_lives
         "except shoal.ProcessLostError as error: print(error)\n"
         "os._exit(0)\n"
     )
-    launch.env["SHOAL_AFTERMATH_S"] = "20"
+    launch.env["SHOAL_FAILURE_GRACE_S"] = "20"
     finished = launch.run("-n", "2", script=script)
     assert finished.verdict.endswith("process 1 of 2 was lost"), finished.err
     assert "it ended with exit code 3" in finished.err
@@ -205,7 +205,7 @@ def test_a_hook_of_the_program_runs_and_the_report_comes_all_the_same(launch, ho
         pytest.importorskip("IPython")
     source, words, code = HOOKS[hook]
     join = "import shoal; shoal.initialize(virtual_devices=1)"
-    launch.env["SHOAL_AFTERMATH_S"] = "20"  # each process ends by itself
+    launch.env["SHOAL_FAILURE_GRACE_S"] = "20"  # each process ends by itself
     for first, second in ((source, join), (join, source)):
         fails = "if me == 1: raise ValueError('own')\nshoal.barrier('all')"
         script = WAIT + f"{first}\n{second}\n{fails}"

@@ -80,7 +80,7 @@ def test_a_job_of_one_that_goes_on_is_not_preempted(launch):
 
 
 def test_a_save_of_one_process_counts_unless_the_program_went_on(launch):
-    launch.env["SHOAL_AFTERMATH_S"] = "100"
+    launch.env["SHOAL_FAILURE_GRACE_S"] = "100"
     again = (
         "step = train(be_noticed)\n"
         "if here == 0: shoal.preemption.mark_saved(step)\n"
@@ -98,7 +98,7 @@ def test_a_save_of_one_process_counts_unless_the_program_went_on(launch):
 
 def test_scripts_that_exit_with_75_by_themselves_have_not_failed(launch):
     """One is long gone when the others end; nobody is told that it failed, nor ends them."""
-    launch.env["SHOAL_AFTERMATH_S"] = "0.1"
+    launch.env["SHOAL_FAILURE_GRACE_S"] = "0.1"
     ends = """
     shoal.preemption.mark_saved(train(be_noticed))
     if here != 1:
@@ -118,7 +118,11 @@ def test_scripts_that_exit_with_75_by_themselves_have_not_failed(launch):
 
 def test_after_a_failure_sigterm_ends_who_watches_for_it(launch):
     """It is no notice: nobody who hangs is left to SIGKILL."""
-    launch.env |= {"SHOAL_GRACE_S": "500", "SHOAL_ABORT_AFTER_S": "inf", "SHOAL_AFTERMATH_S": "2"}
+    launch.env |= {
+        "SHOAL_GRACE_S": "500",
+        "SHOAL_ABORT_AFTER_S": "inf",
+        "SHOAL_FAILURE_GRACE_S": "2",
+    }
     hangs = "shoal.preempted(0); shoal.barrier('watched')\n"
     hangs += "if here == 1: raise ValueError('no data')\n"
     hangs += "while True: signal.pause()\n"

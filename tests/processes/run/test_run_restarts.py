@@ -231,7 +231,7 @@ if shoal.process_index() == 1: raise ValueError(attempt)
 
 def test_survivors_have_little_time_if_another_attempt_follows(launch):
     """They would write a line after 2 s; only the last attempt waits that long."""
-    del launch.env["SHOAL_AFTERMATH_S"]
+    del launch.env["SHOAL_FAILURE_GRACE_S"]
     script = HEAD + AFTERMATH.format(survives="time.sleep(2); say('late', attempt)")
     script = script.replace("raise ValueError(attempt)", "os._exit(4)")
     finished = launch.run("-n", "2", "--max-restarts", "1", "--no-prefix", script=script)
@@ -240,7 +240,7 @@ def test_survivors_have_little_time_if_another_attempt_follows(launch):
 
 
 def test_a_survivor_that_saves_is_spared(launch):
-    del launch.env["SHOAL_AFTERMATH_S"]
+    del launch.env["SHOAL_FAILURE_GRACE_S"]
     survives = """
     import numpy
     os.environ["SHOAL_FAULTS"] = "save.link:delay=1.5"

@@ -163,7 +163,7 @@ def test_groups_that_said_the_same_are_one_side():
         ),
         (["source=0", "source=1"], Kind("value"), None),
         (["source=0", "is_source"], Kind("value"), None),
-        (["same=True", "same=False"], Kind("value"), None),
+        (["check_values=True", "check_values=False"], Kind("value"), None),
         (["axes x=2", "axes none"], Kind("value"), None),
     ],
 )

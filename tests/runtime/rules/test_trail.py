@@ -15,7 +15,7 @@ from shoal.runtime.failures.facts import CallPlace
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailEntry, Trails
 
-SPEC = ("same=True", "['w']: float32[8,4] as (x, -)", "['b']: float32[4] as (-)")
+SPEC = ("check_values=True", "['w']: float32[8,4] as (x, -)", "['b']: float32[4] as (-)")
 
 
 def put(coordinator, values="3f2a\n77aa", site="train.py:12 (main)", spec=SPEC, **more):
@@ -36,7 +36,9 @@ def meet_all(job, name="go", **more):
 
 FOUND = "  put sends nothing; the difference was found at 'go' (train.py:20)."
 EQUAL = "put needs equal values on every process; from_host_local joins each process's own rows."
-NO_VALUES = "To compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)."
+NO_VALUES = (
+    "To compare only the tree, shapes, dtypes and layouts, pass put(..., check_values=False)."
+)
 SAME_CALLS = (
     "All processes must make the same put, pack, create, from_host_local, relayout and feed calls, "
     "in the same order, at the same lines."
@@ -106,13 +108,13 @@ def test_another_shape():
 
 
 def test_the_promise_about_values_must_be_equal_too():
-    other = ("same=False", *SPEC[1:])
+    other = ("check_values=False", *SPEC[1:])
     assert differing(
         put, lambda c: put(c, "", spec=other), heading="gave put different values"
     ) == [
         "  put at train.py:12 (main)",
-        "    process 0: same=True",
-        "    process 1: same=False",
+        "    process 0: check_values=True",
+        "    process 1: check_values=False",
         FOUND,
         EQUAL,
         NO_VALUES,

@@ -88,7 +88,7 @@ def feed(coordinator, count, own_from=1000, first=0, **more):
     """Make calls in a lane beside the main line; from some number on they are this one's own."""
     for number in range(first, count):
         value = str(number) if number < own_from else f"own {coordinator.process}"
-        entry = TrailEntry("put", f"feed.py:{number} (f)", ("same=True", "x: f4[8]"), value)
+        entry = TrailEntry("put", f"feed.py:{number} (f)", ("check_values=True", "x: f4[8]"), value)
         coordinator.trails.record(entry, **{"group": None, "lane": "data", **more})
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
+from shoal.arguments import check_kind
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
@@ -49,7 +50,20 @@ def jax_mesh(
         return mesh
     if not isinstance(mesh, Mesh):
         raise UsageTypeError(f"jax_mesh: {mesh!r} must be a shoal Mesh")
-    return _jax_mesh(mesh, None if devices is None else tuple(devices))
+    return _jax_mesh(mesh, listed_devices("jax_mesh", devices))
+
+
+def listed_devices(
+    operation: str, devices: Iterable[jax.Device] | None
+) -> tuple[jax.Device, ...] | None:
+    """Return the devices that a caller gave, checked to be JAX's; None if none were given."""
+    if devices is None:
+        return None
+    check_kind(operation, devices, Iterable, "a list of JAX's devices")
+    found = tuple(devices)
+    for device in found:
+        check_kind(operation, device, jax.Device, "one of JAX's devices")
+    return found
 
 
 @local

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from shoal.arguments import check_kind
-from shoal.arrays.bridge.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.devices import jax_mesh, listed_devices, mesh_of
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, with_article
 from shoal.plan.layout import Dim, Layout
@@ -47,15 +46,7 @@ def named_sharding(
         return layout
     if not isinstance(layout, Layout):
         raise UsageTypeError(f"named_sharding: {layout!r} must be a Layout")
-    return _sharding(layout, None if devices is None else _listed(devices))
-
-
-def _listed(devices: Iterable[jax.Device]) -> tuple[jax.Device, ...]:
-    check_kind("named_sharding", devices, Iterable, "a list of JAX's devices")
-    found = tuple(devices)
-    for device in found:
-        check_kind("named_sharding", device, jax.Device, "one of JAX's devices")
-    return found
+    return _sharding(layout, listed_devices("named_sharding", devices))
 
 
 @local

@@ -54,7 +54,7 @@ class BatchId(NamedTuple):
 
     me: ThisProcess
     words: str  # "batch 3 of feed (train.py:12 (main))"
-    last: str
+    remainder: str
     size: int  # of all batches; 0: this is the first, which decides
     leaves: str  # of the previous batch
 
@@ -82,7 +82,7 @@ def judge(batch: BatchId, statuses: Mapping[int, Status]) -> BatchVerdict:
     size = batch.size or _first_size(batch, statuses, having)
     short = {p: one for p, one in statuses.items() if one.size != size or not one.is_exact}
     _check_rows(batch, size, statuses, short)
-    if short and batch.last == "drop":
+    if short and batch.remainder == "drop":
         _log_dropped(batch, statuses, having)
         return BatchVerdict(0)
     leaves = _same_leaves(batch, statuses if short else having)
@@ -113,7 +113,7 @@ def _first_size(
         )
     sizes = {one.size for one in having.values()}
     is_whole = len(sizes) == 1 and all(one.is_exact for one in having.values())
-    if batch.last != "pad" and not is_whole:
+    if batch.remainder != "pad" and not is_whole:
         raise UsageError(
             f"{batch.me}: {batch.words}: the first batch must be whole: {_rows(having)}, which "
             "their devices do not share evenly; give equal rows, a multiple of the shards"
@@ -128,10 +128,10 @@ def _check_rows(
         raise UsageError(
             f"{batch.me}: {batch.words}: {_rows(long)}, more than in the first batch (of {size})"
         )
-    if short and batch.last == "error":
+    if short and batch.remainder == "error":
         raise UsageError(
             f"{batch.me}: {batch.words} is not a whole one of {size} rows: {_rows(statuses)}\n"
-            "last='drop' leaves it out, last='pad' fills it up and gives a mask"
+            "remainder='drop' leaves it out, remainder='pad' fills it up and gives a mask"
         )
 
 
@@ -149,7 +149,8 @@ def _log_dropped(
     if len(having) < len(statuses) and batch.me.process == min(statuses):
         ended = [p for p in statuses if p not in having]
         _LOG.warning(
-            "%s: %s: the reader of %s has ended, that of %s has more: it is dropped (last='drop')",
+            "%s: %s: the reader of %s has ended, that of %s has more: it is dropped "
+            "(remainder='drop')",
             batch.me, batch.words, listed(ended), listed(having),
         )  # fmt: skip
 
@@ -188,7 +189,8 @@ def _check_values(batch: BatchId, statuses: Mapping[int, Status], leaves: str) -
                     f"{batch.me}: {batch.words}: processes that hold {what} (processes "
                     f"{holders}) have read different ones",
                     [(f"{line}: values {text}", who) for text, who in sides.items()],
-                    "local_rows says which rows each process must read; same=False compares none",
+                    "local_rows says which rows each process must read; check_values=False "
+                    "compares none",
                 )
 
 

@@ -74,11 +74,11 @@ def feed(
     *,
     batch: int | None = None,
     order: Sequence[int] | None = None,
-    last: str = "drop",
+    remainder: str = "drop",
     start: int | Mapping[str, Any] = 0,
     skip: bool | None = None,
     prefetch: int = 2,
-    same: bool = True,
+    check_values: bool = True,
     timeout_s: float | None = None,
     lane: str | None = None,
 ) -> Feed:
@@ -104,16 +104,16 @@ def feed(
       batch: global batch size, for sources indexed by number.
       order: with `batch`, the row numbers in feeding order, equal on all processes: a permutation,
         or a range. None: all, in order.
-      last: how to handle a batch that has fewer rows, on any process, than the first one: "drop"
-        it and end; "pad" it with zeros, and yield with every batch a mask [rows] of the rows that
-        are real, as (batch, mask); or raise an "error".
+      remainder: how to handle a batch that has fewer rows, on any process, than the first one:
+        "drop" it and end; "pad" it with zeros, and yield with every batch a mask [rows] of the rows
+        that are real, as (batch, mask); or raise an "error".
       start: the position of another feed: its `state()`, saved on any number of processes; or how
         many rows (of all processes) were delivered before. Rows by number begin there; an iterable
         is read that far first.
       skip: False: the iterable is already at `start`: skip nothing. Required for iterables that can
         restore their own position (grain, torchdata).
       prefetch: how many batches to place on devices ahead of the program.
-      same: False: do not compare rows that several processes read, and scalars.
+      check_values: False: do not compare rows that several processes read, and scalars.
       timeout_s: how long the program waits for a batch; None: SHOAL_TIMEOUT_S (600).
       lane: the line of execution, see `barrier`. None: that of this thread.
 
@@ -137,7 +137,7 @@ def feed(
     problems: list[str] = []
     batch = None if batch is None else count("batch", batch, problems, least=1)
     prefetch = count("prefetch", prefetch, problems, least=1)
-    problems += problems_of(batch, order, last, same, skip)
+    problems += problems_of(batch, order, remainder, check_values, skip)
     raise_all("feed", [*problems, *lane_problems(lane)])
     limit_s = settings.timeout("feed", timeout_s, "SHOAL_TIMEOUT_S")
     split = Split(rows_layout(layouts), jax.process_index())
@@ -146,7 +146,9 @@ def feed(
     rows = rows_before(start, mark)
     check_skip(source, reads, rows, skip)
     x64, passes = jax.config.jax_enable_x64, skip is not False
-    options = FeedOptions(layouts, last, rows, batch or 0, same, x64, Caller.here(), passes)
+    options = FeedOptions(
+        layouts, remainder, rows, batch or 0, check_values, x64, Caller.here(), passes
+    )
     check_last_batch(reads, options)
     spec = feed_spec(reads, split, options, prefetch)
     meeting = _meeting(coordinator(), split, spec, lane, limit_s)._replace(start=rows)
@@ -412,15 +414,17 @@ class BatchWait:
 
 
 def problems_of(
-    batch: int | None, order: object, last: object, same: object, skip: object
+    batch: int | None, order: object, remainder: object, check_values: object, skip: object
 ) -> list[str]:
     """Return what is wrong with the other arguments, each by itself or beside `batch`."""
     problems: list[str] = []
     if order is not None and batch is None:
         problems.append("order= is for rows read by number: give batch=, too")
-    if not isinstance(last, str) or last not in LAST:
-        problems.append(f"last={last!r} is not one of {', '.join(LAST)}{nearest(last, LAST)}")
-    problems += not_flags(same=same)
+    if not isinstance(remainder, str) or remainder not in LAST:
+        problems.append(
+            f"remainder={remainder!r} is not one of {', '.join(LAST)}{nearest(remainder, LAST)}"
+        )
+    problems += not_flags(check_values=check_values)
     if skip is not None and not isinstance(skip, bool):
         problems.append(WrongType(f"skip={skip!r} must be True, False or None"))
     if skip is not None and batch is not None:
@@ -451,14 +455,14 @@ def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTur
 
 
 def check_last_batch(reads: InTurn | ByNumber, options: FeedOptions) -> None:
-    """Raise if the last batch by number is incomplete and `last` does not allow it."""
+    """Raise if the last batch by number is incomplete and `remainder` does not allow it."""
     if isinstance(reads, InTurn):
         return
     batch, left = options.batch, max(0, reads.total - options.start)
-    is_nothing = options.last == "drop" and reads.total < batch
-    if left % batch and (options.last == "error" or is_nothing):
+    is_nothing = options.remainder == "drop" and reads.total < batch
+    if left % batch and (options.remainder == "error" or is_nothing):
         text = f"{left} rows are {left // batch} batches of {batch}, and {left % batch} more"
-        raise UsageError(f"feed: {text}; last='pad' gives these with a mask")
+        raise UsageError(f"feed: {text}; remainder='pad' gives these with a mask")
 
 
 def check_skip(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | None) -> None:
@@ -500,8 +504,8 @@ def feed_spec(
     """Return the lines that must be equal on all processes."""
     lines = [
         f"rows as {split.layout.text}",
-        f"last={options.last!r} start={options.start} prefetch={prefetch} same={options.same}"
-        + ("" if options.skip else " skip=False"),
+        f"remainder={options.remainder!r} start={options.start} prefetch={prefetch} "
+        f"check_values={options.check_values}" + ("" if options.skip else " skip=False"),
     ]
     if isinstance(reads, ByNumber):
         lines.append(f"batch={options.batch} of {order_text(reads)}")

@@ -28,10 +28,10 @@ class FeedOptions(NamedTuple):
     """The options of a feed."""
 
     layouts: Layouts
-    last: str
+    remainder: str
     start: int  # rows (of all processes) delivered before
     batch: int  # rows of all processes; 0: decided by the first batch
-    same: bool
+    check_values: bool
     x64: bool
     caller: Caller
     skip: bool = True  # must an iterable skip the rows before `start`?
@@ -164,10 +164,10 @@ class Steps:
         if not batch.rows:
             raise UsageError(f"feed: batch {self._number} has no rows; leave such batches out")
         own = self._split.own_rows(self._size) if self._size else batch.rows
-        if 0 < batch.rows < own and self._options.last == "drop" and self._source.read():
+        if 0 < batch.rows < own and self._options.remainder == "drop" and self._source.read():
             raise UsageError(
                 f"feed: batch {self._number} has {batch.rows} of {own} rows and is not the last "
-                "one; last='pad' fills such batches up and gives a mask"
+                "one; remainder='pad' fills such batches up and gives a mask"
             )
         self._like = batch.empty()
         return batch
@@ -178,7 +178,7 @@ class Steps:
     def _read_by_number(self, source: ByNumber) -> Batch:
         """Read by number: rows past the end are dropped, unless the batch is padded."""
         left = self._rows_left
-        if left <= 0 or (left < self._size and self._options.last == "drop"):
+        if left <= 0 or (left < self._size and self._options.remainder == "drop"):
             return Batch([], jax.tree.structure(()), 0)
         rows = source.read(self._next_row, self._split.slices(self._size))
         batch = self._checked(rows)
@@ -220,7 +220,7 @@ class Steps:
         if is_by_number and batch.rows:  # the number of rows is known to all
             status = status._replace(is_exact=self._rows_left >= self._size)
         size = self._size or status.size
-        if self._options.same and size and (self._size or status.is_exact):
+        if self._options.check_values and size and (self._size or status.is_exact):
             status = status._replace(digests=batch.digests(self._split, size))
         if not self._leaves and batch.rows and not is_by_number:
             status = status._replace(held=self._split.held, own=batch.digest())
@@ -229,7 +229,7 @@ class Steps:
     @property
     def _is_padded(self) -> bool:
         """Are batches padded?"""
-        return self._options.last == "pad"
+        return self._options.remainder == "pad"
 
     @property
     def _rows_left(self) -> int:
@@ -242,7 +242,7 @@ class Steps:
         batch_id = BatchId(
             meeting.me,
             f"{meeting.batch(self._number)} ({line_of(meeting.site)})",
-            self._options.last,
+            self._options.remainder,
             self._size,
             self._leaves,
         )

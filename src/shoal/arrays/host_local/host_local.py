@@ -44,7 +44,7 @@ Tree = Any
 
 @logically_collective("shapes, dtypes, layouts and what processes hold in common")
 def from_host_local(
-    tree: Tree, layouts: Layouts, *, same: bool = True, lane: str | None = None
+    tree: Tree, layouts: Layouts, *, check_values: bool = True, lane: str | None = None
 ) -> Tree:
     """Assemble global arrays from each process's part.
 
@@ -69,7 +69,7 @@ def from_host_local(
         values, or `jax.ShapeDtypeStruct`s.
       layouts: the layout of the global array, or a prefix tree of them, as for `put`. Dim d of the
         result is as many times as long as processes split it.
-      same: False: do not compare parts that processes hold in common.
+      check_values: False: do not compare parts that processes hold in common.
       lane: the line of execution, as for `put`.
 
     Returns:
@@ -90,13 +90,13 @@ def from_host_local(
       True
     """
     _refuse_inside_jit("from_host_local")
-    problems = [*lane_problems(lane), *not_flags(same=same)]
+    problems = [*lane_problems(lane), *not_flags(check_values=check_values)]
     leaves, treedef = leaf_layouts(tree, layouts, problems)
     for leaf in leaves:
         problems += _part_problems(leaf)
     raise_all("from_host_local", problems)
     warn_of_narrowing("from_host_local", ((leaf.path, leaf.value) for leaf in leaves))
-    call = PartsCall("from_host_local", callsite(), same, lane)
+    call = PartsCall("from_host_local", callsite(), check_values, lane)
     joined = _converted(leaves, _is_global, lambda some: join_own_parts(some, call),
                         lambda some: join_traced(some, call))  # fmt: skip
     return jax.tree.unflatten(treedef, joined)
@@ -269,7 +269,7 @@ def _uneven(leaf: Leaf, box: ProcessBox) -> list[str]:
     for dim, (size, count) in enumerate(zip(shape, box.shards, strict=True)):
         if size % count:
             axes = " x ".join(leaf.layout.axes_of_dims[dim])
-            padded = "" if dim else ", or feed(…, last='pad') fills up rows"
+            padded = "" if dim else ", or feed(…, remainder='pad') fills up rows"
             problems.append(
                 f"{leaf.path}: dim {dim} of the part {shape} of process {jax.process_index()} has "
                 f"size {size}, which its {count} of the {leaf.layout.num_shards(dim)} shards over "

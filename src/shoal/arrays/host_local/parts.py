@@ -32,7 +32,7 @@ class PartsCall(NamedTuple):
 
     operation: str
     site: str  # the call site; "": where it is executed
-    same: bool = True
+    check_values: bool = True
     lane: str | None = None
     is_derivative: bool = False  # of tangents or cotangents, which autodiff may place anywhere
 
@@ -82,8 +82,8 @@ def join_own_parts(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
         call.operation,
         leaves,
         lane=call.lane,
-        options=(f"same={call.same}",),
-        values=call.same,
+        options=(f"check_values={call.check_values}",),
+        values=call.check_values,
         site=call.site,
     )
     return [_whole_of_own(leaf) for leaf in leaves]

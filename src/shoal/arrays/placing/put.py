@@ -28,7 +28,7 @@ from shoal.plan.layout import Layout
 
 
 @logically_collective("values, shapes, dtypes and layouts")
-def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = None) -> Any:
+def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | None = None) -> Any:
     """Return a tree of host values as sharded arrays.
 
     Logically collective: values, shapes, dtypes and layouts must be equal.
@@ -52,8 +52,8 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
       layouts: one layout, or a prefix tree of them: Layouts, NamedShardings, PartitionSpecs;
         inside `use_mesh` also tuples of axis names and None, a name, or None (split nothing); or a
         function of (path such as "params/w", leaf) that returns one.
-      same: False: values may differ between processes, and matter only where a process's own
-        devices hold them; shapes, dtypes and layouts must be equal all the same.
+      check_values: False: values may differ between processes, and matter only where a process's
+        own devices hold them; shapes, dtypes and layouts must be equal all the same.
       lane: the line of execution to compare this call in, see `barrier`. None: the one in which
         this thread last met others; calls of a thread that never met others are not compared.
 
@@ -89,10 +89,12 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
         for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]
     ]
     problems += dtype_problems(named)
-    problems += [*lane_problems(lane), *not_flags(same=same)]
+    problems += [*lane_problems(lane), *not_flags(check_values=check_values)]
     raise_all("put", problems)
     warn_of_narrowing("put", named)
-    record_trail("put", leaves, lane=lane, options=(f"same={same}",), values=same)
+    record_trail(
+        "put", leaves, lane=lane, options=(f"check_values={check_values}",), values=check_values
+    )
     return jax.tree.unflatten(treedef, place_leaves(leaves))
 
 

@@ -271,8 +271,8 @@ class Checkpoints(ReadOnlyHistory):
           skip_corrupt: skip damaged steps, with a warning: all processes restore the newest
             intact one. `save` replaces the skipped steps when it reaches them.
           timeout_s: deadline in seconds; None: that of this history.
-          options: as for `shoal.restore`: only, rename, missing_ok, dtype, form, mode, most_bytes,
-            merge.
+          options: as for `shoal.restore`: only, rename, missing_ok, dtype, form, mode,
+            max_host_bytes, merge.
 
         Raises:
           NotCommittedError: on all: nothing is saved, or not that step.

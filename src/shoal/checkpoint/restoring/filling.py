@@ -44,7 +44,7 @@ class Restorer(NamedTuple):
 def fill(
     checkpoint: Checkpoint,
     fillings: Sequence[Filling],
-    most_bytes: int,
+    max_host_bytes: int,
     progress: Progress = lambda _: None,
 ) -> tuple[list[Any], int]:
     """Read everything; return the values, and the number of bytes read.
@@ -53,10 +53,10 @@ def fill(
     """
     found: dict[int, Any] = {}
     read_bytes = 0
-    for numbers in _rounds(fillings, most_bytes):
+    for numbers in _rounds(fillings, max_host_bytes):
         wants, casts = _sorted(checkpoint, [w for n in numbers for w in fillings[n].wants])
         extra = sum(fillings[number].extra_bytes for number in numbers)
-        left = max(most_bytes - extra, min(most_bytes, _LEAST_BYTES))
+        left = max(max_host_bytes - extra, min(max_host_bytes, _LEAST_BYTES))
         read_bytes += read_boxes(checkpoint, wants, most_bytes=left, progress=progress)
         read_bytes += _read_casts(checkpoint, casts, left, progress)
         for number in numbers:
@@ -78,10 +78,10 @@ def _sorted(checkpoint: Checkpoint, wants: list[Want]) -> tuple[list[Want], list
 
 
 def _read_casts(
-    checkpoint: Checkpoint, casts: Sequence[Want], most_bytes: int, progress: Progress
+    checkpoint: Checkpoint, casts: Sequence[Want], max_host_bytes: int, progress: Progress
 ) -> int:
     """Read and cast boxes, in batches that take half of the memory; return the bytes read."""
-    half = max(most_bytes // 2, BLOCK_BYTES)
+    half = max(max_host_bytes // 2, BLOCK_BYTES)
     read_bytes, held = 0, 0
     parts: list[tuple[Want, Want]] = []
     for cast in casts:
@@ -97,10 +97,10 @@ def _read_casts(
 
 
 def _read_and_cast(
-    checkpoint: Checkpoint, parts: list[tuple[Want, Want]], most_bytes: int, progress: Progress
+    checkpoint: Checkpoint, parts: list[tuple[Want, Want]], max_host_bytes: int, progress: Progress
 ) -> int:
     wants = [want for _, want in parts]
-    read_bytes = read_boxes(checkpoint, wants, most_bytes=most_bytes, progress=progress)
+    read_bytes = read_boxes(checkpoint, wants, most_bytes=max_host_bytes, progress=progress)
     for cast, want in parts:
         cast.out[...] = want.out  # NumPy warns of overflow
     parts.clear()
@@ -124,14 +124,14 @@ def _cut(want: Want, most: int) -> Iterator[Want]:
         yield from _cut(Want(leaf, begin, part), most)
 
 
-def _rounds(fillings: Sequence[Filling], most_bytes: int) -> Iterator[list[int]]:
+def _rounds(fillings: Sequence[Filling], max_host_bytes: int) -> Iterator[list[int]]:
     """Group the reads into rounds, in storage order."""
     order = sorted(range(len(fillings)), key=lambda n: bool(fillings[n].extra_bytes))
     numbers: list[int] = []
     extra = 0
     for number in order:
         more = fillings[number].extra_bytes
-        if numbers and more and extra + more > most_bytes * 3 // 4:
+        if numbers and more and extra + more > max_host_bytes * 3 // 4:
             yield numbers
             numbers, extra = [], 0
         numbers.append(number)

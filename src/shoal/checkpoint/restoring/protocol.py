@@ -55,7 +55,7 @@ class RestoreRequest(NamedTuple):
     rebuild: Callable[[list[Any]], Any] | None = None  # the target with other leaves; None: none
     merge: Callable[[list[Any]], Any] | None = None
     form: str = "tree"  # of the result, without a target
-    most_bytes: int = 0  # of temporary memory
+    max_host_bytes: int = 0  # of temporary memory
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ class Restore:
         self._same(answers)
         self._refuse_other_devices(opened, answers)
         fault_points.reach("restore.read", self._coordinator.process)
-        values = _tried(lambda: self._read(opened, self._request.most_bytes))
+        values = _tried(lambda: self._read(opened, self._request.max_host_bytes))
         call = self._call._replace(spec=(opened.checkpoint.commit.attempt,))
         self._meet(call, values if isinstance(values, Exception) else b"")
         if isinstance(values, Exception):
@@ -235,7 +235,7 @@ class Restore:
         path, members = self._request.folder.path, listed(self._group.members)
         raise_all(f"restore({path!r}) by {members}", problems)
 
-    def _read(self, opened: Opened, most_bytes: int) -> list[Any]:
+    def _read(self, opened: Opened, max_host_bytes: int) -> list[Any]:
         checkpoint = opened.checkpoint
         job = Restorer(self._group.place, self._group.count, self._request.merge, _nodes())
         fillings = [
@@ -246,7 +246,7 @@ class Restore:
         doing = f"restoring {checkpoint.folder.path}"
         try:
             with _allowed(opened), ProgressReporter(self._coordinator, doing, num_bytes) as telling:
-                values, read_bytes = fill(checkpoint, fillings, most_bytes, telling.add)
+                values, read_bytes = fill(checkpoint, fillings, max_host_bytes, telling.add)
         except (CorruptCheckpointError, StorageError) as error:
             gone = deleted_meanwhile(checkpoint.folder, checkpoint.commit.attempt)
             raise gone or error from None
@@ -289,7 +289,7 @@ def built(
 ) -> Any:
     """Return the tree: the target's, or the stored one."""
     structure, nodes = manifest.tree, _nodes()
-    if request.form == "names":
+    if request.form == "flat":
         names = [manifest.leaves[wish.leaf].name for wish in wishes.wishes]
         return dict(zip(names, values, strict=True))
     if request.form == "dicts":

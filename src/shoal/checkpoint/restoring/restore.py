@@ -43,7 +43,7 @@ def restore(
     dtype: str = "exact",
     form: str = "tree",
     mode: str = "auto",
-    most_bytes: int | None = None,
+    max_host_bytes: int | None = None,
     merge: Callable[[list[Any]], Any] | None = None,
     processes: Iterable[int] | None = None,
     name: str | None = None,
@@ -89,9 +89,9 @@ def restore(
         a 0-d array is wanted, such as the step of a train state, both convert it.
       form: of the result without a target, or with one layout, mesh or function for all of it:
         "tree": as saved; "dicts": nested dicts, also in place of lists, tuples and classes
-        (the keys of lists are "0", "1", …); "names": one flat dict from names to values.
+        (the keys of lists are "0", "1", …); "flat": one dict from names to values.
       mode: "direct", "exchange", or "auto"; among some processes of the job "auto" is "direct".
-      most_bytes: limit of temporary memory on each process; None: a quarter of what is free, at
+      max_host_bytes: limit of temporary memory on each process; None: a quarter of what is free, at
         most 2 GiB. Data for devices with memory of their own passes through it: at least one leaf
         at a time, as much of it as this process's devices hold.
       merge: merges the list of all per-process values into one, where the job has another
@@ -136,7 +136,7 @@ def restore(
     As a flat dict, whatever classes the tree has:
 
     >>> shoal.save(path + "1", {"layers": [{"w": np.ones(2)}, {"w": np.zeros(2)}]})
-    >>> shoal.restore(path + "1", form="names")
+    >>> shoal.restore(path + "1", form="flat")
     {'layers/0/w': array([1., 1.]), 'layers/1/w': array([0., 0.])}
 
     A number as an array:
@@ -166,7 +166,7 @@ def restore(
         dtype=dtype,
         form=form,
         mode=mode,
-        most_bytes=most_bytes,
+        max_host_bytes=max_host_bytes,
         merge=merge,
         processes=processes,
         name=name,
@@ -187,7 +187,7 @@ def restore_with(
     dtype: str = "exact",
     form: str = "tree",
     mode: str = "auto",
-    most_bytes: int | None = None,
+    max_host_bytes: int | None = None,
     merge: Callable[[list[Any]], Any] | None = None,
     processes: Iterable[int] | None = None,
     name: str | None = None,
@@ -197,7 +197,7 @@ def restore_with(
     deadline = deadline_of("restore", name, timeout_s, "main")
     request = request_of(
         "restore", path, target, only=only, rename=rename, missing_ok=missing_ok, dtype=dtype,
-        mode=mode, form=form, merge=merge, most_bytes=most_bytes,
+        mode=mode, form=form, merge=merge, max_host_bytes=max_host_bytes,
     )  # fmt: skip
     group = group_in(coordinator, "restore", processes)
     if request.mode == "auto" and not group.is_all:
@@ -269,7 +269,7 @@ def request_of(
     mode: object = "auto",
     form: object = "tree",
     merge: Callable[[list[Any]], Any] | None = None,
-    most_bytes: int | None = None,
+    max_host_bytes: int | None = None,
 ) -> RestoreRequest:
     """Check the arguments.
 
@@ -290,8 +290,8 @@ def request_of(
     request = parse_request(folder, target, options, mode)
     if merge is not None and not callable(merge):
         raise UsageTypeError(f"{operation}: merge={merge!r} must be a function of a list of values")
-    most = _most(operation, most_bytes)
-    return request._replace(form=_form(operation, form, request), merge=merge, most_bytes=most)
+    most = _most(operation, max_host_bytes)
+    return request._replace(form=_form(operation, form, request), merge=merge, max_host_bytes=most)
 
 
 def _form(operation: str, form: object, request: RestoreRequest) -> str:
@@ -307,11 +307,11 @@ def _form(operation: str, form: object, request: RestoreRequest) -> str:
     return chosen
 
 
-def _most(operation: str, most_bytes: object) -> int:
-    if most_bytes is None:
+def _most(operation: str, max_host_bytes: object) -> int:
+    if max_host_bytes is None:
         return extra_bytes(None)
-    number = integer(operation, "most_bytes", most_bytes, wanted="a number of bytes")
+    number = integer(operation, "max_host_bytes", max_host_bytes, wanted="a number of bytes")
     if number < BLOCK_BYTES:
         detail = f"at least a block of {BLOCK_BYTES} bytes is read at a time"
-        raise UsageError(f"{operation}: most_bytes={number}: {detail}")
+        raise UsageError(f"{operation}: max_host_bytes={number}: {detail}")
     return number

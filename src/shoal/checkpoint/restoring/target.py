@@ -24,9 +24,9 @@ from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import RestoreMismatchError, UsageError, UsageTypeError, nearest, with_article
 from shoal.plan.patterns import Selection, escaped, leaving_out
 
-OPTIONS = ("only", "rename", "missing_ok", "dtype", "form", "mode", "most_bytes", "merge")
+OPTIONS = ("only", "rename", "missing_ok", "dtype", "form", "mode", "max_host_bytes", "merge")
 DTYPES = ("exact", "safe", "any")
-FORMS = ("tree", "dicts", "names")
+FORMS = ("tree", "dicts", "flat")
 HELD = ("array", "key")  # kinds of leaves that can be placed on devices
 _MOST_LISTED, _MOST_KEPT, _MOST_GUESSED = 50, 8, 10
 _KINDS = {"none": "None", "per_process": "a PerProcess"}  # of leaves that stand for no other

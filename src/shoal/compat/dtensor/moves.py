@@ -174,7 +174,7 @@ def check_layout(tensor: Any, layout: Layout) -> None:
     # the layout of an array on one device says nothing of its dims
     is_any_rank = layout.type == LayoutType.SINGLE_DEVICE
     is_same = found is not None and (is_any_rank or found.sharding_specs == layout.sharding_specs)
-    if not is_same or named_sharding(found.shoal_layout) != named_sharding(wanted):  # type: ignore[union-attr]
+    if found is None or not is_same or named_sharding(found.shoal_layout) != named_sharding(wanted):
         raise UsageError(
             f"dtensor.check_layout: Layout of tensor: {found}, did not match expected layout: "
             f"{layout}"

@@ -46,7 +46,8 @@ _NEEDS = {  # by call and by what is different; "": by anything else
     ("make_mesh", ""): "make_mesh needs the same axes, options and devices on every process.",
     ("put", ""): _PUT,
     ("put", "value"): (
-        f"{_PUT}\nTo compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)."
+        f"{_PUT}\nTo compare only the tree, shapes, dtypes and layouts, pass "
+        "put(..., check_values=False)."
     ),
     ("pack", ""): "pack needs the same tree, shapes, dtypes and layouts on every process.",
     ("relayout", ""): (
@@ -70,7 +71,7 @@ _NEEDS = {  # by call and by what is different; "": by anything else
     ("from_host_local", "value"): (
         "from_host_local needs data that a layout does not split between processes to be equal on "
         "them: split them, or broadcast them first.\n"
-        "To compare only the tree, shapes, dtypes and layouts, pass same=False."
+        "To compare only the tree, shapes, dtypes and layouts, pass check_values=False."
     ),
     ("gradient of to_host_local", ""): (
         "The cotangents of data that several processes hold must be equal on them: each process "
