@@ -43,7 +43,7 @@ def plan(devices: int) -> None:
     layout = Layout(mesh, "model", "data")
     compare("mesh", case, {"shoal": lambda: Mesh(axes), "jax": lambda: jax_mesh(axes)})
     ids = np.random.RandomState(0).permutation(devices)
-    compare("mesh of reordered ids", case, {"shoal": lambda: Mesh(axes, ids)})
+    compare("mesh of reordered ids", case, {"shoal": lambda: Mesh(axes, device_ids=ids)})
     compare("layout", case, {"shoal": lambda: Layout(mesh, "model", "data")})
     compare("HLO text, version 1", case, {"shoal": lambda: hlo_text(layout, 1)})
     whole_plans(case, axes, shape)

@@ -26,7 +26,7 @@ def grids(draw: st.DrawFn, *, axis_types: str | None = None) -> Mesh:
     ids = draw(st.permutations(range(DEVICES)))[:size]
     kinds = st.sampled_from(["auto", "explicit"])
     types = {name: axis_types or draw(kinds) for name in names}
-    return Mesh(list(zip(names, sizes, strict=True)), ids, axis_types=types)
+    return Mesh(list(zip(names, sizes, strict=True)), device_ids=ids, axis_types=types)
 
 
 @st.composite

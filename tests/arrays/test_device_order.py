@@ -56,7 +56,7 @@ def test_tpus_are_placed_as_planned(rows, axes, asked):
     owners = {one["id"]: one["process"] for one in rows}
     assert all(owners[one] == order.mesh.processes.flat[at]
                for at, one in enumerate(order.mesh.device_ids.flat))  # fmt: skip
-    assert (order.mesh.kind, order.mesh.name) == ("tpu", "pod")
+    assert (order.mesh.kind, order.mesh.label) == ("tpu", "pod")
     assert set(order.mesh.axis_types.values()) == {"explicit"}
 
 
@@ -66,7 +66,7 @@ def test_hosts_stand_process_after_process(platform, counts):
     rows = hosts(platform, counts)
     order = made(rows, {"a": 2, "b": 4})
     ids, owners = ([one[name] for one in rows] for name in ("id", "process"))
-    assert order.mesh == Mesh({"a": 2, "b": 4}, ids, owners, platform)
+    assert order.mesh == Mesh({"a": 2, "b": 4}, device_ids=ids, processes=owners, kind=platform)
     assert made(rows[::-1], {"a": 2, "b": 4}).mesh == order.mesh
 
 

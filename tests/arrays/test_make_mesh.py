@@ -37,9 +37,9 @@ def test_one_size_may_be_left_open():
 
 
 def test_axis_types_and_name():
-    mesh = make_mesh({"data": -1, "model": 2}, axis_types={"data": "explicit"}, name="pod")
+    mesh = make_mesh({"data": -1, "model": 2}, axis_types={"data": "explicit"}, label="pod")
     assert (mesh.axis_types["data"], mesh.axis_types["model"]) == ("explicit", "auto")
-    assert mesh.name == "pod"
+    assert mesh.label == "pod"
 
 
 def test_fewer_devices_are_named():
@@ -214,7 +214,7 @@ def test_meshes_are_registered_once_from_all_threads():
 
     def make(number):
         meet.wait()
-        made.append(make_mesh({f"axis {number % 2}": 8}, name="threads"))
+        made.append(make_mesh({f"axis {number % 2}": 8}, label="threads"))
 
     threads = [threading.Thread(target=make, args=[number]) for number in range(8)]
     for thread in threads:

@@ -22,7 +22,7 @@ def in_job(trees, tiled=False, **options):
 
     def go(coordinator):
         tree = trees[coordinator.process]
-        return allgather.on(coordinator, tree, tiled, timeout_s=PATIENCE_S, **options)
+        return allgather.on(coordinator, tree, tiled=tiled, timeout_s=PATIENCE_S, **options)
 
     return run_all(LocalJob(len(trees)), go)
 

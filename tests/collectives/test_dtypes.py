@@ -79,7 +79,7 @@ def test_every_dtype_arrives_bit_for_bit(dtype, shape):
         assert_same.on(coordinator, given, **options)
         sent = broadcast.on(coordinator, given, 0, **options)
         many = allgather.on(coordinator, given, **options)
-        tiled = allgather.on(coordinator, given, True, **options)
+        tiled = allgather.on(coordinator, given, tiled=True, **options)
         return sent, many, tiled
 
     for sent, many, tiled in run_all(LocalJob(2), run):
@@ -137,7 +137,7 @@ def test_large_text_is_streamed():
 
     def run(coordinator):
         sent = broadcast.on(coordinator, text, timeout_s=PATIENCE_S)
-        return sent, allgather.on(coordinator, text, True, timeout_s=PATIENCE_S)
+        return sent, allgather.on(coordinator, text, tiled=True, timeout_s=PATIENCE_S)
 
     for sent, gathered in run_all(LocalJob(2), run):
         np.testing.assert_array_equal(sent, text)

@@ -45,7 +45,7 @@ def works_among(coordinator, group):
         found = allgather.on(coordinator, {"w": own, "who": f"process {me}"}, **options)
         assert np.array_equal(found["w"], rows)
         assert found["who"] == [f"process {p}" for p in members]
-        long = allgather.on(coordinator, own[: len(own) - me], True, **options)
+        long = allgather.on(coordinator, own[: len(own) - me], tiled=True, **options)
         cut = [row[: len(row) - p] for row, p in zip(rows, members, strict=True)]
         assert np.array_equal(long, np.concatenate(cut))
         for to in members:

@@ -350,7 +350,7 @@ def test_shoals_values_behind_them():
     assert mesh.shoal_mesh.device_ids.tolist() == [[3, 1], [0, 7]]
     assert Layout(["y", dtensor.UNSHARDED], mesh).shoal_layout.dims == ("y", None)
     offset = Mesh(["x"], np.arange(3, 5), [3, 4], ["CPU:0", "CPU:1"], "named")
-    assert offset.shoal_mesh.name == "named"
+    assert offset.shoal_mesh.label == "named"
     assert offset.shoal_mesh.is_iota
     with pytest.raises(ValueError, match=r"no such cpu devices: .*CPU:9"):
         assert Mesh(["x"], np.arange(1), [0], ["CPU:9"]).shoal_mesh

@@ -42,7 +42,7 @@ def test_nothing_is_read_or_moved():
 
 def test_a_sharding_leaves_out_dims_as_in_jax():
     given = NamedSharding(named_sharding(Layout(MESH)).mesh, PartitionSpec("data"))
-    assert describe(given, (8, 6)) == describe(Layout(MESH, "data", None), (8, 6))
+    assert describe(given, shape=(8, 6)) == describe(Layout(MESH, "data", None), shape=(8, 6))
     assert describe(given) == describe(Layout(MESH, "data"))
 
 
@@ -55,4 +55,4 @@ def test_what_has_no_placement():
         with pytest.raises(UsageError, match=f"not {shown}"):
             describe(value)
     with pytest.raises(UsageError, match=r"the array has shape \(3,\), not \(4,\)"):
-        describe(jnp.ones(3), (4,))
+        describe(jnp.ones(3), shape=(4,))

@@ -77,7 +77,7 @@ def test_a_layout_over_two_processes():
 
 
 def test_a_mesh_over_two_processes():
-    mesh = Mesh({"data": 2, "model": 2}, [3, 2, 1, 0], processes=[0, 0, 1, 1])
+    mesh = Mesh({"data": 2, "model": 2}, device_ids=[3, 2, 1, 0], processes=[0, 0, 1, 1])
     assert describe(mesh) == (
         "Mesh(data=2, model=2; 4 cpu devices, 2 processes, ids 3..0, auto axes)\n"
         "┌────────┬─────────┬─────────┐\n"
@@ -93,7 +93,7 @@ def test_a_mesh_over_two_processes():
 
 def test_large_things_are_cut_to_what_people_can_see():
     mesh = Mesh({"a": 64, "x": 64, "y": 64})
-    for text in (describe(mesh), describe(Layout(mesh, "a", "x", "y"), (128, 128, 640))):
+    for text in (describe(mesh), describe(Layout(mesh, "a", "x", "y"), shape=(128, 128, 640))):
         assert "4 of 64 panels are shown" in text
         assert "…" in text
         assert len(text.splitlines()) < 200
@@ -199,4 +199,4 @@ def test_other_things_are_refused():
     with pytest.raises(UsageError, match="not 3"):
         describe(3)
     with pytest.raises(UsageError, match="rank 2"):
-        describe(Layout(Mesh({"x": 2}), "x"), (4, 4))
+        describe(Layout(Mesh({"x": 2}), "x"), shape=(4, 4))

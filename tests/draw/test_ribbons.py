@@ -64,7 +64,7 @@ def test_where_nothing_is_sent():
 
 
 def test_many_rounds_are_cut_short():
-    many, one = Mesh({"x": 32}), Mesh({}, [40])
+    many, one = Mesh({"x": 32}), Mesh({}, device_ids=[40])
     traffic = traffic_of(plan_transfer(Layout(many, "x"), Layout(one, None), (32,), 4))
     assert len(traffic.flows) == 32
     assert "8 more rounds are not shown" in ribbons_svg(traffic)

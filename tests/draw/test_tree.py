@@ -33,7 +33,7 @@ LAYOUTS = shoal.match_layouts({"**/kernel": ("data", "model"), "**": ()}, SHAPES
 
 def test_a_tree_of_layouts_and_shapes():
     assert (
-        shoal.describe(LAYOUTS, SHAPES)
+        shoal.describe(LAYOUTS, shape=SHAPES)
         == """\
 8 leaves on data=4 model=2
 ┌────────────────────┬─────────────────┬───────────────┬────────────┬─────────┬────────┐
@@ -54,13 +54,13 @@ whole on every device: 900 B in 5 of 8 leaves"""
 
 def test_arrays_are_described_as_their_layouts_and_shapes():
     state = shoal.create(init, layouts=LAYOUTS)
-    assert shoal.describe(state) == shoal.describe(LAYOUTS, SHAPES)
+    assert shoal.describe(state) == shoal.describe(LAYOUTS, shape=SHAPES)
     jax.tree.map(lambda array: array.delete(), state)
-    assert shoal.describe(state) == shoal.describe(LAYOUTS, state)
+    assert shoal.describe(state) == shoal.describe(LAYOUTS, shape=state)
 
 
 def test_a_prefix_of_layouts_and_values_of_the_host():
-    text = shoal.describe(Layout(MESH, "data", None), (8, 8))
+    text = shoal.describe(Layout(MESH, "data", None), shape=(8, 8))
     assert "[8, 8] as Layout(data, -" in text
     array = shoal.put(np.ones((8, 8), np.float32), Layout(MESH, "data", None))
     text = shoal.describe({"x": array, "epoch": 3})
@@ -72,9 +72,9 @@ def test_what_cannot_be_described():
     with pytest.raises(UsageError, match="has no sizes; give the tree of shapes, too"):
         shoal.describe(LAYOUTS)
     with pytest.raises(UsageError, match=r"describe: \['head'\]: shape \(8, 8\) has rank 2"):
-        shoal.describe(LAYOUTS | {"head": Layout(MESH)}, SHAPES)
+        shoal.describe(LAYOUTS | {"head": Layout(MESH)}, shape=SHAPES)
     with pytest.raises(UsageError, match=r"\['haed'\]: a layout, but no leaf; did you mean"):
-        shoal.describe({"haed": Layout(MESH)}, {"head": SHAPES["head"]})
+        shoal.describe({"haed": Layout(MESH)}, shape={"head": SHAPES["head"]})
 
 
 def test_the_same_picture_as_svg_and_as_a_page():
@@ -109,7 +109,7 @@ def test_sums_are_those_of_all_devices(pairs):
 
 
 def test_what_lies_on_one_device_is_not_whole_on_every_device():
-    one = Placed("a", (3,), "float32", 4, Layout(Mesh({}, [5]), None))
+    one = Placed("a", (3,), "float32", 4, Layout(Mesh({}, device_ids=[5]), None))
     split = Placed("b", (8,), "float32", 4, Layout(Mesh({"x": 8}), "x"))
     assert "whole on every device" not in to_text(draw_tree([one, split]))
     whole = Placed("c", (8,), "float32", 4, Layout(Mesh({"x": 8}), None))

@@ -33,7 +33,7 @@ def of_kind(*kinds):
 
 def mesh_of(case):
     names = case["axis_names"] or [f"axis{i}" for i in range(len(case["mesh_shape"]))]
-    return Mesh(list(zip(names, case["mesh_shape"], strict=True)), case["device_ids"])
+    return Mesh(list(zip(names, case["mesh_shape"], strict=True)), device_ids=case["device_ids"])
 
 
 def layout_of(case, mesh):

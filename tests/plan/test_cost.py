@@ -64,7 +64,7 @@ def test_the_busiest_port_is_that_of_counting_every_message(name):
         axes = {"a": count // size, "b": size}
         own = topology.device_ids.ravel()
         for ids in (own, *(shuffled.permutation(own) for _ in range(4))):
-            mesh = Mesh(axes, ids)
+            mesh = Mesh(axes, device_ids=ids)
             for collective, wanted in through_ports(topology, mesh, "b").items():
                 found = cost(topology, mesh, collective, "b", BYTES, links=FAR)
                 assert (found.link_bytes if found.link == "far" else 0) == wanted
@@ -101,7 +101,7 @@ def test_slices_of_one_chip_have_only_their_network():
 
 def test_slices_that_differ_have_their_own_stages():
     topology = parse("v5e:2x2 + v5e:2x4")
-    mesh = Mesh({"data": 12}, topology.device_ids.ravel())
+    mesh = Mesh({"data": 12}, device_ids=topology.device_ids.ravel())
     found = cost(topology, mesh, "all_gather", "data", BYTES, links=NEAR)
     alone = [
         cost(one, place(one, {"data": one.num_devices}), "all_gather", "data", BYTES, links=NEAR)
@@ -140,7 +140,7 @@ def test_nothing_costs_nothing(name):
 
 def test_what_all_leave_costs_their_hosts_nothing():
     topology = parse("gpu:2 hosts x 2")
-    mesh = Mesh({"x": 4}, [0, 2, 1, 3])  # to and fro between the hosts
+    mesh = Mesh({"x": 4}, device_ids=[0, 2, 1, 3])  # to and fro between the hosts
     assert cost(topology, mesh, "permute", "x", 8, links=NEAR).seconds < 1e-20
     assert cost(topology, Mesh({"x": 4}), "permute", "x", 8, links=NEAR).seconds == 8.0
 
@@ -218,7 +218,7 @@ def test_pairs_beyond_counting_are_refused():
     topology = parse("v5p:16x16x32")
     ids = np.random.default_rng(0).permutation(topology.num_devices)
     with pytest.raises(UsageError, match="pairs of devices would be routed one by one"):
-        cost(topology, Mesh({"a": 2, "b": 4096}, ids), "all_to_all", "b", 1)
+        cost(topology, Mesh({"a": 2, "b": 4096}, device_ids=ids), "all_to_all", "b", 1)
 
 
 def test_links_of_what_is_no_topology_or_no_speed():

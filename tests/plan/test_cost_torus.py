@@ -34,7 +34,7 @@ def meshes(torus, seed):
         if len(sizes) == 2:
             mesh = place(torus, list(zip(NAMES, sizes, strict=False)))
             yield mesh
-            yield Mesh(mesh.axes, ids.permutation(mesh.device_ids.ravel()))
+            yield Mesh(mesh.axes, device_ids=ids.permutation(mesh.device_ids.ravel()))
 
 
 def is_box(groups):
@@ -127,7 +127,7 @@ def test_the_times_of_the_scaling_book():
     """Chapter "Sharded matrices": an all-gather takes V / (2 W k), an all-to-all a quarter."""
     torus, volume = parse("v5p:8x8x8"), 1 << 40
     speed = links_of(torus).near.bytes_per_s
-    mesh = Mesh({"x": 8, "y": 8, "z": 8}, torus.device_ids.ravel())
+    mesh = Mesh({"x": 8, "y": 8, "z": 8}, device_ids=torus.device_ids.ravel())
     for axes in (("x",), ("x", "y"), ("x", "y", "z")):
         found = cost(torus, mesh, "all_gather", axes, volume)
         received = 1 - 1 / 8 ** len(axes)
@@ -143,7 +143,7 @@ def test_an_order_of_single_hops_is_never_costlier():
         torus = parse(name)
         best = place(torus, {"a": torus.num_devices})
         for _ in range(20):
-            other = Mesh(best.axes, shuffled.permutation(best.device_ids.ravel()))
+            other = Mesh(best.axes, device_ids=shuffled.permutation(best.device_ids.ravel()))
             for collective in COLLECTIVES:
                 ours, theirs = (costs(torus, mesh, collective, "a") for mesh in (best, other))
                 assert ours.seconds <= theirs.seconds
@@ -153,7 +153,7 @@ def test_an_order_of_single_hops_is_never_costlier():
 def test_lines_far_apart_share_the_links():
     """Axis b lies within axis a: its groups' rings have strides, and share every link."""
     torus = parse("torus:16 wrap=x")
-    mesh = Mesh({"a": 4, "b": 4}, torus.device_ids.ravel())
+    mesh = Mesh({"a": 4, "b": 4}, device_ids=torus.device_ids.ravel())
     near, far = (costs(torus, mesh, "all_gather", axis) for axis in "ba")
     # b: lines of four beside each other, 3 shards over the last link. a: rings of four, four to a
     # link, each with 3/2 shards.
@@ -164,8 +164,8 @@ def test_lines_far_apart_share_the_links():
 
 def test_cores_share_the_links_of_their_chip():
     single, double = parse("torus:4 wrap=x"), parse("torus:4 wrap=x cores=2")
-    one = costs(single, Mesh({"x": 4}, single.device_ids.ravel()), "all_gather", "x")
-    mesh = Mesh({"x": 4, "core": 2}, double.device_ids)
+    one = costs(single, Mesh({"x": 4}, device_ids=single.device_ids.ravel()), "all_gather", "x")
+    mesh = Mesh({"x": 4, "core": 2}, device_ids=double.device_ids)
     assert costs(double, mesh, "all_gather", "x").link_bytes == 2 * one.link_bytes
     inner = costs(double, mesh, "all_gather", "core")
     assert (inner.link_bytes, inner.link, inner.steps) == (0, "in chip", 1)
@@ -173,15 +173,15 @@ def test_cores_share_the_links_of_their_chip():
 
 def test_part_of_the_devices_leaves_links_to_the_rest():
     torus = parse("torus:4x4 wrap=xy")
-    mesh = Mesh({"x": 4}, torus.device_ids[:, 0, 0])
-    half = Mesh({"a": 2, "x": 2}, torus.device_ids[:, 0, 0])
+    mesh = Mesh({"x": 4}, device_ids=torus.device_ids[:, 0, 0])
+    half = Mesh({"a": 2, "x": 2}, device_ids=torus.device_ids[:, 0, 0])
     assert costs(torus, mesh, "all_gather", "x").link == "ICI x"
     assert costs(torus, half, "all_to_all", "x").link_bytes == BYTES // 2
 
 
 def test_the_link_that_binds():
     torus = parse("torus:4x4 wrap=x")
-    mesh = Mesh({"x": 4, "y": 4}, torus.device_ids.ravel())
+    mesh = Mesh({"x": 4, "y": 4}, device_ids=torus.device_ids.ravel())
     links = [costs(torus, mesh, "all_reduce", axes).link for axes in ("x", "y", ("x", "y"))]
     assert links == ["ICI x", "ICI y", "ICI xy"]
 
@@ -189,7 +189,7 @@ def test_the_link_that_binds():
 def test_any_order_of_many_chips_is_judged():
     torus = parse("v5p:16x16x16")
     ids = np.random.default_rng(3).permutation(torus.num_devices)
-    mesh = Mesh({"a": 64, "b": 64}, ids)
+    mesh = Mesh({"a": 64, "b": 64}, device_ids=ids)
     placed = place(torus, mesh.axes)
     for collective, axis in itertools.product(COLLECTIVES, "ab"):
         ours, theirs = (costs(torus, m, collective, axis) for m in (placed, mesh))

@@ -51,7 +51,7 @@ def test_as_counted_by_hand(text, data):
     ids = data.draw(st.permutations(topology.device_ids.ravel().tolist()))
     count = topology.num_devices
     rows = data.draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0]))
-    mesh = Mesh({"a": rows, "b": count // rows}, ids)
+    mesh = Mesh({"a": rows, "b": count // rows}, device_ids=ids)
     assert hops_of(topology, mesh) == counted(topology, mesh)
 
 
@@ -64,7 +64,9 @@ def test_a_placed_mesh_and_part_of_it(text):
         except ValueError:
             continue  # slices that differ
         assert hops_of(topology, mesh) == counted(topology, mesh)
-    part = Mesh({"a": 2}, list(itertools.islice(topology.device_ids.ravel().tolist(), 2)))
+    part = Mesh(
+        {"a": 2}, device_ids=list(itertools.islice(topology.device_ids.ravel().tolist(), 2))
+    )
     assert hops_of(topology, part) == counted(topology, part)
 
 

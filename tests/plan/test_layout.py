@@ -90,7 +90,7 @@ def test_text_reads_well():
     pending = Layout(MESH, None, partial={"seq": "sum", "model": "max"})
     assert pending.text == "- | max over model, sum over seq @ data=4 model=2 seq=2"
     assert Layout(MESH).text == "() @ data=4 model=2 seq=2"
-    assert len(repr(Layout(Mesh({"x": 4096}, range(1, 4097)), "x"))) < 120
+    assert len(repr(Layout(Mesh({"x": 4096}, device_ids=range(1, 4097)), "x"))) < 120
     assert len(repr(Layout(Mesh({"x": 4096}, processes=np.arange(4096) % 7), "x"))) < 120
 
 

@@ -81,17 +81,17 @@ def test_host_mesh_of_what():
 
 
 def test_submesh_drops_or_keeps_an_axis_like_numpy():
-    mesh = Mesh({"x": 4, "y": 2}, np.arange(8)[::-1], processes=[0, 0, 0, 0, 1, 1, 2, 2])
+    mesh = Mesh({"x": 4, "y": 2}, device_ids=np.arange(8)[::-1], processes=[0, 0, 0, 0, 1, 1, 2, 2])
     grid = mesh.device_ids
     picked = mesh.submesh(x=1)
     assert picked.axis_names == ("y",)
     assert (picked.device_ids == grid[1]).all()
     assert (mesh.submesh(x=slice(1, None, 2)).device_ids == grid[1::2]).all()
     assert (mesh.submesh(x=-1, y=slice(1)).device_ids == grid[-1, :1]).all()
-    assert mesh.submesh(x=0, y=0) == Mesh({}, 7)
+    assert mesh.submesh(x=0, y=0) == Mesh({}, device_ids=7)
     assert mesh.submesh(x=0, y=0).device_ids.shape == ()
     assert mesh.submesh(x=np.array(1)) == mesh.submesh(x=np.int8(1)) == picked
-    assert Mesh({"self": 2, "x": 2}).submesh(self=1) == Mesh({"x": 2}, [2, 3])
+    assert Mesh({"self": 2, "x": 2}).submesh(self=1) == Mesh({"x": 2}, device_ids=[2, 3])
     assert mesh.submesh(x=slice(2, 4)).processes.tolist() == [[1, 1], [2, 2]]
     assert mesh.submesh() == mesh
     iota = Mesh({"x": 4, "y": 2})
@@ -101,20 +101,20 @@ def test_submesh_drops_or_keeps_an_axis_like_numpy():
 
 def test_values_that_say_the_same_are_equal():
     plain = Mesh({"x": 2, "y": 2})
-    assert Mesh([("x", 2), ("y", 2)], [[0, 1], [2, 3]], [0, 0, 0, 0]) == plain
+    assert Mesh([("x", 2), ("y", 2)], device_ids=[[0, 1], [2, 3]], processes=[0, 0, 0, 0]) == plain
     assert Mesh({"x": np.int32(2), "y": 2}, processes=0) == plain
     assert plain != Mesh({"y": 2, "x": 2})
     assert plain != Mesh({"x": 2, "y": 2}, kind="gpu")
-    assert plain != Mesh({"x": 2, "y": 2}, name="a")
+    assert plain != Mesh({"x": 2, "y": 2}, label="a")
     assert plain != Mesh({"x": 2, "y": 2}, processes=1)
     assert plain != Mesh({"x": 2, "y": 2}, axis_types="explicit")
-    assert plain != Mesh({"x": 2, "y": 2}, [3, 2, 1, 0])
+    assert plain != Mesh({"x": 2, "y": 2}, device_ids=[3, 2, 1, 0])
     assert (plain == 3) is False
 
 
 @pytest.mark.parametrize(("device_ids", "processes"), [([3, 1, 0, 2], [0, 1, 0, 1])])
 def test_nothing_that_a_mesh_hands_out_can_be_made_writable(device_ids, processes):
-    mesh = Mesh({"x": 4}, device_ids, processes)
+    mesh = Mesh({"x": 4}, device_ids=device_ids, processes=processes)
     for again in (mesh, pickle.loads(pickle.dumps(mesh)), copy.deepcopy(mesh)):
         for view in (again.device_ids, again.processes):
             while isinstance(view, np.ndarray):
@@ -122,14 +122,14 @@ def test_nothing_that_a_mesh_hands_out_can_be_made_writable(device_ids, processe
                     view.flags.writeable = True
                 view = view.base
     source = np.array([[3, 9], [1, 9], [0, 9], [2, 9]])[:, 0]  # strided, and somebody else's
-    aliased = Mesh({"x": 4}, source)
+    aliased = Mesh({"x": 4}, device_ids=source)
     source[:] = 7
     assert aliased.device_ids.tolist() == [3, 1, 0, 2]
 
 
 def test_a_mesh_cannot_be_changed():
     ids = np.array([3, 1, 0, 2])
-    mesh = Mesh({"x": 4}, ids, processes=[0, 1, 0, 1])
+    mesh = Mesh({"x": 4}, device_ids=ids, processes=[0, 1, 0, 1])
     before = mesh.text
     ids[0] = 7
     assert mesh.text == before
@@ -152,7 +152,7 @@ def test_ids_from_zero_store_nothing_per_device():
         sys.getsizeof(getattr(large, slot)) for slot in Mesh.__slots__ if hasattr(large, slot)
     )
     assert stored < 2000
-    assert Mesh({"x": 1 << 10}, np.arange(1 << 10))._ids is None
+    assert Mesh({"x": 1 << 10}, device_ids=np.arange(1 << 10))._ids is None
     assert large.position((1 << 39) + 1) == (1 << 39) + 1
     assert large.processes.strides == (0, 0)
 
@@ -161,24 +161,34 @@ def test_repr_says_what_matters():
     assert repr(Mesh({"data": 4, "model": 2})) == (
         "Mesh(data=4, model=2; 8 cpu devices, 1 process, auto axes)"
     )
-    assert repr(Mesh({"x": 2}, [1, 0], [0, 1], "gpu", "a", axis_types="explicit")) == (
-        "Mesh('a': x=2; 2 gpu devices, 2 processes, ids 1..0, explicit axes)"
-    )
+    assert repr(
+        Mesh(
+            {"x": 2},
+            device_ids=[1, 0],
+            processes=[0, 1],
+            kind="gpu",
+            label="a",
+            axis_types="explicit",
+        )
+    ) == ("Mesh('a': x=2; 2 gpu devices, 2 processes, ids 1..0, explicit axes)")
     mixed = Mesh({"x": 1, "y": 1}, axis_types={"y": "explicit"})
     assert repr(mixed) == "Mesh(x=1, y=1; 1 cpu device, 1 process, explicit axes: y)"
     assert repr(Mesh({})) == "Mesh(no axes; 1 cpu device, 1 process, auto axes)"
-    assert len(repr(Mesh({"x": 4096}, np.random.RandomState(0).permutation(4096)))) < 120
+    assert len(repr(Mesh({"x": 4096}, device_ids=np.random.RandomState(0).permutation(4096)))) < 120
 
 
 BAD = [
     (lambda: Mesh({"": 2}), ["an axis name is empty"]),
     (lambda: Mesh([("x", 2), ("x", 2)]), ["axis 'x' is repeated"]),
-    (lambda: Mesh({"x": 3}, [0, 1]), ["2 device ids for 3 = 3 positions"]),
-    (lambda: Mesh({"x": 2, "y": 2}, [[0, 1, 2, 3]]), ["1x4 device ids for 2x2 = 4 positions"]),
-    (lambda: Mesh({"x": 4}, [1, 1, 2, 2]), ["repeated: 1, 2"]),
-    (lambda: Mesh({"x": 3}, [0, -1, -5]), ["negative: -1, -5"]),
-    (lambda: Mesh({"x": 2}, [0.0, 1.0]), ["row of integers"]),
-    (lambda: Mesh({"x": 2}, [True, False]), ["row of integers"]),
+    (lambda: Mesh({"x": 3}, device_ids=[0, 1]), ["2 device ids for 3 = 3 positions"]),
+    (
+        lambda: Mesh({"x": 2, "y": 2}, device_ids=[[0, 1, 2, 3]]),
+        ["1x4 device ids for 2x2 = 4 positions"],
+    ),
+    (lambda: Mesh({"x": 4}, device_ids=[1, 1, 2, 2]), ["repeated: 1, 2"]),
+    (lambda: Mesh({"x": 3}, device_ids=[0, -1, -5]), ["negative: -1, -5"]),
+    (lambda: Mesh({"x": 2}, device_ids=[0.0, 1.0]), ["row of integers"]),
+    (lambda: Mesh({"x": 2}, device_ids=[True, False]), ["row of integers"]),
     (lambda: Mesh({"x": 2.0}), ["size 2.0 must be an integer"]),
     (lambda: Mesh({"x": True}), ["size True must be an integer"]),
     (lambda: Mesh({"x": 0, "y": -3}), ["size 0", "size -3"]),
@@ -191,8 +201,8 @@ BAD = [
     (lambda: Mesh({"x": 2}, axis_types={0: "explicit", "": "auto"}), ["axis 0", "axis ''"]),
     (lambda: Mesh({"x": 1, "y": 1}, axis_types={"x": 1, "y": "a"}), ["['x']=1", "['y']='a'"]),
     (lambda: Mesh([([1], 2)]), ["axis name [1] must be a string"]),
-    (lambda: Mesh({"x": 2}, np.array([1, 0], "m8[s]")), ["row of integers"]),
-    (lambda: Mesh({"x": 2}, [2**63, 0]), ["integers"]),
+    (lambda: Mesh({"x": 2}, device_ids=np.array([1, 0], "m8[s]")), ["row of integers"]),
+    (lambda: Mesh({"x": 2}, device_ids=[2**63, 0]), ["integers"]),
     (lambda: Mesh({f"a{i}": 1 for i in range(65)}), ["65 axes", "64"]),
     (lambda: Mesh({"x": 2**32, "y": 2**32}), ["4294967296x4294967296", "64 bits"]),
     (lambda: Mesh({"a\ud800": 2}), ["surrogate"]),
@@ -204,7 +214,7 @@ BAD = [
         ["3 must be a string", "empty", "1.5", "kind 4 must be"],
     ),
     (
-        lambda: Mesh({"x": 2}, [-1, -1], [1, 2, 3]),
+        lambda: Mesh({"x": 2}, device_ids=[-1, -1], processes=[1, 2, 3]),
         ["negative: -1", "repeated: -1", "3 processes for 2"],
     ),
 ]
@@ -233,7 +243,7 @@ def test_wrong_types_are_type_errors_too():
     with pytest.raises(UsageTypeError):
         Mesh({"x": 2.0})
     with pytest.raises(TypeError):
-        Mesh({"x": 2}, [0.5, 1.5])
+        Mesh({"x": 2}, device_ids=[0.5, 1.5])
 
 
 @pytest.mark.parametrize(
@@ -283,16 +293,16 @@ def test_any_text_is_read_or_refused(parse, text):
 
 def test_long_texts_are_read_in_linear_time():
     ids = np.random.RandomState(0).permutation(200_000)
-    mesh = Mesh({"x": 200_000}, ids, ids)
+    mesh = Mesh({"x": 200_000}, device_ids=ids, processes=ids)
     assert Mesh.parse(mesh.text) == mesh  # minutes, if each word copied what is left
 
 
 @pytest.mark.parametrize("kind", [str, np.str_, type("Text", (str,), {"__str__": lambda s: "no"})])
 def test_names_are_plain_whatever_they_came_as(kind):
     mesh = Mesh(
-        {kind("data"): 2}, kind=kind("gpu"), name=kind("a"), axis_types={kind("data"): "auto"}
+        {kind("data"): 2}, kind=kind("gpu"), label=kind("a"), axis_types={kind("data"): "auto"}
     )
-    assert {type(mesh.axis_names[0]), type(mesh.kind), type(mesh.name)} == {str}
+    assert {type(mesh.axis_names[0]), type(mesh.kind), type(mesh.label)} == {str}
     assert mesh.text == "data=2 | kind gpu | name a"
 
 
@@ -313,13 +323,13 @@ def test_large_meshes_cost_nothing_per_device():
 
 
 def test_a_repr_stays_on_one_line():
-    assert "\n" not in repr(Mesh({"a\nb": 1}, kind="c\nd", name="e\nf"))
+    assert "\n" not in repr(Mesh({"a\nb": 1}, kind="c\nd", label="e\nf"))
 
 
 def test_unknown_devices_are_refused():
     with pytest.raises(UsageError, match=r"device 8 is not in .* ids: 0..7"):
         Mesh({"x": 8}).coords(8)
     with pytest.raises(UsageError, match="device 0 is not in"):
-        Mesh({"x": 2}, [5, 6]).position(0)
+        Mesh({"x": 2}, device_ids=[5, 6]).position(0)
     with pytest.raises(UsageError, match=r"device_id=1.0 must be a whole number"):
         Mesh({"x": 2}).coords(1.0)

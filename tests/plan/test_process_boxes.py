@@ -38,7 +38,7 @@ def shared_meshes(draw):
     ids = draw(st.permutations(range(count))) if draw(st.booleans()) else None
     axes = list(zip("abc", sizes, strict=False))
     types = {name: draw(st.sampled_from(["auto", "explicit"])) for name, _ in axes}
-    return Mesh(axes, ids, processes, axis_types=types)
+    return Mesh(axes, device_ids=ids, processes=processes, axis_types=types)
 
 
 def held(layout, process):

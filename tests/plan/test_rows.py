@@ -44,7 +44,7 @@ def test_a_process_holds_what_its_devices_hold(case):
 
 
 def test_replicas_are_all_named():
-    mesh = Mesh({"x": 2, "y": 3}, [5, 3, 1, 0, 2, 4], processes=[0, 1, 2, 0, 2, 1])
+    mesh = Mesh({"x": 2, "y": 3}, device_ids=[5, 3, 1, 0, 2, 4], processes=[0, 1, 2, 0, 2, 1])
     assert row_holders(Layout(mesh, "y", "x")).holders == ((0,), (1, 2), (1, 2))
     assert row_holders(Layout(mesh, None)).holders == ((0, 1, 2),)
 

@@ -176,7 +176,7 @@ def test_the_two_rules_differ_where_two_axes_split_an_uneven_dim():
 
 
 def test_position_and_id_are_two_things():
-    mesh = Mesh({"x": 4}, [30, 10, 20, 0], processes=[1, 1, 0, 0])
+    mesh = Mesh({"x": 4}, device_ids=[30, 10, 20, 0], processes=[1, 1, 0, 0])
     layout = Layout(mesh, "x")
     assert region(layout, (8,), 30) == (slice(0, 2),)
     assert region(layout, (8,), 0) == (slice(6, 8),)

@@ -53,7 +53,7 @@ def every_order(torus, sizes):
             parts = [shares[axis][dim] for dim in dims for axis in nest]
             order = [dim * len(sizes) + nest.index(axis) for axis in axes for dim in dims]
             ids = torus.device_ids.reshape(parts).transpose(order).reshape(sizes)
-            yield Mesh(named(sizes), ids.ravel())
+            yield Mesh(named(sizes), device_ids=ids.ravel())
 
 
 @pytest.mark.parametrize(

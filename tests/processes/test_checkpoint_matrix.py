@@ -23,7 +23,7 @@ def layouts(grid):
     ids = everywhere.device_ids.ravel()[:: 8 // math.prod(grid)]
     processes = everywhere.processes.ravel()[:: 8 // math.prod(grid)]
     axes = list(zip("xy", grid, strict=False))
-    mesh = shoal.Mesh(axes, ids.tolist(), processes.tolist(), kind="cpu")
+    mesh = shoal.Mesh(axes, device_ids=ids.tolist(), processes=processes.tolist(), kind="cpu")
     return [shoal.Layout(mesh, *dims) for dims in SPLITS[len(grid)]]
 
 

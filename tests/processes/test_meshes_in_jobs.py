@@ -38,7 +38,7 @@ def make_alike():
     said = [line for line in lines if "make_mesh" in line]
     ids = [device.id for device in jax.devices()]
     turned = shoal.make_mesh({"x": 4}, devices=ids[::-1])
-    named = shoal.make_mesh({"x": -1}, devices="cpu", across={"x": 2}, name="pod")
+    named = shoal.make_mesh({"x": -1}, devices="cpu", across={"x": 2}, label="pod")
     if shoal.process_index() == 0:  # alone: its own devices
         assert shoal.make_mesh({"x": 2}, devices=ids[:2]).process_indices == (0,)
     theirs = shoal.make_mesh({"x": 2}, devices=ids[2:])  # a process without devices there, too
@@ -63,7 +63,7 @@ def make_otherwise():
     told.append(outcome(lambda: shoal.make_mesh({"x": 2 + 2 * me, "y": -1})))
     told.append(outcome(lambda: shoal.make_mesh({"x": 4}, devices=ids[:: 1 - 2 * me])))
     told.append(outcome(lambda: shoal.make_mesh({"x": 4}, across={"x": 2} if me else None)))
-    told.append(outcome(lambda: shoal.make_mesh({"x": 4}, name=f"pod {me}")))
+    told.append(outcome(lambda: shoal.make_mesh({"x": 4}, label=f"pod {me}")))
     told.append(outcome(lambda: shoal.make_mesh({"x": 4}, devices=[7] if me else None)))
     line = agreed_devices._line
     if me:

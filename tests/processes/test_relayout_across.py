@@ -23,8 +23,8 @@ def mesh_of(*processes, **axes):
     devices = [device for device in jax.devices() if device.process_index in processes]
     return shoal.Mesh(
         axes or {"x": len(devices)},
-        [device.id for device in devices],
-        [device.process_index for device in devices],
+        device_ids=[device.id for device in devices],
+        processes=[device.process_index for device in devices],
     )
 
 

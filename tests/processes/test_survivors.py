@@ -58,7 +58,9 @@ def values_go_round(alive):
 
 def arrays_are_read_where_they_are(alive, tree):
     """Replicas come from survivors, and no device of the dead is asked."""
-    whole = shoal.allgather({"w": tree["by device"], "m": tree["mine"]}, True, processes=alive)
+    whole = shoal.allgather(
+        {"w": tree["by device"], "m": tree["mine"]}, tiled=True, processes=alive
+    )
     assert same_bits(whole["w"], VALUES)
     assert same_bits(whole["m"], VALUES)
     shoal.assert_same(tree | {"own": 0}, processes=alive)

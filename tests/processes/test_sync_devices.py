@@ -99,7 +99,7 @@ def test_the_busy_device_of_another_process_is_named(child_env):
 def drain_other_meshes():
     me = shoal.process_index()
     shape = {"x": 2, "y": 2} if me else {"x": 4}
-    mesh = shoal.Mesh(shape, [device.id for device in jax.devices()],
+    mesh = shoal.Mesh(shape, device_ids=[device.id for device in jax.devices()],
                       processes=[0, 0, 1, 1])  # fmt: skip
     try:
         shoal.sync_devices(mesh)

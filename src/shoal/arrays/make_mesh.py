@@ -75,7 +75,7 @@ def make_mesh(
     contiguous_submeshes: bool | None = None,
     rings: Rings | None = None,
     axis_types: str | Mapping[str, str] = "auto",
-    name: str = "",
+    label: str = "",
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Mesh:
@@ -111,7 +111,7 @@ def make_mesh(
         `place`.
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
-      name: a label; part of equality.
+      label: a name for messages and pictures; part of equality.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
         ends the wait for all.
       lane: the line of execution; see `barrier`.
@@ -148,7 +148,7 @@ def make_mesh(
     with here.call("make_mesh", lane, group) if meets else contextlib.nullcontext():
         if found.problem is not None:
             raise found.problem
-        chosen = _ordered(axes, found, wish, axis_types=axis_types, name=name)
+        chosen = _ordered(axes, found, wish, axis_types=axis_types, label=label)
         if meets:
             _agree(here, found, chosen, group, lane)
     if _LOG.isEnabledFor(logging.DEBUG):
@@ -508,7 +508,7 @@ def ordered(
       given: did the caller list the devices?
       present: all devices of the job, whose links are known.
       described: the text of the topology that the devices stand for, if they do.
-      named: `kind`, `name`, `axis_types` of the mesh.
+      named: `kind`, `label`, `axis_types` of the mesh.
 
     Raises:
       UsageError: as `topology.from_devices` and `placement.place`, in the name of `make_mesh`.
@@ -527,7 +527,7 @@ def ordered(
         placed = _as_make_mesh(lambda: place(topology, pairs, **wanted))
         ids = placed.device_ids.ravel().tolist()
     owners = [process_of[one] for one in ids]
-    return Order(Mesh(pairs, ids, owners, **named), topology, wish)
+    return Order(Mesh(pairs, device_ids=ids, processes=owners, **named), topology, wish)
 
 
 def _around(devices: Sequence[Any], present: Sequence[Any]) -> Sequence[Any] | None:

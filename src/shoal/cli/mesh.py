@@ -175,7 +175,12 @@ def read_mesh(text: str, processes: int = 1) -> Mesh:
         raise UsageError(f"{grid.size} devices cannot be spread evenly over {processes} processes")
     owners = np.repeat(np.arange(processes), grid.size // processes)
     return Mesh(
-        grid.axes, grid.device_ids, owners, grid.kind, grid.name, axis_types=grid.axis_types
+        grid.axes,
+        device_ids=grid.device_ids,
+        processes=owners,
+        kind=grid.kind,
+        label=grid.label,
+        axis_types=grid.axis_types,
     )
 
 

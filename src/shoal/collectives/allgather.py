@@ -48,8 +48,8 @@ _NUMBER = np.dtype("<u8")
 def allgather(
     coordinator: Coordinator,
     tree: Any,
-    tiled: bool = False,
     *,
+    tiled: bool = False,
     to: int | None = None,
     processes: Iterable[int] | None = None,
     name: str | None = None,

@@ -17,7 +17,7 @@ from shoal.plan.transfer.traffic import Traffic
 
 
 @local
-def describe(x: Any, shape: Any = None) -> str:
+def describe(x: Any, *, shape: Any = None) -> str:
     """Return a text picture of the placement of an array, a layout, a mesh or a tree.
 
     Local.

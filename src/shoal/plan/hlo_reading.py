@@ -49,7 +49,7 @@ def layout_of_text(text: str) -> Layout:
     if not isinstance(text, str):
         raise UsageTypeError(f"layout_of_text: {text!r} must be text")
     if one := re.fullmatch(rf"\{{maximal device=({_NUMBER})\}}", text):
-        return Layout(Mesh({}, [int(one[1])]))
+        return Layout(Mesh({}, device_ids=[int(one[1])]))
     if text == "{replicated}":
         return Layout(Mesh({}))
     found = _TILED.fullmatch(text)
@@ -72,7 +72,7 @@ def _mesh(text: str, names: list[str], sizes: list[int], found: re.Match[str]) -
     ids = _ids(found)
     if ids is None or ids.size != math.prod(sizes):
         raise UsageError(f"layout_of_text: {text[:200]!r}: the numbers of devices do not fit")
-    return Mesh(list(zip(names, sizes, strict=True)), ids)
+    return Mesh(list(zip(names, sizes, strict=True)), device_ids=ids)
 
 
 def _ids(found: re.Match[str]) -> NDArray[np.int64] | None:

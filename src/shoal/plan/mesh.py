@@ -45,7 +45,7 @@ class Mesh:
       processes: the process that owns the device at each position, [mesh shape] or flat; or one
         number for all; default 0.
       kind: the platform of the devices: "cpu", "gpu", "tpu".
-      name: a label; part of equality.
+      label: a name for messages and pictures; part of equality.
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
 
@@ -64,25 +64,25 @@ class Mesh:
       True
     """
 
-    __slots__ = ("_explicit", "_hash", "_ids", "_kind", "_name", "_names", "_processes", "_sizes")
+    __slots__ = ("_explicit", "_hash", "_ids", "_kind", "_label", "_names", "_processes", "_sizes")
 
     _names: tuple[str, ...]
     _sizes: tuple[int, ...]
     _ids: IntArray | None  # None: 0..n-1
     _processes: IntArray | int  # one number: all devices belong to it
     _kind: str
-    _name: str
+    _label: str
     _explicit: frozenset[str]
     _hash: int
 
     def __init__(
         self,
         axes: Mapping[str, int] | Iterable[tuple[str, int]],
+        *,
         device_ids: ArrayLike | None = None,
         processes: ArrayLike | None = None,
         kind: str = "cpu",
-        name: str = "",
-        *,
+        label: str = "",
         axis_types: str | Mapping[str, str] = "auto",
     ) -> None:
         problems: list[str] = []
@@ -92,9 +92,9 @@ class Mesh:
         owners = check_processes(processes, shape, problems)
         explicit = check_axis_types(axis_types, names, problems)
         kind = check_name(kind, "kind", problems)
-        name = check_name(name, "name", problems, may_be_empty=True)
+        label = check_name(label, "label", problems, may_be_empty=True)
         raise_all("Mesh", problems)
-        self._fill(names, sizes, ids, owners, kind, name, explicit)
+        self._fill(names, sizes, ids, owners, kind, label, explicit)
 
     def _fill(
         self,
@@ -103,7 +103,7 @@ class Mesh:
         ids: IntArray | None,
         processes: IntArray | int,
         kind: str,
-        name: str,
+        label: str,
         explicit: frozenset[str],
     ) -> None:
         """Set the fields of a validated value, in normal form."""
@@ -112,9 +112,9 @@ class Mesh:
         if not isinstance(processes, int):
             first = int(processes.item(0))
             processes = first if (processes == first).all() else _freeze(processes, sizes)
-        content = (names, sizes, _bytes_of(ids), _bytes_of(processes), kind, name, explicit)
-        fields = (names, sizes, ids, processes, kind, name, explicit, hash(content))
-        order = ("_names", "_sizes", "_ids", "_processes", "_kind", "_name", "_explicit", "_hash")
+        content = (names, sizes, _bytes_of(ids), _bytes_of(processes), kind, label, explicit)
+        fields = (names, sizes, ids, processes, kind, label, explicit, hash(content))
+        order = ("_names", "_sizes", "_ids", "_processes", "_kind", "_label", "_explicit", "_hash")
         for field, value in zip(order, fields, strict=True):
             object.__setattr__(self, field, value)
 
@@ -150,9 +150,9 @@ class Mesh:
         return self._kind
 
     @property
-    def name(self) -> str:
-        """The label."""
-        return self._name
+    def label(self) -> str:
+        """A name for messages and pictures; part of equality."""
+        return self._label
 
     @property
     def axis_types(self) -> Mapping[str, str]:
@@ -236,9 +236,15 @@ class Mesh:
         if per == "process":
             owners = self.process_indices
             ids = [int(self.local(process).min()) for process in owners]
-            return Mesh({"process": len(owners)}, ids, owners, "cpu", self._name)
+            return Mesh(
+                {"process": len(owners)},
+                device_ids=ids,
+                processes=owners,
+                kind="cpu",
+                label=self._label,
+            )
         return Mesh._of(
-            self._names, self._sizes, self._ids, self._processes, "cpu", self._name, self._explicit
+            self._names, self._sizes, self._ids, self._processes, "cpu", self._label, self._explicit
         )
 
     def submesh(self, /, **picks: int | slice) -> Mesh:
@@ -267,7 +273,7 @@ class Mesh:
         if not isinstance(processes, int):
             processes = np.asarray(processes[tuple(index)])
         explicit = self._explicit & set(names)
-        return Mesh._of(names, ids.shape, ids, processes, self._kind, self._name, explicit)
+        return Mesh._of(names, ids.shape, ids, processes, self._kind, self._label, explicit)
 
     def _positions(self, index: Sequence[int | slice]) -> IntArray:
         """The positions that an index selects, at a cost independent of the mesh's size."""
@@ -300,7 +306,7 @@ class Mesh:
             None if self._ids is None else self._ids.ravel(),
             self._processes if isinstance(self._processes, int) else self._processes.ravel(),
             self._kind,
-            self._name,
+            self._label,
             self._explicit,
         )
 
@@ -323,7 +329,7 @@ class Mesh:
 
     def __repr__(self) -> str:
         return mesh_text.show_mesh(
-            self.axes, self._ids, len(self.process_indices), self._kind, self._name, self._explicit
+            self.axes, self._ids, len(self.process_indices), self._kind, self._label, self._explicit
         )
 
     def __eq__(self, other: object) -> bool:
@@ -333,7 +339,7 @@ class Mesh:
             self._hash == other._hash
             and self._names == other._names
             and self._sizes == other._sizes
-            and (self._kind, self._name) == (other._kind, other._name)
+            and (self._kind, self._label) == (other._kind, other._label)
             and self._explicit == other._explicit
             and _same(self._ids, other._ids)
             and _same(self._processes, other._processes)
@@ -355,7 +361,7 @@ class Mesh:
             self._ids,
             self._processes,
             self._kind,
-            self._name,
+            self._label,
             self._explicit,
         )
 

@@ -107,7 +107,7 @@ def place(
         ids = options.order(topology, sizes, outer)
     processes = topology.process_of(ids.ravel())
     pairs = list(zip(names, sizes, strict=True))
-    return Mesh(pairs, ids.ravel(), processes, kind=topology.platform)
+    return Mesh(pairs, device_ids=ids.ravel(), processes=processes, kind=topology.platform)
 
 
 _MOST_BYTES = 1 << 63

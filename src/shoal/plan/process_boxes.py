@@ -149,7 +149,17 @@ def _local_layout(layout: Layout, process: int, shards: tuple[int, ...]) -> Layo
         order = rows[np.argsort(box, kind="stable")]
         axes, dims, types = _axes_of_dims(layout, shards, len(rows))
     ids = mesh.device_ids.ravel()[order]
-    return Layout(Mesh(axes, ids, process, mesh.kind, mesh.name, axis_types=types), *dims)
+    return Layout(
+        Mesh(
+            axes,
+            device_ids=ids,
+            processes=process,
+            kind=mesh.kind,
+            label=mesh.label,
+            axis_types=types,
+        ),
+        *dims,
+    )
 
 
 def _axes_of_dims(

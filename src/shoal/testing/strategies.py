@@ -39,7 +39,7 @@ def meshes(
     return Mesh(
         list(zip(names, sizes, strict=True)),
         kind=draw(st.sampled_from(["cpu", "gpu", "tpu"])),
-        name=draw(st.sampled_from(["", "pod", "a | b"])),
+        label=draw(st.sampled_from(["", "pod", "a | b"])),
         axis_types=dict.fromkeys(explicit, "explicit"),
         **options,  # type: ignore[arg-type]
     )

@@ -164,11 +164,11 @@ def test_other_memories_are_refused():
 
 def test_a_single_device_is_a_mesh_without_axes():
     one = jax.sharding.SingleDeviceSharding(jax.devices()[3])
-    assert paired(np.ones(3), one) == {"the array": Layout(Mesh({}, [3]), None)}
+    assert paired(np.ones(3), one) == {"the array": Layout(Mesh({}, device_ids=[3]), None)}
 
 
 def test_devices_that_do_not_exist_are_said_once_for_all_leaves():
-    far = Layout(Mesh({"x": 2}, [4, 99]), "x", None)
+    far = Layout(Mesh({"x": 2}, device_ids=[4, 99]), "x", None)
     (problem,) = refused({"a": np.ones((8, 2)), "b": np.ones((4, 2))}, far)
     assert problem.startswith("['a'], ['b']: Mesh(x=2; ")
     assert "no cpu device has the id 99; JAX has 8: 0..7" in problem

@@ -31,7 +31,9 @@ def layouts_on_devices(draw, *, pending=False):
             sums.append(axis)
     spec = [tuple(dim) for dim in dims]
     layout = Layout(
-        Mesh(list(zip(names, grid, strict=True)), order), *spec, partial=dict.fromkeys(sums, "sum")
+        Mesh(list(zip(names, grid, strict=True)), device_ids=order),
+        *spec,
+        partial=dict.fromkeys(sums, "sum"),
     )
     devices = np.array(jax.devices("cpu"))[np.array(order)].reshape(grid)
     kinds = (AxisType.Explicit if pending else AxisType.Auto,) * len(grid)

@@ -57,7 +57,7 @@ def test_a_layout_comes_back_and_means_the_same_regions(placement):
 
 
 def test_replicas_are_numbered_as_in_jax():
-    layout = Layout(Mesh({"x": 2, "y": 4}, [7, 2, 5, 0, 1, 6, 3, 4]), "y")
+    layout = Layout(Mesh({"x": 2, "y": 4}, device_ids=[7, 2, 5, 0, 1, 6, 3, 4]), "y")
     array = jax.device_put(np.zeros(8, np.float32), named_sharding(layout))
     for shard in array.addressable_shards:
         assert replica_index(layout, (8,), shard.device.id) == shard.replica_id
@@ -79,7 +79,7 @@ def test_the_layout_of_a_result_of_jit():
 
 def test_an_array_on_one_device_lies_on_a_mesh_without_axes():
     layout = layout_of(jax.device_put(np.zeros((2, 3), np.float32), jax.devices()[5]))
-    assert layout == Layout(Mesh({}, [5]), None, None)
+    assert layout == Layout(Mesh({}, device_ids=[5]), None, None)
     assert layout_of(jax.device_put(np.zeros((2, 3)), named_sharding(layout))) == layout
 
 
@@ -96,7 +96,7 @@ def test_equal_layouts_give_one_object():
 
 def test_all_missing_devices_are_named():
     with pytest.raises(UsageError, match=r"id 9,11\.\.12; JAX has 8: 0\.\.7"):
-        jax_mesh(Mesh({"x": 4}, [3, 12, 9, 11]))
+        jax_mesh(Mesh({"x": 4}, device_ids=[3, 12, 9, 11]))
 
 
 def test_devices_of_other_processes_are_named():
@@ -157,7 +157,7 @@ def test_a_host_mesh_without_its_cpu_devices_says_what_to_write(monkeypatch):
             Device=jax.Device,
         ),
     )
-    mesh = Mesh({"x": 4}, [one.id for one in gpus], kind="gpu", name="twins")
+    mesh = Mesh({"x": 4}, device_ids=[one.id for one in gpus], kind="gpu", label="twins")
     there = jax_mesh(mesh.submesh(x=slice(2)).host_mesh())
     assert [one.id for one in there.devices.flat] == [0, 1]
     assert jax_mesh(mesh.host_mesh(per="process")).devices.tolist() == [cpus[0]]

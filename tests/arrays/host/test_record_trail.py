@@ -19,9 +19,11 @@ from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.rules.point import Point
 
-BOTH = Mesh({"x": 4}, [0, 1, 2, 3], [0, 0, 1, 1])  # as two of three processes would see it
-ALL = Mesh({"x": 3}, [0, 2, 4], [0, 1, 2])
-ONE = Mesh({"x": 2}, [0, 1], [0, 0])
+BOTH = Mesh(
+    {"x": 4}, device_ids=[0, 1, 2, 3], processes=[0, 0, 1, 1]
+)  # as two of three processes would see it
+ALL = Mesh({"x": 3}, device_ids=[0, 2, 4], processes=[0, 1, 2])
+ONE = Mesh({"x": 2}, device_ids=[0, 1], processes=[0, 0])
 
 
 @pytest.fixture
@@ -95,9 +97,9 @@ def test_values_of_every_kind_count_as_what_they_become(left):
 
 
 def test_nothing_is_left_where_it_cannot_be_known_who_takes_part(left, monkeypatch):
-    pod = Mesh({"x": 2}, [0, 1], [0, 1], kind="tpu")
+    pod = Mesh({"x": 2}, device_ids=[0, 1], processes=[0, 1], kind="tpu")
     assert left(leaf(np.zeros(4), pod)) is None
-    whole = Mesh({"x": 3}, [0, 1, 2], [0, 1, 2], kind="tpu")
+    whole = Mesh({"x": 3}, device_ids=[0, 1, 2], processes=[0, 1, 2], kind="tpu")
     assert left(leaf(np.zeros(4), whole), group=None) is not None
 
     def nobody():
@@ -125,7 +127,7 @@ def test_wrong_options_are_named(wrong):
 def test_of_parts_only_what_others_hold_is_compared_by_those_that_hold_it(monkeypatch):
     coordinator = LocalJob(4).coordinators[0]
     monkeypatch.setattr(process, "coordinator", lambda: coordinator)
-    mesh = Mesh({"x": 2, "y": 2}, [0, 1, 2, 3], [0, 1, 2, 3])
+    mesh = Mesh({"x": 2, "y": 2}, device_ids=[0, 1, 2, 3], processes=[0, 1, 2, 3])
     part = np.zeros((2, 2), np.float32)
     leaves = [
         leaf(part, mesh, "x", "y", path="own"),
@@ -157,7 +159,7 @@ def test_of_parts_only_what_others_hold_is_compared_by_those_that_hold_it(monkey
 def test_many_replicas_have_a_lane_of_a_short_name(monkeypatch):
     coordinator = LocalJob(400).coordinators[0]
     monkeypatch.setattr(process, "coordinator", lambda: coordinator)
-    mesh = Mesh({"x": 200, "y": 2}, range(400), range(400))
+    mesh = Mesh({"x": 200, "y": 2}, device_ids=range(400), processes=range(400))
     record_trail_of_parts(
         "from_host_local", [leaf(np.zeros(2, "f4"), mesh, "y")], lane=None, values=True
     )

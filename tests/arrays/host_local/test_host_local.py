@@ -183,7 +183,7 @@ def test_wrong_options_and_layouts_are_named():
 
 
 def test_part_of_the_devices_in_another_order_and_the_mesh_of_set_mesh():
-    own = Mesh({"x": 3}, [6, 1, 4])
+    own = Mesh({"x": 3}, device_ids=[6, 1, 4])
     value = np.arange(6, dtype=np.float32)
     with jax.set_mesh(jax_mesh(MESH)):
         whole = from_host_local(value, Layout(own, "x"))

@@ -32,7 +32,7 @@ def same_bits(one, other):
 @given(placements(), st.data())
 def test_slopes_over_any_layout_are_those_of_the_identity(placement, data):
     layout, shape = placement
-    other = Layout(Mesh(layout.mesh.axes, layout.mesh.device_ids), *layout.dims)
+    other = Layout(Mesh(layout.mesh.axes, device_ids=layout.mesh.device_ids), *layout.dims)
     layout = data.draw(st.sampled_from([layout, other]))
     value = np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
@@ -225,7 +225,7 @@ def test_slopes_by_python_numbers_and_on_explicit_meshes_of_other_axes():
     other = Layout(Mesh({"a": 4, "b": 2}, axis_types="explicit"), "a", None)
     slope = jax.vjp(lambda x: to_host_local(x, ROWS), put(VALUE, other))[1](VALUE)[0]
     assert layout_of(slope) == other
-    few = Layout(Mesh({"q": 4}, [5, 4, 3, 2], axis_types="explicit"), None, "q")
+    few = Layout(Mesh({"q": 4}, device_ids=[5, 4, 3, 2], axis_types="explicit"), None, "q")
     slope = jax.vjp(lambda x: from_host_local(x, ROWS), put(VALUE, few))[1](put(VALUE, ROWS))[0]
     assert layout_of(slope) == few
     same_bits(slope, VALUE)

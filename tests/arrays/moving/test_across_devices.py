@@ -26,9 +26,16 @@ from shoal.plan.topology import parse
 from shoal.plan.transfer import move_steps
 from shoal.plan.transfer.move_steps import CHUNK_BYTES
 
-FIRST, SECOND = Mesh({"a": 2, "b": 2}), Mesh({"a": 2, "b": 2}, [4, 5, 6, 7])
-TURNED, MIXED = Mesh({"x": 4}, [7, 5, 6, 4]), Mesh({"a": 2, "b": 2}, [5, 2, 3, 4])
-ALL, THREE, ONE = Mesh({"a": 2, "b": 2, "c": 2}), Mesh({"x": 3}, [6, 0, 3]), Mesh({}, [5], 0)
+FIRST, SECOND = Mesh({"a": 2, "b": 2}), Mesh({"a": 2, "b": 2}, device_ids=[4, 5, 6, 7])
+TURNED, MIXED = (
+    Mesh({"x": 4}, device_ids=[7, 5, 6, 4]),
+    Mesh({"a": 2, "b": 2}, device_ids=[5, 2, 3, 4]),
+)
+ALL, THREE, ONE = (
+    Mesh({"a": 2, "b": 2, "c": 2}),
+    Mesh({"x": 3}, device_ids=[6, 0, 3]),
+    Mesh({}, device_ids=[5], processes=0),
+)
 ROWS, COLUMNS = Layout(FIRST, ("a", "b"), None), Layout(SECOND, None, ("a", "b"))
 
 

@@ -17,7 +17,7 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.move_steps import CHUNK_BYTES
 
-PAIR = Mesh({"x": 2}, [5, 3])
+PAIR = Mesh({"x": 2}, device_ids=[5, 3])
 PROGRAM = """
 import itertools, json
 import jax, jax.numpy as jnp
@@ -55,7 +55,7 @@ for source, target in pairs:
 small, rows = shoal.Layout(mesh, "c", "b"), shoal.Layout(mesh, ("c", "b", "a"), None)
 x = lies((64, 64), small)
 plan = shoal.plan_relayout(x, rows)
-half = shoal.Layout(shoal.Mesh({"d": 4}, [0, 1, 2, 3], [0] * 4, kind="tpu"), "d", None)
+half = shoal.Layout(shoal.Mesh({"d": 4}, device_ids=[0, 1, 2, 3], [0] * 4, kind="tpu"), "d", None)
 other = shoal.plan_relayout(x, half)
 
 def mended(x):
@@ -116,9 +116,12 @@ def test_devices_of_a_list_stand_in_the_order_of_the_mesh():
 @pytest.mark.parametrize(
     ("mesh", "words"),
     [
-        (Mesh({"x": 2}, [5, 7]), "no cpu device has the id 7; devices= has 5: 2..6"),
-        (Mesh({"x": 2}, [5, 3], [0, 1]), "processes that do not own them: 3"),
-        (Mesh({"x": 2}, [5, 3], kind="tpu"), "no tpu device has the id 3,5; devices= has 0"),
+        (Mesh({"x": 2}, device_ids=[5, 7]), "no cpu device has the id 7; devices= has 5: 2..6"),
+        (Mesh({"x": 2}, device_ids=[5, 3], processes=[0, 1]), "processes that do not own them: 3"),
+        (
+            Mesh({"x": 2}, device_ids=[5, 3], kind="tpu"),
+            "no tpu device has the id 3,5; devices= has 0",
+        ),
     ],
 )
 def test_devices_that_the_list_lacks(mesh, words):

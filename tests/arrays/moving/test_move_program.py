@@ -22,8 +22,8 @@ MESHES = {
     "one mesh": (CUBE, CUBE),
     "other axes": (Mesh({"x": 2, "y": 4}), Mesh({"x": 4, "y": 2})),
     "no common digits": (SIX, Mesh({"x": 3, "y": 2})),
-    "another order": (CUBE, Mesh({"x": 4, "y": 2}, [3, 1, 4, 0, 5, 2, 7, 6])),
-    "neither": (SIX, Mesh({"x": 3, "y": 2}, [3, 1, 4, 0, 5, 2])),
+    "another order": (CUBE, Mesh({"x": 4, "y": 2}, device_ids=[3, 1, 4, 0, 5, 2, 7, 6])),
+    "neither": (SIX, Mesh({"x": 3, "y": 2}, device_ids=[3, 1, 4, 0, 5, 2])),
 }
 
 

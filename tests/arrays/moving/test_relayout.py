@@ -227,7 +227,7 @@ def test_what_moves_to_other_devices_outlives_its_source(donate, way):
 @pytest.mark.parametrize(
     ("layout", "stays"),
     [(ROWS, True), (Layout(Mesh({"a": 4, "b": 2}), "a", None), True),
-     (COLUMNS, False), (Layout(Mesh({"x": 2}, [5, 1]), "x", None), False)],
+     (COLUMNS, False), (Layout(Mesh({"x": 2}, device_ids=[5, 1]), "x", None), False)],
 )  # fmt: skip
 @pytest.mark.parametrize("way", [None, "collectives"])
 def test_donated_arrays_that_stand_twice_in_a_tree(way, layout, stays):
@@ -251,7 +251,7 @@ def test_donated_terms_of_a_sum_are_gone():
 
 @pytest.mark.parametrize("ids", [range(7, -1, -1), [6, 1]])
 def test_the_mesh_of_jax_set_mesh_does_not_matter(ids):
-    own = Mesh({"x": len(ids)}, ids)
+    own = Mesh({"x": len(ids)}, device_ids=ids)
     with jax.set_mesh(jax_mesh(MESH)):
         array = put(np.ones((8, 8), np.float32), Layout(own, "x", None))
         moved = relayout(array, Layout(own, None, "x"))
@@ -262,7 +262,7 @@ def test_the_mesh_of_jax_set_mesh_does_not_matter(ids):
 
 WEAK_MOVES = {
     "planned": Layout(MESH, "model", "data"),
-    "another order": Layout(Mesh({"x": 8}, [3, 1, 4, 0, 5, 2, 7, 6]), "x", None),
+    "another order": Layout(Mesh({"x": 8}, device_ids=[3, 1, 4, 0, 5, 2, 7, 6]), "x", None),
     "XLA": COLUMNS,
     "the same shards": Layout(Mesh({"a": 4, "b": 2}), "a", None),
     "other devices": Layout(Mesh({"x": 4}), "x", None),

@@ -22,7 +22,7 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.transfer import staging
 
 CUBE = Mesh({"a": 2, "b": 2, "c": 2})
-MIXED = Mesh({"x": 2, "y": 3}, [5, 0, 3, 1, 4, 2])
+MIXED = Mesh({"x": 2, "y": 3}, device_ids=[5, 0, 3, 1, 4, 2])
 TURNED = Mesh({"x": 3, "y": 2})
 ROWS, TILES = Layout(CUBE, ("a", "b", "c"), None), Layout(CUBE, "c", "b")
 CHUNK = 8192
@@ -155,9 +155,9 @@ def test_a_pending_sum_is_carried_out(way, dtype):
 
 
 def test_scalars_other_devices_and_arrays_of_no_items():
-    half = Layout(Mesh({"x": 4}, [7, 1, 2, 0]), None, "x")
+    half = Layout(Mesh({"x": 4}, device_ids=[7, 1, 2, 0]), None, "x")
     for value, source, target in (
-        (np.float32(3), Layout(CUBE), Layout(Mesh({"x": 8}, range(7, -1, -1)))),
+        (np.float32(3), Layout(CUBE), Layout(Mesh({"x": 8}, device_ids=range(7, -1, -1)))),
         (np.ones((0, 8), np.float32), ROWS, Layout(CUBE, None, "a")),
         (np.arange(64, dtype=np.float32).reshape(8, 8), ROWS, half),
     ):

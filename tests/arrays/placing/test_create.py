@@ -25,7 +25,7 @@ KINDS = {
     "auto": MESH,
     "explicit": Mesh({"data": 4, "model": 2}, axis_types="explicit"),
     "mixed": Mesh({"data": 4, "model": 2}, axis_types={"data": "explicit"}),
-    "reordered": Mesh({"data": 2, "model": 2}, [6, 1, 4, 3]),
+    "reordered": Mesh({"data": 2, "model": 2}, device_ids=[6, 1, 4, 3]),
 }
 
 
@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_said_before_anything_runs():
 
 
 def test_one_program_runs_on_one_row_of_devices():
-    other = Mesh({"x": 8}, range(7, -1, -1))
+    other = Mesh({"x": 8}, device_ids=range(7, -1, -1))
     with pytest.raises(UsageError, match=r"\['b'\]\[0\] is on Mesh\(x=8.*\['w'\] on Mesh\(data=4"):
         create(init, jax.random.key(0), layouts=lambda path, leaf: Layout.replicated(
             MESH if path == "w" else other, leaf.ndim))  # fmt: skip
@@ -149,11 +149,13 @@ def test_arguments_are_as_strongly_typed_as_they_run():
 
 
 def test_arguments_that_lie_in_another_order_are_named():
-    backwards = put(np.ones(8, np.float32), Layout(Mesh({"x": 8}, range(7, -1, -1)), "x"))
+    backwards = put(
+        np.ones(8, np.float32), Layout(Mesh({"x": 8}, device_ids=range(7, -1, -1)), "x")
+    )
     with pytest.raises(UsageError, match=r"args\[1\]\['w'\]: is on other devices .*relayout it"):
         create(lambda key, t: t["w"], jax.random.key(0), {"w": backwards},
                layouts=Layout(MESH, "data"))  # fmt: skip
-    few = put(np.ones(8, np.float32), Layout(Mesh({"x": 2}, [3, 5]), "x"))
+    few = put(np.ones(8, np.float32), Layout(Mesh({"x": 2}, device_ids=[3, 5]), "x"))
     made = create(lambda x: x * 2, few, layouts=Layout(MESH, "data"))
     np.testing.assert_array_equal(made, 2)
 
@@ -167,7 +169,7 @@ def test_deleted_arguments_are_named():
 
 @pytest.mark.parametrize("ids", [range(7, -1, -1), [6, 1]])
 def test_the_mesh_of_jax_set_mesh_does_not_matter(ids):
-    own, key = Mesh({"x": len(ids)}, ids), jax.random.key(0)
+    own, key = Mesh({"x": len(ids)}, device_ids=ids), jax.random.key(0)
     with jax.set_mesh(named_sharding(Layout(MESH)).mesh):
         made = create(lambda k: jax.random.bits(k, (8,)), key, layouts=Layout(own, "x"))
     assert layout_of(made) == Layout(own, "x")

@@ -18,7 +18,7 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.shards import region
 
-MESH = Mesh({"x": 2, "y": 2}, [5, 0, 3, 6])
+MESH = Mesh({"x": 2, "y": 2}, device_ids=[5, 0, 3, 6])
 
 
 def pointers(arrays):

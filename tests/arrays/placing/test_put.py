@@ -160,7 +160,11 @@ def test_a_mapped_file(tmp_path):
 
 def test_keys():
     keys = jax.random.split(jax.random.key(3, impl="rbg"), 8)
-    for layout in (Layout(MESH, "data"), Layout(MESH, None), Layout(Mesh({}, [6]), None)):
+    for layout in (
+        Layout(MESH, "data"),
+        Layout(MESH, None),
+        Layout(Mesh({}, device_ids=[6]), None),
+    ):
         array = put(keys, layout)
         assert array.dtype == keys.dtype
         assert layout_of(array) == layout
@@ -194,7 +198,7 @@ def test_arrays_of_jax():
 
 
 def test_a_part_of_the_devices():
-    layout = Layout(Mesh({"x": 3}, [6, 1, 4]), "x")
+    layout = Layout(Mesh({"x": 3}, device_ids=[6, 1, 4]), "x")
     array = put(np.arange(6, dtype=np.int32), layout)
     held = {shard.device.id: np.asarray(shard.data).tolist() for shard in array.addressable_shards}
     assert held == {6: [0, 1], 1: [2, 3], 4: [4, 5]}
@@ -254,9 +258,9 @@ def test_an_array_that_moves_is_of_its_dtype_and_not_weak():
 
 @pytest.mark.parametrize("ids", [range(8), [0, 3], [5, 0, 2, 1]])
 def test_arrays_that_are_donated_later_take_nothing_with_them(ids):
-    mesh = Mesh({"x": len(ids)}, ids)
+    mesh, pair = Mesh({"x": len(ids)}, device_ids=ids), Mesh({"a": 2}, device_ids=[3, 0])
     for source in (jax.device_put(np.ones(8, np.float32), jax.devices()[0]),
-                   put(np.ones(8, np.float32), Layout(Mesh({"a": 2}, [3, 0]), None))):  # fmt: skip
+                   put(np.ones(8, np.float32), Layout(pair, None))):  # fmt: skip
         arrays = [put(source, Layout(mesh, None)), put(source, Layout(mesh, "x"))]
         source.delete()
         for array in arrays:

@@ -308,7 +308,7 @@ def test_outside_jit_none_gives_an_ordinary_array(mesh):
     assert y["w"].sharding.device_set == {jax.devices()[0]}
     np.testing.assert_array_equal(y["w"], x["w"])
     assert jax.random.key_data(y["k"]).tolist() == jax.random.key_data(x["k"]).tolist()
-    other = put(np.ones(8, np.float32), Layout(Mesh({"x": 2}, [5, 6]), "x"))
+    other = put(np.ones(8, np.float32), Layout(Mesh({"x": 2}, device_ids=[5, 6]), "x"))
     assert (y["w"] + other).sharding == other.sharding
     assert constrain(y, None)["w"] is y["w"]
 
@@ -332,7 +332,7 @@ def test_inside_a_region_over_all_axes_there_is_nothing_to_pin(gradient):
 
 def test_outside_jit_arrays_on_other_devices_are_for_relayout():
     rows = Layout(AUTO, "data", None)
-    turned = Mesh(AUTO.axes, AUTO.device_ids[::-1])
+    turned = Mesh(AUTO.axes, device_ids=AUTO.device_ids[::-1])
     for array in (
         jax.device_put(np.ones((8, 4), np.float32), jax.devices()[3]),
         put(np.ones((8, 4), np.float32), Layout(turned, "data", None)),

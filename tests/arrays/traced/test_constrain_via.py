@@ -134,7 +134,7 @@ def test_what_is_refused():
     plan = plan_of(source, target, (16, 16))
     x = shoal.put(np.ones((16, 16), np.float32), source)
     explicit = Mesh({"a": 2, "b": 4}, axis_types="explicit")
-    turned = Layout(Mesh({"x": 8}, [7, 6, 5, 4, 3, 2, 1, 0]), "x", None)
+    turned = Layout(Mesh({"x": 8}, device_ids=[7, 6, 5, 4, 3, 2, 1, 0]), "x", None)
     ends = Layout(explicit, "a", None), Layout(explicit, "b", None)
     for refused, words in {
         lambda: shoal.constrain(x, target, via=plan): "is for values inside jit",

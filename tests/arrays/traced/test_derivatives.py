@@ -157,7 +157,7 @@ def test_finite_differences(name):
 def test_regions_over_any_layout(placement):
     layout, shape = placement
     if "explicit" in layout.mesh.axis_types.values():
-        layout = Layout(Mesh(layout.mesh.axes, layout.mesh.device_ids), *layout.dims)
+        layout = Layout(Mesh(layout.mesh.axes, device_ids=layout.mesh.device_ids), *layout.dims)
     assume(layout.mesh.axes)  # else there is nothing to be manual over
     used = tuple(axis for dim in layout.axes_of_dims for axis in dim)
     x = jnp.asarray(np.random.default_rng(1).normal(size=shape).astype(np.float32))

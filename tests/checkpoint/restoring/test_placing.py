@@ -79,7 +79,7 @@ def test_any_placement_is_restored_and_exchanged(tmp_path, placement):
 
 
 def test_a_transport_cuts_one_dim_over_all_devices_in_order():
-    mesh = Mesh({"x": 2, "y": 4}, [7, 6, 5, 4, 3, 2, 1, 0], kind="cpu")
+    mesh = Mesh({"x": 2, "y": 4}, device_ids=[7, 6, 5, 4, 3, 2, 1, 0], kind="cpu")
     found = transports(named_sharding(Layout(mesh, "x", None, "y")), (2, 16, 24))
     assert [one.spec for one in found] == [
         PartitionSpec(None, "all"),

@@ -59,7 +59,7 @@ def test_every_chip_and_every_link_of_a_torus_is_there_once(torus):
 def test_the_hops_of_any_order_are_as_long_as_said(torus, random):
     order = list(range(torus.num_devices))
     random.shuffle(order)
-    scene = draw_wires(torus, Mesh({"x": torus.num_devices}, order, kind="tpu"))
+    scene = draw_wires(torus, Mesh({"x": torus.num_devices}, device_ids=order, kind="tpu"))
     coords = {device.id: chip.coords for chip in scene.chips for device in chip.devices}
     lengths = [
         chips_apart(torus, coords[one], coords[other])
@@ -173,6 +173,6 @@ def test_meshes_of_other_devices_and_too_many_devices_are_refused():
 
 
 def test_a_mesh_of_some_devices_leaves_the_others_plain():
-    scene = draw_wires(parse("v5e:2x4"), Mesh({"x": 3}, [0, 2, 3]))
+    scene = draw_wires(parse("v5e:2x4"), Mesh({"x": 3}, device_ids=[0, 2, 3]))
     found = {d.id: d.group for chip in scene.chips for d in chip.devices}
     assert found == {0: 0, 2: 0, 3: 0, 1: -1, 4: -1, 5: -1, 6: -1, 7: -1}

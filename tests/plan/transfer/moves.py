@@ -45,7 +45,7 @@ def grids(draw, host_of):
     begin = draw(st.integers(0, len(host_of) - math.prod(sizes)))
     ids = pool[begin : begin + math.prod(sizes)]
     axes = dict(zip("abc", sizes, strict=False))
-    return Mesh(axes, [3 * i + 1 for i in ids], [host_of[i] for i in ids])
+    return Mesh(axes, device_ids=[3 * i + 1 for i in ids], processes=[host_of[i] for i in ids])
 
 
 @st.composite

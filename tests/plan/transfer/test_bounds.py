@@ -109,8 +109,8 @@ SUMS = [  # the axes of the source, its pending axis, the ids of the source and 
 
 @pytest.mark.parametrize(("sizes", "axis", "ids", "needers"), SUMS)
 def test_the_total_of_a_pending_sum_is_the_fewest_messages(sizes, axis, ids, needers):
-    source = Mesh(dict(zip("ab", sizes, strict=False)), ids)
-    target = Mesh({"n": len(needers)}, needers)
+    source = Mesh(dict(zip("ab", sizes, strict=False)), device_ids=ids)
+    target = Mesh({"n": len(needers)}, device_ids=needers)
     rows = np.moveaxis(source.device_ids, "ab".index(axis), 0).reshape(source.axes[axis], -1)
     found = bounds(Layout(source, partial={axis: "sum"}), Layout(target), (), 1)
     assert found.total_bytes == fewest_messages(rows.tolist(), needers)
@@ -200,6 +200,6 @@ def test_bad_requests_are_refused():
         bounds(layout, layout, (8,), 4, topology="v5e:2x4")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="lacks: 4, 5, 6, 7; its ids are 0 to 3"):
         bounds(layout, layout, (8,), 4, topology=parse("v5e:2x2"))
-    other = Layout(Mesh({"a": 2}, [7, 1], processes=[3, 0]), "a")
+    other = Layout(Mesh({"a": 2}, device_ids=[7, 1], processes=[3, 0]), "a")
     with pytest.raises(UsageError, match="different processes for the same devices: 7;"):
         bounds(layout, other, (8,), 4)

@@ -24,8 +24,8 @@ from shoal.plan.transfer.move_steps import pairs, received_bytes
 
 CUBE = Mesh({"a": 2, "b": 2, "c": 2})
 MIXED = Mesh({"a": 2, "b": 3, "c": 4})
-TURNED = Mesh({"b": 3, "c": 4, "a": 2}, MIXED.device_ids.transpose(1, 2, 0).ravel())
-REORDERED = Mesh({"x": 4, "y": 2}, [3, 1, 4, 0, 5, 2, 7, 6])
+TURNED = Mesh({"b": 3, "c": 4, "a": 2}, device_ids=MIXED.device_ids.transpose(1, 2, 0).ravel())
+REORDERED = Mesh({"x": 4, "y": 2}, device_ids=[3, 1, 4, 0, 5, 2, 7, 6])
 MESHES = [
     (CUBE, CUBE), (Mesh({"x": 2, "y": 4}), Mesh({"x": 4, "y": 2})), (CUBE, REORDERED),
     (MIXED, MIXED), (MIXED, TURNED), (MIXED, Mesh({"c": 4, "b": 3, "a": 2})),
@@ -82,7 +82,7 @@ def test_any_two_meshes_of_the_same_devices(data):
     others = data.draw(st.sampled_from([(2, 6), (3, 4), (12,), (3, 2, 2), (4, 3), (6, 2)]))
     ids = data.draw(st.permutations(range(12)))
     here = Mesh([(f"x{i}", n) for i, n in enumerate(sizes)])
-    there = Mesh([(f"y{i}", n) for i, n in enumerate(others)], ids)
+    there = Mesh([(f"y{i}", n) for i, n in enumerate(others)], device_ids=ids)
     source = data.draw(st.sampled_from(all_layouts(here, 2)))
     target = data.draw(st.sampled_from(all_layouts(there, 2)))
     must_be_right(source, target, (12, 24), shortest(source, target, (12, 24), 4))
@@ -176,6 +176,6 @@ def test_a_permute_stays_within_processes_where_it_can():
     """Tile 0 lies on devices 0 and 2, and shall lie on 1 and 3; each process has one of each."""
     processes = [[0, 1], [1, 0]]
     mesh = Mesh({"host": 2, "x": 2}, processes=processes)
-    reordered = Mesh({"host": 2, "x": 2}, [[1, 0], [3, 2]], processes=[[1, 0], [0, 1]])
+    reordered = Mesh({"host": 2, "x": 2}, device_ids=[[1, 0], [3, 2]], processes=[[1, 0], [0, 1]])
     moved = pairs(Layout(mesh, "x"), Layout(reordered, "x"))
     assert sorted(moved) == [(0, 3), (1, 2), (2, 1), (3, 0)]

@@ -22,8 +22,8 @@ def moves(draw):
     processes = draw(st.sampled_from(PROCESSES))
     ids = draw(st.permutations(range(8)) | st.just(list(range(8))))
     meshes = [
-        Mesh({"a": 2, "b": 2, "c": 2}, [*range(8)], processes),
-        Mesh({"x": 4, "y": 2}, ids, [processes[device] for device in ids]),
+        Mesh({"a": 2, "b": 2, "c": 2}, device_ids=[*range(8)], processes=processes),
+        Mesh({"x": 4, "y": 2}, device_ids=ids, processes=[processes[device] for device in ids]),
     ]
     ends = [draw(layouts(draw(st.sampled_from(meshes)), max_rank=2)) for _ in range(2)]
     rank = min(end.rank for end in ends)

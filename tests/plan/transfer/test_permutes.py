@@ -88,7 +88,7 @@ def test_all_come_to_their_places_and_nothing_is_sent_to_fill_up(move):
 
 def test_where_tiles_divide_each_other_a_send_is_a_permute():
     rows = Layout(Mesh({"x": 4}), "x", None)
-    columns = Layout(Mesh({"x": 4}, [4, 5, 6, 7]), None, "x")
+    columns = Layout(Mesh({"x": 4}, device_ids=[4, 5, 6, 7]), None, "x")
     sends = point_to_point(rows, columns, (8, 8), 4)
     assert len(permutes_of(sends, rows, columns, (8, 8)).rounds) == sends.num_rounds == 4
 

@@ -40,7 +40,7 @@ def test_pairs_at_the_bound(source, target, share):
 
 def test_the_devices_are_counted_by_id():
     """Where the order of devices changes on the way, each keeps its own account."""
-    other = Mesh({"x": 3, "y": 2}, [5, 3, 1, 4, 2, 0])
+    other = Mesh({"x": 3, "y": 2}, device_ids=[5, 3, 1, 4, 2, 0])
     plan = plan_transfer(Layout(Mesh({"x": 6}), "x", None), Layout(other, None, "x"), (6, 6), 4)
     assert plan.bound_bytes <= plan.received_bytes <= 2 * plan.bound_bytes
 
@@ -48,7 +48,7 @@ def test_the_devices_are_counted_by_id():
 @pytest.mark.parametrize(
     ("target", "shape"),
     [
-        (Layout(Mesh({"x": 4}, [8, 9, 10, 11]), "x", None), (8, 8)),
+        (Layout(Mesh({"x": 4}, device_ids=[8, 9, 10, 11]), "x", None), (8, 8)),
         (Layout(Mesh({"x": 4}), "x", None), (8, 8)),
         (COLUMNS, (9, 7)),
     ],

@@ -149,7 +149,7 @@ def test_known_rounds(source, target, rounds):
 
 @pytest.mark.parametrize("hosts", [1, 2, 4, 8, 16])
 def test_a_broadcast_doubles(hosts):
-    one = Mesh({}, [0])
+    one = Mesh({}, device_ids=[0])
     many = Mesh({"x": 64}, processes=np.arange(64) * hosts // 64)
     plan = point_to_point(Layout(one, None), Layout(many, None), (3,), 4)
     assert [len(sends) for sends in plan.rounds] == [1, 2, 4, 8, 16, 32]
@@ -166,8 +166,8 @@ def test_several_broadcasts_at_once_double():
 def test_a_slice_is_entered_once():
     topology = parse("v5e:4x4 x 2 slices")
     ids = topology.device_ids.reshape(2, 16)
-    source = Layout(Mesh({"x": 16}, ids[0]), "x")
-    target = Layout(Mesh({"x": 16}, ids[1]), None)
+    source = Layout(Mesh({"x": 16}, device_ids=ids[0]), "x")
+    target = Layout(Mesh({"x": 16}, device_ids=ids[1]), None)
     plan = point_to_point(source, target, (16,), 4, topology=topology)
     crossing = [send for send in sends_of(plan) if send.sender in ids[0]]
     assert sorted(send.box for send in crossing) == [((i, i + 1),) for i in range(16)]
@@ -177,15 +177,15 @@ def test_a_slice_is_entered_once():
 def test_senders_of_the_own_slice_come_first():
     topology = parse("v5e:4x4 x 2 slices")  # hosts of 4 or 8 chips: several in a slice
     ids = topology.device_ids.reshape(2, 16)
-    held = Layout(Mesh({"r": 2}, [ids[0, 0], ids[1, 0]]), None)
-    needed = Layout(Mesh({"r": 2, "x": 16}, ids), None)
+    held = Layout(Mesh({"r": 2}, device_ids=[ids[0, 0], ids[1, 0]]), None)
+    needed = Layout(Mesh({"r": 2, "x": 16}, device_ids=ids), None)
     plan = point_to_point(held, needed, (3,), 4, topology=topology)
     assert not [s for s in sends_of(plan) if (s.sender in ids[0]) != (s.receiver in ids[0])]
 
 
 def test_replicas_share_the_sending():
     source = Layout(Mesh({"r": 4}, processes=range(4)), None)
-    target = Layout(Mesh({"x": 4}, [4, 5, 6, 7], processes=range(4, 8)), "x")
+    target = Layout(Mesh({"x": 4}, device_ids=[4, 5, 6, 7], processes=range(4, 8)), "x")
     plan = point_to_point(source, target, (8,), 4)
     assert plan.num_rounds == 1
     assert set(list(plan.sent_bytes.values())[:4]) == {8}
@@ -193,7 +193,7 @@ def test_replicas_share_the_sending():
 
 def test_entries_are_spread_over_a_host():
     source = Layout(Mesh({"x": 4}, processes=[0] * 4), "x")
-    target = Layout(Mesh({"r": 4}, [4, 5, 6, 7], processes=[1] * 4), None)
+    target = Layout(Mesh({"r": 4}, device_ids=[4, 5, 6, 7], processes=[1] * 4), None)
     plan = point_to_point(source, target, (8,), 4)
     entries = [send.receiver for send in sends_of(plan) if send.sender < 4]
     assert sorted(entries) == [4, 5, 6, 7]

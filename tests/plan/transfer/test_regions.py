@@ -79,8 +79,8 @@ def test_arrays_and_values_are_the_same(move):
 
 
 def test_uneven_shards_of_two_meshes():
-    source = Layout(Mesh({"x": 4}, [9, 8, 7, 6]), "x")  # 2, 2, 2, 1 of 7
-    target = Layout(Mesh({"x": 3}, [6, 7, 1]), "x")  # 3, 3, 1
+    source = Layout(Mesh({"x": 4}, device_ids=[9, 8, 7, 6]), "x")  # 2, 2, 2, 1 of 7
+    target = Layout(Mesh({"x": 3}, device_ids=[6, 7, 1]), "x")  # 3, 3, 1
     assert list(regions(source, target, (7,))) == [
         Region(((0, 2),), ((9,),), (6,)),
         Region(((2, 3),), ((8,),), (6,)),
@@ -112,14 +112,14 @@ def test_empty_arrays_move_nothing(shape):
 
 
 def test_scalars():
-    one, other = Mesh({}, [4]), Mesh({"x": 2}, [4, 5])
+    one, other = Mesh({}, device_ids=[4]), Mesh({"x": 2}, device_ids=[4, 5])
     assert list(regions(Layout(one), Layout(other), ())) == [Region((), ((4,),), (5,))]
     assert list(regions(Layout(other), Layout(one), ())) == []
 
 
 def test_4096_devices_to_4096():
     mesh = Mesh({"a": 16, "b": 16, "c": 16})
-    turned = Mesh({"a": 16, "b": 16, "c": 16}, np.arange(4096)[::-1])
+    turned = Mesh({"a": 16, "b": 16, "c": 16}, device_ids=np.arange(4096)[::-1])
     source, shape = Layout(mesh, "a", "b", "c"), (48, 48, 48)
     assert len(regions(source, Layout(mesh, "c", "b", "a"), shape)) == 4096 - 16 * 16
     assert len(regions(source, Layout(turned, "c", "b", "a"), shape)) == 4096

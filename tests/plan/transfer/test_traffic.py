@@ -18,7 +18,9 @@ from shoal.plan.transfer.traffic import traffic_of
 HOSTS = [0, 0, 0, 1, 1, 2, 2, 2]
 CUBE = Mesh({"a": 2, "b": 2, "c": 2}, processes=HOSTS)
 OTHER = Mesh(
-    {"x": 4, "y": 2}, [3, 1, 4, 0, 5, 2, 7, 6], [HOSTS[n] for n in (3, 1, 4, 0, 5, 2, 7, 6)]
+    {"x": 4, "y": 2},
+    device_ids=[3, 1, 4, 0, 5, 2, 7, 6],
+    processes=[HOSTS[n] for n in (3, 1, 4, 0, 5, 2, 7, 6)],
 )
 
 
@@ -38,7 +40,7 @@ def test_the_flows_of_a_step_are_what_its_devices_receive(there):
 
 
 def test_single_sends_by_host():
-    half = Mesh({"x": 4}, [1, 3, 5, 7], [HOSTS[n] for n in (1, 3, 5, 7)])
+    half = Mesh({"x": 4}, device_ids=[1, 3, 5, 7], processes=[HOSTS[n] for n in (1, 3, 5, 7)])
     plan = plan_transfer(Layout(CUBE, ("a", "b", "c")), Layout(half, "x"), (16,), 4)
     wanted = Counter()
     for send in (send for sends in plan.sends.rounds for send in sends):

@@ -125,7 +125,7 @@ def agree_on_devices(
         *lines,
         f"order {runs_to_text(mesh.device_ids.ravel())}",
     )
-    call = Call("make_mesh", mesh.name or "make_mesh", site, spec)
+    call = Call("make_mesh", mesh.label or "make_mesh", site, spec)
     meeting = _Meeting(coordinator, call, group, lane, timeout_s)
     own = sorted(_line(device) for device in view.own)
     fault_points.reach("make_mesh.before_arrive", coordinator.process)

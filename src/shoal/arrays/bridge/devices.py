@@ -26,7 +26,7 @@ def jax_mesh(
 
     Devices are found by kind and id, and must belong to the processes that the mesh gives. The
     CPU mesh that `Mesh.host_mesh` makes of a mesh of accelerators has their ids: each
-    stands for its `twins`. JAX's meshes have no names: `Mesh.name` is dropped.
+    stands for its `twins`. JAX's meshes have no names: `Mesh.label` is dropped.
 
     Args:
       mesh: the mesh; a JAX mesh is returned unchanged.

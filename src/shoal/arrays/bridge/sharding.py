@@ -23,7 +23,7 @@ def named_sharding(
 
     Local.
 
-    `layout_of(named_sharding(layout)) == layout` but for the name of the mesh, which JAX's meshes
+    `layout_of(named_sharding(layout)) == layout` but for the label of the mesh, which JAX's meshes
     lack. Equal layouts give the same object.
 
     Args:
@@ -142,7 +142,9 @@ def _default_memory(platform: str) -> str:
 def _layout_of(given: NamedSharding | SingleDeviceSharding, rank: int) -> Layout:
     if isinstance(given, SingleDeviceSharding):
         (device,) = given.device_set
-        mesh = Mesh({}, [device.id], device.process_index, kind=device.platform)
+        mesh = Mesh(
+            {}, device_ids=[device.id], processes=device.process_index, kind=device.platform
+        )
         return Layout.replicated(mesh, rank)
     dims = padded_dims(given.spec, rank)
     kind = getattr(given.spec, "unreduced_kind", None)  # jax 0.11 and later

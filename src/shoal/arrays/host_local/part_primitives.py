@@ -188,7 +188,14 @@ def _as_type(layout: Layout | None, given: Layout | None, wanted: Any) -> Layout
     if explicit and dict(there.shape) != dict(mesh.axes):
         return layout  # which JAX rejects
     types = {name: "explicit" if name in explicit else "auto" for name in mesh.axis_names}
-    mesh = Mesh(mesh.axes, mesh.device_ids, mesh.processes, mesh.kind, mesh.name, axis_types=types)
+    mesh = Mesh(
+        mesh.axes,
+        device_ids=mesh.device_ids,
+        processes=mesh.processes,
+        kind=mesh.kind,
+        label=mesh.label,
+        axis_types=types,
+    )
     dims = padded_dims(wanted.sharding.spec, len(wanted.shape)) if explicit else layout.dims
     return Layout(mesh, *dims)
 

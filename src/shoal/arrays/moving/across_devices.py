@@ -286,7 +286,9 @@ def _owners(mesh: Mesh) -> Mapping[int, int]:
 def _row(
     owners: Mapping[int, int], kind: str, devices: tuple[jax.Device, ...] | None
 ) -> NamedSharding:
-    mesh = Mesh({_DEVICE: len(owners)}, [*owners], [*owners.values()], kind=kind)
+    mesh = Mesh(
+        {_DEVICE: len(owners)}, device_ids=[*owners], processes=[*owners.values()], kind=kind
+    )
     return NamedSharding(jax_mesh(mesh, devices=devices), PartitionSpec(_DEVICE))
 
 

@@ -65,15 +65,22 @@ def mesh_for(mesh: PlanMesh) -> Mesh:
     """
     default = block_mesh()
     known = [entry.mesh for entry in meshes()] + ([default] if default is not None else [])
-    same = [one for one in known if named(one, mesh.name) == mesh]
-    found = mesh if mesh.name or not same else same[-1]
+    same = [one for one in known if named(one, mesh.label) == mesh]
+    found = mesh if mesh.label or not same else same[-1]
     return Mesh.from_shoal(found, job=config.job_name())
 
 
 def named(mesh: PlanMesh, name: str) -> PlanMesh:
     """Return a mesh under another name."""
     ids, owners = mesh.device_ids, mesh.processes
-    return PlanMesh(mesh.axes, ids, owners, mesh.kind, name, axis_types=mesh.axis_types)
+    return PlanMesh(
+        mesh.axes,
+        device_ids=ids,
+        processes=owners,
+        kind=mesh.kind,
+        label=name,
+        axis_types=mesh.axis_types,
+    )
 
 
 def layout_for(operation: str, value: Any, layout: Layout) -> plan_layout.Layout:

@@ -154,7 +154,7 @@ def _no_devices(operation: str, local_devices: Devices) -> None:
 
 def _made(operation: str, dims: Dims, name: str, ids: Sequence[int], use_xla_spmd: bool) -> Mesh:
     with prefix_errors(operation):
-        mesh = make_mesh(_pairs(dims), devices=ids, order="given", name=name)
+        mesh = make_mesh(_pairs(dims), devices=ids, order="given", label=name)
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
 
 
@@ -208,7 +208,7 @@ def create_tpu_mesh(
         ring_dims, _AXES if ring_axes is None else ring_axes, ring_bounds,
         can_split_host_across_rings, build_ring_across_rings, rotate_ring_across_rings,
     )  # fmt: skip
-    options: dict[str, Any] = {"name": mesh_name, "compatible_with": "dtensor", "rings": rings}
+    options: dict[str, Any] = {"label": mesh_name, "compatible_with": "dtensor", "rings": rings}
     with prefix_errors("create_tpu_mesh"):
         mesh = make_mesh(_named(mesh_dim_names, mesh_shape), devices="tpu", **options)
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)

@@ -46,7 +46,9 @@ def placed(fields: MeshFields) -> Mesh:
         counts = {owner: len(own) for owner, own in sorted(present.items())}
         detail = f"no such {kind} devices: {', '.join(missing[:8])}; processes have {counts}"
         raise UsageError(f"dtensor.Mesh: {detail}")
-    return registered(Mesh(fields.dims, ids, owners, kind, fields.name))
+    return registered(
+        Mesh(fields.dims, device_ids=ids, processes=owners, kind=kind, label=fields.name)
+    )
 
 
 def _id(spec: DeviceSpec, owner: int, present: dict[int, list[int]]) -> int | None:
@@ -88,7 +90,7 @@ def fields_of(mesh: Mesh, *, job: str, use_xla_spmd: bool = False) -> MeshFields
     local_ids = tuple(positions[one] for one in own)
     dims = tuple(mesh.axes.items())
     others = () if own else tuple(_everywhere(mesh, job))
-    return MeshFields(mesh.name, dims, 0, local_ids, tuple(names), others, use_xla_spmd)
+    return MeshFields(mesh.label, dims, 0, local_ids, tuple(names), others, use_xla_spmd)
 
 
 def _everywhere(mesh: Mesh, job: str) -> list[str]:

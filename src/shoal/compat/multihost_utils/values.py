@@ -92,7 +92,7 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
     detail = only if spread and not tiled else ""
     tree = jax.tree.map(_row if in_rows else _array, in_tree)
     with errors_named(f"process_allgather: {detail}".removesuffix(": ")):
-        gathered = allgather(tree, bool(tiled) or in_rows, name="process_allgather")
+        gathered = allgather(tree, tiled=bool(tiled) or in_rows, name="process_allgather")
     there = partial(_as_there, bool(tiled) or in_rows)
     return jax.tree.map(there, in_tree, gathered, is_leaf=lambda x: x is None)
 

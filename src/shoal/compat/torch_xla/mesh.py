@@ -72,7 +72,7 @@ class Mesh:
     ) -> None:
         names = None if axis_names is None else tuple(axis_names)
         flat = np.ravel(device_ids) if isinstance(device_ids, np.ndarray) else device_ids
-        self._mesh = plan_mesh.Mesh(_named(tuple(mesh_shape), names), flat)
+        self._mesh = plan_mesh.Mesh(_named(tuple(mesh_shape), names), device_ids=flat)
         self.device_ids = self._mesh.device_ids.ravel()
         self.mesh_shape = self._mesh.shape
         self.axis_names = names
@@ -152,7 +152,9 @@ class Mesh:
             raise UsageError(f"{self!r}: no device {missing}; JAX has {len(present)} devices")
         chosen = [present[number] for number in self.device_ids]
         ids, owners = ([getattr(d, what) for d in chosen] for what in ("id", "process_index"))
-        return plan_mesh.Mesh(self._mesh.axes, ids, owners, kind=chosen[0].platform)
+        return plan_mesh.Mesh(
+            self._mesh.axes, device_ids=ids, processes=owners, kind=chosen[0].platform
+        )
 
     def __repr__(self) -> str:
         return f"Mesh({self})"
@@ -243,7 +245,7 @@ def on_numbers(layout: Layout) -> Layout:
     numbers = {device.id: number for number, device in enumerate(numbered_devices())}
     mesh = layout.mesh
     ids = [numbers[device] for device in mesh.device_ids.ravel().tolist()]
-    return layout.with_mesh(plan_mesh.Mesh(mesh.axes, ids))
+    return layout.with_mesh(plan_mesh.Mesh(mesh.axes, device_ids=ids))
 
 
 def _named(shape: tuple[int, ...], names: tuple[str, ...] | None) -> list[tuple[str, int]]:

@@ -304,7 +304,9 @@ def _basis(mesh: Mesh, sizes: Sequence[int], axes: Axes) -> Basis:
         digits[axis] = tuple(own)
         names += own
     pairs = list(zip(names, sizes, strict=True))
-    fine = Mesh(pairs, mesh.device_ids.ravel(), mesh.processes.ravel(), mesh.kind)
+    fine = Mesh(
+        pairs, device_ids=mesh.device_ids.ravel(), processes=mesh.processes.ravel(), kind=mesh.kind
+    )
     return Basis(fine, digits)
 
 

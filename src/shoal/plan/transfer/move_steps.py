@@ -74,7 +74,7 @@ def spans_processes(step: Step) -> bool:
 
     Example:
       >>> from shoal.plan.mesh import Mesh
-      >>> mesh = Mesh({"host": 2, "own": 2}, range(4), [0, 0, 1, 1])
+      >>> mesh = Mesh({"host": 2, "own": 2}, device_ids=range(4), processes=[0, 0, 1, 1])
       >>> before, after = Layout(mesh, "host", "own"), Layout(mesh, "host", None)
       >>> spans_processes(Step("all_gather", ("own",), 1, None, before, after))
       False

@@ -90,7 +90,7 @@ class Transfer:
             )
         side = side_of(self.source, self.target, self.shape)
         ids, hosts = zip(*sends.hosts, strict=True)
-        row = Mesh({"device": len(ids)}, ids, hosts)
+        row = Mesh({"device": len(ids)}, device_ids=ids, processes=hosts)
         block = math.prod(side) * self.item_bytes
         return num_permutes(sends, side) * weigh("permute", row, ("device",), block)
 

@@ -22,7 +22,7 @@ def in_one_order(here: Mesh, there: Mesh) -> bool:
 def positions(here: Mesh, there: Mesh) -> IntArray:
     """Return the position in `there` of each device of `here`, in the order of the latter.
 
-    >>> positions(Mesh({"x": 3}), Mesh({"y": 3}, [2, 0, 1]))
+    >>> positions(Mesh({"x": 3}), Mesh({"y": 3}, device_ids=[2, 0, 1]))
     array([1, 2, 0])
     """
     ids = there.device_ids.ravel()
