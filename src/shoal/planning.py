@@ -12,6 +12,7 @@ from shoal.plan.cost import cost as cost
 from shoal.plan.hardware.links import links_of as links_of
 from shoal.plan.hlo import hlo_text as hlo_text
 from shoal.plan.hlo_reading import layout_of_text as layout_of_text
+from shoal.plan.placement import Rings as Rings
 from shoal.plan.placement import place as place
 from shoal.plan.shards import owners as owners
 from shoal.plan.shards import region as region
@@ -21,6 +22,7 @@ from shoal.plan.transfer.plan import plan_transfer as plan_transfer
 from shoal.plan.transfer.traffic import traffic_of as traffic_of
 
 __all__ = [
+    "Rings",
     "bounds",
     "collectives_of",
     "cost",

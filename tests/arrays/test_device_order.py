@@ -50,7 +50,7 @@ def made(rows, axes, wish=None, *, given=False, **named):
     ],
 )  # fmt: skip
 def test_tpus_are_placed_as_planned(rows, axes, asked):
-    order = made(rows, axes, OrderWish(**asked), name="pod", axis_types="explicit")
+    order = made(rows, axes, OrderWish(**asked), label="pod", axis_types="explicit")
     planned = place(from_devices(rows), axes, **asked)
     assert (order.mesh.device_ids == planned.device_ids).all()
     owners = {one["id"]: one["process"] for one in rows}

@@ -231,7 +231,7 @@ TABLE = [
 def on_a_slice(monkeypatch):
     """Let `make_mesh` find the cores of a TPU slice, and this process be any of its hosts'."""
 
-    def make_mesh(pairs, *, devices, name, **options):
+    def make_mesh(pairs, *, devices, label, **options):
         assert devices == "tpu"
         return placement.place(topology.from_devices(CORES), pairs, **options)
 

@@ -325,9 +325,9 @@ def test_pictures_of_arrays(capsys):
 def test_what_has_no_meaning_says_so():
     xr.use_spmd()
     assert xr.is_spmd()
-    with pytest.raises(NotImplementedError, match=r"shoal\.layouts"):
+    with pytest.raises(NotImplementedError, match=r"shoal\.match_layouts"):
         xr.use_spmd(auto=True)
-    with pytest.raises(NotImplementedError, match=r"shoal\.layouts"):
+    with pytest.raises(NotImplementedError, match=r"shoal\.match_layouts"):
         xs.auto_policy("w", None, None)
     assert xs.with_xla(len)((1, 2)) == 2
     assert xr.global_runtime_device_count() == xr.addressable_runtime_device_count() == 8
@@ -340,12 +340,12 @@ def test_what_has_no_meaning_says_so():
     [
         ("MpDeviceLoader", ([], "xla"), "feed"),
         ("ParallelLoader", ([], ["xla"]), "feed"),
-        ("SpmdFullyShardedDataParallel", (None,), "layouts"),
+        ("SpmdFullyShardedDataParallel", (None,), "match_layouts"),
         ("SPMDSavePlanner", (), "save"),
         ("SPMDLoadPlanner", (), "restore"),
         ("prime_optimizer", (None,), "restore"),
         ("send_cpu_data_to_device", ([], "xla"), "put"),
-        ("auto_policy", ("w", None, None), "layouts"),
+        ("auto_policy", ("w", None, None), "match_layouts"),
         ("get_master_ip", (), "initialize"),
     ],
 )

@@ -64,7 +64,7 @@ def value_calls() -> list[Call]:
     whole, rank = {"mesh": MESH, "rank": 2}, {"mesh": "mesh", "rank": "count"}
     return [
         _("Mesh", shoal.Mesh, {"axes": {"data": 4}}, axes="any", device_ids="any",
-          processes="any", kind="name", name="text", axis_types="choice"),
+          processes="any", kind="name", label="text", axis_types="choice"),
         _("Mesh.position", MESH.position, {"device_id": 0}, device_id="count"),
         _("Mesh.coords", MESH.coords, {"device_id": 0}, device_id="count"),
         _("Mesh.local", MESH.local, {"process": 0}, process="count"),
@@ -192,7 +192,7 @@ def traced_calls(x: jax.Array) -> list[Call]:
 def placing_calls(x: jax.Array) -> list[Call]:
     """Return those that place values on devices."""
     rows = {"tree": HOST, "layouts": ROWS}
-    own = {"layouts": "layouts", "same": "bool", "lane": "name?"}
+    own = {"layouts": "layouts", "check_values": "bool", "lane": "name?"}
     return [
         _("create", lambda init, layouts: shoal.create(init, layouts=layouts),
           {"init": lambda: jax.numpy.ones((8, 4)), "layouts": ROWS}, init="call",
@@ -208,7 +208,7 @@ def placing_calls(x: jax.Array) -> list[Call]:
         _("make_mesh", shoal.make_mesh, {"axes": {"data": -1}}, axes="any", devices="any",
           order="choice?", across="amounts?", weights="amounts?", compatible_with="choice?",
           allow_split_physical_axes="bool?", contiguous_submeshes="bool?", rings="any",
-          axis_types="choice", name="text", timeout_s="seconds?", lane="name"),
+          axis_types="choice", label="text", timeout_s="seconds?", lane="name"),
         _("pack", shoal.pack, {"pieces": [np.ones((2, 4), np.float32)] * 8, "layouts": ROWS},
           pieces="array", layouts="layouts", lane="name?"),
         _("put", shoal.put, rows, tree="any", **own),

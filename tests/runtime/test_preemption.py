@@ -450,9 +450,9 @@ def test_a_job_of_one_needs_no_job(monkeypatch):
     job.coordinators[0].give_notice(TERM)
     assert (preemption.notice().source, preemption.notice().step) == ("SIGTERM", 1)
     assert (preemption.preempted(0), preemption.preempted(1)) == (False, True)
-    preemption.saved(1)
+    preemption.mark_saved(1)
     assert preemption.exit_code() == 75
-    preemption.rearm()
+    preemption.clear()
     assert (preemption.exit_code(), preemption.notice()) == (0, None)
     assert preemption.preempted(1) is False
 

@@ -57,9 +57,10 @@ While it runs, job.json beside the logs (of node 0) holds its address and token
 \b
 When a process fails:
   The others learn of it through shoal and have {aftermath} s to end by themselves
-  (SHOAL_FAILURE_GRACE_S); then they get SIGTERM and, {grace} s later (SHOAL_GRACE_S),
-  SIGKILL. One report says what failed first, where, and what the others did;
-  failure.json beside the logs holds the same facts (docs/failures.md).
+  (SHOAL_FAILURE_GRACE_S); then they get SIGTERM and, {grace} s later
+  (SHOAL_GRACE_S), SIGKILL. One report says what failed first, where, and what
+  the others did; failure.json beside the logs holds the same facts
+  (docs/failures.md).
   A process that the others have lost while it is alive (frozen, for example) is
   ended once they have ended; one that is only slower is named, and never ended.
   Nothing outlives the launcher, grandchildren included, even if it is

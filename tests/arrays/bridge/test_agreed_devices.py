@@ -30,7 +30,7 @@ def agreed(change=None, *, only=None, group=None, rows=None, **more):
             change(view)
         devices = as_jax(view["rows"])
         order = ordered(
-            view["pairs"], devices, OrderWish(), given=False, kind="tpu", name=view["name"]
+            view["pairs"], devices, OrderWish(), given=False, kind="tpu", label=view["name"]
         )
         own = [one for one in devices if one.process_index == view["number"]]
         if view["own"] is not None:

@@ -115,7 +115,9 @@ def test_an_alone_process_pays_nothing(monkeypatch):
     pack([np.zeros(1, np.float32)] * 8, Layout(Mesh({"x": 8}), "x"))
 
 
-@pytest.mark.parametrize("wrong", [{"lane": 3}, {"same": 1}, {"lane": b"x", "same": "no"}])
+@pytest.mark.parametrize(
+    "wrong", [{"lane": 3}, {"check_values": 1}, {"lane": b"x", "check_values": "no"}]
+)
 def test_wrong_options_are_named(wrong):
     with pytest.raises(UsageTypeError) as error:
         put(np.zeros(8, np.float32), Layout(Mesh({"x": 8}), "x"), **wrong)

@@ -215,7 +215,7 @@ def test_a_cast_takes_no_more_memory_than_it_may(tmp_path, monkeypatch):
 
     def counting(checkpoint, wants, **options):
         beside = [want.out.nbytes for want in wants if want.out.dtype == np.float64]
-        held.append(sum(beside) + options["max_host_bytes"])
+        held.append(sum(beside) + options["most_bytes"])
         return read(checkpoint, wants, **options)
 
     monkeypatch.setattr(filling, "read_boxes", counting)

@@ -130,7 +130,7 @@ def test_a_slow_function_delays_only_itself(heard):
         ({"signals": 15}, "signals=15 must be a list"),
         ({"files": "/run/x"}, "files='/run/x' must be a list"),
         ({"files": [3.5]}, "files: 3.5 must be text or a pathlib.Path"),
-        ({"ask": ["gce"]}, "poll: 'gce' cannot be called"),
+        ({"poll": ["gce"]}, "poll: 'gce' cannot be called"),
         ({"every_s": 0}, "every_s=0 must be a positive number"),
         ({"every_s": "5"}, "every_s='5' must be a number"),
         ({"grace_s": float("nan")}, "grace_s=nan must be a positive number"),

@@ -69,6 +69,7 @@ def read_mesh(words: Words) -> dict[str, Any]:
     return {
         "axes": axes,
         "device_ids": fields.pop("ids", None),
+        "label": fields.pop("name", ""),
         "axis_types": dict.fromkeys(fields.pop("explicit", ()), "explicit"),
         **fields,
     }
