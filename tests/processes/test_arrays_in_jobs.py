@@ -80,12 +80,12 @@ assert shoal.put(array, rows) is array
 same = shoal.put(array, Layout(explicit, "a", None))
 assert [s.data.unsafe_buffer_pointer() for s in same.addressable_shards] == [
     s.data.unsafe_buffer_pointer() for s in array.addressable_shards]
-mixed = shoal.Mesh({"x": 4}, device_ids=[0, 1, 2048, 7])
+absent = shoal.Mesh({"x": 4}, device_ids=[0, 1, 2048, 7])
 errors = [
     refused(lambda: shoal.put(array, whole)),
     refused(lambda: shoal.put({"w": value[:7]}, rows)),
     refused(lambda: shoal.relayout({"w": array}, Layout(mesh, "data"))),
-    refused(lambda: shoal.named_sharding(Layout(mixed, "x"))),
+    refused(lambda: shoal.named_sharding(Layout(absent, "x"))),
 ]
 
 # relayout: other axes, other order of the devices, trees, back again

@@ -17,7 +17,7 @@ PATIENCE_S = 60.0  # a deadline of the test itself: reached only when something 
 # Members that meet without JAX, which most of these tests have no use for.
 MEMBER = """
 import ctypes, logging, threading, time
-from shoal.collectives.live_processes import live
+from shoal.collectives.live_processes import live_processes
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.exit.hang import HangWatch, HangTimeout
@@ -110,10 +110,10 @@ def stage(job):
 def test_a_loop_of_steps_learns_of_a_death_and_the_survivors_go_on(stage, told):
     script = """
 attempt(steps_until_error)
-attempt(lambda: live.on(member, timeout_s=50))
+attempt(lambda: live_processes.on(member, timeout_s=50))
 attempt(lambda: meet("on", processes=[0, 2, 3]))
 attempt(steps_until_error)
-attempt(lambda: live.on(member, [0, 2, 3], timeout_s=50))
+attempt(lambda: live_processes.on(member, [0, 2, 3], timeout_s=50))
 """
     dies = "threading.Event().wait()"
     dies_later = script.rpartition("attempt(steps")[0] + "say('again')\nthreading.Event().wait()"

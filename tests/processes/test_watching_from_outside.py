@@ -166,7 +166,7 @@ def test_a_lost_process_comes_first_then_the_one_that_the_other_waits_for(watche
     assert lost.startswith("1     lost   ")
     assert "stopped (SIGSTOP?), silent for " in lost
     assert late.startswith("2 ")
-    assert "last at live " in late
+    assert "last at live_processes " in late
     assert "waits at barrier 'without it' (train.py:16)" in waiting
 
     *stacks, gone = job.shoal("stacks").strip().split("\n\n")

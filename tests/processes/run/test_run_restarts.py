@@ -259,7 +259,7 @@ def test_a_survivor_that_saves_is_spared(launch):
 
 
 def test_with_progress_it_goes_on_up_to_the_limit(launch):
-    script = HEAD + "import shoal\nsay('ran')\nshoal.saved(attempt)\nsys.exit(4)\n"
+    script = HEAD + "import shoal\nsay('ran')\nshoal.preemption.mark_saved(attempt)\nsys.exit(4)\n"
     finished = launch.run("--max-restarts", "4", script=script)
     assert finished.code == 4
     assert finished.out.count("ran") == 5
