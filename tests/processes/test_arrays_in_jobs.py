@@ -174,10 +174,10 @@ source = shoal.put(value, Layout(first, None, None))
 if index == 1:  # process 0 holds it alone: there it is a host value
     assert "is only on devices of process 0; put needs" in refused(lambda: shoal.put(source, rows))
     foreign = "piece 3 is on a device of process 0; give one of your own"
-    far = shoal.put(value[:4], Layout(shoal.Mesh({}, [ids[0]], 0), None, None))
+    far = shoal.put(value[:4], Layout(shoal.Mesh({}, device_ids=[ids[0]], processes=0), None, None))
     assert foreign in refused(lambda: shoal.pack([far] * 4, rows))
 else:
-    shoal.put(value[:4], Layout(shoal.Mesh({}, [ids[0]], 0), None, None))
+    shoal.put(value[:4], Layout(shoal.Mesh({}, device_ids=[ids[0]], processes=0), None, None))
 
 # constrain, with a default mesh
 with shoal.use_mesh(mesh):
