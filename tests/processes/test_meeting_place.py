@@ -297,7 +297,8 @@ def test_a_process_that_comes_too_late_to_join_is_told_and_so_are_the_others(sta
 
 
 def test_a_forked_child_does_not_hide_the_death_of_its_parent(stage):
-    me, (parent,) = stage.start(2)
+    """Its connections stay open in the child. Without a host agent, its silence shows its death."""
+    me, (parent,) = stage.start(2, SHOAL_SILENT_LOST_AFTER_S="5")
     parent.order("fork")
     grandchild = parent.answer()["result"]
     parent.signal(signal.SIGKILL)
