@@ -2,6 +2,8 @@
 
 import contextlib
 import random
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +26,36 @@ def plan_of(source, target, shape):
     return shoal.plan_relayout(
         jax.ShapeDtypeStruct(shape, np.float32, sharding=shoal.named_sharding(source)), target
     )
+
+
+RESHARD = """
+import jax, numpy as np, shoal
+mesh = shoal.make_mesh({"a": 2, "b": 3, "c": 2})
+rows, columns = shoal.Layout(mesh, ("a", "b"), None), shoal.Layout(mesh, None, ("b", "c", "a"))
+x = shoal.put(np.arange(48.0 * 48, dtype=np.float32).reshape(48, 48), rows)
+plan = %s
+y = jax.jit(lambda x: shoal.constrain(x + 1, columns, via=plan) * 2)(x)
+np.testing.assert_array_equal(y, (np.asarray(x) + 1) * 2)
+"""
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "shoal.plan_relayout(x, columns, way='collectives')",
+        pytest.param(
+            "None",
+            marks=pytest.mark.xfail(
+                jax.__version_info__ >= (0, 11), strict=True,
+                reason="XLA aborts: Check failed: sliced.has_value() Could not slice dimension",
+            ),
+        ),
+    ],
+    ids=["planned", "by XLA"],
+)  # fmt: skip
+def test_a_reshard_at_which_xla_ends_the_process(child_env, plan):
+    env = {**child_env, "JAX_NUM_CPU_DEVICES": "12", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    subprocess.run([sys.executable, "-c", RESHARD % plan], env=env, check=True)
 
 
 @pytest.mark.parametrize("is_set", [False, True])
