@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import os
 from pathlib import Path
 
 import jax
@@ -298,3 +299,28 @@ def compiled(call):
 
 def test_a_call_that_sends_agrees_once_and_a_copy_never(child_env, tmp_path):
     assert both(agreed, child_env, tmp_path) == [True, True]
+
+
+def late(fifo, path):
+    """Process 1 comes when process 0 has given up, after its own time-out."""
+    s = Sides(shoal.process_index())
+    if s.odd:
+        open(fifo, "rb").close()
+    try:
+        shoal.relayout(s.array, s.columns, timeout_s=s.either(0.5, 50))
+    except shoal.DeadlineError as error:
+        told = str(error)
+    if not s.odd:
+        open(fifo, "wb").close()
+    shoal.barrier("again")
+    moved = shoal.relayout(s.array, s.columns, timeout_s=50)
+    np.testing.assert_array_equal(shoal.allgather(moved, tiled=True), VALUES)
+    Path(path, f"{s.odd}.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def test_the_time_out_of_a_call_ends_it_for_all(child_env, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    first, second = both(late, child_env, tmp_path, str(tmp_path / "fifo"))
+    assert "relayout among processes 0-1" in first
+    assert "0.5 s" in first
+    assert "relayout among processes 0-1" in second

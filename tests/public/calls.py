@@ -157,7 +157,7 @@ def moving_calls(x: jax.Array) -> list[Call]:
         _("RelayoutPlan.seconds", planned.seconds, {"topology": TPU}, topology="topology"),
         _("RelayoutPlan.traffic", planned.traffic, {"topology": TPU}, topology="topology?"),
         _("relayout", again, tree, tree="any", layouts="layouts", donate="bool", staged="bool",
-          way="choice?"),
+          way="choice?", timeout_s="seconds?"),
         _("jax_mesh", shoal.jax_mesh, {"mesh": MESH}, mesh="mesh", devices="any"),
         _("named_sharding", shoal.named_sharding, {"layout": ROWS}, layout="layout", devices="any"),
         _("to_host_local", shoal.to_host_local, tree | {"layouts": ROWS}, layouts="layouts"),

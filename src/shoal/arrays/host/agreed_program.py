@@ -37,6 +37,7 @@ def agree_on_program(
     arrays: Mapping[str, jax.Array],
     *,
     options: Sequence[str] = (),
+    timeout_s: float | None = None,
 ) -> None:
     """Return once all processes that own devices of the leaves and arrays have made this call.
 
@@ -44,6 +45,7 @@ def agree_on_program(
       leaves: what the program takes, with the layouts that it is to have.
       arrays: the arrays among it, by path, whose present layouts must be equal.
       options: further lines that must be equal.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S.
 
     Raises:
       DivergenceError: on all that arrived: another call, other lines, or other trails.
@@ -52,7 +54,7 @@ def agree_on_program(
     coordinator = coordinator_here()
     if coordinator is None or coordinator.num_processes == 1:
         return
-    timeout_s = settings.timeout(operation, None, "SHOAL_TIMEOUT_S")
+    timeout_s = settings.timeout(operation, timeout_s, "SHOAL_TIMEOUT_S")
     meshes = [leaf.layout.mesh for leaf in leaves]
     owners = _owners(coordinator, operation, meshes, arrays.values(), timeout_s)
     if coordinator.process not in owners:

@@ -89,6 +89,7 @@ def agree_on_move(
     arrays: Sequence[jax.Array | None],
     *,
     options: tuple[str, ...] = (),
+    timeout_s: float | None = None,
 ) -> None:
     """Leave a trail; or, if arrays are sent between processes, first agree on the call.
 
@@ -96,6 +97,7 @@ def agree_on_move(
       leaves: with their layouts.
       arrays: the arrays to move; None: hidden by `vmap`, so that they may have to be sent.
       options: further lines that must be equal.
+      timeout_s: deadline of that agreement in seconds; None: SHOAL_TIMEOUT_S.
 
     Raises:
       DivergenceError, DeadlineError, ProcessLostError, PeerFailedError: as `agree_on_program`.
@@ -107,7 +109,7 @@ def agree_on_move(
         record_trail(operation, leaves, lane=None, options=options)
         return
     sources = {leaf.path: array for leaf, array in moving if array is not None}
-    agree_on_program(operation, leaves, sources, options=options)
+    agree_on_program(operation, leaves, sources, options=options, timeout_s=timeout_s)
 
 
 def fail_move(error: BaseException, tree: Any, layouts: Any, *_: object, **__: object) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 
+from shoal import settings
 from shoal.arguments import check_flags
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
@@ -36,6 +37,7 @@ def relayout(
     donate: bool = False,
     staged: bool = False,
     way: Literal["collectives"] | None = None,
+    timeout_s: float | None = None,
 ) -> Any:
     """Return a tree of arrays with the same values in other layouts.
 
@@ -69,6 +71,8 @@ def relayout(
       way: "collectives" runs the planned program, or permutes to other devices, even within one
         process, so that a laptop can try what a cluster would run. Default: whatever is
         fastest.
+      timeout_s: deadline in seconds of the agreement between processes; None: SHOAL_TIMEOUT_S
+        (600). The earliest deadline ends the wait for all.
 
     Returns:
       The tree, with the arrays in their new layouts.
@@ -83,7 +87,7 @@ def relayout(
         calls recorded (`put`). Between processes, before anything moves; otherwise at the
         processes' next collective call.
       DeadlineError, ProcessLostError, PeerFailedError: between processes, before anything moves, on
-        all that arrived: a process did not arrive in time (SHOAL_TIMEOUT_S), is lost, or failed.
+        all that arrived: a process did not arrive in time, is lost, or failed.
 
     Example:
       >>> import numpy as np, shoal
@@ -93,13 +97,14 @@ def relayout(
       P(None, 'x')
     """
     try:
+        timeout_s = settings.timeout("relayout", timeout_s, "SHOAL_TIMEOUT_S")
         leaves, treedef, arrays = _checked(tree, layouts, donate=donate, staged=staged, way=way)
     except BaseException as error:
         with contextlib.suppress(Exception):  # whose call it is cannot be known
             fail_move(error, tree, layouts)
         raise
     options = f"options: donate={donate}, staged={staged}"
-    agree_on_move("relayout", leaves, arrays, options=(options,))
+    agree_on_move("relayout", leaves, arrays, options=(options,), timeout_s=timeout_s)
     moves = [
         Move(leaf.value, array, named_sharding(leaf.layout))
         for leaf, array in zip(leaves, arrays, strict=True)
