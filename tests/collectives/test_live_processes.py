@@ -1,5 +1,4 @@
-"""`live_processes`: whoever returns from it returns the same, and it is the truth, whatever
-happened."""
+"""`live_processes`: all who return from it return the same, and it is true, whatever happened."""
 
 import pytest
 from hypothesis import given

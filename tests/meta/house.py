@@ -136,9 +136,8 @@ def shadowing_exports(tree: Tree) -> list[str]:
     taken = {path.split("/")[0].removesuffix(".py") for path in tree}
     exported = set()
     for node in nodes(parse(tree.get("__init__.py", ""))):
-        if (
-            isinstance(node, ast.ImportFrom) and node.module != PACKAGE
-        ):  # a module itself is no export
+        # `from shoal import planning` names a module itself, which shadows nothing
+        if isinstance(node, ast.ImportFrom) and node.module != PACKAGE:
             exported |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             exported |= set(ast.literal_eval(node.value))

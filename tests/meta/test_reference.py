@@ -50,7 +50,7 @@ def test_every_module_that_a_page_imports_is_in_the_reference():
         for text in texts.values()
         for folder, names in FROM.findall(text)
         for name in names.split(",")
-        if folder in ("plan", "runtime", "checkpoint", "testing", "planning", "retention")
+        if folder in ("plan", "runtime", "checkpoint", "testing", *reference.DOORS)
     }
     sections = set(re.findall(r"^## `shoal\.([\w.]+)`$", PAGE, re.MULTILINE))
     assert len(named) > 10

@@ -132,7 +132,7 @@ def test_a_process_alone_has_steps_too():
     assert call.median_step_s is not None
 
 
-def test_a_roll_call_says_who_is_slow_against_all(clock):
+def test_a_job_status_says_who_is_slow_against_all(clock):
     job = LocalJob(4, hosts=list("abcd"), clock=clock)
     for coordinator, seconds in zip(job.coordinators, (1.0, 1.0, 5.0), strict=False):
         with step.on(coordinator, 12):
@@ -193,7 +193,7 @@ def _wait(progress, clock, seconds):
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
-def test_a_roll_call_wants_a_positive_timeout(pair, timeout_s):
+def test_a_job_status_wants_a_positive_timeout(pair, timeout_s):
     with pytest.raises(UsageError, match="timeout_s"):
         job_status.on(pair.coordinators[0], timeout_s=timeout_s)
 

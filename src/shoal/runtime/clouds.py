@@ -1,4 +1,4 @@
-"""Preemption notices of cloud providers, as functions for `watch(ask=…)`.
+"""Preemption notices of cloud providers, as functions for `preemption.watch(poll=…)`.
 
     preemption.watch(poll=[preemption.clouds.gce()])
 

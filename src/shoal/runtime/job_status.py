@@ -1,5 +1,4 @@
-"""The status of a job: the state, place and pace of every process, as known to the meeting
-place."""
+"""The status of a job: state, place and pace of every process, as the meeting place knows them."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def notice() -> Notice | None:
     return process.coordinator().stop.inform()
 
 
-def _rearming(
+def _clearing(
     coordinator: Coordinator, *_: object, processes: tuple[int, ...] | None = None, **__: object
 ) -> tuple[int, ...] | None:
     """Return the processes that `clear` means."""
@@ -165,7 +165,7 @@ def _rearming(
 
 @collective("processes")
 @verb
-@one_call("preemption.clear", among=_rearming)
+@one_call("preemption.clear", among=_clearing)
 def clear(
     coordinator: Coordinator,
     *,
@@ -194,7 +194,7 @@ def clear(
     timeout_s = settings.timeout("preemption.clear()", timeout_s, "SHOAL_TIMEOUT_S")
     group = group_of(
         "preemption.clear",
-        _rearming(coordinator, processes=group_of("preemption.clear", processes)),
+        _clearing(coordinator, processes=group_of("preemption.clear", processes)),
     )
     point = Point("preemption.clear", group, fingerprint="preemption.clear", site=callsite())
     known = b"%d" % coordinator.stop.known

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from shoal.arrays.bridge.leaf_layouts import leaf_layouts
 from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
-from shoal.arrays.match_layouts import match_layouts as tree_layouts
+from shoal.arrays.match_layouts import match_layouts
 from shoal.arrays.placing.put import put
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
@@ -230,4 +230,4 @@ def test_a_function_of_other_arguments_is_refused_in_words(function, told):
     with pytest.raises(UsageError, match=told):
         put(np.ones((8, 2), np.float32), function)
     with pytest.raises(UsageError, match=told):
-        tree_layouts({"**": function}, tree, mesh=MESH)
+        match_layouts({"**": function}, tree, mesh=MESH)

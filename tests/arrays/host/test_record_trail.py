@@ -19,9 +19,8 @@ from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.rules.point import Point
 
-BOTH = Mesh(
-    {"x": 4}, device_ids=[0, 1, 2, 3], processes=[0, 0, 1, 1]
-)  # as two of three processes would see it
+# As two of three processes would see it.
+BOTH = Mesh({"x": 4}, device_ids=[0, 1, 2, 3], processes=[0, 0, 1, 1])
 ALL = Mesh({"x": 3}, device_ids=[0, 2, 4], processes=[0, 1, 2])
 ONE = Mesh({"x": 2}, device_ids=[0, 1], processes=[0, 0])
 

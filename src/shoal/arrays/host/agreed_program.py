@@ -54,7 +54,8 @@ def agree_on_program(
     coordinator = coordinator_here()
     if coordinator is None or coordinator.num_processes == 1:
         return
-    timeout_s = settings.timeout(operation, timeout_s, "SHOAL_TIMEOUT_S")
+    if timeout_s is None:
+        timeout_s = settings.seconds("SHOAL_TIMEOUT_S")
     meshes = [leaf.layout.mesh for leaf in leaves]
     owners = _owners(coordinator, operation, meshes, arrays.values(), timeout_s)
     if coordinator.process not in owners:
@@ -88,7 +89,7 @@ def fail_program(
     coordinator = coordinator_here()
     if coordinator is None or coordinator.num_processes == 1:
         return
-    timeout_s = settings.timeout(operation, None, "SHOAL_TIMEOUT_S")
+    timeout_s = settings.seconds("SHOAL_TIMEOUT_S")
     owners = _owners(coordinator, operation, meshes, arrays, timeout_s)
     if len(owners) > 1:
         lane = coordinator.trails.lane or "main"

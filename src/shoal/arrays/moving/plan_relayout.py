@@ -216,8 +216,9 @@ class RelayoutPlan:
     @property
     def _ends(self) -> tuple[NamedSharding, NamedSharding]:
         source, target = self.transfer.source, self.transfer.target
-        return named_sharding(source, devices=self.devices), named_sharding(
-            target, devices=self.devices
+        return (
+            named_sharding(source, devices=self.devices),
+            named_sharding(target, devices=self.devices),
         )
 
     @property

@@ -97,7 +97,8 @@ def relayout(
       P(None, 'x')
     """
     try:
-        timeout_s = settings.timeout("relayout", timeout_s, "SHOAL_TIMEOUT_S")
+        if timeout_s is not None:
+            timeout_s = settings.timeout("relayout", timeout_s, "SHOAL_TIMEOUT_S")
         leaves, treedef, arrays = _checked(tree, layouts, donate=donate, staged=staged, way=way)
     except BaseException as error:
         with contextlib.suppress(Exception):  # whose call it is cannot be known

@@ -436,12 +436,8 @@ def _others(layout: Layout, region: _Region) -> bool:
 
 Hidden = dict[str, str]
 """Axes along which a value may vary, beyond those of its type → the operation that causes it."""
-_ONE_BY_ONE = (
-    "optimization_barrier",
-    "shard_alike",
-    "device_put",
-    "pvary",
-)  # each result is one operand
+# Of these, each result is one operand.
+_ONE_BY_ONE = ("optimization_barrier", "shard_alike", "device_put", "pvary")
 _SILENT = ("axis_index", "pvary", "pcast", "vary_unreduced_cast")  # name axes without communicating
 
 

@@ -37,9 +37,9 @@ def shard_alike(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
     a derivative beside the value): XLA refuses that, with an error.
 
     Args:
-      a, b: trees of one structure, with leaves of the same shapes; dtypes may differ. None groups
-        nothing.
-      gradient: also the derivatives: the two tangents in forward mode, the two
+      a, b: trees of one structure, with leaves of the same shapes; dtypes may differ. None has
+        no effect.
+      gradient: lay out derivatives alike, too: the two tangents in forward mode, the two
         cotangents in reverse. By default the compiler places them.
 
     Returns:

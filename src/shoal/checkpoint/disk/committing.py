@@ -137,7 +137,7 @@ def commit(folder: Folder, attempt: str) -> Commit:
     Raises:
       StepAlreadyCommittedError: another attempt is committed.
       SaveAbortedError: another process ended the attempt (its PENDING is gone), or parts are
-      missing.
+        missing.
       CorruptCheckpointError: the parts contradict the manifest or the files.
       StorageError: the file system failed. If COMMIT is there, it may not survive a crash: after
         a failed fsync, a second one that succeeds proves nothing.

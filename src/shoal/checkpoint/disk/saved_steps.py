@@ -297,7 +297,7 @@ def retain(
 ) -> list[int]:
     """Delete and return the steps that `keep` does not keep. Clean up after crashes elsewhere.
 
-    The step that was `mark_saved` just now stays, even if later ones exist. A step whose COMMIT is
+    The step that was `saved` just now stays, even if later ones exist. A step whose COMMIT is
     damaged or of a newer format, or that is in `damaged`, is left alone, and counts for no policy.
     If some steps cannot be deleted, the others still are, and the first error is raised.
     """

@@ -174,9 +174,7 @@ def _finish_deletion(folder: Folder, attempt: str) -> None:
     folder.remove(pending_name(attempt))
     # COMMIT and PENDING are durably gone before anything else is removed.
     folder.sync()
-    with contextlib.suppress(
-        CorruptCheckpointError
-    ):  # damaged since; its name identifies the attempt
+    with contextlib.suppress(CorruptCheckpointError):  # damaged since; its name says whose it is
         said = read_commit(folder, name)
         if said is None or said.attempt != attempt:
             return  # finished by another process, or about to be renamed back

@@ -191,9 +191,8 @@ class Checkpoints(ReadOnlyHistory):
         call that needs the step waits: `restore`, `resume`, `delete`, `pin`, `info`.
 
         With an open notice (`shoal.preemption.notice`) it returns only when the step is committed
-        or has
-        failed: the notice's deadline is its deadline. If at the rate of the last save it cannot be
-        met, a warning says so before anything is written.
+        or has failed: the notice's deadline is its deadline. If at the rate of the last save it
+        cannot be met, a warning says so before anything is written.
 
         Args:
           step: its number, 0 or greater; no step is ever overwritten.
@@ -277,7 +276,7 @@ class Checkpoints(ReadOnlyHistory):
         Raises:
           NotCommittedError: on all: nothing is saved, or not that step.
           SaveAbortedError, StorageError, …: on all: the save that it waited for failed; once, as
-          `wait`.
+            `wait`.
           NotSharedError: on all: a process does not see what the lead sees.
           CorruptCheckpointError, RestoreMismatchError, …: as `shoal.restore`, on all.
         """
@@ -378,7 +377,7 @@ class Checkpoints(ReadOnlyHistory):
         Raises:
           NotCommittedError, UsageError: on all: it is not saved; it is pinned.
           SaveAbortedError, StorageError, …: on all: the save that it waited for failed; once, as
-          `wait`.
+            `wait`.
         """
         number = step_number("delete", step)
         self._saver.settle_step(number, self._timeout_s)

@@ -257,8 +257,7 @@ def get_device_locations(mesh: Mesh, client_id: int | None = None) -> list[dict[
 def barrier(
     mesh: Mesh, barrier_name: str | None = None, timeout_in_ms: float | None = None
 ) -> None:
-    """Wait until all devices of a mesh have finished, on all of its processes:
-    `shoal.sync_devices`.
+    """Wait until all devices of a mesh have finished, on all its processes: `shoal.sync_devices`.
 
     Collective over the mesh's processes.
 

@@ -11,8 +11,7 @@
 So every step at which any process went on lies below the agreed one, and no process waits for one
 that computes: its watcher answers. A *round* goes from one `preemption.clear` to the next; answers
 of earlier rounds do not count. Notices are numbered over all rounds, and reach every process in
-order; a rearm closes those that all processes knew of, and a remaining one opens the next round at
-once.
+order; it closes those that all processes knew of, and a remaining one opens the next round at once.
 
 A program has *stopped* for a notice once `preempted` was True. What it has saved by then is judged
 by the order of its calls, never by the clock: each save and each failure of one has the number at
