@@ -1,5 +1,9 @@
 """Moves within the memory of one process."""
 
+import gc
+import itertools
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,7 +75,35 @@ def test_what_device_put_would_change_moves_otherwise():
     moved = relayout(wide, COLUMNS)
     assert moved.dtype == np.float64
     assert (np.asarray(moved) == 1 + 2**-40).all()
-    assert not can_copy(put(np.ones((8, 8), "int4"), ROWS), target)
     assert not can_copy(jax.random.split(jax.random.key(0), (8, 8)), target)
     assert not can_copy(jnp.full((8, 8), 1), target)  # weakly typed
     assert can_copy(put(np.ones((8, 8), "bfloat16"), ROWS), target)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int1", "uint1", "int2", "uint2", "int4", "uint4", "float4_e2m1fn"]
+)
+def test_packed_elements_are_copied_too(dtype):
+    values = np.random.default_rng(0).integers(0, 2, (16, 24)).astype(dtype)
+    ends = [ROWS, COLUMNS, WHOLE, Layout(MESH, "model", "data"), Layout(MESH, None, "model")]
+    for source, target in itertools.permutations(ends, 2):
+        array = put(values, source)
+        assert can_copy(array, named_sharding(target))
+        moved = relayout(array, target)
+        for shard in moved.addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), values[shard.index])
+        if not dtype.endswith("int1"):  # XLA does not compute with those
+            doubled = jax.jit(lambda x: x + x)(moved)  # packed as programs expect
+            np.testing.assert_array_equal(np.asarray(doubled), values + values)
+
+
+def test_the_source_keeps_no_unpacked_copy():
+    source, other = (jax.jit(lambda x: x + 1)(put(np.ones(GREAT, "int4"), ROWS)) for _ in range(2))
+    jax.block_until_ready(relayout(other, COLUMNS))  # whatever is kept for good, is
+    tracemalloc.start()
+    try:
+        jax.block_until_ready(relayout(source, COLUMNS))
+        gc.collect()  # JAX lets go of host memory then
+        assert tracemalloc.get_traced_memory()[0] < source.size // 8
+    finally:
+        tracemalloc.stop()

@@ -62,13 +62,8 @@ def can_copy(array: jax.Array, target: NamedSharding) -> bool:
 
 
 def has_words(dtype: Any) -> bool:
-    """Do elements fill their bytes, and does `jax.device_put` keep their dtype?"""
-    if jax.dtypes.canonicalize_dtype(dtype) != dtype or dtype.itemsize not in _WORDS:
-        return False
-    if dtype.kind in "bc":
-        return True
-    info = jax.numpy.finfo if jax.numpy.issubdtype(dtype, np.floating) else jax.numpy.iinfo
-    return int(info(dtype).bits) == 8 * dtype.itemsize
+    """Are elements in host memory of a size to copy, and does `jax.device_put` keep their dtype?"""
+    return dtype.itemsize in _WORDS and jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
 def _plain_kind(target: NamedSharding) -> str:
@@ -80,13 +75,30 @@ def copied(array: jax.Array, target: NamedSharding) -> jax.Array:
     places = target.addressable_devices_indices_map(array.shape)
     boxes = [_box(index, array.shape) for index in places.values()]
     with jax.transfer_guard("allow"):  # no real transfer takes place
-        held = {
-            _box(shard.index, array.shape): np.asarray(shard.data)
-            for shard in array.addressable_shards
-        }
-        tiles = _tiles(boxes, held, array.dtype)
+        tiles = _tiles(boxes, _held(array), array.dtype)
         own = jax.device_put([tiles[box] for box in boxes], [*places])
     return jax.make_array_from_single_device_arrays(array.shape, target, own, dtype=array.dtype)
+
+
+def _held(array: jax.Array) -> dict[Box, HostArray]:
+    """Return the distinct blocks of an array as they lie in host memory."""
+    blocks = {_box(shard.index, array.shape): shard.data for shard in array.addressable_shards}
+    if not _fill_bytes(array.dtype):
+        # Reading these unpacks them to one byte an element, and an array keeps what was read of
+        # it. So new arrays of the same buffers are read: the source must not come to hold more.
+        for box, data in blocks.items():
+            blocks[box] = jax.make_array_from_single_device_arrays(
+                data.shape, data.sharding, [data]
+            )
+            blocks[box].copy_to_host_async()  # all are unpacked at the same time
+    return {box: np.asarray(data) for box, data in blocks.items()}
+
+
+def _fill_bytes(dtype: Any) -> bool:
+    if dtype.kind in "bc":
+        return True
+    info = jax.numpy.finfo if jax.numpy.issubdtype(dtype, np.floating) else jax.numpy.iinfo
+    return int(info(dtype).bits) == 8 * dtype.itemsize
 
 
 def _box(index: tuple[slice, ...], shape: Sequence[int]) -> Box:
