@@ -31,6 +31,7 @@ from shoal.errors import ShoalError as ShoalError
 from shoal.errors import UsageError as UsageError
 
 if TYPE_CHECKING:
+    from shoal import compat as compat
     from shoal import planning as planning
     from shoal import preemption as preemption
     from shoal import retention as retention
@@ -47,15 +48,9 @@ if TYPE_CHECKING:
     from shoal.arrays.moving.plan_relayout import plan_relayout as plan_relayout
     from shoal.arrays.moving.relayout import relayout as relayout
     from shoal.arrays.placing.create import create as create
-    from shoal.arrays.placing.pack import pack as pack
-    from shoal.arrays.placing.pack import unpack as unpack
     from shoal.arrays.placing.put import put as put
     from shoal.arrays.traced.constrain import constrain as constrain
-    from shoal.arrays.traced.enter_manual import enter_manual as enter_manual
-    from shoal.arrays.traced.enter_manual import leave_manual as leave_manual
     from shoal.arrays.traced.explain_program import explain_program as explain_program
-    from shoal.arrays.traced.fence import fence as fence
-    from shoal.arrays.traced.linear import linear as linear
     from shoal.arrays.traced.manual import manual as manual
     from shoal.arrays.traced.shard_alike import shard_alike as shard_alike
     from shoal.checkpoint.disk.checkpoint_info import checkpoint_info as checkpoint_info
@@ -85,7 +80,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-_DOORS = ("planning", "preemption", "retention")
+_DOORS = ("compat", "planning", "preemption", "retention")
 
 _LAZY = {
     "Checkpoints": "shoal.checkpoint.history.checkpoints",
@@ -101,25 +96,20 @@ _LAZY = {
     "constrain": "shoal.arrays.traced.constrain",
     "create": "shoal.arrays.placing.create",
     "describe": "shoal.draw.describe",
-    "enter_manual": "shoal.arrays.traced.enter_manual",
     "explain_program": "shoal.arrays.traced.explain_program",
     "feed": "shoal.arrays.feeding.feed",
-    "fence": "shoal.arrays.traced.fence",
     "from_host_local": "shoal.arrays.host_local.host_local",
     "initialize": "shoal.runtime.process",
     "is_initialized": "shoal.runtime.process",
     "jax_mesh": "shoal.arrays.bridge.devices",
     "job_status": "shoal.runtime.job_status",
     "layout_of": "shoal.arrays.bridge.sharding",
-    "leave_manual": "shoal.arrays.traced.enter_manual",
-    "linear": "shoal.arrays.traced.linear",
     "live_processes": "shoal.collectives.live_processes",
     "local_rows": "shoal.arrays.feeding.local_rows",
     "make_mesh": "shoal.arrays.make_mesh",
     "manual": "shoal.arrays.traced.manual",
     "match_layouts": "shoal.arrays.match_layouts",
     "named_sharding": "shoal.arrays.bridge.sharding",
-    "pack": "shoal.arrays.placing.pack",
     "plan_relayout": "shoal.arrays.moving.plan_relayout",
     "plan_restore": "shoal.checkpoint.restoring.restore",
     "preempted": "shoal.runtime.preemption",
@@ -134,7 +124,6 @@ _LAZY = {
     "step": "shoal.runtime.step",
     "sync_devices": "shoal.collectives.sync_devices",
     "to_host_local": "shoal.arrays.host_local.host_local",
-    "unpack": "shoal.arrays.placing.pack",
     "use_mesh": "shoal.arrays.bridge.use_mesh",
 }
 
@@ -161,25 +150,20 @@ __all__ = [
     "constrain",
     "create",
     "describe",
-    "enter_manual",
     "explain_program",
     "feed",
-    "fence",
     "from_host_local",
     "initialize",
     "is_initialized",
     "jax_mesh",
     "job_status",
     "layout_of",
-    "leave_manual",
-    "linear",
     "live_processes",
     "local_rows",
     "make_mesh",
     "manual",
     "match_layouts",
     "named_sharding",
-    "pack",
     "plan_relayout",
     "plan_restore",
     "preempted",
@@ -194,14 +178,13 @@ __all__ = [
     "step",
     "sync_devices",
     "to_host_local",
-    "unpack",
     "use_mesh",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY and name not in _DOORS:
-        import shoal.compat.names as names
+        import shoal.names as names
 
         problem = f"module 'shoal' has no attribute {name!r}"
         raise AttributeError("; ".join(filter(None, [problem, names.hint_of(name)])))

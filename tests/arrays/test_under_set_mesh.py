@@ -54,14 +54,14 @@ def per_device(mesh):
 
 
 def entered(mesh):
-    shards = shoal.enter_manual(rows(mesh), shoal.Layout(mesh, "data", None))
-    return shoal.leave_manual(shards, shoal.Layout(mesh, "data", None), VALUE.shape)
+    shards = shoal.compat.enter_manual(rows(mesh), shoal.Layout(mesh, "data", None))
+    return shoal.compat.leave_manual(shards, shoal.Layout(mesh, "data", None), VALUE.shape)
 
 
 def packed(mesh):
     split = shoal.Layout(mesh, "data", None)
     shards = [shard for shard in np.split(VALUE, 4) for _ in range(2)]
-    return shoal.unpack(shoal.pack(shards, split))
+    return shoal.compat.unpack(shoal.compat.pack(shards, split))
 
 
 def planned(mesh):
@@ -85,7 +85,7 @@ CASES = {
     "enter_manual": lambda mesh, _: entered(mesh),
     "explain_program": lambda mesh, _: program(mesh),
     "feed": lambda mesh, _: a_feed(mesh),
-    "fence": lambda mesh, _: jax.jit(shoal.fence)(rows(mesh)),
+    "fence": lambda mesh, _: jax.jit(shoal.compat.fence)(rows(mesh)),
     "from_host_local": lambda mesh, _: shoal.from_host_local(VALUE, column(mesh)),
     "jax_mesh": lambda mesh, _: str(shoal.jax_mesh(shoal.layout_of(rows(mesh)).mesh).axis_names),
     "layout_of": lambda mesh, _: str(shoal.layout_of(rows(mesh))),
@@ -93,7 +93,7 @@ CASES = {
         shoal.match_layouts({"**": P("data")}, {"w": VALUE}, mesh=mesh)
     ),
     "leave_manual": lambda mesh, _: entered(mesh),
-    "linear": lambda mesh, _: shoal.linear(rows(mesh), jnp.ones((6, 4))),
+    "linear": lambda mesh, _: shoal.compat.linear(rows(mesh), jnp.ones((6, 4))),
     "local_rows": lambda mesh, _: str(shoal.local_rows(shoal.Layout(mesh, "data", None), 8)),
     "make_mesh": lambda mesh, _: str(whole_mesh(mesh)),
     "manual": lambda mesh, _: per_device(mesh),
@@ -116,6 +116,7 @@ CASES = {
 
 def test_every_public_function_is_tried():
     functions = {name for name in shoal.__all__ if not isinstance(getattr(shoal, name), type)}
+    functions |= {*shoal.compat.__all__}
     assert functions - WITHOUT_ARRAYS == set(CASES)
 
 

@@ -157,7 +157,7 @@ def test_einsum_linear():
     with pytest.raises(TypeError, match="no device"):
         xs.EinsumLinear(4, 2, device="xla")
     with pytest.raises(
-        ValueError, match=r"torch_xla xla_patched_nn_linear_forward \(shoal.linear\)"
+        ValueError, match=r"torch_xla xla_patched_nn_linear_forward \(shoal.compat.linear\)"
     ):
         layer(jnp.ones(3))
 

@@ -39,6 +39,7 @@ FLOORS = {
     "tracebacks": _floor(0, 0),
     "arguments": _floor(0, 0),
     "hashing": _floor(0, 0, "xxhash"),
+    "names": _floor(0, 0),
     "plain_forms": _floor(0, 0),
     "paths": _floor(0, 0),
     "plan": _floor(1, 0, "numpy"),

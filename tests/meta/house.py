@@ -16,7 +16,7 @@ STATE_ALLOWED = {
     "runtime/process.py": {"_RECORD"},  # who this process is
     "arrays/bridge/use_mesh.py": {"_mesh"},  # of the block that a thread or coroutine is in
 }
-FACADE = re.compile(r"compat/\w+/__init__\.py")
+FACADE = re.compile(r"compat/(\w+/)?__init__\.py")
 STATEFUL = {
     "Barrier", "Condition", "ContextVar", "Counter", "Event", "Lock", "OrderedDict", "Queue",
     "RLock", "Semaphore", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "bytearray",
@@ -48,8 +48,7 @@ def long_lines(tree: Tree) -> list[str]:
 def inner_doors(tree: Tree) -> list[str]:
     """Find inner __init__.py files that hold more, or less, than a docstring.
 
-    That of a facade is its predecessor's door: there it also imports from its own files, and lists
-    what it imports in `__all__`.
+    Those of `compat` are doors, too: they also import, and list what they import in `__all__`.
     """
     problems = []
     for path, text in tree.items():

@@ -40,7 +40,9 @@ wait. The colour of a function never depends on its arguments or on the number o
 """
 
 # Modules that users name, beside the top: every name of theirs that has a colour, and `OTHERS`.
-DOORS = ("planning", "planning.topology", "preemption", "preemption.clouds", "retention")
+DOORS = (
+    "compat", "planning", "planning.topology", "preemption", "preemption.clouds", "retention"
+)  # fmt: skip
 OTHERS: Mapping[str, tuple[str, ...]] = {
     "retention": ("Keep", "Saved"),
     "runtime.system.fault_points": ("reach",),

@@ -141,20 +141,20 @@ holds(made["n"], np.zeros(8, np.float32), Layout(mesh, "model"))
 
 # pack and unpack
 for layout in layouts[2:]:
-    pieces = shoal.unpack(shoal.put(value, layout))
+    pieces = shoal.compat.unpack(shoal.put(value, layout))
     order = [ids.index(i) for i in layout.mesh.local(index)]
     assert [next(iter(p.devices())) for p in pieces] == [jax.devices()[n] for n in order]
-    packed = shoal.pack(pieces, layout)
+    packed = shoal.compat.pack(pieces, layout)
     holds(packed, value, layout)
-    assert [p.unsafe_buffer_pointer() for p in shoal.unpack(packed)] == [
+    assert [p.unsafe_buffer_pointer() for p in shoal.compat.unpack(packed)] == [
         p.unsafe_buffer_pointer() for p in pieces]
-    holds(shoal.pack([np.asarray(p) for p in pieces], layout), value, layout)
+    holds(shoal.compat.pack([np.asarray(p) for p in pieces], layout), value, layout)
 like = jax.ShapeDtypeStruct((4, 8), np.float32)
-mine = shoal.unpack(shoal.put(value, Layout(first, "x", None)))
+mine = shoal.compat.unpack(shoal.put(value, Layout(first, "x", None)))
 assert len(mine) == (4 if index == 0 else 0)
-holds(shoal.pack(mine, Layout(first, "x", None), like=like), value, Layout(first, "x", None))
-errors.append(refused(lambda: shoal.pack([value[:2]] * 3, rows)))
-nothing = refused(lambda: shoal.pack([], Layout(first, "x", None)))
+holds(shoal.compat.pack(mine, Layout(first, "x", None), like=like), value, Layout(first, "x", None))
+errors.append(refused(lambda: shoal.compat.pack([value[:2]] * 3, rows)))
+nothing = refused(lambda: shoal.compat.pack([], Layout(first, "x", None)))
 assert ("for the 4 devices" if index == 0 else "owns no device here") in nothing, nothing
 
 # what only one process could see is the same on both: weak types, memory, other orders
@@ -175,7 +175,7 @@ if index == 1:  # process 0 holds it alone: there it is a host value
     assert "is only on devices of process 0; put needs" in refused(lambda: shoal.put(source, rows))
     foreign = "piece 3 is on a device of process 0; give one of your own"
     far = shoal.put(value[:4], Layout(shoal.Mesh({}, device_ids=[ids[0]], processes=0), None, None))
-    assert foreign in refused(lambda: shoal.pack([far] * 4, rows))
+    assert foreign in refused(lambda: shoal.compat.pack([far] * 4, rows))
 else:
     shoal.put(value[:4], Layout(shoal.Mesh({}, device_ids=[ids[0]], processes=0), None, None))
 
@@ -227,14 +227,14 @@ sums = [float(total(x)), float(total(value))]  # of a global array, of equal hos
 slope = jax.grad(total)(x)
 same = all(np.array_equal(s.data, 2 * value[s.index]) for s in slope.addressable_shards)
 
-shards = shoal.enter_manual(x, columns)
-back = shoal.leave_manual([2 * shard for shard in shards], columns, (8, 8))
+shards = shoal.compat.enter_manual(x, columns)
+back = shoal.compat.leave_manual([2 * shard for shard in shards], columns, (8, 8))
 same &= all(np.array_equal(s.data, 2 * value[s.index]) for s in back.addressable_shards)
 if index:  # other calls before must not make another program of it
     jax.jit(shoal.shard_alike).lower(1.0, 2.0)
 twins = jax.jit(lambda x: shoal.shard_alike(x * 1, jnp.ones((8, 8))))
 program = twins.lower(x).as_text()
-y = jax.jit(lambda x: shoal.linear(x, jnp.ones((4, 8))))(twins(x)[1])
+y = jax.jit(lambda x: shoal.compat.linear(x, jnp.ones((4, 8))))(twins(x)[1])
 try:
     shoal.constrain(x, None)
     refused = ""

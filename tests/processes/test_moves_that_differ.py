@@ -88,7 +88,7 @@ def under_grad(s):
 
 
 def entered(s):
-    return shoal.enter_manual(s.array, s.either(s.columns, s.whole))
+    return shoal.compat.enter_manual(s.array, s.either(s.columns, s.whole))
 
 
 def constrained(s):
@@ -119,15 +119,15 @@ def functions(s):
 
 def maps(s):
     x = shoal.put(VALUES, s.columns)
-    return shoal.linear(x, x, layout=s.either(s.rows, s.columns))
+    return shoal.compat.linear(x, x, layout=s.either(s.rows, s.columns))
 
 
 def weights(s):
-    return shoal.linear(shoal.put(VALUES, s.columns), VALUES + s.odd, layout=s.rows)
+    return shoal.compat.linear(shoal.put(VALUES, s.columns), VALUES + s.odd, layout=s.rows)
 
 
 def weights_of_replicas(s):
-    y = shoal.linear(shoal.put(VALUES, s.whole), VALUES + s.odd)  # which sends nothing
+    y = shoal.compat.linear(shoal.put(VALUES, s.whole), VALUES + s.odd)  # which sends nothing
     shoal.barrier("after it")
     return y
 
@@ -215,7 +215,7 @@ REFUSED = {  # what process 1 alone gets wrong
     "manual, by name": lambda s: shoal.manual(
         lambda x: jax.lax.psum(x.sum(), "x"), s.rows, Layout(s.mesh)
     )(*s.either([s.array], []), **s.either({}, {"x": s.array})),
-    "linear": lambda s: shoal.linear(s.array, s.either(s.array, s.six)),
+    "linear": lambda s: shoal.compat.linear(s.array, s.either(s.array, s.six)),
 }
 
 
@@ -258,7 +258,7 @@ def agreed(path):
         shoal.relayout(grid, Layout(hosts, "host", None)),  # within each process
         shoal.constrain(whole, s.rows),
         shoal.constrain(VALUES, s.rows),
-        shoal.linear(whole, whole),
+        shoal.compat.linear(whole, whole),
         jax.jit(lambda x: shoal.constrain(x, s.columns))(s.array),
     ]
     assert names == [], names
@@ -266,7 +266,7 @@ def agreed(path):
     for name, call in {
         "relayout": lambda: shoal.relayout([s.array, s.keys], [s.columns, Layout(s.mesh, None)]),
         "constrain": lambda: shoal.constrain([s.array, s.array], [s.columns, s.whole]),
-        "linear": lambda: shoal.linear(copies[1]["a"], copies[1]["a"], layout=s.rows),
+        "linear": lambda: shoal.compat.linear(copies[1]["a"], copies[1]["a"], layout=s.rows),
         "manual": lambda: summed(s.array),
     }.items():
         jax.block_until_ready(call())
@@ -277,7 +277,7 @@ def agreed(path):
         lambda: summed(s.array),
         lambda: shoal.constrain(s.array, s.columns),
         lambda: shoal.relayout(s.array, s.columns),
-        lambda: shoal.linear(copies[1]["a"], copies[1]["a"], layout=s.rows),
+        lambda: shoal.compat.linear(copies[1]["a"], copies[1]["a"], layout=s.rows),
     ):
         call()
         assert compiled(call) == []

@@ -50,7 +50,7 @@ def differ_in_every_way(path):
     shoal.put(own, rows, check_values=False)
     shoal.put(value[::2], rows)
     shoal.put(np.asfortranarray(value) if odd else value, rows)
-    shoal.pack([value[2 * index : 2 * index + 2]] * 2, rows)
+    shoal.compat.pack([value[2 * index : 2 * index + 2]] * 2, rows)
     if index == 0:  # what one process holds alone is its own affair
         shoal.put(value, Layout(shoal.make_mesh({"y": 2}, devices=[0, 1]), "y", None))
     told.meet("equal")
@@ -85,7 +85,7 @@ def differ_in_calls(path, told, value, rows, *, odd):
         shoal.put(value, rows)
     told.meet("elsewhere", lambda: shoal.assert_same(3))
 
-    shoal.pack([value[: 2 + 2 * odd]] * 2, rows)
+    shoal.compat.pack([value[: 2 + 2 * odd]] * 2, rows)
     told.meet("shape", lambda: shoal.save(path, {"step": 1}))
     assert not os.path.exists(path)
 

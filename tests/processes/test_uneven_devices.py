@@ -28,7 +28,7 @@ for call in (shoal.from_host_local, shoal.to_host_local):
 assert batch.shape == (8, 2)
 assert {shard.data.sum().item() for shard in batch.addressable_shards} == {4.0 * index}
 pieces = [own[2 * n : 2 * n + 2] for n in range(1 + 2 * index)]
-packed = shoal.pack(pieces, rows)
+packed = shoal.compat.pack(pieces, rows)
 for array in (batch, packed):
     whole = shoal.allgather(array, tiled=True)
     assert whole[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1], whole

@@ -143,9 +143,9 @@ def moving_calls(x: jax.Array) -> list[Call]:
 
     return [
         _("describe", shoal.describe, {"x": ROWS}, x="array", shape="any"),
-        _("enter_manual", shoal.enter_manual, tree | {"layouts": ROWS}, layouts="layouts"),
+        _("enter_manual", shoal.compat.enter_manual, tree | {"layouts": ROWS}, layouts="layouts"),
         _("layout_of", shoal.layout_of, {"x": x}, x="array"),
-        _("leave_manual", shoal.leave_manual, {"shards": shoal.enter_manual(x, ROWS),
+        _("leave_manual", shoal.compat.leave_manual, {"shards": shoal.compat.enter_manual(x, ROWS),
           "layouts": ROWS, "full_shape": (8, 4)}, shards="array", layouts="layouts",
           full_shape="shape"),
         _("local_rows", shoal.local_rows, {"layout": ROWS, "global_batch": 8}, layout="layout",
@@ -161,7 +161,7 @@ def moving_calls(x: jax.Array) -> list[Call]:
         _("jax_mesh", shoal.jax_mesh, {"mesh": MESH}, mesh="mesh", devices="any"),
         _("named_sharding", shoal.named_sharding, {"layout": ROWS}, layout="layout", devices="any"),
         _("to_host_local", shoal.to_host_local, tree | {"layouts": ROWS}, layouts="layouts"),
-        _("unpack", shoal.unpack, {"tree": x}, tree="any"),
+        _("unpack", shoal.compat.unpack, {"tree": x}, tree="any"),
         _("use_mesh", lambda mesh: shoal.use_mesh(mesh).__enter__(), {"mesh": MESH}, mesh="mesh"),
     ]  # fmt: skip
 
@@ -176,9 +176,9 @@ def traced_calls(x: jax.Array) -> list[Call]:
           gradient="bool", via="other?"),
         _("explain_program", lambda jitted: shoal.explain_program(jitted, x), {"jitted": JITTED},
           jitted="call"),
-        _("fence", lambda target, **k: shoal.fence(target, **k), {"target": x}, target="any",
+        _("fence", lambda target, **k: shoal.compat.fence(target, **k), {"target": x}, target="any",
           backward="bool"),
-        _("linear", shoal.linear, {"x": HOST, "weight": HOST}, x="array",
+        _("linear", shoal.compat.linear, {"x": HOST, "weight": HOST}, x="array",
           weight="array", bias="any", layout="layouts?", preferred_element_type="any"),
         _("manual", lambda fn, i, o, **k: jax.jit(shoal.manual(fn, i, o, **k))(x),
           {"fn": lambda a: a, "i": ROWS, "o": ROWS}, fn="call", i="layouts?", o="layouts?",
@@ -209,7 +209,7 @@ def placing_calls(x: jax.Array) -> list[Call]:
           order="choice?", across="amounts?", weights="amounts?", compatible_with="choice?",
           allow_split_physical_axes="bool?", contiguous_submeshes="bool?", rings="any",
           axis_types="choice", label="text", timeout_s="seconds?", lane="name"),
-        _("pack", shoal.pack, {"pieces": [np.ones((2, 4), np.float32)] * 8, "layouts": ROWS},
+        _("pack", shoal.compat.pack, {"pieces": [np.ones((2, 4), np.float32)] * 8, "layouts": ROWS},
           pieces="array", layouts="layouts", lane="name?"),
         _("put", shoal.put, rows, tree="any", **own),
     ]  # fmt: skip

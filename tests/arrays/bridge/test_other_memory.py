@@ -61,6 +61,6 @@ def test_a_piece_in_another_memory(layout):
     pieces = [jax.device_put(VALUE[:2], place) for place in places]
     words = "is in pinned_host memory; .* give jax.device_put.…, its .sharding.with_memory_kind"
     with pytest.raises(UsageError, match=words):
-        shoal.pack(pieces, layout)
+        shoal.compat.pack(pieces, layout)
     moved = [jax.device_put(piece, piece.sharding.with_memory_kind("device")) for piece in pieces]
-    np.testing.assert_array_equal(shoal.pack(moved, layout), np.tile(VALUE[:2], 4))
+    np.testing.assert_array_equal(shoal.compat.pack(moved, layout), np.tile(VALUE[:2], 4))

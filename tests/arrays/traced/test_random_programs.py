@@ -68,7 +68,7 @@ class Ours:
         return shoal.shard_alike(x, jnp.sin(x))[1]
 
     def fence(self, x, dims):
-        return shoal.fence((jnp.cos(x), 3))[0]
+        return shoal.compat.fence((jnp.cos(x), 3))[0]
 
     def manual(self, x, dims):
         body = lambda s: jnp.sin(s) * psum(s.sum(), ("data", "model")) / 9  # noqa: E731
@@ -81,7 +81,7 @@ class Ours:
         return shoal.manual(body, columns, columns, axes="model")(x)
 
     def linear(self, x, dims):
-        return shoal.linear(x, WEIGHT.astype(x.dtype), layout=self.home)
+        return shoal.compat.linear(x, WEIGHT.astype(x.dtype), layout=self.home)
 
     def keep(self, x):
         """Return it where all operations expect it: layouts may be part of the type."""

@@ -53,7 +53,7 @@ def pack(
     Example:
       >>> import numpy as np, shoal
       >>> mesh = shoal.make_mesh({"x": -1})
-      >>> x = shoal.pack([np.full(2, i) for i in np.arange(mesh.size, dtype="f4")],
+      >>> x = shoal.compat.pack([np.full(2, i) for i in np.arange(mesh.size, dtype="f4")],
       ...                shoal.Layout(mesh, "x"))
       >>> x.shape == (2 * mesh.size,)
       True
@@ -103,7 +103,7 @@ def unpack(tree: Any) -> list[Any]:
       >>> import numpy as np, shoal
       >>> mesh = shoal.make_mesh({"x": -1})
       >>> x = shoal.put(np.arange(2.0 * mesh.size, dtype="f4"), shoal.Layout(mesh, "x"))
-      >>> shoal.unpack(x)[0]
+      >>> shoal.compat.unpack(x)[0]
       Array([0., 1.], dtype=float32)
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(tree)

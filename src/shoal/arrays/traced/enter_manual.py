@@ -49,10 +49,10 @@ def enter_manual(tree: Any, layouts: Layouts) -> list[Any]:
       >>> mesh = shoal.make_mesh({"x": -1})
       >>> rows = shoal.Layout(mesh, "x", None)
       >>> x = shoal.put(np.ones((2 * mesh.size, 3), np.float32), rows)
-      >>> shards = [shard * 2 for shard in shoal.enter_manual(x, rows)]
+      >>> shards = [shard * 2 for shard in shoal.compat.enter_manual(x, rows)]
       >>> shards[0].shape
       (2, 3)
-      >>> shoal.leave_manual(shards, rows, x.shape).sharding == x.sharding
+      >>> shoal.compat.leave_manual(shards, rows, x.shape).sharding == x.sharding
       True
     """
     _refuse("enter_manual", tree)

@@ -47,7 +47,7 @@ def fence(target: Any, *, backward: bool = False) -> Any:
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
-      >>> layer = shoal.fence(lambda w, x: jnp.tanh(x @ w), backward=True)
+      >>> layer = shoal.compat.fence(lambda w, x: jnp.tanh(x @ w), backward=True)
       >>> slope = jax.jit(jax.grad(lambda w, x: layer(w, x).sum()))
       >>> slope(jnp.zeros((2, 2)), jnp.ones((1, 2))).tolist()
       [[1.0, 1.0], [1.0, 1.0]]

@@ -67,7 +67,7 @@ def linear(
 
     Example:
       >>> import jax.numpy as jnp, shoal
-      >>> shoal.linear(jnp.ones((2, 3, 4)), jnp.ones((5, 4)), jnp.ones(5)).shape
+      >>> shoal.compat.linear(jnp.ones((2, 3, 4)), jnp.ones((5, 4)), jnp.ones(5)).shape
       (2, 3, 5)
     """
     given = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})

@@ -105,7 +105,7 @@ def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> j
 
 @logically_collective("shapes and dtypes of pieces, and the layout,")
 def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
-    """Assemble one array from one piece per device: `shoal.pack`.
+    """Assemble one array from one piece per device: `shoal.compat.pack`.
 
     Logically collective: shapes and dtypes of pieces, and the layout, must be equal.
 
@@ -132,7 +132,7 @@ def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
 
 @local
 def unpack(tensor: Any) -> list[jax.Array]:
-    """Return the pieces of an array held by this process's devices: `shoal.unpack`.
+    """Return the pieces of an array held by this process's devices: `shoal.compat.unpack`.
 
     Local.
 

@@ -31,20 +31,20 @@ __all__ = [
 
 
 class XLAPatchedLinear:
-    """`shoal.linear` in the form of torch's `autograd.Function`.
+    """`shoal.compat.linear` in the form of torch's `autograd.Function`.
 
     >>> XLAPatchedLinear.apply(jnp.ones((2, 3, 4)), jnp.ones((5, 4))).shape
     (2, 3, 5)
     """
 
     @staticmethod
-    @stands_for("shoal.linear")
+    @stands_for("shoal.compat.linear")
     def apply(input: Any, weight: Any, bias: Any = None) -> jax.Array:
         """Return `input @ weight.T + bias` over the last dim; its derivatives are JAX's."""
         return linear(input, weight, bias)
 
     @staticmethod
-    @stands_for("shoal.linear")
+    @stands_for("shoal.compat.linear")
     def forward(ctx: SimpleNamespace, input: Any, weight: Any, bias: Any = None) -> jax.Array:
         """Return the same, and keep in `ctx` what `backward` needs."""
         given = (input, weight) if bias is None else (input, weight, bias)
@@ -59,9 +59,9 @@ class XLAPatchedLinear:
 
 
 @traced
-@stands_for("shoal.linear")
+@stands_for("shoal.compat.linear")
 def xla_patched_nn_linear_forward(m: Any, input: Any) -> jax.Array:
-    """Return the linear map of a module's `weight` and `bias` (`shoal.linear`).
+    """Return the linear map of a module's `weight` and `bias` (`shoal.compat.linear`).
 
     Traced.
 
@@ -105,7 +105,9 @@ class EinsumLinear:
         device: None = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         if device is not None:
-            raise SpmdTypeError("torch_xla EinsumLinear (shoal.linear): no device; put places")
+            raise SpmdTypeError(
+                "torch_xla EinsumLinear (shoal.compat.linear): no device; put places"
+            )
         key = jax.random.key(np.random.randint(1 << 31)) if key is None else key
         keys, bound = jax.random.split(key), 1 / math.sqrt(max(in_features, 1))
         draw = partial(jax.random.uniform, dtype=dtype or jnp.float32, minval=-bound, maxval=bound)
@@ -157,7 +159,7 @@ def apply_xla_patch_to_nn_linear(module: Any) -> Any:
 
 @at_caller
 def apply_backward_optimization_barrier(m: Any) -> Any:
-    """Make the backward pass wait, at a layer, for all of its gradients (`shoal.fence`).
+    """Make the backward pass wait, at a layer, for all of its gradients (`shoal.compat.fence`).
 
     Args:
       m: a function, whose parameters are arguments; a callable pytree; or a module with `forward`

@@ -18,12 +18,12 @@ from shoal.compat.torch_xla.specs import layout_of_spec
 __all__ = ["_mark_manual_sharding", "disable_manual_sharding", "enable_manual_sharding"]
 
 
-@stands_for("shoal.enter_manual")
+@stands_for("shoal.compat.enter_manual")
 @collective("the mesh's processes")
 def enable_manual_sharding(
     t: Any, partition_spec: Any, *, mesh: Mesh | None = None
 ) -> list[jax.Array]:
-    """Return the shard of an array on each device of this process (`shoal.enter_manual`).
+    """Return the shard of an array on each device of this process (`shoal.compat.enter_manual`).
 
     Collective over the mesh's processes.
 
@@ -47,12 +47,12 @@ def enable_manual_sharding(
     return enter_manual(value if is_traced(value) else placed(value, layout), layout)
 
 
-@stands_for("shoal.leave_manual")
+@stands_for("shoal.compat.leave_manual")
 @logically_collective("shapes and dtypes of shards, specs and meshes")
 def disable_manual_sharding(
     t: Sequence[Any], partition_spec: Any, full_shape: Sequence[int], *, mesh: Mesh | None = None
 ) -> jax.Array:
-    """Return the array assembled from one shard per device (`shoal.leave_manual`).
+    """Return the array assembled from one shard per device (`shoal.compat.leave_manual`).
 
     Logically collective: shapes and dtypes of shards, specs and meshes must be equal.
 

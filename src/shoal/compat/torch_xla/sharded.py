@@ -112,10 +112,10 @@ class XLAShardedTensor(ArrayOperators):
         """A host copy of the shard on each device of this process, by ascending number."""
         return shards_of(self.global_tensor)
 
-    @stands_for("shoal.pack")
+    @stands_for("shoal.compat.pack")
     @logically_collective("shapes, dtypes and layouts")
     def load_local_shards_(self, shards: Sequence[XLAShard]) -> XLAShardedTensor:
-        """Replace the array by one of these shards, laid out as before (`shoal.pack`).
+        """Replace the array by one of these shards, laid out as before (`shoal.compat.pack`).
 
         Logically collective: shapes, dtypes and layouts must be equal.
 

@@ -71,7 +71,7 @@ def shards_of(array: jax.Array) -> list[XLAShard]:
 
 
 def packed(shards: Sequence[XLAShard], array: jax.Array) -> jax.Array:
-    """Return an array made of shards, laid out like another one (`shoal.pack`).
+    """Return an array made of shards, laid out like another one (`shoal.compat.pack`).
 
     Raises:
       UsageError: too few shards, or of other shapes or dtypes than the array's; or replicas differ.

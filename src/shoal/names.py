@@ -23,7 +23,7 @@ MULTIHOST_UTILS: Mapping[str, str] = {
 
 TORCH_XLA: Mapping[str, str] = {
     "CheckpointManager": "Checkpoints",
-    "EinsumLinear": "linear",
+    "EinsumLinear": "compat.linear",
     "HybridMesh": "make_mesh",
     "MarkShardingFunction": "constrain",
     "Mesh": "Mesh",
@@ -36,19 +36,19 @@ TORCH_XLA: Mapping[str, str] = {
     "ShardingSpec": "Layout",
     "ShardingType": "Layout",
     "SpmdFullyShardedDataParallel": "match_layouts",
-    "XLAPatchedLinear": "linear",
-    "XLAShard": "unpack",
+    "XLAPatchedLinear": "compat.linear",
+    "XLAShard": "compat.unpack",
     "XLAShardedTensor": "layout_of",
     "_mark_manual_sharding": "manual",
     "annotate_custom_sharding": "constrain",
-    "apply_backward_optimization_barrier": "fence",
-    "apply_xla_patch_to_nn_linear": "linear",
+    "apply_backward_optimization_barrier": "compat.fence",
+    "apply_xla_patch_to_nn_linear": "compat.linear",
     "auto_policy": "match_layouts",
     "clear_sharding": "constrain",
     "convert_to_xla_mesh": "Mesh",
     "convert_to_xla_partition_spec": "Layout",
-    "disable_manual_sharding": "leave_manual",
-    "enable_manual_sharding": "enter_manual",
+    "disable_manual_sharding": "compat.leave_manual",
+    "enable_manual_sharding": "compat.enter_manual",
     "get_1d_mesh": "make_mesh",
     "get_global_mesh": "use_mesh",
     "mark_sharding": "constrain",
@@ -65,7 +65,7 @@ TORCH_XLA: Mapping[str, str] = {
     "wrap_if_sharded": "layout_of",
     "xla_distribute_module": "match_layouts",
     "xla_distribute_tensor": "put",
-    "xla_patched_nn_linear_forward": "linear",
+    "xla_patched_nn_linear_forward": "compat.linear",
 }
 """Name in `shoal.compat.torch_xla` → our own name in `shoal`."""
 
@@ -112,7 +112,7 @@ DTENSOR: Mapping[str, str] = {
     "num_clients": "process_count",
     "num_global_devices": "make_mesh",
     "num_local_devices": "make_mesh",
-    "pack": "pack",
+    "pack": "compat.pack",
     "preferred_device_type": "make_mesh",
     "relayout": "relayout",
     "relayout_like": "relayout",
@@ -123,7 +123,7 @@ DTENSOR: Mapping[str, str] = {
     "shutdown_accelerator_system": "shutdown",
     "shutdown_tpu_system": "shutdown",
     "tpu_system_init_helper": "initialize",
-    "unpack": "unpack",
+    "unpack": "compat.unpack",
 }
 """Name in `shoal.compat.dtensor` → our own name in `shoal`."""
 
@@ -137,8 +137,12 @@ FACADES: Mapping[str, Mapping[str, str]] = {
 FORMER: Mapping[str, str] = {
     "contents": "checkpoint_info",
     "drain": "sync_devices",
+    "enter_manual": "compat.enter_manual",
     "exit_code": "preemption.exit_code",
+    "fence": "compat.fence",
     "layouts": "match_layouts",
+    "leave_manual": "compat.leave_manual",
+    "linear": "compat.linear",
     "live": "live_processes",
     "notice": "preemption.notice",
     "rearm": "preemption.clear",
