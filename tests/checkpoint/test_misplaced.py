@@ -15,7 +15,7 @@ from shoal.checkpoint.disk import sweep
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.restoring.restore import plan_restore, restore_with
+from shoal.checkpoint.restoring.restore import plan_restore, restore
 from shoal.checkpoint.saving.save import save_with
 from shoal.cli.main import build
 from shoal.errors import CorruptCheckpointError, NotCommittedError, UsageError
@@ -59,7 +59,7 @@ def test_a_history_refuses_it_in_words(run, alone):
             lambda: ckpts.pin(40),
             lambda: ckpts.save(40, {"w": 1}),
             lambda: plan_restore(ckpts.path_of(40)),
-            lambda: restore_with(alone, ckpts.path_of(40)),
+            lambda: restore.on(alone, ckpts.path_of(40)),
         ):
             with pytest.raises(CorruptCheckpointError, match=WORDS):
                 ask()
@@ -120,7 +120,7 @@ def test_elsewhere_a_copy_is_as_good_as_what_was_copied(tmp_path, alone):
     shutil.copytree(run / step_name(10), tmp_path / "best")
     shutil.copytree(run / step_name(10), tmp_path / "other" / step_name(10))
     for path in (tmp_path / "best", tmp_path / "other" / step_name(10)):
-        assert restore_with(alone, path)["step"] == 10
+        assert restore.on(alone, path)["step"] == 10
     sample_checkpoints.save(run / step_name(30), sample_checkpoints.tree(30))  # it says no step
     assert Checkpoints(run, coordinator=alone).latest() == 30
 
@@ -132,7 +132,7 @@ def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
     assert sweep.recover_step(LocalFolder(run / step_name(40))) is None
     assert sweep.recover_step(LocalFolder(run / step_name(10))).step == 10
     with pytest.raises(NotCommittedError):
-        restore_with(LocalJob(1).coordinators[0], run / step_name(40))
+        restore.on(LocalJob(1).coordinators[0], run / step_name(40))
 
 
 def test_a_step_is_not_saved_as_another(tmp_path, alone):

@@ -247,7 +247,7 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
     elif kind == "barrier":
         barrier.on(coordinator, name, processes=group, **more)
     elif kind == "live":
-        live_processes.on(coordinator, group, **more)
+        live_processes.on(coordinator, processes=group, **more)
     elif kind in ("broadcast", "large"):
         source = members[at % len(members)]
         value = np.full(size, at + 1 if me == source else 0, np.uint8)

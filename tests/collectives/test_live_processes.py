@@ -19,12 +19,12 @@ from shoal.runtime.client.in_process import LocalJob
 NEVER = 99
 
 
-def live_in(coordinator, *processes, **more):
-    return live_processes.on(coordinator, *processes, **{"timeout_s": PATIENCE_S, **more})
+def live_in(coordinator, **more):
+    return live_processes.on(coordinator, **{"timeout_s": PATIENCE_S, **more})
 
 
 def test_alone():
-    assert live_processes() == live_processes([0]) == (0,)
+    assert live_processes() == live_processes(processes=[0]) == (0,)
 
 
 @given(
@@ -97,7 +97,7 @@ def test_the_loss_is_known_afterwards_and_the_next_one_is_news():
         assert caught.value.lost[1].startswith("killed too; last at barrier 'go on' (tests/")
 
     def second(coordinator):
-        return live_in(coordinator, [2, 0, 1]) if coordinator.process in (0, 2) else None
+        return live_in(coordinator, processes=[2, 0, 1]) if coordinator.process in (0, 2) else None
 
     assert run_all(job, second) == [(0, 2), None, (0, 2), None]
 
@@ -107,7 +107,7 @@ def test_nothing_is_said_of_those_who_were_not_asked_about():
     job.lose(0, "killed")
 
     def pair(coordinator):
-        return live_in(coordinator, (3, 2)) if coordinator.process in (2, 3) else None
+        return live_in(coordinator, processes=(3, 2)) if coordinator.process in (2, 3) else None
 
     assert run_all(job, pair)[2:] == [(2, 3)] * 2
     with pytest.raises(ProcessLostError):

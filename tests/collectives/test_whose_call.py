@@ -132,7 +132,9 @@ def test_a_wrong_argument_of_live_ends_the_call_of_its_processes_alone(given):
     def go(one):
         if one.process < 2:
             with pytest.raises(PeerFailedError if one.process else UsageError):
-                live_processes.on(one, given([0, 1]), timeout_s=LIMIT_S if one.process else -1.0)
+                live_processes.on(
+                    one, processes=given([0, 1]), timeout_s=LIMIT_S if one.process else -1.0
+                )
         return goes_on(one)
 
     assert run_all(LocalJob(3), go) == ["goes on"] * 3

@@ -113,7 +113,7 @@ attempt(steps_until_error)
 attempt(lambda: live_processes.on(member, timeout_s=50))
 attempt(lambda: meet("on", processes=[0, 2, 3]))
 attempt(steps_until_error)
-attempt(lambda: live_processes.on(member, [0, 2, 3], timeout_s=50))
+attempt(lambda: live_processes.on(member, processes=[0, 2, 3], timeout_s=50))
 """
     dies = "threading.Event().wait()"
     dies_later = script.rpartition("attempt(steps")[0] + "say('again')\nthreading.Event().wait()"

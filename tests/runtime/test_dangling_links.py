@@ -14,7 +14,7 @@ import shoal
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.restoring.restore import restore_with
+from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save_with
 from shoal.cli.main import build
 from shoal.errors import (
@@ -75,7 +75,7 @@ def test_the_first_link_of_a_path_that_leads_nowhere(link, tmp_path):
         lambda path, one: save_with(one, path, {"w": np.ones(2)}),
         lambda path, one: Checkpoints(path, coordinator=one).save(1, {"w": np.ones(2)}),
         lambda path, one: LocalFolder(path).make(),
-        lambda path, one: restore_with(one, path),
+        lambda path, one: restore.on(one, path),
         lambda path, one: shoal.checkpoint_info(path),
         lambda path, one: Checkpoints(path, coordinator=one).restore(),
         lambda path, one: Checkpoints(path, coordinator=one).info(),
@@ -116,7 +116,7 @@ def test_a_file_of_a_checkpoint_that_is_such_a_link(tmp_path, alone, file):
     path.unlink()
     path.symlink_to("../blobs/1")
     with pytest.raises((CorruptCheckpointError, NotCommittedError)) as caught:
-        restore_with(alone, tmp_path / "one")
+        restore.on(alone, tmp_path / "one")
     assert f"is a symbolic link to {tmp_path / 'blobs' / '1'}, which does not exist" in str(
         caught.value
     )

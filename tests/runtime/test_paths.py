@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import shoal
 from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.restoring.restore import restore_with
+from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.background import start_save_with
 from shoal.checkpoint.saving.save import save_with
 from shoal.cli import run as run_command
@@ -106,7 +106,7 @@ class Silent:
 TAKERS = {
     "save": lambda path: save_with(Silent(), path, W),
     "start_save_with": lambda path: start_save_with(Silent(), path, W, arena=None),
-    "restore": lambda path: restore_with(Silent(), path),
+    "restore": lambda path: restore.on(Silent(), path),
     "plan_restore": shoal.plan_restore,
     "Checkpoints": shoal.Checkpoints,
     "LocalFolder": LocalFolder,

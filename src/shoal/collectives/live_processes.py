@@ -32,8 +32,8 @@ from shoal.tracebacks import at_caller
 @one_call("live_processes", survivors=True)
 def live_processes(
     coordinator: Coordinator,
-    processes: Iterable[int] | None = None,
     *,
+    processes: Iterable[int] | None = None,
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class LiveBlock:
     @at_caller
     def __enter__(self) -> tuple[int, ...]:
         self._living = live_processes.on(
-            self._coordinator, self._processes, timeout_s=self._timeout_s
+            self._coordinator, processes=self._processes, timeout_s=self._timeout_s
         )
         return self._living
 
@@ -151,7 +151,9 @@ class LiveBlock:
         deadline = Deadline(time.monotonic(), self._timeout_s)
         while True:
             try:
-                left = live_processes.on(self._coordinator, self._living, timeout_s=deadline.left_s)
+                left = live_processes.on(
+                    self._coordinator, processes=self._living, timeout_s=deadline.left_s
+                )
             except (DivergenceError, PeerFailedError):
                 if deadline.is_over:
                     raise

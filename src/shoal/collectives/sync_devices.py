@@ -47,7 +47,7 @@ def sync_devices(
     coordinator: Coordinator,
     mesh: Mesh | jax.sharding.Mesh,
     *,
-    name: str = "sync_devices",
+    name: str | None = None,
     timeout_s: float | None = None,
 ) -> None:
     """Wait until every device of a mesh has finished what was issued before, on all processes.
@@ -68,7 +68,7 @@ def sync_devices(
 
     Args:
       mesh: a shoal or JAX mesh, equal on all.
-      name: a label for messages, equal on all.
+      name: a label for messages, equal on all; None: "sync_devices".
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
         ends the wait for all.
 
@@ -86,6 +86,7 @@ def sync_devices(
     >>> from shoal.arrays.make_mesh import make_mesh
     >>> sync_devices(make_mesh({"x": -1}), name="before the timer starts")
     """
+    name = "sync_devices" if name is None else name
     if not isinstance(name, str):
         raise UsageTypeError(f"sync_devices: name={name!r} must be text")
     deadline = deadline_of(f"sync_devices({name!r})", name, timeout_s, "main")

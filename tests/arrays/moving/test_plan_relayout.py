@@ -161,7 +161,7 @@ def test_where_xla_gathers_everything():
     ("x", "layout", "words"),
     [
         (np.ones((8, 8)), ROWS, "not on devices yet"),
-        ({"a": 1}, ROWS, "one by one"),
+        ({"a": 1}, ROWS, r"\['a'\]: an int is not on devices yet"),
         (jax.random.split(jax.random.key(0), 8), ROWS, "PRNG keys move as XLA"),
         (jax.ShapeDtypeStruct((8, 8), np.float32), ROWS, "names no sharding"),
         (
@@ -179,6 +179,16 @@ def test_where_xla_gathers_everything():
 def test_what_is_refused(x, layout, words):
     with pytest.raises(UsageError, match=words):
         plan_relayout(x, layout)
+
+
+def test_a_tree_has_a_plan_for_each_leaf_and_all_problems_are_named():
+    array = put(np.ones((8, 8), np.float32), ROWS)
+    plans = plan_relayout({"a": array, "b": [array, array]}, {"a": COLUMNS, "b": ROWS})
+    assert plans == {"a": plan_relayout(array, COLUMNS), "b": [plan_relayout(array, ROWS)] * 2}
+    narrow = jax.ShapeDtypeStruct((8, 9), np.float32, sharding=named_sharding(ROWS))
+    with pytest.raises(UsageError) as caught:
+        plan_relayout({"a": narrow, "b": narrow, "c": array}, COLUMNS)
+    assert [line.split(":")[0] for line in caught.value.problems] == ["['a']", "['b']"]
 
 
 def test_only_a_way_can_be_asked_for():

@@ -9,7 +9,7 @@ from shoal.checkpoint.disk import saved_steps, step_folder
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.restoring.restore import restore_with
+from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.retention import Last
 from shoal.errors import NotCommittedError
 from shoal.runtime.client.in_process import LocalJob
@@ -61,7 +61,7 @@ def is_consistent(root, alone, is_pinned):
     folder = root.folder(step_name(1))
     if is_pinned:
         assert step_folder.committed(folder) is not None
-        back = restore_with(alone, folder.path)
+        back = restore.on(alone, folder.path)
         assert back["w"].tolist() == [1.0] * 4
         retain(root)
         assert step_folder.committed(folder) is not None

@@ -13,7 +13,7 @@ from cli import sample_checkpoints
 from collectives.thread_jobs import run_all
 from shoal.checkpoint.history import saver
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.restoring.restore import restore_with
+from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save_with
 from shoal.checkpoint.together import lead, lease
 from shoal.errors import (
@@ -154,7 +154,7 @@ def test_a_long_restore_tells_how_far_it_is(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(lease.ProgressReporter, "__init__", begins)
     job = LocalJob(2)
     with caplog.at_level(logging.INFO, "shoal"):
-        run_all(job, lambda one: restore_with(one, tmp_path / "one"))
+        run_all(job, lambda one: restore.on(one, tmp_path / "one"))
     told = [record.getMessage() for record in caplog.records if "restoring" in record.message]
     assert len(told) == 2
     assert f"restoring {tmp_path / 'one'}: " in told[0]

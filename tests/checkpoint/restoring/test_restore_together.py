@@ -10,7 +10,7 @@ import pytest
 from checkpoint import hand_written
 from collectives.thread_jobs import run_all
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.restoring.restore import restore_with
+from shoal.checkpoint.restoring.restore import restore
 from shoal.errors import (
     CorruptCheckpointError,
     DivergenceError,
@@ -49,7 +49,7 @@ def restore_all(saved, *targets, **options):
         target = targets[number] if targets else None
         asked = {key: value[number] for key, value in options.items()}
         folder = Mounted(saved[number])
-        return restore_with(coordinator, folder, target, name="same", timeout_s=30, **asked)
+        return restore.on(coordinator, folder, target, name="same", timeout_s=30, **asked)
 
     return run_all(LocalJob(3), run)
 

@@ -16,7 +16,7 @@ from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.who_writes import own_boxes
-from shoal.checkpoint.restoring.restore import restore_with
+from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save_with
 from shoal.checkpoint.saving.state import Spread, among, held_of, own_of, read_state
 from shoal.checkpoint.together.lease import LeaseKeeper
@@ -49,7 +49,7 @@ def works_among(coordinator, path, group):
     save_with(coordinator, path, tree_of(coordinator.process), **options)
     with pytest.raises(StepAlreadyCommittedError):
         save_with(coordinator, path, tree_of(coordinator.process), **options)
-    back = restore_with(coordinator, path, **options)
+    back = restore.on(coordinator, path, **options)
     assert same_bits(back["w"], WORDS)
     return back["n"], back["own"].value["of"]
 
@@ -62,7 +62,7 @@ def is_whole(path, members):
     checkpoint = open_folder(LocalFolder(path))
     assert checkpoint.manifest.num_processes == len(members)
     assert files_of(path) == sorted([*CLEAN, *["data"] * (len(members) - 1)])
-    one, other = in_job(2, lambda c: restore_with(c, path, only=("w", "n"), timeout_s=PATIENCE_S))
+    one, other = in_job(2, lambda c: restore.on(c, path, only=("w", "n"), timeout_s=PATIENCE_S))
     return same_bits(one["w"], WORDS) and other["n"] == 7
 
 
@@ -199,7 +199,7 @@ def test_the_first_of_the_group_keeps_the_lease(tmp_path, group):
 
 CALLS = {
     "save": lambda c, path, **more: save_with(c, path, {"n": 1}, **more),
-    "restore": lambda c, path, **more: restore_with(c, path, **more),
+    "restore": lambda c, path, **more: restore.on(c, path, **more),
     "Checkpoints": lambda c, path, **more: Checkpoints(path, coordinator=c, **more),
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from collectives.thread_jobs import run_all
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.restoring.restore import restore_with
+from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save_with
 from shoal.checkpoint.together import one_folder
 from shoal.errors import DivergenceError
@@ -37,7 +37,7 @@ def test_a_checkpoint_has_as_many_names_as_processes(names):
     def run(coordinator):
         path = names[coordinator.process]
         save_with(coordinator, path, state(3), step=3)
-        return restore_with(coordinator, path)["step"]
+        return restore.on(coordinator, path)["step"]
 
     assert each(run) == [3, 3]
 
@@ -93,7 +93,7 @@ def test_a_restore_says_which_paths_lead_elsewhere(tmp_path):
     save_with(alone, paths[0], state(1))
 
     def run(one):
-        return restore_with(one, paths[one.process])
+        return restore.on(one, paths[one.process])
 
     refused(each(run), paths)
     save_with(alone, paths[1], state(2))

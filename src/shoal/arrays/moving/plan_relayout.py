@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,7 +35,7 @@ from shoal.arrays.moving.move import row_of, xla_program
 from shoal.arrays.moving.planned_move import is_better, programs_of, whole_shape
 from shoal.arrays.moving.staged_move import by_host_alone, part_of
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
+from shoal.errors import UsageError, WrongType, raise_all, with_article
 from shoal.plan.compiled import received_bytes_of
 from shoal.plan.hardware.links import Links
 from shoal.plan.hardware.wiring import Topology
@@ -257,60 +258,76 @@ class RelayoutPlan:
 
 @local
 def plan_relayout(
-    x: jax.Array | jax.ShapeDtypeStruct,
-    layout: Layouts,
-    *,
-    way: Literal["collectives"] | None = None,
-) -> RelayoutPlan:
-    """Return what `relayout` would do with an array: bytes, steps, memory. Nothing moves.
+    tree: Any, layouts: Layouts, *, way: Literal["collectives"] | None = None
+) -> RelayoutPlan | Any:
+    """Return what `relayout` would do with arrays: bytes, steps, memory. Nothing moves.
 
     Local.
 
     Args:
-      x: an array, or a `jax.ShapeDtypeStruct` with a sharding; its devices may be those of a
+      tree: arrays, or `jax.ShapeDtypeStruct`s with a sharding; their devices may be those of a
         topology described by `jax.experimental.topologies`, for absent hardware.
-      layout: the target layout, as for `relayout`.
+      layouts: the target layouts, as for `relayout`.
       way: as for `relayout`.
 
     Returns:
-      A `RelayoutPlan`.
+      A `RelayoutPlan` for an array, a tree of them for a tree.
 
     Raises:
-      UsageError: `x` has no layout, is a tree, a PRNG key (XLA chooses how to move these), a
-        deleted array, or a value inside `jit`, `grad` or `vmap`; ranks that do not match, dims that
+      UsageError: leaves that have no layout, are PRNG keys (XLA chooses how to move these), deleted
+        arrays, or values inside `jit`, `grad` or `vmap`; ranks that do not match, dims that
         do not divide evenly, on either side; what `relayout` refuses between devices of several
-        processes.
+        processes. All offending leaves are named by path.
 
     Example:
-      >>> import numpy as np, shoal
+      >>> import jax, numpy as np, shoal
       >>> mesh = shoal.make_mesh({"x": -1})
       >>> rows = shoal.put(np.ones((8, 8), np.float32), shoal.Layout(mesh, "x", None))
       >>> plan = shoal.plan_relayout(rows, shoal.Layout(mesh, None, "x"))
       >>> plan.way, plan.received_bytes == plan.bound_bytes
       ('copy', True)
+
+      Of a tree:
+
+      >>> plans = shoal.plan_relayout({"w": rows, "v": rows}, shoal.Layout(mesh, None, "x"))
+      >>> sum(plan.received_bytes for plan in jax.tree.leaves(plans)) == 2 * plan.received_bytes
+      True
     """
     check_way("plan_relayout", way)
-    if why := _why_not(x):
-        raise UsageTypeError(f"plan_relayout: {why}")
     problems: list[str] = []
-    devices = _described(x.sharding, layout)
-    leaves, _ = leaf_layouts(x, layout, problems, devices=devices)
-    source = layout_of(x)
-    for leaf in [*leaves, Leaf("the source", x, source)]:
-        must_divide(leaf, problems)
+    for path, value in jax.tree_util.tree_leaves_with_path(tree):
+        if why := _why_not(value):
+            problems.append(WrongType(f"{jax.tree_util.keystr(path)}: {why}" if path else why))
+    raise_all("plan_relayout", problems)
+    ends = [*(value.sharding for value in jax.tree.leaves(tree)), *jax.tree.leaves(layouts)]
+    devices = _described(ends)
+    leaves, treedef = leaf_layouts(tree, layouts, problems, devices=devices)
     for leaf in leaves:
+        must_divide(leaf, problems)
+        try:
+            must_divide(
+                Leaf(f"{leaf.path}, the source", leaf.value, layout_of(leaf.value)), problems
+            )
+        except UsageError as error:  # it has none
+            problems.append(f"{leaf.path}: {error}")
+            continue
         cannot_be_pending(leaf, problems)
-        if why := obstacle(leaf, x, programs=way is not None, devices=devices):
+        if why := obstacle(leaf, leaf.value, programs=way is not None, devices=devices):
             problems.append(f"{leaf.path}: {why}")
     raise_all("plan_relayout", problems)
-    plan = plan_transfer(source, leaves[0].layout, x.shape, x.dtype.itemsize)
+    return treedef.unflatten(_plan_of(leaf, way, devices) for leaf in leaves)
+
+
+def _plan_of(leaf: Leaf, way: str | None, devices: tuple[jax.Device, ...] | None) -> RelayoutPlan:
+    x, source = leaf.value, layout_of(leaf.value)
+    plan = plan_transfer(source, leaf.layout, x.shape, x.dtype.itemsize)
     is_copy = way is None and in_one_memory(plan.source, plan.target) and not source.partial
     target = named_sharding(plan.target, devices=devices)
     permutes = is_apart(x.sharding, target, programs=way is not None)
     return RelayoutPlan(plan, x.dtype, is_copy and has_words(x.dtype), permutes, devices)
 
 
-def _described(*ends: object) -> tuple[jax.Device, ...] | None:
+def _described(ends: Iterable[object]) -> tuple[jax.Device, ...] | None:
     """Return the devices of shardings if some are described ones; None if all are present."""
     rows = [row_of(end) for end in ends if isinstance(end, NamedSharding)]
     devices = tuple(dict.fromkeys(device for row in rows for device in row))
@@ -325,8 +342,6 @@ def _why_not(x: Any) -> str:
     """Return why there is no plan for a value, or an empty string."""
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         what = with_article(type(x).__name__)
-        if len(jax.tree.leaves(x)) > 1 or not hasattr(x, "dtype"):
-            return f"{what} is not an array: plan the leaves of a tree one by one"
         return f"{what} is not on devices yet: put places host values"
     if isinstance(x, jax.core.Tracer):
         return (

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from shoal import settings
 from shoal.arguments import check_flags
@@ -19,7 +19,7 @@ from shoal.checkpoint.history.newest_whole import none_left, restored
 from shoal.checkpoint.history.resumable import check_resumable
 from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.planning.cadence import Cadence, rule_text, rules_of
-from shoal.checkpoint.restoring.options import check_history_options, check_restore
+from shoal.checkpoint.restoring.target import RestoreOptions, check_names
 from shoal.checkpoint.retention import Keep, policy_of
 from shoal.checkpoint.together.lead import raise_together, run_on_lead
 from shoal.checkpoint.together.one_folder import in_one_folder
@@ -127,7 +127,9 @@ class Checkpoints(ReadOnlyHistory):
         self._root = LocalFolder(self._path)
         self._timeout_s = timeout_s  # None: each wait has its own deadline
         flags: dict[str, object] = {"asynchronous": asynchronous, "recover": recover}
-        check_history_options(flags, {"timeout_s": timeout_s, "lease_s": lease_s})
+        check_flags("Checkpoints", **flags)
+        _check_seconds("Checkpoints", "timeout_s", timeout_s)
+        _check_seconds("Checkpoints", "lease_s", lease_s)
         lease_s = settings.seconds("SHOAL_LEASE_S") if lease_s is None else lease_s
         policy = policy_of(keep)
         rules_of(every)
@@ -255,7 +257,7 @@ class Checkpoints(ReadOnlyHistory):
         *,
         skip_corrupt: bool = False,
         timeout_s: float | None = None,
-        **options: Any,
+        **options: Unpack[RestoreOptions],
     ) -> Any:
         """Restore a step, the same one on all processes: the lead chooses it.
 
@@ -296,7 +298,7 @@ class Checkpoints(ReadOnlyHistory):
         *,
         skip_corrupt: bool = False,
         timeout_s: float | None = None,
-        **options: Any,
+        **options: Unpack[RestoreOptions],
     ) -> tuple[Any, int]:
         """Restore the newest step, or initialise: return the state and the next step.
 
@@ -426,18 +428,21 @@ class Checkpoints(ReadOnlyHistory):
         operation: str,
         target: Any,
         timeout_s: float | None,
-        options: Mapping[str, Any],
+        options: RestoreOptions,
         step: int | None = None,
     ) -> Callable[[int], Any]:
         """Return what restores a step, once a running save of `step` (None: of any) is over."""
-        from shoal.checkpoint.restoring.restore import restore_with
+        from shoal.checkpoint.restoring.restore import restore
 
-        check_restore(operation, options, timeout_s)
+        check_names(operation, options)
+        _check_seconds(operation, "timeout_s", timeout_s)
         number = None if step is None else step_number(operation, step)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         self._saver.settle_step(number, limit_s)
-        own = {**options, "processes": self._group.named, "timeout_s": limit_s}
-        return lambda step: restore_with(self._coordinator, self.path_of(step), target, **own)
+        return lambda step: restore.on(
+            self._coordinator, self.path_of(step), target,
+            processes=self._group.named, timeout_s=limit_s, **options,
+        )  # fmt: skip
 
     def _wants_all(self, step: object) -> bool:
         """Return whether `every` wants a step; of one that is no number: any."""
@@ -464,3 +469,9 @@ class Checkpoints(ReadOnlyHistory):
     def _refuse_if_closed(self, operation: str) -> None:
         if self._is_closed:
             raise UsageError(f"{operation}: {self!r} is closed: its `with` block has ended")
+
+
+def _check_seconds(operation: str, name: str, value: object) -> None:
+    """Raise unless it is None or a positive number of seconds."""
+    if value is not None:
+        settings.timeout(operation, value, "", name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from shoal.errors import RestoreMismatchError, UsageError, with_article
 
 if TYPE_CHECKING:
     from shoal.checkpoint.restoring.protocol import RestoreRequest
-    from shoal.checkpoint.restoring.target import Wishes
+    from shoal.checkpoint.restoring.target import RestoreOptions, Wishes
     from shoal.checkpoint.saving.state import State
 
 _MOST_LISTED = 8
@@ -28,7 +28,7 @@ def check_resumable(
     state: Any,
     root: Folder,
     target: Any,
-    options: Mapping[str, Any],
+    options: RestoreOptions,
     *,
     processes: int,
     is_new: bool,
@@ -54,7 +54,7 @@ def check_resumable(
     records = tuple(leaf.record for leaf in read.leaves)
     stored, _ = nodes.decode_structure(nodes.encode_structure(read.structure), "the manifest")
     manifest = Manifest("0" * 12, None, 0, processes, stored, records)
-    request = request_of("resume", root, target, **options)
+    request = request_of("resume", root, target, options)
     made = "what `init` made could not" if is_new else "what was restored could not again"
     detail = f"resume: {made} be restored by this target once it is saved"
     if options.get("rename") is not None:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Unpack, get_args
 
 from shoal.arguments import integer
 from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.protocol import Restore, RestoreRequest, open_for, parse_request
-from shoal.checkpoint.restoring.target import FORMS, option_value, options_of
-from shoal.checkpoint.restoring.ways import MODES, RestorePlan, plan_all
+from shoal.checkpoint.restoring.target import (
+    Dtype,
+    Form,
+    Mode,
+    RestoreOptions,
+    check_names,
+    option_value,
+    options_of,
+)
+from shoal.checkpoint.restoring.ways import RestorePlan, plan_all
 from shoal.checkpoint.tree.names import ROOT
 from shoal.collectives.arguments import deadline_of
 from shoal.colour import collective, local
@@ -31,6 +39,7 @@ Path = str | os.PathLike[str]
 
 @collective("processes")
 @verb
+@interrupts_delivered
 @one_call("restore")
 def restore(
     coordinator: Coordinator,
@@ -40,9 +49,9 @@ def restore(
     only: str | Iterable[str] | None = None,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     missing_ok: bool = False,
-    dtype: str = "exact",
-    form: str = "tree",
-    mode: str = "auto",
+    dtype: Dtype = "exact",
+    form: Form = "tree",
+    mode: Mode = "auto",
     max_host_bytes: int | None = None,
     merge: Callable[[list[Any]], Any] | None = None,
     processes: Iterable[int] | None = None,
@@ -156,49 +165,12 @@ def restore(
     >>> back["w"].sharding.spec, back["b"].sharding.spec
     (P('data', None), P(None,))
     """
-    return restore_with(
-        coordinator,
-        path,
-        target,
-        only=only,
-        rename=rename,
-        missing_ok=missing_ok,
-        dtype=dtype,
-        form=form,
-        mode=mode,
-        max_host_bytes=max_host_bytes,
-        merge=merge,
-        processes=processes,
-        name=name,
-        timeout_s=timeout_s,
-    )
-
-
-@interrupts_delivered
-@one_call("restore")
-def restore_with(
-    coordinator: Coordinator,
-    path: Path | Folder,
-    target: Any = None,
-    *,
-    only: str | Iterable[str] | None = None,
-    rename: Mapping[str, str] | Callable[[str], str] | None = None,
-    missing_ok: bool = False,
-    dtype: str = "exact",
-    form: str = "tree",
-    mode: str = "auto",
-    max_host_bytes: int | None = None,
-    merge: Callable[[list[Any]], Any] | None = None,
-    processes: Iterable[int] | None = None,
-    name: str | None = None,
-    timeout_s: float | None = None,
-) -> Any:
-    """Like `restore`, with an explicit coordinator."""
     deadline = deadline_of("restore", name, timeout_s, "main")
-    request = request_of(
-        "restore", path, target, only=only, rename=rename, missing_ok=missing_ok, dtype=dtype,
-        mode=mode, form=form, merge=merge, max_host_bytes=max_host_bytes,
-    )  # fmt: skip
+    options: RestoreOptions = {
+        "only": only, "rename": rename, "missing_ok": missing_ok, "dtype": dtype, "form": form,
+        "mode": mode, "max_host_bytes": max_host_bytes, "merge": merge,
+    }  # fmt: skip
+    request = request_of("restore", path, target, options)
     group = group_in(coordinator, "restore", processes)
     if request.mode == "auto" and not group.is_all:
         # if others are dead, devices might wait for them
@@ -208,16 +180,7 @@ def restore_with(
 
 
 @local
-def plan_restore(
-    path: Path,
-    target: Any = None,
-    *,
-    only: str | Iterable[str] | None = None,
-    rename: Mapping[str, str] | Callable[[str], str] | None = None,
-    missing_ok: bool = False,
-    dtype: str = "exact",
-    mode: str = "auto",
-) -> RestorePlan:
+def plan_restore(path: Path, target: Any = None, **options: Unpack[RestoreOptions]) -> RestorePlan:
     """Return the cost of a `restore` for each process: bytes, files, requests, memory.
 
     Local.
@@ -227,11 +190,7 @@ def plan_restore(
     Args:
       path: a single checkpoint.
       target: as for `restore`.
-      only: as for `restore`.
-      rename: as for `restore`.
-      missing_ok: as for `restore`.
-      dtype: as for `restore`.
-      mode: as for `restore`.
+      options: as for `restore`: only, rename, missing_ok, dtype, form, mode, max_host_bytes, merge.
 
     Raises:
       NotCommittedError: nothing is saved there.
@@ -247,10 +206,7 @@ def plan_restore(
     """
     from shoal.runtime.process import process_count
 
-    request = request_of(
-        "plan_restore", path, target, only=only, rename=rename, missing_ok=missing_ok, dtype=dtype,
-        mode=mode,
-    )  # fmt: skip
+    request = request_of("plan_restore", path, target, options)
     opened = open_for(request)
     wishes = opened.wishes.wishes
     processes = range(process_count())
@@ -258,44 +214,33 @@ def plan_restore(
 
 
 def request_of(
-    operation: str,
-    path: object,
-    target: Any,
-    *,
-    only: object = None,
-    rename: object = None,
-    missing_ok: bool = False,
-    dtype: object = "exact",
-    mode: object = "auto",
-    form: object = "tree",
-    merge: Callable[[list[Any]], Any] | None = None,
-    max_host_bytes: int | None = None,
+    operation: str, path: object, target: Any, options: RestoreOptions
 ) -> RestoreRequest:
     """Check the arguments.
 
     Raises:
       UsageError: one is wrong.
     """
+    check_names(operation, options)
     if isinstance(path, str | os.PathLike):
         folder: Folder = LocalFolder(local_path(path, f"{operation}: path={path!r}"))
     elif hasattr(path, "read_at"):
         folder = path  # type: ignore[assignment]
     else:
         raise UsageTypeError(f"{operation}: path={path!r} must be text or a pathlib.Path")
-    has_target = target is not None
-    options = options_of(
-        operation, only, rename, dtype, has_target=has_target, missing_ok=missing_ok
-    )
-    mode = option_value(operation, "mode", mode, MODES)
-    request = parse_request(folder, target, options, mode)
+    asked = options_of(operation, options, has_target=target is not None)
+    mode = option_value(operation, "mode", options.get("mode", "auto"), get_args(Mode))
+    request = parse_request(folder, target, asked, mode)
+    merge = options.get("merge")
     if merge is not None and not callable(merge):
         raise UsageTypeError(f"{operation}: merge={merge!r} must be a function of a list of values")
-    most = _most(operation, max_host_bytes)
-    return request._replace(form=_form(operation, form, request), merge=merge, max_host_bytes=most)
+    most = _most(operation, options.get("max_host_bytes"))
+    form = _form(operation, options.get("form", "tree"), request)
+    return request._replace(form=form, merge=merge, max_host_bytes=most)
 
 
 def _form(operation: str, form: object, request: RestoreRequest) -> str:
-    chosen = option_value(operation, "form", form, FORMS)
+    chosen = option_value(operation, "form", form, get_args(Form))
     is_for_all = request.rebuild is None or (
         [one.name for one in request.wanted] == [ROOT] and request.wanted[0].is_layout
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 import numpy as np
 
@@ -24,14 +24,30 @@ from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import RestoreMismatchError, UsageError, UsageTypeError, nearest, with_article
 from shoal.plan.patterns import Selection, escaped, leaving_out
 
-OPTIONS = ("only", "rename", "missing_ok", "dtype", "form", "mode", "max_host_bytes", "merge")
-DTYPES = ("exact", "safe", "any")
-FORMS = ("tree", "dicts", "flat")
 HELD = ("array", "key")  # kinds of leaves that can be placed on devices
 _MOST_LISTED, _MOST_KEPT, _MOST_GUESSED = 50, 8, 10
 _KINDS = {"none": "None", "per_process": "a PerProcess"}  # of leaves that stand for no other
 
 Rename = Mapping[str, str] | Callable[[str], str]
+Dtype = Literal["exact", "safe", "any"]
+Form = Literal["tree", "dicts", "flat"]
+Mode = Literal["auto", "direct", "exchange"]
+
+
+class RestoreOptions(TypedDict, total=False):
+    """The keywords of `restore` that its relatives take as well; it documents them."""
+
+    only: str | Iterable[str] | None
+    rename: Rename | None
+    missing_ok: bool
+    dtype: Dtype
+    form: Form
+    mode: Mode
+    max_host_bytes: int | None
+    merge: Callable[[list[Any]], Any] | None
+
+
+OPTIONS = tuple(RestoreOptions.__annotations__)
 
 
 class TargetOptions(NamedTuple):
@@ -137,20 +153,14 @@ class Wishes:
     """The leaves of the target that stand for a subtree, and its name in the checkpoint."""
 
 
-def options_of(
-    operation: str,
-    only: object,
-    rename: object,
-    dtype: object,
-    *,
-    has_target: bool,
-    missing_ok: bool = False,
-) -> TargetOptions:
-    """Check the options of a restore.
+def options_of(operation: str, options: RestoreOptions, *, has_target: bool) -> TargetOptions:
+    """Check the options of a restore that interpret its target.
 
     Raises:
       UsageError: one is wrong.
     """
+    only, rename = options.get("only"), options.get("rename")
+    missing_ok = options.get("missing_ok", False)
     if isinstance(only, str):
         only = (only,)
     if only is not None:
@@ -169,7 +179,7 @@ def options_of(
     elif rename is not None and not callable(rename):
         raise UsageTypeError(f"{operation}: rename={rename!r} must be a mapping or a function")
     check_flags(operation, missing_ok=missing_ok)
-    policy = option_value(operation, "dtype", dtype, DTYPES)
+    policy = option_value(operation, "dtype", options.get("dtype", "exact"), get_args(Dtype))
     return TargetOptions(only, rename, missing_ok, policy)
 
 

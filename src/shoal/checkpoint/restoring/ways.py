@@ -15,7 +15,6 @@ from shoal.checkpoint.planning.read_plan import Boxes, ReadPlan
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 
-MODES = ("auto", "direct", "exchange")
 _WORTH = 1.5  # exchange if direct reads exceed this multiple of the leaf
 _LARGE_BYTES = 1 << 20  # smaller leaves are always read directly
 _MOST_SAMPLED = 8  # processes sampled to decide for a leaf
