@@ -1,9 +1,8 @@
 """What a barrier, joining and signs of life cost the meeting place as the job grows.
 
 The processes are simulated: one program holds all their connections, says their HELLOs, and lets
-them arrive in turn; the meeting place is the real one, in its own process. They are connected one
-by one, or by a gatherer for each host: what that would send is made by its own code. `server` is
-the processor time that the meeting place used for a barrier, as the kernel counts it.
+them arrive in turn; the meeting place is the real one, in its own process. `server` is the
+processor time that the meeting place used for a barrier, as the kernel counts it.
 """
 
 from __future__ import annotations
@@ -20,43 +19,34 @@ import subprocess
 import sys
 import time
 from argparse import RawDescriptionHelpFormatter as Raw
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rows import print_row
 
-from shoal.runtime.gatherer.packing import HeldArrivals, HeldBeats
 from shoal.runtime.rules.joining import PROTOCOL
-from shoal.runtime.rules.messages import arrival_of, beat_of
 from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Point
 from shoal.runtime.wire.frames import (
     MAX_HEADER_BYTES,
-    Frame,
     FrameReader,
     pack_frame,
     split_address,
 )
 
 SIZES = (10, 100, 1_000, 10_000)
-GATHERED = (1_000, 10_000, 100_000)
 PER_HOST = 8
 BARRIERS, ROUNDS, BEATS = 4, 5, 3
 HEARTBEAT_S = 2.0
 BYTES_AT_ONCE = 1 << 16
 EXAMPLES = """\
-the figures of 10,000 processes, one by one and on 1,250 hosts behind gatherers, and of 100,000, on
-a machine that does nothing else:
+the figures of 2,000 and 10,000 processes, on a machine that does nothing else:
 
-  python benchmarks/control_scale.py --direct 10000 --gathered 10000
-  python benchmarks/control_scale.py --direct --gathered 100000
+  python benchmarks/control_scale.py 2000 10000
 
-This program and the meeting place each open two files for a process that is connected by itself,
-and one for a host behind a gatherer: the limit of open files (`ulimit -Hn`) must be 20,100 for
-10,000 one by one, 12,600 for 100,000 gathered. Where it is less the job is smaller, and its row
-says so.
+This program and the meeting place each open two files for each process: the limit of open files
+(`ulimit -Hn`) must be 20,100 for 10,000. Where it is less the job is smaller, and its row says so.
 """
-LIFE_BRANCHES, LANE_BRANCHES = range(PER_HOST), range(PER_HOST, 2 * PER_HOST)
 
 
 def hello(index: int, count: int) -> bytes:
@@ -97,12 +87,8 @@ class Crowd:
         self._poll = select.epoll()
         self.count = count
         self.sent_bytes = self.received_bytes = self.received = 0
-        self.lives = [self._connect(host) for host in self._hosts()]
+        self.lives = [self._connect(index // PER_HOST) for index in range(count)]
         self.lanes: list[socket.socket] = []
-
-    def _hosts(self) -> list[int]:
-        """Return the host of each connection that lives as long as the job."""
-        return [index // PER_HOST for index in range(self.count)]
 
     def join(self) -> None:
         """Say every HELLO, be welcome, and open the connections for the calls."""
@@ -161,12 +147,8 @@ class Crowd:
                     raise SystemExit("the meeting place closed a connection")
                 self.received_bytes += len(data)
                 reader.feed(data)
-                while (frame := reader.next()) is not None:
-                    self.received += self._answers_in(frame.header)
-
-    def _answers_in(self, _header: Mapping[str, Any]) -> int:
-        """Return how many answers a frame stands for."""
-        return 1
+                while reader.next() is not None:
+                    self.received += 1
 
     def _send_each(self, frames: Sequence[bytes]) -> None:
         """Send one of these on each connection that lives as long as the job."""
@@ -176,62 +158,6 @@ class Crowd:
     def _send(self, sock: socket.socket, data: bytes) -> None:
         sock.sendall(data)
         self.sent_bytes += len(data)
-
-
-class GatheredCrowd(Crowd):
-    """The same behind gatherers: one connection for each host."""
-
-    def _hosts(self) -> list[int]:
-        return list(range(-(-self.count // PER_HOST)))
-
-    def join(self) -> None:
-        for sock in self.lives:
-            self._send(sock, pack_frame({"do": "trunk", "token": "", "process": 0}))
-        self._await_answers(len(self.lives), self.lives)  # each is welcome
-        for host, sock in enumerate(self.lives):
-            for branch, index in enumerate(self._processes(host)):
-                self._branch(sock, branch, hello(index, self.count))
-        self._await_answers(self.count, self.lives)
-        for host, sock in enumerate(self.lives):
-            for number, index in enumerate(self._processes(host)):
-                self._branch(sock, LANE_BRANCHES[number], lane(index))
-
-    def barrier(self, step: int) -> None:
-        frame = Frame(json.loads(json.dumps(arrival(step))), b"")
-        parsed = arrival_of(frame.header, 0, self.count)
-        sent: list[bytes] = []
-        for host in range(len(self.lives)):  # as the hosts do, all before the first is sent
-            held = HeldArrivals(sent.append)
-            processes = self._processes(host)
-            for branch, process in zip(LANE_BRANCHES, processes, strict=False):
-                held.add(0.0, branch, process, frame, parsed, processes)
-        self._send_each(sent)
-        self._await_answers(self.count, self.lives)
-
-    def beat(self, step: int) -> None:
-        sent: list[bytes] = []
-        for host in range(len(self.lives)):
-            held = HeldBeats(HEARTBEAT_S / 4)
-            for branch, index in enumerate(self._processes(host)):
-                held.add(0.0, branch, beat_of(beat(step, index)), (), PER_HOST)
-            sent.append(b"".join(held.frames(0.0)))
-        self._send_each(sent)
-        self._await_answers(len(self.lives), self.lives)
-
-    def leave(self) -> None:
-        for host, sock in enumerate(self.lives):
-            for branch, _ in enumerate(self._processes(host)):
-                self._branch(sock, branch, pack_frame({"do": "bye"}))
-            sock.close()
-
-    def _processes(self, host: int) -> range:
-        return range(host * PER_HOST, min((host + 1) * PER_HOST, self.count))
-
-    def _branch(self, sock: socket.socket, number: int, data: bytes) -> None:
-        self._send(sock, pack_frame({"do": "branch", "number": number}, data))
-
-    def _answers_in(self, header: Mapping[str, Any]) -> int:
-        return len(header.get("numbers", (0,)))
 
 
 def processor_us(pid: int) -> float:
@@ -255,10 +181,10 @@ def start(count: int) -> tuple[subprocess.Popen[bytes], str]:
     return place, str(json.loads(line)["address"])
 
 
-def measure(kind: type[Crowd], count: int) -> None:
+def measure(count: int) -> None:
     """Print the row of one size."""
     place, address = start(count)
-    crowd = kind(address, count)
+    crowd = Crowd(address, count)
     began, before = time.perf_counter(), processor_us(place.pid)
     crowd.join()
     crowd.barrier(0)
@@ -274,7 +200,6 @@ def measure(kind: type[Crowd], count: int) -> None:
     barriers = ROUNDS * BARRIERS
     case = {
         "processes": count,
-        "gathered": kind is GatheredCrowd,
         "bytes_in": crowd.sent_bytes // barriers,
         "bytes_out": crowd.received_bytes // barriers,
         "server_us_per_process": round(statistics.median(server_us) / count, 2),
@@ -307,22 +232,13 @@ def main() -> None:
     """Print a row for each size, as far as the limit of open files allows."""
     parser = argparse.ArgumentParser(description=__doc__, epilog=EXAMPLES, formatter_class=Raw)
     parser.add_argument(
-        "--direct", type=int, nargs="*", default=SIZES, metavar="N",
-        help="sizes of jobs whose processes are connected one by one (default: "
-        f"{' '.join(map(str, SIZES))}; without a size: none)",
+        "sizes", type=int, nargs="*", default=SIZES, metavar="N",
+        help=f"numbers of processes (default: {' '.join(map(str, SIZES))})",
     )  # fmt: skip
-    parser.add_argument(
-        "--gathered", type=int, nargs="*", default=GATHERED, metavar="N",
-        help="sizes of jobs with a gatherer for each 8 processes (default: "
-        f"{' '.join(map(str, GATHERED))}; without a size: none)",
-    )  # fmt: skip
-    wanted = parser.parse_args()
-    hosts = [-(-count // PER_HOST) for count in wanted.gathered]
-    files = allow_open_files(max([2 * count for count in wanted.direct] + hosts, default=0) + 100)
-    for count in wanted.direct:
-        measure(Crowd, min(count, (files - 100) // 2))
-    for count in wanted.gathered:
-        measure(GatheredCrowd, min(count, (files - 100) * PER_HOST))
+    sizes = parser.parse_args().sizes
+    files = allow_open_files(2 * max(sizes) + 100)
+    for count in sizes:
+        measure(min(count, (files - 100) // 2))
 
 
 if __name__ == "__main__":

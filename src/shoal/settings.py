@@ -77,8 +77,6 @@ _ROWS = (
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
     ("SHOAL_LEAVE_S", "300", "seconds", "the same for processes that took SIGTERM as a notice, "
      "to save and exit"),
-    ("SHOAL_GATHER_FROM", "1000", "processes", "in a job of this many or more, a gatherer on each "
-     "host connects its processes to the meeting place"),
     # storage
     ("SHOAL_LEASE_S", "60", "seconds", "a save that was not touched for this long is stale, and "
      "others may end it; a running save is touched several times as often"),

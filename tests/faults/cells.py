@@ -11,7 +11,6 @@ import json
 import os
 import re
 import select
-import signal
 import socket
 import time
 from collections.abc import Mapping
@@ -45,17 +44,12 @@ MIDSTS = {
 # How soon the others must know.
 BOUND_S = {
     "kill": 1.0, "stop": LOST_AFTER_S + 2.0, "cut": LOST_AFTER_S + 2.0, "raise": 2.0, "exit": 2.0,
-    "kill the gatherer": 1.0, "stop the gatherer": LOST_AFTER_S + 2.0,
 }  # fmt: skip
 NATIVE_S = ABORT_AFTER_S + 2.0  # and so much later is ended who hangs
 FAILS = ("raise", "exit")
-# To the gatherer of the victim's host, which takes the victim with it.
-GATHERERS = {"kill the gatherer": signal.SIGKILL, "stop the gatherer": signal.SIGSTOP}
-APART = ("cut", *GATHERERS)  # where each process is on a host of its own
 LOST, FAILED = 71, 72
 _REASONS = {"raise": "has no more data", "exit": "exited with code 3"}
 VICTIM_CODES = {"kill": -9, "raise": 1, "exit": 3, "stop": LOST, "cut": LOST}
-VICTIM_CODES |= dict.fromkeys(GATHERERS, LOST)
 _DEADLINE_S = 60.0
 _LEFT_S = 20.0
 
@@ -68,11 +62,9 @@ class Cell(NamedTuple):
     where: str
     fault: str
     victim: int | str
-    gathered: bool = False  # whether gatherers stand between the processes and the meeting place
 
     def __str__(self) -> str:
         words = f"{self.where}-{self.fault}-{self.victim}-{self.devices}dev-{self.services}"
-        words += "-gathered" if self.gathered else ""
         return re.sub(r"[^\w-]+", "_", words)
 
     @property
@@ -136,14 +128,9 @@ def run(cell: Cell, env: Mapping[str, str], start_method: str = "spawn") -> Told
         len(PROCESSES),
         devices=cell.devices,
         services=cell.services,
-        network=cell.fault in APART,
+        network=cell.fault == "cut",
         faults=f"{cell.point}@{apart}{cell.turn}:pause",
-        env={
-            **env,
-            **SETTINGS,
-            "SHOAL_HOST_MEMORY": str(int(cell.is_in_memory)),
-            "SHOAL_GATHER_FROM": "1" if cell.gathered else "1000",
-        },
+        env={**env, **SETTINGS, "SHOAL_HOST_MEMORY": str(int(cell.is_in_memory))},
         start_method=start_method,
         deadline_s=_DEADLINE_S,
     )
@@ -171,7 +158,7 @@ def _wait_until_it_stands(bench: Cluster, cell: Cell, process: int, apart: int) 
         return
     sign = f"inside {process} "
     if cell.where in AGREEMENTS:  # the meeting place knows that it waits: it answered who is not
-        host = address_of(process) if cell.fault in APART else socket.gethostname()
+        host = address_of(process) if cell.fault == "cut" else socket.gethostname()
         call = "barrier" if process == apart else cell.where  # one apart waits in another lane
         sign = f"process {process} of {len(PROCESSES)} ({host}): {call} 'never' "
     bench.wait_for(sign, "the launcher" if cell.services == "launcher" else process)
@@ -182,8 +169,6 @@ def _strike(bench: Cluster, cell: Cell) -> None:
         getattr(bench, cell.fault)(cell.victim)
     if cell.fault == "cut":
         bench.cut(cell.victim)
-    if cell.fault in GATHERERS:
-        os.kill(_gatherer_of(bench, cell.victim), GATHERERS[cell.fault])
     # With the meeting place on its side of the cut, the victim would pass the barrier where the
     # others wait: they have come to it. It stays where it is, in no call of shoal.
     passes = cell.has_place and cell.fault == "cut" and cell.where in AGREEMENTS
@@ -198,14 +183,6 @@ def _strike(bench: Cluster, cell: Cell) -> None:
         bench.release(cell.point)
 
 
-def _gatherer_of(bench: Cluster, victim: int | str) -> int:
-    """Return the gatherer in the network namespace of a process."""
-    host = os.readlink(f"/proc/{bench.pid(victim)}/ns/net")
-    pids = bench.pids("shoal.runtime.gatherer.gathering")
-    (found,) = [pid for pid in pids if os.readlink(f"/proc/{pid}/ns/net") == host]
-    return found
-
-
 def _wait_for_the_end(bench: Cluster, cell: Cell) -> list[Ended]:
     """Wait until all have ended; who was frozen goes on once the others are gone."""
     if cell.fault == "stop" and cell.services != "launcher":
@@ -213,11 +190,7 @@ def _wait_for_the_end(bench: Cluster, cell: Cell) -> list[Ended]:
         bench.cont(cell.victim)
         if isinstance(cell.victim, int):
             bench.release(cell.point)
-    ended = bench.wait()
-    for pid in bench.pids("shoal.runtime.gatherer.gathering"):  # one may be stopped
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-    return ended
+    return bench.wait()
 
 
 def _what_is_left(bench: Cluster) -> tuple[str, ...]:
@@ -305,11 +278,9 @@ def _of_victim(cell: Cell, at: float, one: Ended, learned: Mapping[str, Any]) ->
     heard = learned["words"] if learned else one.err
     if cell.fault == "stop" and "declared lost" not in heard + one.err:
         found.append("it was not told that it was declared lost")
-    if cell.fault in GATHERERS and f"{PLACE} at" not in heard + one.err:
-        found.append("it did not learn that the meeting place is lost to it")
     if cell.fault == "cut" and ("cut off" if cell.has_place else PLACE) not in heard + one.err:
         found.append("it was not told who is lost to it")
     limit_s = BOUND_S[cell.fault] + NATIVE_S
-    if cell.fault in APART and one.ended_at - at > limit_s:
+    if cell.fault == "cut" and one.ended_at - at > limit_s:
         found.append(f"ended after {one.ended_at - at:.2f} s, not within {limit_s:g} s")
     return found

@@ -6,9 +6,8 @@
 each while the others stand in a barrier, in a collective of XLA, or in plain Python with `step`,
 on 1 and on 2 devices a process; and inside what moves or compares values: while all agree, while
 values move over the devices or through the host's memory, while a difference is being found. There
-each fault comes once in each place, to process 0 in one and to another in the next. So it does
-where gatherers stand between the processes and the meeting place, and these are killed and frozen,
-too. A slice of it runs with the suite, all of it by `make test-faults`.
+each fault comes once in each place, to process 0 in one and to another in the next. A slice of it
+runs with the suite, all of it by `make test-faults`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import itertools
 
 import pytest
 
-from faults.cells import APART, FAILS, GATHERERS, MIDSTS, PLACE, SERVICE, Cell, problems
+from faults.cells import FAILS, MIDSTS, PLACE, SERVICE, Cell, problems
 
 FAULTS = ("kill", "stop", "raise", "exit", "cut")
 WHERES = ("barrier", "collective", "step")
@@ -56,13 +55,6 @@ MATRIX = [
     *cells(2, "launcher", ["barrier"], ["stop"], [1]),
     *cells(2, "launcher", faults=["kill"], victims=[PLACE, SERVICE]),
     *alternating(VALUES),
-    # Between gatherers the same happens: each fault in each place once, and their own loss.
-    *(cell._replace(gathered=True) for cell in alternating(WHERES)),
-    *(
-        Cell(2, "stand-alone", where, fault, victim, gathered=True)
-        for where, victim in (("barrier", 1), ("stream", 2), ("step", 0))
-        for fault in GATHERERS
-    ),
 ]
 SLICE = [
     Cell(2, "stand-alone", "barrier", "kill", 0),
@@ -77,9 +69,6 @@ SLICE = [
     Cell(2, "process 0", "chunks of broadcast", "kill", 1),
     Cell(1, "stand-alone", "pieces of broadcast", "stop", 1),
     Cell(1, "stand-alone", "difference", "raise", 1),
-    Cell(1, "stand-alone", "barrier", "kill", 1, gathered=True),
-    Cell(1, "stand-alone", "step", "stop", 0, gathered=True),
-    Cell(1, "stand-alone", "barrier", "kill the gatherer", 1, gathered=True),
 ]
 
 
@@ -92,7 +81,7 @@ def test_every_fault_comes_to_everybody_and_everywhere_among_values():
 
 
 def marked(cell):
-    marks = [pytest.mark.cuts] if cell.fault in APART else []
+    marks = [pytest.mark.cuts] if cell.fault == "cut" else []
     return pytest.param(cell, id=str(cell), marks=marks)
 
 

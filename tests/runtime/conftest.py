@@ -17,7 +17,6 @@ from shoal.errors import UsageError
 from shoal.runtime.client.call_sockets import Closed
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
-from shoal.runtime.gatherer.host_gatherer import HostGatherer
 
 
 def vanish(coordinator):
@@ -39,8 +38,7 @@ class Job(KillableJob):
 
 
 class MeetingPlaces:
-    """One real server for each number of processes and way to it; each serves one job after the
-    other. (Another way could be faster than the end of the job before.)"""
+    """One real server for each number of processes; each serves one job after the other."""
 
     token = "the secret of the tests"
 
@@ -48,11 +46,10 @@ class MeetingPlaces:
         self._env = {**env, "SHOAL_TOKEN": self.token}
         self._running = {}
 
-    def address(self, processes, *, gathered=False):
-        key = processes, gathered
-        if key not in self._running:
-            self._running[key] = self.start(processes, "--until-stdin-closes")
-        return self._running[key][1]
+    def address(self, processes):
+        if processes not in self._running:
+            self._running[processes] = self.start(processes, "--until-stdin-closes")
+        return self._running[processes][1]
 
     def start(self, processes, *more):
         """Start a server; return it and its address."""
@@ -65,13 +62,10 @@ class MeetingPlaces:
         )
         return server, json.loads(server.stdout.readline())["address"]
 
-    def join_all(self, processes, *, gathered=False, **options):
-        """Let N clients, in threads, join, perhaps through the gatherer of this host; return their
-        results or errors."""
-        address = self.address(processes, gathered=gathered)
+    def join_all(self, processes, **options):
+        """Let N clients, in threads, join; return their results or errors."""
+        address = self.address(processes)
         options = {"num_processes": processes, "token": self.token, "timeout_s": 10.0, **options}
-        if gathered:
-            options["nearby"] = HostGatherer(address, self.token)
         joins = (lambda p=p: join(address, process=p, **options) for p in range(processes))
         return run_together(*joins)
 
@@ -115,7 +109,7 @@ def fresh_place(meeting_places):
         end(server)
 
 
-@pytest.fixture(params=["local", "tcp", "gathered"])
+@pytest.fixture(params=["local", "tcp"])
 def make_job(request, meeting_places):
     """Return a function that makes a `Job` of N processes, of either kind."""
     made = []
@@ -125,8 +119,7 @@ def make_job(request, meeting_places):
             local = LocalJob(processes, **options)
             job = Job(local.coordinators, lambda p: local.lose(p, "its connection closed"))
         else:
-            gathered = request.param == "gathered"
-            coordinators = meeting_places.join_all(processes, gathered=gathered, **options)
+            coordinators = meeting_places.join_all(processes, **options)
             job = Job(coordinators, lambda p: vanish(coordinators[p]))
         made.append(job)
         return job

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from runtime.bare_sockets import TOKEN
 from shoal.runtime.rules.point import Point
 from shoal.runtime.server.callers import ProcessCaller
-from shoal.runtime.server.trunks import TrunkCaller
 from shoal.runtime.wire.frames import pack_frame
 
 NAMES = ("do", "number", "branches", "limits", "point", "timeout_s", "given_s", "step", "after")
@@ -35,7 +34,7 @@ FIELDS = st.builds(
     st.fixed_dictionaries(RIGHT, optional=SOMETIMES),
     st.just({}) | st.dictionaries(st.sampled_from([*RIGHT, *SOMETIMES]), JUNK, max_size=2),
 )
-VERBS = [*TrunkCaller.VERBS, *ProcessCaller.VERBS, "who", "members", "lane", "hello", "trunk"]
+VERBS = [*ProcessCaller.VERBS, "who", "members", "lane", "hello"]
 FRAMES = st.builds(
     lambda verb, fields, body: pack_frame({**fields, "do": verb}, body),
     st.sampled_from(VERBS) | JUNK, FIELDS, st.binary(max_size=3),

@@ -257,11 +257,11 @@ def test_ps_shows_the_job_and_the_part_of_each_process_of_shoal(launch):
 def test_ps_shows_the_address_of_a_job_without_a_launcher(job):
     script = "initialize(); say('ready'); signal.pause()"
     for index in range(2):
-        job.start(index, 2, script, SHOAL_GATHER_FROM="2", SHOAL_TOKEN="a secret of this job")
+        job.start(index, 2, script, SHOAL_TOKEN="a secret of this job")
     for process in job.processes:
         process.until_said("ready")
     parts = parts_of(job.address)
-    assert {*parts} == {"shoal-services", "shoal-meeting", "shoal-keeper", "shoal-gatherer"}
+    assert {*parts} == {"shoal-services", "shoal-meeting", "shoal-keeper"}
     assert not any("a secret of this job" in words for words in parts.values())
     assert {words[0] for words in parts.values()} == {sys.executable}
     for process in job.processes:

@@ -17,7 +17,6 @@ from shoal.runtime.wire.frames import (
     number_field,
     pack_answer,
     pack_frame,
-    repack,
     split_address,
     split_payloads,
     text_field,
@@ -80,20 +79,6 @@ def test_what_is_no_frame_is_refused_as_soon_as_it_can_be_told(hostile):
     reader.feed(hostile)
     with pytest.raises(FrameError):
         reader.next()
-
-
-def test_a_frame_is_passed_on_as_it_came_or_refused():
-    frame = Frame({"do": "x", "at": [1.5, None, "é"]}, b"body")
-    reader = FrameReader(**LIMITS)
-    reader.feed(repack(frame)[:-1])
-    assert (reader.next(), reader.holds_part) == (None, True)
-    reader.feed(repack(frame)[-1:])
-    assert (reader.next(), reader.holds_part) == (frame, False)
-    deep = []
-    for _ in range(200_000):
-        deep = [deep]
-    with pytest.raises(FrameError, match="nested too deeply"):
-        repack(Frame({"do": deep}, b""))
 
 
 def test_deep_nesting_is_refused():

@@ -1,7 +1,6 @@
 """The server's sockets under hostile bytes, in process, under a clock that the test turns."""
 
 import errno
-import math
 import os
 import socket
 import struct
@@ -12,9 +11,7 @@ from runtime.bare_sockets import no_descriptors
 from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES, FrameError, pack_frame
 from shoal.runtime.wire.server_sockets import (
     STRANGER_S,
-    BranchConnection,
     Connections,
-    JointBranches,
 )
 
 
@@ -240,119 +237,6 @@ class Deaf:
 
     def on_end(self, connection, reason):
         self._place.ended.append(reason)
-
-
-class End:
-    """One end of a trunk: it counts the bytes of the frames that come."""
-
-    def __init__(self, sock):
-        self.received = 0
-        self.connections = Connections([], self, lambda: 0.0)
-        self.trunk = self.connections.adopt(sock, self)
-        self.trunk.most_unsent_bytes = math.inf
-
-    def on_frame(self, connection, frame):
-        self.received += len(frame.body)
-
-    def on_end(self, connection, reason):
-        raise AssertionError(reason)
-
-
-def two_ends():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        near = socket.create_connection(server.getsockname())
-        far, _ = server.accept()
-    return End(near), End(far)
-
-
-def test_two_ends_that_both_write_more_than_the_kernel_takes_both_read_on():
-    ends = two_ends()
-    frame = pack_frame({}, bytes(MAX_PAYLOAD_BYTES))
-    for end in ends:
-        end.connections.send(end.trunk, frame)
-        assert end.trunk.is_blocked
-    turns = 0
-    while min(end.received for end in ends) < MAX_PAYLOAD_BYTES:
-        turns += 1
-        assert turns < 10_000, [end.received for end in ends]
-        for end in ends:
-            end.connections.poll(0)
-    for end in ends:
-        end.connections.close_all()
-
-
-def test_an_end_that_is_not_read_is_not_read_from_before_it_reads():
-    near, far = two_ends()
-    near.trunk.most_unsent_bytes = 1 << 20
-    near.connections.send(near.trunk, pack_frame({}, bytes(1 << 10)))
-    far.connections.send(far.trunk, pack_frame({}, b"before"))
-    while not near.received:  # while it is sent little
-        near.connections.poll(10)
-    assert not near.trunk.has_taken
-    near.connections.send(near.trunk, pack_frame({}, bytes(MAX_PAYLOAD_BYTES)))
-    assert near.trunk.unsent_bytes > 1 << 20
-    far.connections.send(far.trunk, pack_frame({}, b"after"))
-    near.trunk.has_spoken = False
-    for _ in range(10):
-        near.connections.poll(0)
-    assert (near.received, near.trunk.has_spoken) == (len(b"before"), False)
-    near.trunk.has_taken = False
-    while near.trunk.unsent_bytes > 1 << 20:
-        assert near.received == len(b"before")
-        for end in (far, near):
-            end.connections.poll(0.001)
-    while near.received == len(b"before"):
-        near.connections.poll(10)
-    assert near.trunk.has_taken
-    for end in (near, far):
-        end.connections.close_all()
-
-
-def test_a_branch_carries_whole_frames_and_a_part_ends_it(place):
-    near, far = two_ends()
-    got, ended = [], []
-    near.on_frame = lambda connection, frame: got.append(frame.body)
-    near.on_end = lambda connection, reason: ended.append(reason)
-    branch = BranchConnection(near.trunk, 3, 0.0, near)
-    frame = pack_frame({})
-    near.connections.feed(branch, frame + frame)
-    assert (got, ended) == ([b"", b""], [])
-    near.connections.feed(branch, frame[:-1])
-    assert ended == ["it sent an invalid frame: a part of one"]
-    near.connections.feed(branch, frame[-1:])
-    assert (len(got), len(ended), branch.reader.holds_part) == (2, 1, True)
-    near.connections.feed(branch, frame)
-    assert len(got) == 2
-    for end in (near, far):
-        end.connections.close_all()
-
-
-def test_branches_of_one_trunk_get_one_frame_and_others_their_own(place):
-    """And what is sent to a closed one is not sent."""
-    near, far = two_ends()
-    branches = [BranchConnection(near.trunk, number, 0.0, near) for number in (3, 5, 8)]
-    alone = place.knock()
-    place.say(alone, pack_frame({"trust": 1}))
-    assert alone.recv(1 << 10) == pack_frame({})
-    got = []
-    far.on_frame = lambda connection, frame: got.append((dict(frame.header), frame.body))
-    near.connections.send_all([*branches, place.trusted[0]], b"to all")
-    near.connections.send(branches[1], b"last", then_close=True)
-    near.connections.send_all(branches, b"again")
-    near.connections.send(JointBranches(branches), b"jointly")
-    assert alone.recv(1 << 10) == b"to all"
-    while len(got) < 5:
-        far.connections.poll(10)
-    assert got == [
-        ({"is": "branches", "numbers": [3, 5, 8]}, b"to all"),
-        ({"is": "branches", "numbers": [5]}, b"last"),
-        ({"is": "close", "number": 5}, b""),
-        ({"is": "branches", "numbers": [3, 8]}, b"again"),
-        ({"is": "branches", "numbers": [3, 5, 8]}, b"jointly"),
-    ]
-    for end in (near, far):
-        end.connections.close_all()
-    alone.close()
 
 
 @pytest.mark.parametrize("has_another", [True, False])

@@ -6,12 +6,11 @@ import json
 import logging
 import math
 import os
-import socket
 import time
 import zlib
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
@@ -49,8 +48,7 @@ class Welcome(NamedTuple):
     leader: int  # the lowest process of this host
     keeps: Mapping[int, int]  # for the leader: the pid of each process of its host
     is_on_one_host: bool  # whether all processes of the job are on this host
-    near: str  # name of the Unix socket for calls, of the server or the gatherer; empty: none
-    is_gathered: bool = False  # whether this process is connected through a gatherer
+    near: str  # name of the server's Unix socket for calls; empty: none
 
 
 class Identity(NamedTuple):
@@ -68,22 +66,8 @@ class Identity(NamedTuple):
         return f"process {self.process} of {self.processes} ({self.host})"
 
 
-class Nearby(Protocol):
-    """What stands between this process and the meeting place: the gatherer of its host."""
-
-    name: str  # of its Unix socket
-
-    def connect(self, limit: float) -> socket.socket:
-        """Return a connection to it, by this time of the monotonic clock.
-
-        Raises:
-          PermissionError: it is another user's.
-          OSError: it cannot be reached yet.
-        """
-
-
 def handshake(
-    address: str, card: Identity, timeout_s: float, warn_after_s: float, nearby: Nearby | None
+    address: str, card: Identity, timeout_s: float, warn_after_s: float
 ) -> tuple[Channel, Welcome]:
     """Connect, send HELLO, wait for all other processes. See `over_tcp.join`."""
     what = f"{card}: cannot join the job at {address}"
@@ -97,7 +81,7 @@ def handshake(
     max_body_bytes = card.processes * (MAX_PAYLOAD_BYTES + 4) + (64 << 20)
     incarnation = os.urandom(8).hex()
     try:
-        waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s, nearby)
+        waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s)
         channel, frame = _retry_hello(waiting, incarnation, max_body_bytes)
     except TimeoutError:
         reason = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
@@ -108,10 +92,7 @@ def handshake(
         reason = f"the server there closed the connection, or is not a meeting place ({error})"
     else:
         known = incarnation, max_body_bytes
-        welcome = _welcome_of(what, channel, frame, card.process, *known)
-        if waiting.is_gathered and nearby is not None:
-            welcome = welcome._replace(near=nearby.name, is_gathered=True)
-        return channel, welcome
+        return channel, _welcome_of(what, channel, frame, card.process, *known)
     raise InitializeError(f"{what}: {reason}")
 
 
@@ -129,25 +110,10 @@ class _Waiting:
         began: float,
         limit: float,
         warn_after_s: float,
-        nearby: Nearby | None,
     ) -> None:
         self.address, self.card, self.limit = address, card, limit
-        self.nearby = nearby
         self.warn_at = began + warn_after_s  # inf once logged
         self._began = began
-        self.is_gathered = False  # whether the last connection was to the gatherer
-        self.is_sent_on = False  # whether the gatherer said that the next one should not be
-
-    def connect(self, max_body_bytes: int) -> Channel:
-        nearby = None if self.is_sent_on else self.nearby
-        self.is_gathered, self.is_sent_on = nearby is not None, False
-        if nearby is not None:
-            try:
-                return Channel(nearby.connect(self.limit), max_body_bytes=max_body_bytes)
-            except PermissionError as error:
-                self.is_gathered, self.nearby = False, None
-                _LOG.warning("%s joins the job without a gatherer: %s", self.card, error)
-        return connect(split_address(self.address), self.limit, max_body_bytes=max_body_bytes)
 
     def warn(self, reason: str) -> None:
         waited_s = time.monotonic() - self._began
@@ -161,23 +127,15 @@ def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tu
     pause_s, limit = _FIRST_PAUSE_S, waiting.limit
     while True:
         try:
-            channel = waiting.connect(max_body_bytes)
+            channel = connect(split_address(waiting.address), limit, max_body_bytes=max_body_bytes)
         except OSError as error:
             reason = what_failed(error)
-            if waiting.is_gathered:
-                reason = ("the gatherer of this host cannot be reached", str(error))
         else:
             frame = _send_hello(channel, waiting, incarnation)
-            kind = "later" if frame is None else frame.header.get("is")
-            if frame is not None and kind not in ("later", "unreachable", "direct"):
+            if frame is not None and frame.header.get("is") != "later":
                 return channel, frame
             channel.close()
-            if kind == "direct":  # the meeting place can tell this process why, but no gatherer
-                waiting.is_sent_on = True
-                continue
             reason = ("an earlier job is still ending there, or it is not a meeting place", "")
-            if frame is not None and kind == "unreachable":  # for the gatherer of this host
-                reason = (text_field(frame.header, "what"), frame.body.decode(errors="replace"))
         now = time.monotonic()
         if now >= limit:
             raise _NoMeetingPlace(*reason)

@@ -26,7 +26,7 @@ from shoal.runtime.client.answers import conclude
 from shoal.runtime.client.arrival_frames import answer_of, arrival_header
 from shoal.runtime.client.call_sockets import Calls, Closed, receive
 from shoal.runtime.client.heartbeat import HeartbeatTiming, StallLook, Watcher
-from shoal.runtime.client.hello import Identity, Nearby, Welcome, handshake
+from shoal.runtime.client.hello import Identity, Welcome, handshake
 from shoal.runtime.client.hello import host_id as this_host
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.lanes import Lanes, Scope
@@ -66,7 +66,6 @@ def join(
     host: str | None = None,
     warn_after_s: float | None = None,
     host_id: str | None = None,
-    nearby: Nearby | None = None,
 ) -> TcpCoordinator:
     """Send HELLO to the meeting place and wait until all `num_processes` have sent it.
 
@@ -81,8 +80,6 @@ def join(
       host: the name of this host in messages; None: its hostname.
       warn_after_s: None: SHOAL_WARN_AFTER_S.
       host_id: equal for processes that see each other's pids; None: determined from the kernel.
-      nearby: the gatherer of this host, through which everything goes, unless its socket is
-        another user's or the meeting place knows no gatherers; None: directly.
 
     Raises:
       InitializeError: on every process that arrived: a process is missing at the earliest deadline,
@@ -99,7 +96,7 @@ def join(
         this_host() if host_id is None else host_id,
     )
     warn_after_s = warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S")
-    channel, welcome = handshake(address, card, timeout_s, warn_after_s, nearby)
+    channel, welcome = handshake(address, card, timeout_s, warn_after_s)
     return TcpCoordinator(address, process, token, channel, welcome, warn_after_s)
 
 
@@ -335,8 +332,7 @@ class TcpCoordinator:
 
     def lose(self, reason: str) -> None:
         """Handle the loss of the meeting place. Does nothing if this process has left."""
-        through = " through the gatherer of this host" if self.welcome.is_gathered else ""
-        place = f"the meeting place at {self.address}{through}"
+        place = f"the meeting place at {self.address}"
         closed = Closed(ProcessLostError, f"{place} is lost ({reason})")
         if self._calls.closed is None:
             self._troubles.receive(None, place, "lost", reason)

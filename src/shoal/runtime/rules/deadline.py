@@ -4,8 +4,6 @@ gave, not the part that remained after connecting, hashing or an earlier wait.""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
 
 _LEAST_S = 0.001  # a time-out must be positive
 
@@ -29,29 +27,6 @@ class Allowance(float):
 def given_s(timeout_s: float) -> float:
     """Return the time-out that the caller gave; for a plain float, the float itself."""
     return timeout_s.given_s if isinstance(timeout_s, Allowance) else timeout_s
-
-
-class JointLimits(NamedTuple):
-    """The time limits of several arrivals: what is left, and of what, seconds."""
-
-    timeouts_s: Sequence[float]
-    given_s: Sequence[float]
-
-
-def limit_of(limits: JointLimits | float, index: int) -> float:
-    """Return the limit of one of several arrivals; they may all have one."""
-    if not isinstance(limits, JointLimits):
-        return limits
-    left_s, whole_s = limits.timeouts_s[index], limits.given_s[index]
-    return left_s if left_s == whole_s else Allowance(left_s, whole_s)
-
-
-def earliest_of(limits: JointLimits | float) -> tuple[float, int]:
-    """Return the earliest limit, and the index of the first that has it."""
-    if not isinstance(limits, JointLimits):
-        return limits, 0
-    least_s = min(limits.timeouts_s)
-    return least_s, limits.timeouts_s.index(least_s)
 
 
 def ends_at(timeout_s: float) -> Allowance:

@@ -33,7 +33,7 @@ compared too, where counts have failed:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from shoal.runtime.rules.gathering import Gathering, Line, compared_fields
@@ -71,11 +71,6 @@ class OpenGatherings(Generic[To]):
     def all_open(self) -> list[Gathering[To]]:
         """Return the gatherings of all lanes in which processes wait."""
         return [gathering for gatherings in self._open.values() for gathering in gatherings]
-
-    def in_line(self, point: Point) -> Sequence[Gathering[To]]:
-        """Return the gatherings in the line of a point, oldest first."""
-        line = self._lines.get((point.group, point.lane))
-        return () if line is None else line.gatherings
 
     def next_of(self, process: int, point: Point, *, after_loss: bool) -> Gathering[To] | None:
         """Return the gathering of an arrival at `point`; None: a new one must be opened.

@@ -120,7 +120,7 @@ class Meeting(Roster[To]):
         Its past arrivals stand: the call fails at the next point at which it would have arrived.
         An arrival that the process sent and that is still on its way will not be taken.
         """
-        record, self._has_abandoned = self._records[process], True
+        record = self._records[process]
         if left.number <= record.abandoned.get(left.point.lane, 0):
             return []
         if process in self._gone:  # the count of its next arrival includes this one anyway

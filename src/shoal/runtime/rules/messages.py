@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from shoal.runtime.rules.deadline import Allowance, JointLimits, given_s
+from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import (
     EARLIER,
@@ -22,7 +21,6 @@ from shoal.runtime.rules.trail_marks import TrailMarks
 from shoal.runtime.wire.frames import Frame, FrameError, number_field, text_field, whole_field
 
 _MOST_TEXT = 1000  # characters of a place
-_PLAIN_BEAT = int, str, float, float, int, float  # the types of its fields within a step
 
 
 class Beat(NamedTuple):
@@ -49,27 +47,6 @@ def beat_of(header: Mapping[str, Any]) -> Beat:
         memory_bytes=max(0, whole_field(header, "memory_bytes")),
         wait_s=max(0.0, min(wait_s, step_s or 0.0)),
     )
-
-
-def beat_of_row(row: Sequence[Any]) -> Beat:
-    """Parse a sign of life that is a row, as those of one host travel together."""
-    if len(row) != len(Beat._fields):
-        raise FrameError("a sign of life lacks a field")
-    step, place, since_s, step_s, memory_bytes, wait_s = row
-    kinds = type(step), type(place), type(since_s), type(step_s), type(memory_bytes), type(wait_s)
-    is_plain = kinds == _PLAIN_BEAT and len(place) <= _MOST_TEXT  # nearly always
-    if is_plain and since_s + step_s + wait_s < math.inf:  # nor NaN
-        # Each in its range, without calls of min and max: a large job sends many.
-        waited_s = wait_s if wait_s < step_s else step_s
-        return Beat(
-            step,
-            place,
-            since_s if since_s > 0.0 else 0.0,
-            step_s,
-            memory_bytes if memory_bytes > 0 else 0,
-            waited_s if waited_s > 0.0 else 0.0,
-        )
-    return beat_of(dict(zip(Beat._fields, row, strict=True)))
 
 
 def step_of(header: Mapping[str, Any]) -> int | None:
@@ -123,26 +100,6 @@ def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
     if "given_s" in header:
         timeout_s = Allowance(timeout_s, number_field(header, "given_s"))
     return Arrival(point, timeout_s, step_of(header), ticket, after)
-
-
-def pack_limits(limits_s: Sequence[float]) -> bytes:
-    """Return the time limits of several arrivals, which need not be equal."""
-    return struct.pack(f"!{2 * len(limits_s)}d", *limits_s, *map(given_s, limits_s))
-
-
-def split_limits(body: bytes, count: int) -> tuple[JointLimits, bytes]:
-    """Inverse of `pack_limits`, and the rest of the body.
-
-    Raises:
-      FrameError: it does not begin with limits of this many arrivals.
-    """
-    size = 16 * count
-    if len(body) < size:
-        raise FrameError("the limits are truncated")
-    limits = struct.unpack_from(f"!{2 * count}d", body)
-    if not sum(limits) > -math.inf:  # nor NaN
-        raise FrameError("a limit is not a number of seconds")
-    return JointLimits(limits[:count], limits[count:]), body[size:]
 
 
 class ArrivalHeaders:

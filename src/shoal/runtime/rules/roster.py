@@ -36,7 +36,6 @@ class Roster(Generic[To]):
         self._num_losses = 0  # of processes and services
         self._last_loss = 0  # `_num_losses` at the last that was not a process leaving in order
         self._explanations: dict[str, str] = {}  # oldest first
-        self._has_abandoned = False  # whether any process has abandoned a call
 
     def has_gone(self, process: int) -> bool:
         """Return whether this process has left, failed or been lost."""
@@ -61,12 +60,6 @@ class Roster(Generic[To]):
     def explanation(self, key: str, process: int) -> Explanation:
         """Return what this process tells about a difference, if it has not done so and is gone."""
         return Explanation(self._explanations.get(key, "" if process in self._gone else None))
-
-    def have_abandoned(self, processes: Iterable[int], lane: str, number: int) -> bool:
-        """Return whether each of these processes has abandoned this number of calls in a lane."""
-        if not self._has_abandoned:  # nearly always
-            return number == 0
-        return all(self.abandoned(process, lane) == number for process in processes)
 
     def departure_reason(self, process: int) -> str:
         """Return why a process is gone, and its last place."""

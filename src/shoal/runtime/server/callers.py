@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -21,10 +21,8 @@ from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.meeting_answers import Explanation
 from shoal.runtime.rules.messages import (
     Arrival,
-    Beat,
     abandoned_of,
     beat_of,
-    beat_of_row,
     notice_of,
     processes_of,
     step_of,
@@ -80,15 +78,6 @@ class ProcessCaller:
         if "trails" in header:
             job.take_trails(process, trails_of(header, process, job.num_processes))
         job.mail.send(self._life.connection, ECHO)
-
-    def take_beat(self, row: Sequence[Any]) -> None:
-        """Take a sign of life that came with those of others of its host, perhaps with trails."""
-        job, process, size = self._job, self._life.process, len(Beat._fields)
-        if job.meeting is None:
-            return
-        job.beat(process, beat_of_row(row[:size]))
-        for trails in row[size:]:
-            job.take_trails(process, trails_of({"trails": trails}, process, job.num_processes))
 
     def _stacks(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         ticket = whole_field(frame.header, "ticket")
@@ -163,8 +152,7 @@ class LaneCaller:
     """A connection for the calls of a process."""
 
     def __init__(self, job: ServedJob, life: Life) -> None:
-        self.job = self._job = job
-        self.process = life.process
+        self._job = job
         self._life = life
         self._count = job.num_processes
         self._last: tuple[Mapping[str, Any], Arrival] | None = None  # a header, parsed

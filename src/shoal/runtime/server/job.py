@@ -13,8 +13,8 @@ from typing import Any
 
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply, host_runs
-from shoal.runtime.rules.joint_arrivals import JointMeeting
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.meeting_answers import MembersKnown, StacksHeard
 from shoal.runtime.rules.messages import ArrivalHeaders, Beat
 from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls, seen_words
@@ -45,7 +45,7 @@ class ServedJob:
         running: RunningClock,
     ) -> None:
         self.joining = joining
-        self.meeting: JointMeeting[Connection] | None = None
+        self.meeting: Meeting[Connection] | None = None
         self.mail = JobMail(connections, self._is_member)
         self.leaving = Leaving(joining.num_processes, self.mail)
         self.now = clock
@@ -113,15 +113,12 @@ class ServedJob:
             self.mail.lives = {p: a for p, a in lives.items() if a.connection not in refused}
         elif is_welcome:
             more = {"near": self.near, **self._limits.words}
-            gathered = {process for process, life in lives.items() if life.connection.trunk}
-            for processes, welcome in _welcomes(self.joining, more, gathered):
+            for processes, welcome in _welcomes(self.joining, more):
                 self.mail.send_all([lives[p].connection for p in processes], welcome)
 
     def _begin(self) -> None:
         now, joining = self.now(), self.joining
-        self.meeting = JointMeeting(
-            joining.hosts, now, pids=joining.pids, stack_grace_s=_STACKS_GRACE_S
-        )
+        self.meeting = Meeting(joining.hosts, now, pids=joining.pids, stack_grace_s=_STACKS_GRACE_S)
         for process in range(self.num_processes):
             self._liveness.watch(self._running.read(now), process)
 
@@ -161,7 +158,7 @@ class ServedJob:
         """Take what another process of its host has seen of a silent one."""
         self._stalls.receive_seen(self._running.read(self.now()), process, seen)
 
-    def _judge_stall(self, meeting: JointMeeting[Connection]) -> None:
+    def _judge_stall(self, meeting: Meeting[Connection]) -> None:
         """Report the job as stalled, or end it, if it is."""
         if self.now() < self._judge_at:
             return  # others have just reported
@@ -336,10 +333,10 @@ class ServedJob:
 
 
 def _welcomes(
-    joining: Joining[Connection], more: Mapping[str, Any], gathered: Collection[int]
+    joining: Joining[Connection], more: Mapping[str, Any]
 ) -> Iterator[tuple[Collection[int], bytes]]:
     """Yield the welcomes, each with its processes. Only the leader of a host needs the pids of its
-    processes, but behind a gatherer all get one frame."""
+    processes."""
     header: dict[str, Any] = {"is": "welcome", "jax_service": joining.jax_service, **more}
     if joining.is_on_one_host:
         header["one_host"] = True
@@ -350,10 +347,8 @@ def _welcomes(
     for pids in joining.shared_hosts.values():
         leader = min(pids)
         alone.difference_update(pids)
-        leading, others = [leader], [process for process in pids if process != leader]
-        if leader in gathered:
-            leading, others = [*pids], []
-        yield leading, pack_frame({**header, "leader": leader, "keeps": pids}, hosts)
+        others = [process for process in pids if process != leader]
+        yield (leader,), pack_frame({**header, "leader": leader, "keeps": pids}, hosts)
         yield others, pack_frame({**header, "leader": leader}, hosts)
     for process in alone:
         yield (process,), pack_frame({**header, "leader": process}, hosts)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting_answers import AllMet, Answer, SurvivorsMet
 from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
-from shoal.runtime.wire.server_sockets import BranchConnection, Connection, Connections
+from shoal.runtime.wire.server_sockets import Connection, Connections
 
 # All processes are notified of this many losses until survivors meet; more are one disaster, in
 # which notifying all of all would be a flood. Survivors learn of each when they meet.
@@ -77,7 +77,6 @@ class JobMail:
         bodies: dict[int, bytes] = {}
         packed: tuple[Answer | None, int] = None, 0
         frame = b""
-        gathered: list[tuple[bytes, list[Connection]]] = []
         for to, ticket, answer in replies:
             if packed[0] is not answer or packed[1] != ticket:
                 body = bodies.get(id(answer))
@@ -86,14 +85,7 @@ class JobMail:
                     if isinstance(answer, SurvivorsMet):
                         self._reported_gone = 0
                 packed, frame = (answer, ticket), pack_answer(ticket, answer.kind, body)
-            if not isinstance(to, BranchConnection):
-                self._connections.send(to, frame)
-                continue
-            if not gathered or gathered[-1][0] is not frame:
-                gathered.append((frame, []))
-            gathered[-1][1].append(to)
-        for frame, connections in gathered:
-            self._connections.send_all(connections, frame)
+            self._connections.send(to, frame)
 
     def forget(self, life: Life) -> None:
         """Stop sending to a process, and close the connections of its lanes."""

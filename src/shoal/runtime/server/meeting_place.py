@@ -32,7 +32,6 @@ from shoal.errors import UsageError
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply, parse_hello
 from shoal.runtime.rules.liveness import Limits, RunningClock
 from shoal.runtime.rules.stopping import LAST, Stopped
-from shoal.runtime.server.beating_peers import BeatingPeers
 from shoal.runtime.server.callers import (
     KeeperCaller,
     LaneCaller,
@@ -40,6 +39,7 @@ from shoal.runtime.server.callers import (
     ProcessCaller,
 )
 from shoal.runtime.server.job import ServedJob
+from shoal.runtime.server.services import Services
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.system.job_signals import ignore_job_signals
 from shoal.runtime.system.service_commands import show_part
@@ -103,7 +103,7 @@ class MeetingPlace:
         self._near = near.getsockname()[1:].decode() if near else ""
         self._connections = Connections([server, *([near] if near else [])], self, clock)
         self._is_for_one_job = False
-        self._peers = BeatingPeers(
+        self._services = Services(
             self._connections, self._limits, clock, self._running, self._lose_service
         )
         self._on_leaving = on_leaving  # of the newest job
@@ -159,10 +159,7 @@ class MeetingPlace:
             self._connections.send(connection, pack_frame(welcome))
         elif verb == "serve":
             self._start_silence_checks()
-            self._peers.add_service(connection, header)
-        elif verb == "trunk" and connection.trunk is None:
-            self._start_silence_checks()
-            self._peers.add_trunk(connection, self)
+            self._services.add(connection, header)
         elif verb == "joined":  # a job of JAX alone, without shoal
             self._on_news(joined=whole_field(header, "process"))
             self._connections.send(connection, pack_frame({"is": "welcome"}), then_close=True)
@@ -186,12 +183,12 @@ class MeetingPlace:
         joining: Joining[Connection] = Joining(
             self._num_processes, token=self._token, jax_service=self._jax_service
         )
-        self._peers.forget_ended()
+        self._services.forget_ended()
         job = ServedJob(joining, self._connections, self._clock, self._limits, self._running)
         job.near = self._near
         job.leaving.on_change = self._report_leaving
         job.on_news = self._on_news
-        job.service_rows = lambda: [service.row for service in self._peers.services]
+        job.service_rows = lambda: self._services.rows
         return job
 
     def _report_leaving(self) -> None:
@@ -217,7 +214,7 @@ class MeetingPlace:
             job.on_time(now)
         if now >= self._look_at:
             self._judge_silence(now)
-            is_watching = self._peers or self._has_processes()
+            is_watching = self._services or self._has_processes()
             self._look_at = now + self._limits.tick_s if is_watching else math.inf
 
     def _start_silence_checks(self) -> None:
@@ -230,9 +227,9 @@ class MeetingPlace:
     def _judge_silence(self, now: float) -> None:
         ran_s = self._running.read(now)
         late = [job for job in self._jobs if job.is_silence_due(now)]
-        if late or self._peers.is_due(ran_s):
+        if late or self._services.is_due(ran_s):
             self._connections.poll(0)  # frames that arrived while this process was busy, or stopped
-            self._peers.tick(ran_s)  # a silent gatherer is why its processes are silent
+            self._services.tick(ran_s)
             for job in late:
                 job.judge_silence(now)
 

@@ -12,13 +12,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
-from shoal import settings
 from shoal.errors import InitializeError
-from shoal.runtime.client.hello import Nearby
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import left_of
@@ -90,7 +87,6 @@ def join_place(
             timeout_s=left_of(deadline),
             jax_service=place.jax_service,
             versions=versions,
-            nearby=_gatherer_for(cluster, place),
         )
         return joined, place.token
     finally:
@@ -145,16 +141,6 @@ def _ends_with_us(joined: TcpCoordinator) -> bool:
     if not joined.keeps:  # hosts are unknown
         is_here = is_loopback(split_address(joined.address)[0])
     return not is_here or os.getpid() == 1
-
-
-def _gatherer_for(cluster: JobPlace, place: Place) -> Nearby | None:
-    """Return the gatherer of this host, in a large job."""
-    least = settings.number("SHOAL_GATHER_FROM")
-    if sys.platform != "linux" or least is None or cluster.num_processes < least:
-        return None
-    from shoal.runtime.gatherer.host_gatherer import HostGatherer  # small jobs do not load it
-
-    return HostGatherer(place.address, place.token, job=cluster.name)
 
 
 def _find_place(

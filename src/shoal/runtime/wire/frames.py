@@ -56,27 +56,6 @@ def pack_text(header: bytes, body: bytes = b"") -> bytes:
     return _PREFIX.pack(_MAGIC, len(header), len(body)) + header + body
 
 
-# For what is often the same for every host, such as the answer to all of its processes.
-pack_shared = lru_cache(maxsize=64)(pack_text)
-
-
-def pack_prefix(header: bytes, body_bytes: int) -> bytes:
-    """Return the bytes of one frame up to its body."""
-    return _PREFIX.pack(_MAGIC, len(header), body_bytes) + header
-
-
-def repack(frame: Frame) -> bytes:
-    """Return the bytes of a frame that was received.
-
-    Raises:
-      FrameError: its header is nested so deeply that it could be read, but not be written.
-    """
-    try:
-        return pack_frame(dict(frame.header), frame.body)
-    except RecursionError:
-        raise FrameError("the header is nested too deeply") from None
-
-
 def pack_answer(ticket: int, kind: str, body: bytes = b"") -> bytes:
     """Return `pack_frame({"ticket": ticket, "is": kind}, body)`, fast; ticket 0: without one."""
     field = b'"is":"%b"}' % kind.encode()
@@ -95,11 +74,6 @@ class FrameReader:
     def chunk_bytes(self) -> int:
         """The size for the next recv. More than needed is slow: recv clears the buffer first."""
         return _LARGE_BYTES if len(self._buffer) >= _SMALL_BYTES else _SMALL_BYTES
-
-    @property
-    def holds_part(self) -> bool:
-        """Whether it has bytes that `next` has not returned."""
-        return bool(self._buffer)
 
     def feed(self, data: bytes) -> None:
         """Add bytes from the socket."""
@@ -187,14 +161,6 @@ def number_field(header: Mapping[str, Any], name: str) -> float:
     if not is_number or isinstance(value, bool):
         raise FrameError(f"field {name!r} is not a number")
     return float(value)
-
-
-def numbers_field(header: Mapping[str, Any], name: str) -> list[int]:
-    """Return a field that must be a list of integers."""
-    value = header.get(name)
-    if not isinstance(value, list) or not {*map(type, value)} <= {int}:
-        raise FrameError(f"field {name!r} is not a list of integers")
-    return value
 
 
 def join_payloads(payloads: Sequence[bytes]) -> bytes:

@@ -16,7 +16,7 @@ import selectors
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from shoal.runtime.wire.frames import (
     MAX_HEADER_BYTES,
@@ -25,9 +25,6 @@ from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
     FrameReader,
-    pack_prefix,
-    pack_shared,
-    pack_text,
 )
 from shoal.runtime.wire.keepalive import is_cut_off
 from shoal.runtime.wire.unix_socket import may_call
@@ -35,8 +32,6 @@ from shoal.runtime.wire.unix_socket import may_call
 STRANGER_S = 30.0  # a connection not trusted by then is closed
 
 _ACCEPTS_AT_ONCE = 64
-_COPIED_BYTES = 1 << 14
-_SHARED_BYTES = 1 << 10
 _CLOSED = "its connection closed (killed?)"
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of `accept`
 _AGAIN_S = 1.0  # after it, where no connection of this server could close
@@ -45,10 +40,6 @@ _AGAIN_S = 1.0  # after it, where no connection of this server could close
 class Connection:
     """One socket: the received part of the next frame, and unsent bytes."""
 
-    trunk: Connection | None = None  # see `BranchConnection`
-    header = b""  # of a frame for it, on its trunk
-    num_ended = 0  # of its branches
-
     def __init__(self, sock: socket.socket, origin: str, since: float, listener: Listener) -> None:
         self.socket = sock
         self.origin = origin
@@ -56,41 +47,10 @@ class Connection:
         self.listener = listener
         self.reader = FrameReader(max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0)
         self.out: deque[memoryview] = deque()
-        self.unsent_bytes = 0  # in `out`
         self.is_blocked = False  # whether `out` holds more than the kernel would take
         self.is_closed = False
         self.is_closing = False  # close as soon as `out` is sent
-        self.most_unsent_bytes = 0.0  # nothing is read while more than this is unsent
         self.events = selectors.EVENT_READ  # that are waited for
-        self.has_spoken = False  # set when bytes come
-        self.has_taken = False  # set when bytes go that it would not take before
-
-
-class BranchConnection(Connection):
-    """One of the connections that another one, its *trunk*, carries; see `server.trunks`."""
-
-    def __init__(self, trunk: Connection, number: int, since: float, listener: Listener) -> None:
-        super().__init__(trunk.socket, trunk.origin, since, listener)
-        self.trunk: Connection = trunk
-        self.number = number
-        self.header = _header_to([self])
-
-
-class JointBranches(Connection):
-    """Branches of one trunk that are sent one frame together."""
-
-    def __init__(self, branches: Sequence[BranchConnection]) -> None:
-        first = branches[0]
-        super().__init__(first.socket, first.origin, first.since, first.listener)
-        self.trunk = first.trunk
-        self.branches = branches
-        self.header = _header_to(branches)
-
-
-def _header_to(branches: Sequence[BranchConnection]) -> bytes:
-    """Return the header of a frame for branches of one trunk."""
-    numbers = b",".join(b"%d" % branch.number for branch in branches)
-    return b'{"is":"branches","numbers":[%b]}' % numbers
 
 
 class Listener(Protocol):
@@ -196,11 +156,6 @@ class Connections:
         """Send as much as can be sent now, the rest when there is room."""
         if connection.is_closed:
             return
-        if connection.trunk is not None:
-            self._send_through(connection.trunk, connection.header, data)
-            if then_close:
-                self.close(connection)
-            return
         if not connection.out and not then_close:  # the common case: the kernel takes it whole
             try:
                 sent = connection.socket.send(data)
@@ -209,60 +164,24 @@ class Connections:
             if sent == len(data):
                 return
             connection.out.append(memoryview(data)[sent:])
-            connection.unsent_bytes += len(data) - sent
         else:
             connection.is_closing |= then_close
             connection.out.append(memoryview(data))
-            connection.unsent_bytes += len(data)
         if connection.is_blocked:
             self._watch(connection)
         else:
             self._flush(connection)
 
     def send_all(self, connections: Iterable[Connection], data: bytes) -> None:
-        """Send the same to several connections; to those of one trunk in one frame."""
-        together: dict[Connection, list[BranchConnection]] = {}
+        """Send the same to several connections."""
         for connection in connections:
-            if connection.trunk is None or not isinstance(connection, BranchConnection):
-                self.send(connection, data)
-            elif not connection.is_closed:
-                together.setdefault(connection.trunk, []).append(connection)
-        for trunk, branches in together.items():
-            self._send_through(trunk, _header_to(branches), data)
-
-    def feed(self, branch: BranchConnection, data: bytes) -> None:
-        """Take whole frames that a trunk carried for one of its branches; parts are not kept."""
-        if branch.is_closed:
-            return
-        branch.reader.feed(data)
-        self._take_frames(branch)
-        if branch.reader.holds_part:
-            self._end(branch, "it sent an invalid frame: a part of one")
-
-    def deliver(self, branch: BranchConnection, take: Callable[..., None], *arguments: Any) -> None:
-        """Take the part for one branch of a frame for several; a FrameError ends this one alone."""
-        try:
-            if not branch.is_closed:
-                take(*arguments)
-        except FrameError as error:
-            self._end(branch, f"it sent an invalid frame: {error}")
-
-    def end_branch(self, branch: BranchConnection, reason: str) -> None:
-        """Take the end of a branch."""
-        if not branch.is_closed:
-            branch.is_closed = True
-            branch.trunk.num_ended += 1
-            branch.listener.on_end(branch, reason)
+            self.send(connection, data)
 
     def close(self, connection: Connection) -> None:
         """Close a connection, without telling the listener."""
         if connection.is_closed:
             return
         connection.is_closed = True
-        if isinstance(connection, BranchConnection):
-            connection.trunk.num_ended += 1
-            self._send_through(connection.trunk, b'{"is":"close","number":%d}' % connection.number)
-            return
         self._selector.unregister(connection.socket)
         connection.socket.close()
         self._strangers.pop(connection, None)
@@ -276,16 +195,6 @@ class Connections:
         self._selector.close()
         for server in self._servers:
             server.close()
-
-    def _send_through(self, trunk: Connection, header: bytes, data: bytes = b"") -> None:
-        """Send a frame on a trunk; a large body is not copied."""
-        if len(data) <= _SHARED_BYTES:
-            self.send(trunk, pack_shared(header, data))
-        elif len(data) <= _COPIED_BYTES:
-            self.send(trunk, pack_text(header, data))
-        else:
-            self.send(trunk, pack_prefix(header, len(data)))
-            self.send(trunk, data)
 
     def _resume_accepting(self) -> None:
         if not self._accepts:
@@ -339,7 +248,6 @@ class Connections:
         if not data:
             self._end(connection, _CLOSED)
             return
-        connection.has_spoken = True
         connection.reader.feed(data)
         self._take_frames(connection)
 
@@ -348,7 +256,7 @@ class Connections:
         further requests would fill this process's memory."""
         try:
             while not (connection.is_closing or connection.is_closed):
-                if connection.unsent_bytes > connection.most_unsent_bytes:
+                if connection.out:
                     return
                 frame = connection.reader.next()
                 if frame is None:
@@ -364,8 +272,6 @@ class Connections:
         try:
             while out:
                 sent = connection.socket.send(out[0])
-                connection.unsent_bytes -= sent
-                connection.has_taken |= connection.is_blocked
                 if sent < len(out[0]):
                     out[0] = out[0][sent:]
                 else:
@@ -374,7 +280,6 @@ class Connections:
             pass
         except OSError:
             out.clear()  # it is gone, as the next read will show
-            connection.unsent_bytes = 0
         if connection.is_closing and not out:
             self.close(connection)
             return
@@ -382,10 +287,8 @@ class Connections:
         self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
-        """Wait until it can be written, if anything is unsent; and read, unless that is much."""
+        """Wait until it can be written, if anything is unsent; else until it can be read."""
         events = selectors.EVENT_WRITE if connection.out else selectors.EVENT_READ
-        if connection.unsent_bytes <= connection.most_unsent_bytes:
-            events |= selectors.EVENT_READ
         if events != connection.events:
             connection.events = events
             self._selector.modify(connection.socket, events, connection)
