@@ -18,7 +18,7 @@ from shoal.collectives.transport import flow
 from shoal.errors import ShoalError
 from shoal.runtime import agreement, preemption
 from shoal.runtime.client import lanes
-from shoal.runtime.rules import lines
+from shoal.runtime.rules import gathering
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
@@ -196,8 +196,8 @@ def test_programs_of_lanes_threads_and_notices_leave_all_in_step(play, part):
 @pytest.mark.parametrize(
     ("owner", "name", "before"),
     [
-        (lines, "_passes", lambda gathering, point, after_loss: point.survivors),
-        (lines.OpenGatherings, "join", lambda self, gatherings, answered: None),
+        (gathering, "_passes", lambda gathering, point, after_loss: point.survivors),
+        (gathering.OpenGatherings, "join", lambda self, gatherings, answered: None),
         (lanes.Lanes, "_flush", lambda self, lane: self._counts.pop(lane)),
     ],
     ids=["late to live", "other groups", "interrupts"],
@@ -208,5 +208,5 @@ def test_the_programs_find_what_was_wrong_before(play, monkeypatch, owner, name,
 
 
 def test_the_wide_programs_find_who_stays_apart(play, monkeypatch):
-    monkeypatch.setattr(lines.OpenGatherings, "late_for", lambda self, *arrival: ())
+    monkeypatch.setattr(gathering.OpenGatherings, "late_for", lambda self, *arrival: ())
     assert any(play(seed, of=wide_program_of, deadly=False) for seed in range(200))

@@ -14,7 +14,7 @@ from shoal.errors import DeadlineError, DivergenceError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.rules import first_difference
-from shoal.runtime.rules.fingerprints import Fingerprint
+from shoal.runtime.rules.outcomes import Fingerprint
 
 LINES = tuple(f"['layer{i}']['w']: float32[{i},8]" for i in range(1000))
 

@@ -16,11 +16,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
-from shoal.runtime.client.explanations import fetch, key_of, publish
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.fingerprints import Fingerprint
+from shoal.runtime.client.trail_search import fetch, key_of, publish
 from shoal.runtime.rules.first_difference import MAX_GROUPS_SHOWN, find_line
-from shoal.runtime.rules.outcomes import HiddenDifference
+from shoal.runtime.rules.outcomes import Fingerprint, HiddenDifference
 from shoal.runtime.rules.point import Point
 
 _SHORT_LINES = 50

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from shoal.runtime.rules import lines
+from shoal.runtime.rules import gathering
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
@@ -402,8 +402,8 @@ def test_what_failed_is_not_kept_for_ever():
         table.arrive(0, f"a{number}", lane=f"{number % 30}", timeout_s=1.0)
         table.pass_s(1.0)
     failed = table.meeting._lines.failed
-    assert 0 < len(failed) <= lines._MOST_LINES
-    assert all(len(calls._calls) <= lines._MOST_CALLS for calls in failed.values())
+    assert 0 < len(failed) <= gathering._MOST_LINES
+    assert all(len(calls._calls) <= gathering._MOST_CALLS for calls in failed.values())
 
 
 def test_who_leaves_because_of_a_loss_has_only_heard_of_it_first():

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from shoal.runtime.client.explanations import fetch, key_of, publish
+from shoal.runtime.client.trail_search import fetch, key_of, publish
 from shoal.runtime.rules.point import Point
 
 POINT, LONG_S = Point("go"), 30.0

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shoal.runtime.rules.member_record import Record
 from shoal.runtime.rules.messages import Beat
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.roster import Record
 
 EPOCH = Point("epoch", site="t.py:9 (f)")
 STEP = "'step' (t.py:8)"

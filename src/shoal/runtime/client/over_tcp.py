@@ -12,18 +12,19 @@ import contextlib
 import itertools
 import json
 import logging
+import math
 import os
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from shoal import settings
 from shoal.errors import DeadlineError, ProcessLostError, StalledError, UsageError
 from shoal.runtime.client.answers import conclude
-from shoal.runtime.client.arrival_frames import answer_of, arrival_header
 from shoal.runtime.client.call_sockets import Calls, Closed, receive
 from shoal.runtime.client.heartbeat import HeartbeatTiming, StallLook, Watcher
 from shoal.runtime.client.hello import Identity, Welcome, handshake
@@ -32,7 +33,8 @@ from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.lanes import Lanes, Scope
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.client.trail_search import compares_trails
-from shoal.runtime.rules.meeting_answers import Outcome, StillMissing
+from shoal.runtime.rules.deadline import given_s
+from shoal.runtime.rules.meeting_answers import AllMet, Outcome, StillMissing, outcome_of
 from shoal.runtime.rules.messages import (
     Abandoned,
     abandoned_header,
@@ -45,7 +47,7 @@ from shoal.runtime.rules.point import Member, Point, checked, checked_processes
 from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.wire.connection import Channel
-from shoal.runtime.wire.frames import Frame, pack_frame, pack_text
+from shoal.runtime.wire.frames import Frame, pack_frame, pack_text, split_payloads, text_field
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 2.0  # how much later than the deadline the answer, with stacks, may come
@@ -414,3 +416,39 @@ class TcpCoordinator:
         if self.claim is not None:
             self.claim.close()
             self.claim = None
+
+
+# ---- Encode arrivals and decode their answers.
+
+
+def arrival_header(point: Point, timeout_s: float, step: int | None, after: int) -> bytes:
+    """Return the header of an arrival. It has no ticket, because the answer is the next frame; so
+    a loop sends equal headers, which both sides can cache.
+
+    Args:
+      after: the number of calls of the lane that were abandoned before.
+    """
+    label = b"null" if step is None else b"%d" % step
+    if after:
+        label += b',"after":%d' % after
+    return b'{"step":%b,%b' % (label, _place_and_limit(point, timeout_s, given_s(timeout_s)))
+
+
+@lru_cache(maxsize=256)
+def _place_and_limit(point: Point, timeout_s: float, given: float) -> bytes:
+    limit_s = None if timeout_s == math.inf else timeout_s
+    arrival = {"do": "arrive", "timeout_s": limit_s, "point": point}
+    if given != timeout_s:
+        arrival["given_s"] = given
+    return json.dumps(arrival)[1:].encode()
+
+
+def answer_of(frame: Frame, group: Sequence[int]) -> Outcome:
+    """Return the answer to an arrival of this group."""
+    kind = text_field(frame.header, "is")
+    if kind == "ok":
+        if not frame.body:
+            return AllMet(dict.fromkeys(group, b""))
+        payloads = split_payloads(frame.body, len(group))
+        return AllMet(dict(zip(group, payloads, strict=True)))
+    return outcome_of(kind, json.loads(frame.body))

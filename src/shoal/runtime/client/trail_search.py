@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
 from shoal.hashing import SHORT_BYTES, short_digest
-from shoal.runtime.client.explanations import fetch, key_of, publish
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.failures.comparison import (
     Kind,
@@ -252,3 +251,48 @@ def _unexplained(side: TrailVersion) -> Said:
     count, _, digest = side.text.partition(":")
     made = f"{count} call{'' if count == '1' else 's'}, digest {digest[:8]}" if count else "no call"
     return Said((), f"{made}; then {_end(side)}")
+
+
+# ---- Give processes that arrive later the difference that the others have found.
+#
+# The processes that are compared search for the first difference together, in a few rounds. The
+# lowest of them leaves the result with the meeting place, and processes that arrive later, which
+# take no part in the search, fetch it there. Nothing is sent unless there is a difference.
+
+
+_PAUSES_S = (0.002, 0.1)  # between two queries: the first, and the longest
+
+
+def key_of(sides: Any) -> str:
+    """Return the key of a difference, from its sides: equal on all processes."""
+    return short_digest(json.dumps(sides).encode()).hex()
+
+
+def publish(
+    coordinator: Coordinator, key: str, point: Point, group: Collection[int], found: Any
+) -> None:
+    """Leave what `group` has found, if this is its lowest process and others have yet to arrive.
+
+    Args:
+      point: where the processes met.
+      found: what was found, for JSON; None: nothing.
+    """
+    members = coordinator.num_processes if point.group is None else len({*point.group})
+    if coordinator.process == min(group) and len(group) < members:
+        coordinator.explain(key, "" if found is None else json.dumps(found))
+
+
+def fetch(coordinator: Coordinator, key: str, group: Collection[int], limit_s: float) -> Any:
+    """Return what the lowest of `group` has found, or None if it is not there in time."""
+    deadline = time.monotonic() + limit_s
+    pause_s, longest_s = _PAUSES_S
+    try:
+        while (left_s := deadline - time.monotonic()) > 0:
+            text = coordinator.explanation(key, min(group), timeout_s=left_s)
+            if text is not None:
+                return json.loads(text) if text else None
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, longest_s)
+    except (ShoalError, ValueError):  # that they differ is known anyway
+        pass
+    return None

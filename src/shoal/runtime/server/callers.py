@@ -30,8 +30,7 @@ from shoal.runtime.rules.messages import (
     trails_of,
 )
 from shoal.runtime.rules.stalls import idle_of, seen_of
-from shoal.runtime.server.job import ServedJob
-from shoal.runtime.server.mail import Life
+from shoal.runtime.server.job import Life, ServedJob
 from shoal.runtime.system.failure_words import one_line
 from shoal.runtime.wire.frames import (
     Frame,

@@ -15,16 +15,21 @@ from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply, host_runs
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.meeting import Meeting
-from shoal.runtime.rules.meeting_answers import MembersKnown, StacksHeard
-from shoal.runtime.rules.messages import ArrivalHeaders, Beat
+from shoal.runtime.rules.meeting_answers import (
+    AllMet,
+    Answer,
+    MembersKnown,
+    StacksHeard,
+    StepsAwaited,
+    SurvivorsMet,
+)
+from shoal.runtime.rules.messages import ArrivalHeaders, Beat, notice_header, step_text
 from shoal.runtime.rules.stalls import NO_PROGRESS, Idle, Stalls, seen_words
+from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
-from shoal.runtime.server.keeper_connections import KeeperConnections
-from shoal.runtime.server.leaving import Leaving
-from shoal.runtime.server.mail import JobMail, Life
 from shoal.runtime.system.callsite import line_of
 from shoal.runtime.system.process_status import Seen
-from shoal.runtime.wire.frames import pack_frame
+from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
 _STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
@@ -352,3 +357,165 @@ def _welcomes(
         yield others, pack_frame({**header, "leader": leader}, hosts)
     for process in alone:
         yield (process,), pack_frame({**header, "leader": process}, hosts)
+
+
+# ---- Frames from the meeting place to the processes of one job.
+
+
+# All processes are notified of this many losses until survivors meet; more are one disaster, in
+# which notifying all of all would be a flood. Survivors learn of each when they meet.
+_MOST_GONE = 64
+
+
+class Life:
+    """A process that sent HELLO: the connection whose end is its end, and those of its lanes."""
+
+    def __init__(self, process: int, connection: Connection) -> None:
+        self.process = process
+        self.connection = connection
+        self.lanes: set[Connection] = set()
+        # By connection: a lane and the callback of its arrival, held until earlier messages arrive.
+        self.held: dict[Connection, tuple[str, Callable[[], None]]] = {}
+
+    def release(self, lane: str) -> list[Callable[[], None]]:
+        """Return the callbacks for the held arrivals of a lane."""
+        released = [connection for connection, (held, _) in self.held.items() if held == lane]
+        return [self.held.pop(connection)[1] for connection in released]
+
+
+class JobMail:
+    """The connections of a job's processes: frames to one process, and to all living ones."""
+
+    def __init__(self, connections: Connections, is_member: Callable[[int], bool]) -> None:
+        """`is_member`: whether all have joined and this process is not gone."""
+        self.lives: dict[int, Life] = {}
+        self._connections = connections
+        self._is_member = is_member
+        self._reported_gone = 0
+
+    def send(self, connection: Connection, frame: bytes) -> None:
+        """Send one frame."""
+        self._connections.send(connection, frame)
+
+    def send_all(self, connections: Iterable[Connection], frame: bytes) -> None:
+        """Send one frame to each of these."""
+        self._connections.send_all(connections, frame)
+
+    def send_last(self, connection: Connection, frame: bytes) -> None:
+        """Send a frame, then close the connection."""
+        self._connections.send(connection, frame, then_close=True)
+
+    def push(self, processes: Iterable[int], frame: bytes) -> None:
+        """Send a frame to the living ones of these processes."""
+        lives = (self.lives.get(process) for process in processes if self._is_member(process))
+        self._connections.send_all([life.connection for life in lives if life is not None], frame)
+
+    def push_gone(self, process: int | None, name: str, state: str, words: str) -> None:
+        """Notify all living processes of a loss."""
+        self._reported_gone += 1
+        if self._reported_gone <= _MOST_GONE or process is None:
+            header = {"is": "gone", "process": process, "name": name, "state": state}
+            self.push(self.lives, pack_frame(header, words.encode(errors="replace")))
+
+    def request_stacks(self, requests: Iterable[tuple[int, int]]) -> None:
+        """Request the stacks of (ticket, process)."""
+        for ticket, process in requests:
+            life = self.lives.get(process)
+            if life is not None and not life.connection.is_blocked:  # it would not answer
+                self.push((process,), pack_frame({"is": "stacks", "ticket": ticket}))
+
+    def answer(self, replies: Iterable[Reply[Connection]]) -> None:
+        """Send the answers; a frame for many is packed once, and so is each body."""
+        bodies: dict[int, bytes] = {}
+        packed: tuple[Answer | None, int] = None, 0
+        frame = b""
+        for to, ticket, answer in replies:
+            if packed[0] is not answer or packed[1] != ticket:
+                body = bodies.get(id(answer))
+                if body is None:
+                    body = bodies[id(answer)] = _body_of(answer)
+                    if isinstance(answer, SurvivorsMet):
+                        self._reported_gone = 0
+                packed, frame = (answer, ticket), pack_answer(ticket, answer.kind, body)
+            self._connections.send(to, frame)
+
+    def forget(self, life: Life) -> None:
+        """Stop sending to a process, and close the connections of its lanes."""
+        self.lives.pop(life.process, None)
+        for lane in life.lanes:
+            self._connections.close(lane)
+
+
+def _body_of(answer: Answer) -> bytes:
+    if isinstance(answer, AllMet):
+        return join_payloads(list(answer.payloads.values()))
+    return json.dumps(answer.facts).encode()
+
+
+# ---- Preemption notices of one job, passed between its processes and the rules of stopping.
+
+
+class Leaving:
+    """The rounds in which the processes of a job agree on the step after which they stop."""
+
+    def __init__(self, num_processes: int, mail: JobMail) -> None:
+        self.rounds = Rounds(num_processes)
+        self.on_change: Callable[[], None] = lambda: None  # `rounds` has changed
+        self._mail = mail
+
+    def give_notice(self, process: int, given: ReceivedNotice) -> None:
+        """Push a preemption notice of one process to all."""
+        number = self.rounds.give()
+        header = {"is": "notice", "number": number, "process": process, **notice_header(given)}
+        self._mail.push(self._mail.lives, pack_frame(header))
+        self.on_change()
+
+    def take_stop_report(self, process: int, report: StopReport) -> None:
+        """Take a process's answer about stopping, or its report of a save."""
+        self._push_stop(self.rounds.receive(process, report))
+        self.on_change()
+
+    def depart(self, process: int) -> None:
+        """Record that a process is gone and is not waited for."""
+        self._push_stop(self.rounds.depart(process))
+
+    def answer_awaited(self, to: Connection, ticket: int) -> None:
+        """Answer a query for the processes that have not answered the open notice."""
+        self._mail.answer([Reply(to, ticket, StepsAwaited(self.rounds.awaited))])
+
+    def _push_stop(self, settled: StopAgreement | None) -> None:
+        if settled is not None:
+            header = {"is": "stop", "round": settled.round}
+            if settled.save_step:
+                header["save_step"] = settled.save_step
+            self._mail.push(self._mail.lives, pack_frame(header, step_text(settled.step)))
+
+
+# ---- The keepers of a job's hosts that are connected.
+
+
+class KeeperConnections:
+    """At most one for each host: the newest."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._of_hosts: dict[str, Connection] = {}
+
+    def add(self, host_id: str, connection: Connection) -> None:
+        """Add a keeper's connection, perhaps in place of one that has fallen silent."""
+        if (before := self._of_hosts.get(host_id)) is not None:
+            self._connections.close(before)  # its end is about to be read, or it is cut off
+        self._of_hosts[host_id] = connection
+
+    def discard(self, host_id: str, connection: Connection) -> bool:
+        """Remove an ended connection; return whether it was that of the host's keeper."""
+        is_known = self._of_hosts.get(host_id) is connection
+        if is_known:
+            del self._of_hosts[host_id]
+        return is_known
+
+    def release(self) -> None:
+        """Close all connections, which tells the keepers that the job is over."""
+        for connection in self._of_hosts.values():
+            self._connections.close(connection)
+        self._of_hosts.clear()
