@@ -12,8 +12,7 @@ import pytest
 
 from shoal.cli.doctor.render import grouped, json_of, print_diagnosis, render
 from shoal.draw.media.terminal import plain
-from shoal.runtime.doctor.diagnosis import Diagnosis, of_processes
-from shoal.runtime.doctor.findings import NOTE, Finding, Report
+from shoal.runtime.doctor.findings import NOTE, Diagnosis, Finding, Report, of_processes
 
 LATE = Finding("devices", "the driver hangs", "look at it")
 NAME = Finding("host", "its name is unknown", level=NOTE)

@@ -16,8 +16,7 @@ from shoal.cli.run import RunRequest, check
 from shoal.cli.run_nodes import NodesRequest
 from shoal.errors import UsageError
 from shoal.launch.environment import Addresses, HostShare, JobStart, variables
-from shoal.runtime.system import cpu_devices
-from shoal.runtime.system.cpu_devices import overruled
+from shoal.runtime.system.local_devices import overruled
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +47,7 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
         f"--devices 2 overrides JAX_NUM_CPU_DEVICES=3 and XLA_FLAGS={flag}=5: "
         "2 CPU devices per process"
     )
-    monkeypatch.setattr(cpu_devices, "num_cores", lambda: 4)
+    monkeypatch.setattr("shoal.runtime.system.local_devices.num_cores", lambda: 4)
     addresses = Addresses("h:1", "h:2", "h:3")
     job = {"process": 0, "start": JobStart(HostShare(0, 0, 1), 1, addresses, "")}
     env = variables(outer, devices=8, **job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.launch.environment import Addresses, HostShare, JobStart, variables
-from shoal.runtime.startup import local_devices
+from shoal.runtime.system import local_devices
 
 START = JobStart(HostShare(node=1, first=4, processes=2), 6, Addresses("a:1", "a:2", "a:3"), "t")
 

@@ -130,7 +130,7 @@ log.write("epoch 0")
 LEAVES = {
     "": 0,
     "raise ValueError('no data')": 1,
-    "import signal; from shoal.runtime.notices.sources import Sources\n"
+    "import signal; from shoal.runtime.notices import Sources\n"
     "signal.signal(signal.SIGTERM, lambda *_: None)\n"
     "Sources(bool, bool).watch([signal.SIGTERM], (), (), 1.0, None)": 0,
 }

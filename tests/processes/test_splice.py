@@ -10,7 +10,7 @@ import time
 import pytest
 
 from runtime.bare_sockets import no_descriptors
-from shoal.runtime.jax_service.tcp_splice import Splices, find
+from shoal.runtime.jax_service.keeper import Splices, find
 from shoal.runtime.wire.frames import split_address
 
 DEADLINE_S = 30.0  # of the test itself

@@ -27,7 +27,7 @@ from shoal.errors import (
 from shoal.launch.log_dir import open_log_dir
 from shoal.paths import dangling_link
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.doctor.shared_folders import FolderMarks
+from shoal.runtime.doctor.host_state import FolderMarks
 from shoal.runtime.startup.rendezvous import Rendezvous, Visit
 
 

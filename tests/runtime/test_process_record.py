@@ -26,8 +26,8 @@ from shoal.runtime.process import (
     process_index,
     shutdown,
 )
-from shoal.runtime.system import accelerators
-from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
+from shoal.runtime.system import local_devices
+from shoal.runtime.system.local_devices import chosen_devices, cpu_threads, without_devices
 
 
 @pytest.fixture
@@ -322,15 +322,15 @@ def test_cpu_devices_beside_accelerators(run):
 def test_how_accelerators_are_counted(monkeypatch, tmp_path):
     for index in range(3):
         (tmp_path / f"chip{index}").touch()
-    kind = accelerators._Accelerators(("numpy",), ("CHIPS_VISIBLE",), (f"{tmp_path}/chip[0-9]*",))
-    monkeypatch.setattr(accelerators, "_ACCELERATORS", (kind,))
-    assert accelerators.count_accelerators({}) == 3
-    assert accelerators.count_accelerators({"CHIPS_VISIBLE": "0,2"}) == 2
-    assert accelerators.count_accelerators({"CHIPS_VISIBLE": "-1"}) == 0
-    assert accelerators.count_accelerators({"CHIPS_VISIBLE": ""}) == 0
+    kind = local_devices._Accelerators(("numpy",), ("CHIPS_VISIBLE",), (f"{tmp_path}/chip[0-9]*",))
+    monkeypatch.setattr(local_devices, "_ACCELERATORS", (kind,))
+    assert local_devices.count_accelerators({}) == 3
+    assert local_devices.count_accelerators({"CHIPS_VISIBLE": "0,2"}) == 2
+    assert local_devices.count_accelerators({"CHIPS_VISIBLE": "-1"}) == 0
+    assert local_devices.count_accelerators({"CHIPS_VISIBLE": ""}) == 0
     absent = kind._replace(plugins=("no_such_plugin",))
-    monkeypatch.setattr(accelerators, "_ACCELERATORS", (absent,))
-    assert accelerators.count_accelerators({}) == 0
+    monkeypatch.setattr(local_devices, "_ACCELERATORS", (absent,))
+    assert local_devices.count_accelerators({}) == 0
 
 
 def test_threads_of_the_cpu_client(monkeypatch):
@@ -369,9 +369,9 @@ def test_an_explicit_number_of_devices_wins_and_says_so(run):
     script = f"""
     import os
     import jax
-    from shoal.runtime.system import cpu_devices
+    from shoal.runtime.system import local_devices
     from shoal.runtime.jax_service import jax_runtime
-    cpu_devices.num_cores = lambda: 4
+    local_devices.num_cores = lambda: 4
     for words in {list(OVERRULED)!r}:
         for name in ("SHOAL_VIRTUAL_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "PJRT_NPROC"):
             os.environ.pop(name, None)

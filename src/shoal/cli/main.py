@@ -15,7 +15,7 @@ import typer
 
 from shoal.cli.typed import TypedCommand, TypedGroup
 from shoal.errors import ShoalError
-from shoal.runtime.system.inherited import allow_child_ends, open_standard_streams
+from shoal.runtime.system.service_commands import allow_child_ends, open_standard_streams
 
 
 class Command(NamedTuple):

@@ -17,7 +17,7 @@ from shoal.cli.run_nodes import MOST_DIGITS, NodesRequest, check_nodes
 from shoal.errors import InitializeError, UsageError, nearest, raise_all
 from shoal.launch.order import NodesOrder, Restarts
 from shoal.paths import dangling_link, local_path
-from shoal.runtime.system.cpu_devices import overruled
+from shoal.runtime.system.local_devices import overruled
 
 _BETWEEN_S = 0.2  # for the others after a failure that a new attempt follows
 _HELP = """\
@@ -288,7 +288,7 @@ def _launch(request: RunRequest) -> int:
     from shoal.launch.nodes.choosing import crew_of
     from shoal.launch.order import JobOrder
     from shoal.launch.restarting.attempts import Attempts
-    from shoal.runtime.wire.listening import LOOPBACK_ADVICE, why_no_loopback
+    from shoal.runtime.wire.sockets import LOOPBACK_ADVICE, why_no_loopback
 
     checked = check(request)
     if checked.stalled_after_s is not None:

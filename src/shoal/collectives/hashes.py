@@ -18,7 +18,7 @@ from shoal.collectives.leaves import Array, LeafSpec, buffer_of
 from shoal.hashing import content_digest, quick_digest
 from shoal.plan.shards import Box, boxes
 from shoal.runtime.rules.first_difference import ItemsInOrder
-from shoal.runtime.system.cores import num_cores
+from shoal.runtime.system.local_devices import num_cores
 
 _BLOCK_BYTES = 4 << 20
 _THREADS = 4  # enough to nearly saturate memory bandwidth

@@ -20,7 +20,6 @@ from shoal.launch.report import (
     shell_code,
     signal_name,
 )
-from shoal.runtime.failures.advice import advice_of
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
@@ -34,10 +33,8 @@ from shoal.runtime.failures.facts import (
     grouped,
     utc,
 )
-from shoal.runtime.failures.headline import raised_words
+from shoal.runtime.failures.headline import advice_of, as_reported, job_headline, raised_words
 from shoal.runtime.failures.last_record import LastRecord
-from shoal.runtime.failures.rendering import headline_of
-from shoal.runtime.failures.reported import as_reported
 from shoal.runtime.failures.shortening import capital
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import is_of_runtime, listed
@@ -87,7 +84,7 @@ class EndedJob(NamedTuple):
             advice=advice_of(causes),
             logs=min(logs, default=""),
         )
-        return failure if headline else dataclasses.replace(failure, headline=headline_of(failure))
+        return failure if headline else dataclasses.replace(failure, headline=job_headline(failure))
 
     def stopped(
         self, kind: str, code: int, at_s: float | None, *, headline: str = "", name: str = ""
@@ -108,7 +105,7 @@ class EndedJob(NamedTuple):
             signal=name,
             step=max(steps, default=None),
         )
-        return failure if headline else dataclasses.replace(failure, headline=headline_of(failure))
+        return failure if headline else dataclasses.replace(failure, headline=job_headline(failure))
 
     def of_process(self, root: Ending, code: int) -> JobFailure:
         """Return the failure of a job whose first failure is that of a process."""

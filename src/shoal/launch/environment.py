@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal import settings
-from shoal.runtime.startup import local_devices
-from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
-from shoal.runtime.system.environment import uninspected
+from shoal.runtime.system import local_devices
+from shoal.runtime.system.child_process import uninspected
+from shoal.runtime.system.local_devices import chosen_devices, cpu_threads, without_devices
 from shoal.runtime.wire.frames import split_address
 
 # Variables of an outer launcher that would contradict shoal's, or that JAX would add.

@@ -38,7 +38,7 @@ from shoal.runtime.failures.last_record import fault_file
 from shoal.runtime.failures.rendering import facts_without_secrets, plain_text
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system import progress_file
-from shoal.runtime.system.cgroup import memory_limit, memory_peak, oom_kills
+from shoal.runtime.system.process_status import memory_limit, memory_peak, oom_kills
 from shoal.runtime.system.progress_file import Reached, reached_together
 from shoal.runtime.system.stacks import seen
 

@@ -20,14 +20,14 @@ from shoal.launch.loop import Loop
 from shoal.launch.news import News
 from shoal.launch.output import LineStream, Log
 from shoal.runtime.system import process_status
-from shoal.runtime.system.environment import uninspected
+from shoal.runtime.system.child_process import uninspected
 from shoal.runtime.system.service_commands import (
     JAX_SERVICE,
     MEETING_PLACE,
     introduction,
     service_arguments,
 )
-from shoal.runtime.wire.listening import bind_host, moved
+from shoal.runtime.wire.sockets import bind_host, moved
 
 # (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (

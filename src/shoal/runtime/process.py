@@ -9,36 +9,83 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal import settings
-from shoal.arguments import check_flags
+from shoal.arguments import check_flags, not_texts
 from shoal.colour import collective, local
-from shoal.errors import InitializeError, ShoalError
+from shoal.errors import InitializeError, ShoalError, raise_all
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.exit.guard import ExitGuard
 from shoal.runtime.exit.hang import HangTimeout, HangWatch
 from shoal.runtime.exit.idle import StallWatch, watch_alone
 from shoal.runtime.jax_service import device_work, jax_runtime
-from shoal.runtime.notices.sources import Sources
+from shoal.runtime.notices import Sources
 from shoal.runtime.rules.deadline import left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stalls import idle_header
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.startup import membership, not_joined
 from shoal.runtime.startup.device_start import DeviceStart
-from shoal.runtime.startup.initialized import Initialized
-from shoal.runtime.startup.launchers import ShownJob, shown_job
-from shoal.runtime.startup.options import Arguments
+from shoal.runtime.startup.launchers import JobPlace, ShownJob, decide, meets_at, shown_job
+from shoal.runtime.startup.membership import find_cluster
+from shoal.runtime.startup.options import (
+    Arguments,
+    bind_host,
+    device_ids,
+    host_devices,
+    virtual_devices,
+    whole,
+)
 from shoal.runtime.startup.single_process import alone
-from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.callsite import callsite, line_of
 from shoal.runtime.system.stacks import register_dump
 
 if TYPE_CHECKING:
     from shoal.plan.mesh import Mesh
+
+
+_MOST = 256  # bounds the memory of a program that makes meshes in a loop
+
+
+class Registered(NamedTuple):
+    """A mesh, and its host mesh: one CPU device for each of its devices."""
+
+    mesh: Mesh
+    host: Mesh
+
+
+class Meshes:
+    """The meshes that `make_mesh` returned in this process, oldest first. Thread-safe.
+
+    >>> from shoal.plan.mesh import Mesh
+    >>> meshes = Meshes()
+    >>> one, other = (meshes.register(Mesh({"x": 4}, kind="tpu")) for _ in range(2))
+    >>> one is other, one.host.kind, len(meshes.all())
+    (True, 'cpu', 1)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[Mesh, Registered] = {}
+        self.held: dict[str, object] = {}  # process-wide values of facades, such as a default mesh
+
+    def register(self, mesh: Mesh) -> Registered:
+        """Return the entry of a mesh: the same one for equal meshes."""
+        new = Registered(mesh, mesh.host_mesh())
+        with self._lock:
+            entry = self._known.setdefault(mesh, new)
+            while len(self._known) > _MOST:
+                del self._known[next(iter(self._known))]
+            return entry
+
+    def all(self) -> tuple[Registered, ...]:
+        """Return all entries, oldest first."""
+        with self._lock:
+            return tuple(self._known.values())
 
 
 class _Record:
@@ -451,3 +498,92 @@ def _leave_at_exit(words: str) -> None:
         jax_runtime.leave(process_ends=True)
     with contextlib.suppress(ShoalError, OSError):
         joined.close(words)
+
+
+# ---- The arguments of `initialize`, kept for a repeated call: a notebook cell that is run again,
+# a library that makes sure of the job, or a program whose test bench has already joined it.
+
+
+# The job and this process's place in it; not their source, nor the secret.
+_COMPARED = {
+    "process": "process_id",
+    "num_processes": "num_processes",
+    "address": "coordinator_address",
+    "bind_host": "coordinator_bind_address",
+    "virtual_devices": "virtual_devices",
+    "local_device_ids": "local_device_ids",
+    "host_devices": "host_devices",
+}
+_NUMBERS = ("process", "num_processes", "address")  # whose source is one: arguments or a launcher
+
+
+class Initialized(NamedTuple):
+    """The call that joined the job."""
+
+    arguments: Arguments
+    cluster: JobPlace  # the result of the arguments and the environment
+    is_attached: bool
+    site: str
+
+    def check_same(self, arguments: Arguments) -> None:
+        """Raise InitializeError if these arguments contradict those of the call that joined.
+
+        What is not given contradicts nothing, unless the environment describes another job by now.
+
+        Raises:
+          UsageError: an argument is malformed.
+        """
+        now = self._given(arguments)
+        fixed = {*now, *(_NUMBERS if now.keys() & {*_NUMBERS[:2]} else ())}
+        again = (
+            find_cluster(self.arguments)[0]
+            if self.is_attached
+            else decide(self.arguments, os.environ)
+        )
+        now = {field: getattr(again, field) for field in _COMPARED if field not in fixed} | now
+        differing = [
+            f"{name}: {_shown(before)} before, {_shown(now[field])} now"
+            for field, name in _COMPARED.items()
+            if field in now and (before := getattr(self.cluster, field)) != now[field]
+        ]
+        if not differing:
+            return
+        cluster, lines = self.cluster, "\n".join(differing)
+        raise InitializeError(
+            f"initialize was called before, with other arguments ({line_of(self.site)})\n"
+            f"before: {_call(self.arguments)}\nnow:    {_call(arguments)}\n{lines}\n"
+            f"this is process {cluster.process} of {cluster.num_processes}; call shutdown() first "
+            "to join another job"
+        )
+
+    def _given(self, arguments: Arguments) -> dict[str, object]:
+        """Return what these arguments say, without the environment, by the field of `JobPlace`."""
+        address, count, process = arguments[:3]
+        texts = {"coordinator_address": address}
+        texts["coordinator_bind_address"] = arguments.coordinator_bind_address
+        problems = not_texts(**texts)
+        found = {
+            "process": None if process is None else whole("process_id", process, 0, problems),
+            "num_processes": None if count is None else whole("num_processes", count, 1, problems),
+            "address": None if address is None else meets_at(address, {}, None, problems).address,
+            "bind_host": bind_host(arguments, {}, problems),
+            "virtual_devices": virtual_devices(arguments, {}, problems),
+            "local_device_ids": device_ids(arguments, {}, problems),
+            "host_devices": host_devices(arguments, problems),
+        }
+        raise_all("initialize", problems)
+        given: dict[str, object] = {
+            field: value for field, value in found.items() if value is not None
+        }
+        if self.is_attached or given.get("num_processes", self.cluster.num_processes) == 1:
+            given.pop("address", None)  # of no effect
+        return given
+
+
+def _shown(value: object) -> str:
+    return "not given" if value is None else str(value)
+
+
+def _call(arguments: Arguments) -> str:
+    given = arguments._asdict().items()
+    return f"initialize({', '.join(f'{k}={v!r}' for k, v in given if v is not None)})"

@@ -22,7 +22,7 @@ from typing import Any, Self
 from shoal.arguments import as_integer, seconds
 from shoal.errors import DeadlineError, PeerFailedError, UsageError, raise_all
 from shoal.runtime.system import fault_points
-from shoal.runtime.system.environment import own_environment
+from shoal.runtime.system.child_process import own_environment
 from shoal.testing.bench_programs import program_of
 from shoal.testing.ended import Ended, ended_of, raise_first
 from shoal.testing.launching import SERVICES, WAYS, BenchJob

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from shoal.errors import UsageError, nearest
-from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
+from shoal.runtime.system.local_devices import chosen_devices, cpu_threads, without_devices
 from shoal.runtime.system.process_status import status_of
 from shoal.runtime.system.service_commands import (
     JAX_SERVICE,

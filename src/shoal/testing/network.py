@@ -23,7 +23,7 @@ import subprocess
 import sys
 from typing import Any
 
-from shoal.runtime.system.environment import own_environment
+from shoal.runtime.system.child_process import own_environment
 from shoal.testing.enter import enter
 
 __all__ = ["address_of", "serve_network", "why_no_cuts"]

@@ -12,7 +12,7 @@ import tempfile
 from typing import IO, cast
 
 from shoal.errors import DeadlineError, UsageError
-from shoal.runtime.system.environment import own_environment
+from shoal.runtime.system.child_process import own_environment
 from shoal.testing import warden
 from shoal.testing.network import why_no_cuts
 

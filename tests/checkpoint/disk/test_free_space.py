@@ -15,7 +15,7 @@ from shoal.checkpoint.saving import preflight
 from shoal.cli.doctor.facts import _disk
 from shoal.errors import StorageFullError
 from shoal.runtime.doctor import host_state
-from shoal.runtime.doctor.shared_folders import FolderMarks
+from shoal.runtime.doctor.host_state import FolderMarks
 
 
 def _refuse(monkeypatch, name: str, number: int) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from processes.clusters.pages import STEPS_WITH_NOTICE, check_went_on, is_done
 from processes.clusters.slurm_here import Slurm, recorded, why_no_slurm
-from shoal.runtime.startup import local_devices
 from shoal.runtime.startup.launchers import decide
 from shoal.runtime.startup.options import Arguments
+from shoal.runtime.system import local_devices
 
 TWO_TASKS = ("--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", "--gpus-per-node=0")
 

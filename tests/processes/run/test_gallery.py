@@ -6,7 +6,7 @@ import pytest
 
 import shoal.errors
 from processes.run.gallery import Exhibit, exhibits, report_of, steady
-from shoal.runtime.system.accelerators import devices_seen
+from shoal.runtime.system.local_devices import devices_seen
 
 NEEDS_MORE = {
     "DeviceStartError",

@@ -5,8 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.runtime.doctor.comparing import compare, groups
-from shoal.runtime.doctor.findings import NOTE, PROBLEM, CheckResult, Report, packed, unpacked
+from shoal.runtime.doctor.findings import (
+    NOTE,
+    PROBLEM,
+    CheckResult,
+    Report,
+    compare,
+    groups,
+    packed,
+    unpacked,
+)
 
 NOW = 1_800_000_000.0
 

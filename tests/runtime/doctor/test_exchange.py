@@ -6,7 +6,7 @@ import os
 import threading
 
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.doctor.exchange import exchange
+from shoal.runtime.doctor.examine import exchange
 from shoal.runtime.doctor.findings import Report
 
 WAIT_S = 30.0

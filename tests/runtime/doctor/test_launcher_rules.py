@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ShoalError
-from shoal.runtime.doctor.launcher_rules import rule_states
+from shoal.runtime.doctor.examine import rule_states
 from shoal.runtime.startup.launcher_table import LAUNCHERS
 from shoal.runtime.startup.launchers import decide
 from shoal.runtime.startup.options import Arguments

@@ -9,10 +9,9 @@ import socket
 import pytest
 
 from shoal.runtime.doctor import host_state, reachability
-from shoal.runtime.doctor.installed import check_program, check_versions
-from shoal.runtime.doctor.port_owner import port_owner
-from shoal.runtime.doctor.proxies import check_proxies
-from shoal.runtime.doctor.shared_folders import FolderMarks, file_system
+from shoal.runtime.doctor.examine import check_proxies
+from shoal.runtime.doctor.host_state import FolderMarks, check_program, check_versions, file_system
+from shoal.runtime.doctor.reachability import port_owner
 
 
 @pytest.fixture

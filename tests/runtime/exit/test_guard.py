@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.exit.explaining import explain, report_cut
+from shoal.runtime.exit.causes import explain, report_cut
 from shoal.runtime.rules.point import Member
 
 ENDED = Member(1, "h", "failed", "it hung after JAX's service was lost, and was ended")

@@ -17,7 +17,7 @@ from shoal.runtime.failures.facts import (
     Wait,
     Waiting,
 )
-from shoal.runtime.failures.rendering import headline_of
+from shoal.runtime.failures.headline import job_headline
 
 MIB = 1 << 20
 LOAD = 'def load(): batches.put(open("data/b.bin").read() if p == 1 else "")'
@@ -52,7 +52,7 @@ def failed(kind: str, code: int, after_s: float, *causes: Cause, n: int = 3, **m
         causes=causes, **{"logs": "logs", **more},
     )  # fmt: skip
     return type(facts)(**{name: getattr(facts, name) for name in facts.__slots__}
-                       | {"headline": headline_of(facts)})  # fmt: skip
+                       | {"headline": job_headline(facts)})  # fmt: skip
 
 
 def raised(*numbers: int, error: str, message: str, frames=(), module="builtins", **more) -> Cause:

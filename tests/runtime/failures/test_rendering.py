@@ -29,10 +29,10 @@ from shoal.runtime.failures.facts import (
     of_json,
     to_json,
 )
+from shoal.runtime.failures.headline import job_headline
 from shoal.runtime.failures.rendering import (
     Style,
     facts_without_secrets,
-    headline_of,
     laid_out,
     plain_text,
     process_ranges,
@@ -494,7 +494,7 @@ def facts_of(num_processes: int) -> st.SearchStrategy[JobFailure]:
         hosts=st.sampled_from([{}, hosts]), causes=st.lists(causes, max_size=3).map(tuple),
         others=st.lists(others, max_size=5).map(tuple), advice=TEXTS, logs=SHORT,
         as_before=st.booleans(), step=st.none() | COUNTS,
-    ).map(lambda facts: dataclasses.replace(facts, headline=headline_of(facts)))  # fmt: skip
+    ).map(lambda facts: dataclasses.replace(facts, headline=job_headline(facts)))  # fmt: skip
 
 
 FAILURES = st.sampled_from([1, 2, 8, 64, 1024]).flatmap(facts_of)

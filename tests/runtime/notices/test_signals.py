@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from shoal.runtime.notices.signals import SignalWatch
+from shoal.runtime.notices import SignalWatch
 
 PATIENCE_S = 60.0
 

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from shoal.errors import UsageError, UsageTypeError
-from shoal.runtime.notices.sources import FileNotice, Sources
+from shoal.runtime.notices import FileNotice, Sources
 from shoal.runtime.rules.stopping import ReceivedNotice
 
 PATIENCE_S = 60.0
@@ -157,7 +157,7 @@ def test_signals_are_for_the_main_thread(heard, run_all):
 
 HEAD = """
 import os, queue, signal, sys, threading
-from shoal.runtime.notices.sources import Sources
+from shoal.runtime.notices import Sources
 me, box, trouble = os.getpid(), queue.Queue(), []
 sources = Sources(box.put, lambda: bool(trouble))
 def watch(*signals):

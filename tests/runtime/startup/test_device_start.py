@@ -18,7 +18,7 @@ from shoal.errors import (
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.startup import device_start
-from shoal.runtime.system import accelerators
+from shoal.runtime.system import local_devices
 
 BROKEN = "INTERNAL: TPU initialization failed: Failed to reset device 2"
 NO_PLUGIN = "Unknown backend: 'tpu' requested, but no platforms that are instances of tpu"
@@ -139,9 +139,9 @@ def test_a_process_that_left_the_job_ends_the_wait(monkeypatch):
 
 
 def test_a_host_shows_its_devices(monkeypatch, tmp_path):
-    chip = accelerators._Accelerators((), (), (f"{tmp_path}/chip[0-9]*",), "tpu")
-    monkeypatch.setattr(accelerators, "_ACCELERATORS", (chip,))
-    assert not accelerators.are_attached("tpu")
+    chip = local_devices._Accelerators((), (), (f"{tmp_path}/chip[0-9]*",), "tpu")
+    monkeypatch.setattr(local_devices, "_ACCELERATORS", (chip,))
+    assert not local_devices.are_attached("tpu")
     (tmp_path / "chip0").touch()
-    assert accelerators.are_attached("tpu")
-    assert accelerators.are_attached("gpu"), "nothing is known of GPUs here"
+    assert local_devices.are_attached("tpu")
+    assert local_devices.are_attached("gpu"), "nothing is known of GPUs here"

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InitializeError, UsageError
-from shoal.runtime.startup import local_devices, pods
+from shoal.runtime.startup import launcher_table
+from shoal.runtime.startup.launcher_table import counts_of_nodes
 from shoal.runtime.startup.launchers import decide
-from shoal.runtime.startup.local_devices import share
 from shoal.runtime.startup.options import Arguments
-from shoal.runtime.startup.slurm_step import counts_of_nodes
+from shoal.runtime.system import local_devices
+from shoal.runtime.system.local_devices import share
 
 MPI4 = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -63,7 +64,9 @@ def without(env, *names):
 
 @pytest.fixture(autouse=True)
 def in_a_headless_service(monkeypatch):
-    monkeypatch.setattr(pods.socket, "getfqdn", lambda host: f"{host}.jobs.space.svc.cluster.local")
+    monkeypatch.setattr(
+        launcher_table.socket, "getfqdn", lambda host: f"{host}.jobs.space.svc.cluster.local"
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +199,7 @@ def test_an_index_whose_count_nobody_says(env, words):
 
 
 def test_a_pod_without_a_headless_service(monkeypatch):
-    monkeypatch.setattr(pods.socket, "getfqdn", lambda host: host)
+    monkeypatch.setattr(launcher_table.socket, "getfqdn", lambda host: host)
     with pytest.raises(UsageError, match="name one as `subdomain`"):
         decide(Arguments(), POD)
 

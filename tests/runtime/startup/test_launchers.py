@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.process import initialize, is_initialized
+from shoal.runtime.startup.launcher_table import first_host
 from shoal.runtime.startup.launchers import decide, shown_job
 from shoal.runtime.startup.options import Arguments
-from shoal.runtime.startup.slurm_step import first_host
-from shoal.runtime.wire.listening import is_loopback
+from shoal.runtime.wire.sockets import is_loopback
 
 SHOAL = {"SHOAL_PROCESS_ID": "1", "SHOAL_NUM_PROCESSES": "4", "SHOAL_COORDINATOR": "h:1"}
 JAX = {"JAX_PROCESS_ID": "2", "JAX_NUM_PROCESSES": "5", "JAX_COORDINATOR_ADDRESS": "j:2"}

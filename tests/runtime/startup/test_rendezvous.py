@@ -11,7 +11,7 @@ import pytest
 
 from shoal.errors import InitializeError
 from shoal.runtime.rules.deadline import ends_at
-from shoal.runtime.startup.launched_by import launcher_of
+from shoal.runtime.startup.launcher_table import launcher_of
 from shoal.runtime.startup.rendezvous import Rendezvous, Visit, own_host
 
 PLACE = {"address": "10.0.0.7:4321", "token": "secret"}

@@ -13,10 +13,10 @@ import pytest
 
 from shoal.errors import InitializeError
 from shoal.runtime.jax_service import jax_runtime
-from shoal.runtime.startup import tpu_hosts
+from shoal.runtime.startup import launcher_table
 from shoal.runtime.startup.launchers import decide
 from shoal.runtime.startup.options import Arguments
-from shoal.runtime.system.environment import own_environment
+from shoal.runtime.system.child_process import own_environment
 
 # As if chips were attached, and without the metadata server, which JAX asks for slices.
 FORCED = {"JAX_FORCE_TPU_INIT": "1", "MEGASCALE_NUM_SLICES": "", "MEGASCALE_SLICE_ID": "",
@@ -90,14 +90,14 @@ class Metadata:
 
 @pytest.fixture
 def chips(monkeypatch):
-    monkeypatch.setattr(tpu_hosts, "devices_seen", lambda platform, env: (4, False))
+    monkeypatch.setattr(launcher_table, "devices_seen", lambda platform, env: (4, False))
     yield
-    tpu_hosts._numbers.cache_clear()
+    launcher_table._tpu_numbers.cache_clear()
 
 
 def tells(monkeypatch, *kinds):
     monkeypatch.setattr(jax_runtime, "tpu_hosts", lambda: kinds)
-    tpu_hosts._numbers.cache_clear()
+    launcher_table._tpu_numbers.cache_clear()
 
 
 def test_the_metadata_server(monkeypatch, chips):
@@ -121,7 +121,7 @@ def test_a_detection_that_fails_is_no_job_of_one(monkeypatch, chips):
 
 def test_nothing_is_asked_where_nothing_shows_a_tpu(monkeypatch):
     monkeypatch.setattr(jax_runtime, "tpu_hosts", lambda: pytest.fail("asked"))
-    tpu_hosts._numbers.cache_clear()
+    launcher_table._tpu_numbers.cache_clear()
     assert decide(Arguments(), {})[:2] == (0, 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.runtime.system.cgroup import oom_kills
+from shoal.runtime.system.process_status import oom_kills
 
 V2, V1 = "low 0\noom 3\noom_kill 2\noom_group_kill 0\n", "under_oom 0\noom_kill 5\n"
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from shoal.runtime.system import stacks
-from shoal.runtime.system.memory_file import open_memory_file
+from shoal.runtime.system.child_process import open_memory_file
 from shoal.runtime.system.process_status import ProcessStatus, all_statuses, status_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is of Linux")

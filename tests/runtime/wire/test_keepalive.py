@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from shoal.runtime.wire.keepalive import is_cut_off, watch_link
+from shoal.runtime.wire.sockets import is_cut_off, watch_link
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from shoal.runtime.client import call_sockets
 from shoal.runtime.rules.point import Point
 from shoal.runtime.wire import frames
-from shoal.runtime.wire.unix_socket import connect_unix, listen_unix
+from shoal.runtime.wire.sockets import connect_unix, listen_unix
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has such doors")
 

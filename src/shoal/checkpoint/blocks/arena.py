@@ -18,7 +18,7 @@ import numpy as np
 from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, whole_pages
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.format.records import PAGE_BYTES
-from shoal.runtime.system.cores import num_cores
+from shoal.runtime.system.local_devices import num_cores
 
 _WINDOW_BYTES = 8 << 20  # copied by a thread at a time
 _MADV_WIPEONFORK = 18  # madvise(2)

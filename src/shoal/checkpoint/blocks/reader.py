@@ -18,7 +18,7 @@ from shoal.checkpoint.format.records import BLOCK_BYTES, Manifest
 from shoal.checkpoint.planning.read_plan import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of, unpack_elements
 from shoal.errors import CorruptCheckpointError, UsageError
-from shoal.runtime.system.cores import num_cores
+from shoal.runtime.system.local_devices import num_cores
 
 Array = np.ndarray[Any, Any]
 Bytes = NDArray[np.uint8]

@@ -21,7 +21,7 @@ from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.storage import Folder, OpenFile
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.errors import ShoalError
-from shoal.runtime.system.cores import num_cores
+from shoal.runtime.system.local_devices import num_cores
 
 # Few, small buffers: faulting one in costs more than writing it.
 _WINDOW_BYTES = 4 << 20  # per write; a multiple of BLOCK_BYTES

@@ -11,10 +11,16 @@ import tempfile
 from pathlib import Path
 
 from shoal import settings
-from shoal.runtime.doctor.diagnosis import Diagnosis, of_processes
 from shoal.runtime.doctor.examine import DoctorRequest
-from shoal.runtime.doctor.findings import Finding, Report, unknown_variable, unpacked
-from shoal.runtime.system.environment import own_environment
+from shoal.runtime.doctor.findings import (
+    Diagnosis,
+    Finding,
+    Report,
+    of_processes,
+    unknown_variable,
+    unpacked,
+)
+from shoal.runtime.system.child_process import own_environment
 
 
 def diagnose_here(request: DoctorRequest, processes: str, devices: str | None) -> Diagnosis:

@@ -12,9 +12,8 @@ import typer
 from shoal.cli.doctor.local_job import diagnose_here
 from shoal.cli.doctor.render import print_diagnosis
 from shoal.errors import raise_all
-from shoal.runtime.doctor.diagnosis import Diagnosis
 from shoal.runtime.doctor.examine import DoctorRequest, diagnosed
-from shoal.runtime.doctor.findings import packed
+from shoal.runtime.doctor.findings import Diagnosis, packed
 
 _HELP = """\
 Find why a job does not start: launcher, addresses, versions, devices, clocks, folders.

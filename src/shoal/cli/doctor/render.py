@@ -12,8 +12,7 @@ from rich.text import Text
 from shoal.cli.doctor.facts import facts_lines
 from shoal.cli.tables import print_json, safe
 from shoal.draw.media.terminal import plain
-from shoal.runtime.doctor.diagnosis import Diagnosis
-from shoal.runtime.doctor.findings import PROBLEM, Finding, Report
+from shoal.runtime.doctor.findings import PROBLEM, Diagnosis, Finding, Report
 from shoal.runtime.system.failure_words import listed
 
 _PLAIN_COLUMNS = 100

@@ -13,7 +13,7 @@ from shoal.compat.dtensor.refused import StartError
 from shoal.compat.dtensor.text.device_spec import DeviceSpec
 from shoal.errors import UsageError, nearest
 from shoal.runtime.process import coordinator, is_initialized
-from shoal.runtime.startup.dtensor_jobs import jobs_of
+from shoal.runtime.startup.launcher_table import jobs_of
 from shoal.runtime.startup.launchers import numbers_of
 
 __all__ = [

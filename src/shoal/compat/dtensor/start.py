@@ -15,7 +15,7 @@ from shoal.compat.dtensor import config
 from shoal.compat.dtensor.refused import NotPossible, StartError, check_eager
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime import process
-from shoal.runtime.system.accelerators import are_attached, count_accelerators
+from shoal.runtime.system.local_devices import are_attached, count_accelerators
 
 __all__ = [
     "initialize_accelerator_system",

@@ -49,8 +49,8 @@ from shoal.runtime.wire.frames import (
     pack_frame,
     text_field,
 )
-from shoal.runtime.wire.listening import is_loopback
 from shoal.runtime.wire.server_sockets import Connection, Connections
+from shoal.runtime.wire.sockets import is_loopback
 
 _FAILURE = pack_frame({"is": "failure"})
 _SERVICES_S = 60.0  # for the services to listen

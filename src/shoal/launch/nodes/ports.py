@@ -17,7 +17,7 @@ import socket
 from shoal.errors import InitializeError
 from shoal.runtime.doctor.reachability import bind_error, resolve
 from shoal.runtime.wire.frames import address_text
-from shoal.runtime.wire.listening import bind_host
+from shoal.runtime.wire.sockets import bind_host
 
 NUM_PORTS = 4
 _RESOLVER_S = 1.0

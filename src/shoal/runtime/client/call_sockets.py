@@ -11,7 +11,7 @@ from shoal.errors import ProcessLostError, ShoalError
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import Frame, pack_frame, split_address
-from shoal.runtime.wire.unix_socket import connect_unix
+from shoal.runtime.wire.sockets import connect_unix
 
 T = TypeVar("T")
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import socket
+import sys
 import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
 
-from shoal.paths import free_bytes_at
+from shoal.hashing import short_digest
+from shoal.paths import free_bytes_at, why_refused
 from shoal.runtime.doctor.findings import (
+    CLOCK_OFF_S,
     LITTLE_DISK_BYTES,
     NOTE,
     PROBLEM,
@@ -18,9 +25,9 @@ from shoal.runtime.doctor.findings import (
     Report,
 )
 from shoal.runtime.doctor.reachability import resolve
-from shoal.runtime.system.cores import num_cores
+from shoal.runtime.system.local_devices import num_cores
 from shoal.runtime.system.own_name import ADVICE, unresolved
-from shoal.runtime.wire.listening import LOOPBACK_ADVICE, why_no_loopback
+from shoal.runtime.wire.sockets import LOOPBACK_ADVICE, why_no_loopback
 
 _LITTLE_MEMORY_BYTES = 512 << 20
 _RESOLVE_S = 5.0
@@ -93,3 +100,124 @@ def _text(root: str, path: str) -> str:
     with contextlib.suppress(OSError):
         return Path(root, path).read_text(encoding="ascii")
     return ""
+
+
+# ---- Versions of this process's packages, found without importing them, and its program.
+
+
+_PACKAGES = ("shoal", "jax", "jaxlib", "numpy")
+_DRIVERS = (
+    "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin", "jax-rocm7-plugin", "jax-rocm60-plugin",
+)  # fmt: skip
+_VARIABLES = ("JAX_PLATFORMS", "JAX_ENABLE_X64", "XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+def check_versions(env: Mapping[str, str]) -> CheckResult:
+    """Return the versions of Python and its packages, and the variables that change programs."""
+    found = {name: _version(name) for name in (*_PACKAGES, *_DRIVERS)}
+    missing = [name for name in _PACKAGES if found[name] is None and name != "shoal"]
+    facts = {"python": platform.python_version()}
+    facts |= {name: version for name, version in found.items() if version is not None}
+    facts |= {name: env[name] for name in _VARIABLES if env.get(name)}
+    findings = [
+        Finding("versions", f"{name} is not installed in {sys.executable}", f"pip install {name}")
+        for name in missing
+    ]
+    return CheckResult(facts, tuple(findings))
+
+
+def check_program(path: str) -> CheckResult:
+    """Return the digest of a program, to compare between processes."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        problem = f"the program {path} cannot be read: {error.strerror}"
+        return CheckResult({"path": path}, (Finding("program", problem),))
+    digest = short_digest(data).hex()
+    return CheckResult({"path": path, "digest": digest, "size_bytes": len(data)})
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# ---- Check that all processes see each other's files in a folder, and find its file system.
+
+
+_LOOK_S = 5.0  # a shared file system may show a new file late
+_PAUSE_S = 0.1
+
+
+class FolderMarks:
+    """This process's file in each folder, from `write` until `remove`."""
+
+    def __init__(self, folders: Iterable[str], name: str) -> None:
+        self.folders, self.name = tuple(dict.fromkeys(folders)), name
+
+    def write(self) -> CheckResult:
+        """Write them; return the facts of each folder, by the path that was given."""
+        facts, findings = {}, []
+        for folder in self.folders:
+            path = Path(folder, self._file(self.name))
+            try:
+                path.touch(mode=0o600, exist_ok=False)
+                ahead_s = path.stat().st_mtime - time.time()
+                free = free_bytes_at(folder)
+            except OSError as error:
+                words = f"no file can be written in {folder}: {why_refused(error, folder)}"
+                findings.append(Finding("folders", words))
+                continue
+            facts[folder] = {
+                "file_system": file_system(os.path.abspath(folder)),
+                "free_bytes": free,
+            }
+            if abs(ahead_s) > CLOCK_OFF_S:
+                words = f"the clock of {folder} is {ahead_s:+.0f} s from that of this host"
+                findings.append(Finding("clock", words, "synchronise both (chrony, ntpd)"))
+            if free is not None and free < LITTLE_DISK_BYTES:
+                findings.append(Finding("folders", f"only {free >> 20} MiB are free in {folder}"))
+        return CheckResult(facts, tuple(findings))
+
+    def see(self, names: Mapping[int, str]) -> dict[str, list[int]]:
+        """Return, for each folder, the processes whose files are not seen there.
+
+        Args:
+          names: of the marks of all processes, which have written them.
+        """
+        deadline = time.monotonic() + _LOOK_S
+        while True:
+            hidden = {folder: self._hidden(folder, names) for folder in self.folders}
+            if not any(hidden.values()) or time.monotonic() >= deadline:
+                return hidden
+            time.sleep(_PAUSE_S)
+
+    def remove(self) -> None:
+        for folder in self.folders:
+            with contextlib.suppress(OSError):
+                Path(folder, self._file(self.name)).unlink(missing_ok=True)
+
+    def _hidden(self, folder: str, names: Mapping[int, str]) -> list[int]:
+        try:
+            there = set(os.listdir(folder))
+        except OSError:
+            there = set()
+        return [process for process, name in names.items() if self._file(name) not in there]
+
+    @staticmethod
+    def _file(name: str) -> str:
+        return f".shoal-doctor-{name}"
+
+
+def file_system(folder: str, mounts: str = "/proc/self/mounts") -> str:
+    """Return the type of the file system of a folder ("nfs4", "ext4"); "" if unknown."""
+    best, kind = -1, ""
+    with contextlib.suppress(OSError):
+        for line in Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines():
+            point, its_kind = line.split()[1:3]
+            inside = folder == point or folder.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= best:
+                best, kind = len(point), its_kind
+    return kind

@@ -36,13 +36,16 @@ from shoal import settings
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.causes import (
+    explain,
     gone_behind,
     gone_members,
     is_of_runtime,
+    lost_services,
     peers_behind,
+    report_cut,
+    report_stuck,
 )
-from shoal.runtime.exit.explaining import explain, lost_services, report_cut, report_stuck
-from shoal.runtime.exit.main_program import MainProgram
+from shoal.runtime.exit.main_program import MainProgram, write_open_files
 from shoal.runtime.exit.torch_agent import TorchAgent
 from shoal.runtime.exit.unfinished import await_devices, pause_s
 from shoal.runtime.failures.last_record import (
@@ -60,7 +63,6 @@ from shoal.runtime.system.failure_words import (
     failure_of,
     stands,
 )
-from shoal.runtime.system.open_files import write_open_files
 from shoal.tracebacks import HIDDEN, has_hidden, is_own_file, shorten
 
 if TYPE_CHECKING:

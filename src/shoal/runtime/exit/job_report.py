@@ -33,9 +33,7 @@ from shoal.errors import (
 )
 from shoal.paths import write_private
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.exit.causes import UNHEARD, has_followed, peers_of
-from shoal.runtime.exit.explaining import lost_services
-from shoal.runtime.failures.advice import advice_of
+from shoal.runtime.exit.causes import UNHEARD, has_followed, lost_services, peers_of
 from shoal.runtime.failures.facts import (
     CallPlace,
     Cause,
@@ -49,7 +47,13 @@ from shoal.runtime.failures.facts import (
     to_json,
     utc,
 )
-from shoal.runtime.failures.headline import headline_of, place_words, raised_words
+from shoal.runtime.failures.headline import (
+    advice_of,
+    as_reported,
+    job_headline,
+    place_words,
+    raised_words,
+)
 from shoal.runtime.failures.last_record import cause_of, has_launcher, place_at, place_in, place_of
 from shoal.runtime.failures.rendering import (
     Style,
@@ -58,19 +62,16 @@ from shoal.runtime.failures.rendering import (
     report,
     without_secrets,
 )
-from shoal.runtime.failures.reported import as_reported
 from shoal.runtime.failures.shortening import capital
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.system.callsite import site_of, split_site
 from shoal.runtime.system.failure_words import (
     fate_of,
+    headline_of,
     is_of_runtime,
     one_line,
     raised_at,
-)
-from shoal.runtime.system.failure_words import (
-    headline_of as headline_of_words,
 )
 from shoal.runtime.system.process_status import status_of
 
@@ -120,7 +121,7 @@ def _reason(coordinator: Coordinator, me: ThisProcess, end: EndOfThis) -> str:
         cause = _own_cause(coordinator, end)
         if cause.difference is None and cause.wait is None:
             return one_line(_after_place(end.error), _MOST)
-        return headline_of(_failure(coordinator, end, [cause], (), None))
+        return job_headline(_failure(coordinator, end, [cause], (), None))
     if not end.peers:
         return one_line(_services_lost(coordinator, end), _MOST)
     process, words = next(iter(end.peers.items()))
@@ -141,7 +142,7 @@ def _services_lost(coordinator: Coordinator, end: EndOfThis) -> str:
 
 def _after_place(error: BaseException) -> str:
     """Return what a message says after this process and its place."""
-    first = headline_of_words(str(error))
+    first = headline_of(str(error))
     for mark in (" cannot complete: ", " cannot continue: "):
         if mark in first:
             return first.partition(mark)[2]
@@ -150,7 +151,7 @@ def _after_place(error: BaseException) -> str:
 
 def _plain(words: str) -> str:
     """Return why a process is lost, without its place and guesses."""
-    return _AGO.sub("", headline_of_words(words)).partition("; ")[0].removesuffix(" (killed?)")
+    return _AGO.sub("", headline_of(words)).partition("; ")[0].removesuffix(" (killed?)")
 
 
 def _stopped_at(coordinator: Coordinator, error: BaseException) -> Others:
@@ -165,7 +166,7 @@ def _stopped_at(coordinator: Coordinator, error: BaseException) -> Others:
     site = "" if trace is None else site_of(trace.tb_frame, trace.tb_lineno)
     if point is not None and split_site(point.site) == split_site(site or point.site):
         return Others(processes=me, state="waiting", place=place_of(point))
-    found = _CANNOT.search(headline_of_words(str(error)))
+    found = _CANNOT.search(headline_of(str(error)))
     at = place_in(found[1]) if found else None
     if at is None or (at.file, at.line) != split_site(site):
         at = place_at("", "", site)
@@ -239,7 +240,7 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
         left_out={},
     )
     failure = dataclasses.replace(failure, causes=(waited,), advice=advice_of([waited]))
-    failure = dataclasses.replace(failure, headline=headline_of(failure))
+    failure = dataclasses.replace(failure, headline=job_headline(failure))
     if process == min(there):
         _print(failure)
     else:
@@ -320,7 +321,7 @@ def _is_mute(member: Member) -> bool:
 
 def _headline_of(member: Member) -> str:
     """Return why a process is gone, in one line."""
-    return headline_of_words(_AGO.sub("", member.last_words))
+    return headline_of(_AGO.sub("", member.last_words))
 
 
 def _is_unheard(members: Iterable[Member]) -> bool:
@@ -406,7 +407,7 @@ def _failure(
         others=tuple(others),
         advice=advice_of(causes),
     )
-    return dataclasses.replace(failure, headline=headline_of(failure))
+    return dataclasses.replace(failure, headline=job_headline(failure))
 
 
 def _rounded(duration_s: float | None) -> float | None:

@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
-from shoal.runtime.failures.facts import CallPlace, Cause, Difference, JobFailure, ProcessSet
-from shoal.runtime.failures.shortening import path_end, process_ranges, shortened
+import itertools
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from shoal.errors import CorruptCheckpointError
+from shoal.runtime.failures.comparison import needs
+from shoal.runtime.failures.facts import (
+    CallPlace,
+    Cause,
+    Difference,
+    ErrorFacts,
+    JobFailure,
+    ProcessSet,
+    StackFrame,
+)
+from shoal.runtime.failures.shortening import capital, path_end, process_ranges, shortened
+from shoal.runtime.failures.stack_text import package_of
+from shoal.runtime.system.callsite import relative_to_root
+from shoal.runtime.system.failure_words import headline_of, is_exit, listed, raised_at
 
 # Columns of names that may be long.
 NAME_COLUMNS, HOST_COLUMNS, FILE_COLUMNS, TYPE_COLUMNS = 40, 24, 40, 120
@@ -13,11 +31,11 @@ _PLURALS = {
 }  # fmt: skip
 
 
-def headline_of(failure: JobFailure) -> str:
+def job_headline(failure: JobFailure) -> str:
     """Return the headline of a failure, without time, from its causes: who and what.
 
     >>> cause = Cause(processes=ProcessSet([1]), kind="signal", signal="SIGKILL")
-    >>> headline_of(JobFailure(kind="signal", headline="", exit_code=137, causes=(cause,)))
+    >>> job_headline(JobFailure(kind="signal", headline="", exit_code=137, causes=(cause,)))
     'process 1 was killed by SIGKILL'
     """
     if failure.kind in ("interrupted", "preempted"):
@@ -145,3 +163,96 @@ def raised_words(cause: Cause) -> str:
 def seconds(duration_s: float) -> str:
     """Return a duration: `1.1 s`, `812 s`."""
     return f"{duration_s:.1f} s" if duration_s < 99.95 else f"{duration_s:.0f} s"
+
+
+# ---- What to do about a failure, where that follows from the facts.
+
+
+def advice_of(causes: Sequence[Cause]) -> tuple[str, ...]:
+    """Return sentences of advice about causes, the first one first; none if nothing follows."""
+    (first, *_) = causes or (None,)
+    if first is None:
+        return ()
+    of = listed(first.processes)
+    is_slow = f"If {of} {'is' if len(first.processes) == 1 else 'are'} only slow, raise timeout_s"
+    if first.kind == "not_joined":
+        by = "shoal.initialize or jax.distributed.initialize"
+        return (f"Every process must call {by}. {is_slow}.",) if first.wait else ()
+    if first.kind == "deadline":
+        return (f"{is_slow} of this call, or SHOAL_TIMEOUT_S where it has none.",)
+    if first.kind == "stalled":
+        limit = "--stalled-after or SHOAL_STALLED_AFTER_S"
+        return (f"The limit is that of {limit}.",)
+    if first.kind == "checkpoint" and first.exit_code == CorruptCheckpointError.exit_code:
+        return ("No value of it was returned. Restore another step, or put back a good copy.",)
+    if (found := first.difference) is not None:
+        return tuple(
+            needs(found.call, found.what, is_silent=found.found_at is not None).splitlines()
+        )
+    return ()
+
+
+# ---- The failure of a process as the others know it: from what it has reported to them.
+#
+# The report is a headline and, of an exception, the traceback as Python prints it.
+
+
+_FRAME = re.compile(r' *(?:\| *)?File "(.+)", line (\d{1,9}), in (.+)')
+_BEGIN = "Traceback (most recent call last):"
+_EXIT_CODE = re.compile(r"exited with code (\d{1,3})\b")
+
+
+def as_reported(words: str) -> Cause:
+    """Return the failure of a process, without the process, from its words.
+
+    >>> as_reported("ValueError: no data (train.py:31 (main))").error.message
+    'no data'
+    """
+    headline = headline_of(words)
+    kind, place = raised_at(headline)
+    if not kind:
+        if is_exit(headline):
+            code = _EXIT_CODE.match(headline)
+            said = f"{capital(headline)}."
+            number = int(code[1]) if code else 1
+            return Cause(processes=ProcessSet(), kind="exit", exit_code=number, words=(said,))
+        return Cause(processes=ProcessSet(), kind="exit", words=(f"It had reported: {headline}",))
+    module, _, name = kind.rpartition(".")
+    message = headline.removeprefix(kind).removeprefix(": ").rpartition(f" ({place} (")[0]
+    frames, left_out = _frames_of(words)
+    if not frames:
+        file, _, line = place.rpartition(":")
+        frames = (StackFrame(file=file, line=int(line), function=""),)
+    return Cause(
+        processes=ProcessSet(),
+        kind="exception",
+        exit_code=None if module == "shoal.errors" else 1,
+        error=ErrorFacts(type=name, module=module or "builtins", message=message),
+        frames=frames,
+        left_out=left_out,
+    )
+
+
+def _frames_of(words: str) -> tuple[tuple[StackFrame, ...], dict[str, int]]:
+    """Return the program's frames of the last traceback in a text, the outermost first, and how
+    many of each package are below them."""
+    _, found, trace = words.rpartition(f"\n{_BEGIN}\n")
+    lines = trace.splitlines() if found else []
+    frames: list[StackFrame] = []
+    below: Counter[str] = Counter()
+    for line, after in itertools.pairwise([*lines, ""]):
+        at = _FRAME.fullmatch(line)
+        if at is None:
+            if line[:1] not in (" ", "\t"):
+                break  # the exception itself
+            continue
+        file, number, function = at[1], int(at[2]), at[3]
+        if package := package_of(file):
+            below[package] += 1
+            continue
+        below.clear()
+        source = "" if _FRAME.fullmatch(after) else after.strip()
+        frames.append(
+            StackFrame(file=relative_to_root(file), line=number, function=function, source=source)
+        )
+    return (tuple(frames), dict(below)) if frames else ((), {})

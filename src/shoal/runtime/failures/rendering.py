@@ -29,7 +29,6 @@ from shoal.runtime.failures.headline import (
     HOST_COLUMNS,
     NAME_COLUMNS,
     TYPE_COLUMNS,
-    headline_of,
     seconds,
 )
 from shoal.runtime.failures.page import (
@@ -55,7 +54,7 @@ from shoal.runtime.failures.shortening import (
 )
 
 __all__ = [
-    "Line", "Span", "Style", "facts_without_secrets", "headline_of", "plain_text",
+    "Line", "Span", "Style", "facts_without_secrets", "plain_text",
     "process_ranges", "report", "without_secrets",
 ]  # fmt: skip
 

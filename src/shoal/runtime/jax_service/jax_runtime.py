@@ -21,13 +21,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.runtime.jax_service.service_link import ServiceLink
-from shoal.runtime.system.accelerators import count_accelerators
-from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
-from shoal.runtime.system.job_signals import ignore_job_signals
+from shoal.runtime.system.local_devices import (
+    chosen_devices,
+    count_accelerators,
+    cpu_threads,
+    overruled,
+    with_configured,
+)
 from shoal.runtime.system.own_name import ADVICE, why_unresolved
-from shoal.runtime.system.service_commands import show_part
+from shoal.runtime.system.service_commands import ignore_job_signals, show_part
 from shoal.runtime.wire.frames import address_text
-from shoal.runtime.wire.listening import is_loopback
+from shoal.runtime.wire.sockets import is_loopback
 
 COMPILER = "jax._src.compiler"  # on the stack of a thread that compiles
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead

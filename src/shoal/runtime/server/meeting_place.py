@@ -42,8 +42,7 @@ from shoal.runtime.server.callers import (
 )
 from shoal.runtime.server.job import ServedJob
 from shoal.runtime.system.failure_words import headline_of
-from shoal.runtime.system.job_signals import ignore_job_signals
-from shoal.runtime.system.service_commands import show_part
+from shoal.runtime.system.service_commands import ignore_job_signals, show_part
 from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
     Frame,
@@ -53,14 +52,13 @@ from shoal.runtime.wire.frames import (
     text_field,
     whole_field,
 )
-from shoal.runtime.wire.keepalive import watch_link
 from shoal.runtime.wire.server_sockets import (
     Connection,
     Connections,
     Listener,
     allow_many_connections,
 )
-from shoal.runtime.wire.unix_socket import listen_unix
+from shoal.runtime.wire.sockets import listen_unix, watch_link
 
 _LETTING_GO_S = 5.0  # how long an earlier job may take to release its address
 

@@ -24,7 +24,7 @@ from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.rendezvous import Visit, own_host
 from shoal.runtime.system.own_name import ADVICE, is_own, why_unresolved
 from shoal.runtime.wire.frames import address_text, split_address
-from shoal.runtime.wire.listening import (
+from shoal.runtime.wire.sockets import (
     LOOPBACK_ADVICE,
     bind_host,
     is_loopback,

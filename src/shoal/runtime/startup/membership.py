@@ -34,17 +34,17 @@ from shoal.runtime.jax_service.keeper_link import (
 )
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.point import Point
+from shoal.runtime.startup.device_start import TIMEOUT_HINT, check_living
 from shoal.runtime.startup.launchers import JobPlace, decide
 from shoal.runtime.startup.meeting_address import join_place
 from shoal.runtime.startup.not_joined import claim_index, mark_member
 from shoal.runtime.startup.options import Arguments
-from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.system.inherited import open_standard_streams
+from shoal.runtime.system.service_commands import open_standard_streams
 from shoal.runtime.wire.frames import split_address
-from shoal.runtime.wire.listening import is_loopback
+from shoal.runtime.wire.sockets import is_loopback
 
 SAVES = "shoal-save"  # the name of saving threads, which meet other processes by themselves
 

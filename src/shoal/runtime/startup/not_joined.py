@@ -22,12 +22,11 @@ from typing import NamedTuple
 
 from shoal.errors import InitializeError, ShoalError
 from shoal.hashing import short_digest
-from shoal.runtime.startup.launched_by import environment_of
-from shoal.runtime.startup.launcher_table import LAUNCHERS
+from shoal.runtime.startup.launcher_table import LAUNCHERS, environment_of
 from shoal.runtime.startup.launchers import JobPlace, ShownJob, decide
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.system.process_status import pid_namespace, shows_own_pids, status_of
-from shoal.runtime.wire.unix_socket import connect_unix, listen_unix, peer_pid
+from shoal.runtime.wire.sockets import connect_unix, listen_unix, peer_pid
 
 BY_JAX = "jax.distributed.initialize"
 _MARK = "SHOAL_MEMBER"

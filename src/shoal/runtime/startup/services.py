@@ -34,9 +34,13 @@ from shoal import settings
 from shoal.errors import InitializeError
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.child_process import Spawned
-from shoal.runtime.system.inherited import allow_child_ends
-from shoal.runtime.system.job_signals import ignore_job_signals
-from shoal.runtime.system.service_commands import MEETING_PLACE, service_arguments, show_part
+from shoal.runtime.system.service_commands import (
+    MEETING_PLACE,
+    allow_child_ends,
+    ignore_job_signals,
+    service_arguments,
+    show_part,
+)
 from shoal.runtime.wire.frames import address_text
 
 _LINGER_MAX_S = 600.0

@@ -6,12 +6,10 @@ import os
 import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import IO, cast
-
-from shoal.runtime.system.environment import own_environment, uninspected
-from shoal.runtime.system.memory_file import open_memory_file
 
 _CHECK_S = 0.2
 
@@ -99,3 +97,40 @@ class Spawned:
         self.stdout.close()
         self._errors.close()
         self._process.returncode = 0  # avoids Popen's warning when it is collected
+
+
+# ---- Copy the environment of this process while other threads may change it.
+
+
+def own_environment() -> dict[str, str]:
+    """Return a copy, for starting a process.
+
+    Without one, exec reads the environment itself, and fails with "Bad address" if another thread
+    changes it meanwhile, as pytest does for every test. `dict(os.environ)` fails, too, if a
+    variable is removed during the copy.
+    """
+    found = ((name, os.environ.get(name)) for name in list(os.environ))
+    return {name: value for name, value in found if value is not None}
+
+
+def uninspected(env: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy for a process without a terminal.
+
+    With PYTHONINSPECT, Python shows the end of a program by `sys.exit(0)` as an error, and its exit
+    code is 1: it would go on at a terminal, interactively.
+    """
+    return {name: value for name, value in env.items() if name != "PYTHONINSPECT"}
+
+
+# ---- A temporary file without a name.
+
+
+def open_memory_file(name: str = "shoal") -> IO[bytes]:
+    """Open an empty file that ends with its last descriptor.
+
+    On Linux it lies in memory (memfd_create(2)): no directory need be writable, as in a container
+    whose file system is read-only.
+    """
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create(name), "w+b")
+    return tempfile.TemporaryFile()

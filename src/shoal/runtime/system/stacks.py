@@ -16,7 +16,7 @@ import time
 import traceback
 from typing import IO
 
-from shoal.runtime.system.memory_file import open_memory_file
+from shoal.runtime.system.child_process import open_memory_file
 from shoal.runtime.system.process_status import Seen, main_thread_s
 from shoal.tracebacks import is_installed, is_own_file
 

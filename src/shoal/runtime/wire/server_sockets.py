@@ -26,8 +26,7 @@ from shoal.runtime.wire.frames import (
     FrameError,
     FrameReader,
 )
-from shoal.runtime.wire.keepalive import is_cut_off
-from shoal.runtime.wire.unix_socket import may_call
+from shoal.runtime.wire.sockets import is_cut_off, may_call
 
 STRANGER_S = 30.0  # a connection not trusted by then is closed
 

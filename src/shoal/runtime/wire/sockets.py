@@ -1,0 +1,162 @@
+"""Detect dead TCP links with kernel keepalive."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+import struct
+import sys
+
+from shoal.runtime.wire.frames import address_text, split_address
+
+_CUT_OFF = (
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+)
+_PROBES = 5
+_LONGEST_S = 30_000  # the kernel's interval between probes has 16 bits, in seconds
+
+
+def watch_link(sock: socket.socket, lost_after_s: float) -> None:
+    """Let reads of `sock` fail once its peer was unreachable for about `lost_after_s`.
+
+    The kernel of a stopped process still answers: this detects pulled cables and hosts that are
+    off. Does as much as the platform supports; `inf` disables it. Within a host there is no link.
+    """
+    if lost_after_s == math.inf or sock.family == socket.AF_UNIX:
+        return
+    every_s = min(max(1, round(lost_after_s / _PROBES)), _LONGEST_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", every_s),
+        ("TCP_KEEPALIVE", every_s),  # its name on macOS
+        ("TCP_KEEPINTVL", every_s),
+        ("TCP_KEEPCNT", max(1, min(math.ceil(lost_after_s / every_s) - 1, _PROBES))),
+        ("TCP_USER_TIMEOUT", min(math.ceil(lost_after_s * 1e3), 2**31 - 1)),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def is_cut_off(error: OSError) -> bool:
+    """Return whether a socket's error means that the peer is unreachable, not that it closed."""
+    return error.errno in _CUT_OFF
+
+
+# ---- The address at which a server listens, given the name by which others reach its host.
+
+
+LOOPBACK_ADVICE = (
+    "processes of one host, and JAX with its service, talk by it: `ip link set lo up` in this "
+    "network namespace"
+)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether this is a name or an address of the loopback."""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def bind_host(host: str) -> str:
+    """Return the address to listen at, for processes that reach this host by the name `host`."""
+    if is_loopback(host):
+        return host if host[0].isdigit() or ":" in host else "127.0.0.1"
+    return "::" if ":" in host else "0.0.0.0"
+
+
+def why_no_loopback() -> str:
+    """Return the words about a loopback that is down, as in a new network namespace; "" if up."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("127.0.0.1", 9))  # sends nothing
+        except OSError as error:
+            if error.errno == errno.ENETUNREACH:
+                return "the loopback interface of this host (lo) is down"
+    return ""
+
+
+def moved(address: str, host: str) -> str:
+    """Return the address, with the host by which other processes reach it."""
+    return address_text(host, split_address(address)[1])
+
+
+# ---- Unix-socket fast path for clients on the server's host.
+#
+# A barrier over loopback TCP takes about a tenth to a quarter longer (`benchmarks/control.py`,
+# row `barrier sockets`). The socket's name is in Linux's abstract namespace (unix(7)): no file is
+# left behind, only one network namespace sees it, and the name is random; clients must show the
+# token all the same. It carries calls only. Connections that determine liveness stay on TCP,
+# where the kernel watches the link.
+
+
+_BACKLOG = 4096
+_CREDENTIALS = struct.Struct("iII")  # pid, user, group
+
+
+def listen_unix(name: str = "") -> socket.socket | None:
+    """Return a socket that listens at this name, or at a random one; None where the platform has no
+    abstract names.
+
+    Raises:
+      OSError: another socket on this host has the name.
+    """
+    if sys.platform != "linux":
+        return None
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        server.bind(f"\0{name or f'shoal-{os.urandom(16).hex()}'}")
+    except OSError:
+        server.close()
+        raise
+    server.listen(_BACKLOG)
+    return server
+
+
+def connect_unix(name: str) -> socket.socket:
+    """Connect to the socket of this name, given without its leading zero byte.
+
+    A name, unlike a port, may be anybody's: the token is not shown to another user's process.
+
+    Raises:
+      PermissionError: a socket of another user (nor root) has it.
+      OSError: no socket on this host has it, or its backlog is full.
+    """
+    if sys.platform != "linux":
+        raise OSError("no abstract socket names on this platform")
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    try:
+        sock.connect(f"\0{name}")
+        if _owner(sock) not in (0, os.geteuid()):
+            raise PermissionError(f"the socket {name} is another user's")
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def may_call(sock: socket.socket) -> bool:
+    """Return whether an accepted connection is of this user or of root; root serves all."""
+    return os.geteuid() == 0 or _owner(sock) in (0, os.geteuid())
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """Return the process at the other end, which listened or connected; 0: in another namespace."""
+    return _credentials(sock)[0]
+
+
+def _owner(sock: socket.socket) -> int:
+    """Return the user id of the process at the other end."""
+    return _credentials(sock)[1]
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int, int]:
+    """Return pid, user and group of the process at the other end: unix(7), SO_PEERCRED."""
+    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, group = _CREDENTIALS.unpack(packed)
+    return pid, user, group
