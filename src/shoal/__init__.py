@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from shoal.checkpoint.restoring.restore import plan_restore as plan_restore
     from shoal.checkpoint.restoring.restore import restore as restore
     from shoal.checkpoint.saving.save import save as save
-    from shoal.checkpoint.tree.per_process import PerProcess as PerProcess
+    from shoal.checkpoint.tree.flatten import PerProcess as PerProcess
     from shoal.collectives.allgather import allgather as allgather
     from shoal.collectives.broadcast import broadcast as broadcast
     from shoal.collectives.live_processes import live_processes as live_processes
@@ -86,7 +86,7 @@ _LAZY = {
     "Checkpoints": "shoal.checkpoint.history.checkpoints",
     "Layout": "shoal.plan.layout",
     "Mesh": "shoal.plan.mesh",
-    "PerProcess": "shoal.checkpoint.tree.per_process",
+    "PerProcess": "shoal.checkpoint.tree.flatten",
     "allgather": "shoal.collectives.allgather",
     "assert_same": "shoal.collectives.same",
     "assert_same_program": "shoal.collectives.program",

@@ -17,7 +17,7 @@ from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.fields import Fields
 from shoal.checkpoint.format.json_files import decode_commit
 from shoal.checkpoint.restoring.restore import restore
-from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import CorruptCheckpointError
 
 TREE = {

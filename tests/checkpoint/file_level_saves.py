@@ -12,7 +12,7 @@ from shoal.checkpoint.blocks.image import FileImage, Piece
 from shoal.checkpoint.blocks.writer import write_files
 from shoal.checkpoint.disk import committing
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format import joined_parts, json_files, records, table_files, tiling
+from shoal.checkpoint.format import json_files, records, table_files, tiling
 from shoal.checkpoint.format.header import Entry, build_header
 from shoal.checkpoint.format.records import Chunks
 from shoal.checkpoint.tree.flatten import flatten_tree
@@ -49,7 +49,7 @@ class Save:
         size = ROWS * COLUMNS
         name = entry("w", (ROWS * process, 0))
         header = build_header(
-            [Entry(name, "U8", extent, 0, size)], joined_parts.data_metadata(self.attempt)
+            [Entry(name, "U8", extent, 0, size)], table_files.data_metadata(self.attempt)
         )
         where = (slice(0, ROWS), slice(0, COLUMNS))
 

@@ -24,9 +24,8 @@ from shoal.checkpoint.format.records import (
 from shoal.checkpoint.planning.file_layout import lay_out
 from shoal.checkpoint.planning.who_writes import Box, Held, Own
 from shoal.checkpoint.tree import dtypes, plain_values
-from shoal.checkpoint.tree.flatten import flatten_tree
+from shoal.checkpoint.tree.flatten import PerProcess, flatten_tree
 from shoal.checkpoint.tree.names import name_of
-from shoal.checkpoint.tree.per_process import PerProcess
 
 ATTEMPT = "00000000000a"
 Cut = Callable[[str, tuple[int, ...]], list[Box]]

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from shoal.checkpoint.format import blobs, header, joined_parts, json_files, table_files
+from shoal.checkpoint.format import blobs, header, json_files, table_files
 from shoal.checkpoint.format import records as format_records
 from shoal.checkpoint.tree import dtypes, flatten, names, plain_values
 
@@ -113,7 +113,7 @@ def part_of(process, found, rank):
     """Return the data file of a process and its part."""
     pieces = {piece[3]: piece for piece in pieces_of(process, found)}
     entries = header.arrange((entry, *piece[4:6]) for entry, piece in pieces.items())
-    first = header.build_header(entries, joined_parts.data_metadata(ATTEMPT))
+    first = header.build_header(entries, table_files.data_metadata(ATTEMPT))
     data = first + b"".join(pieces[entry.name][6] for entry in entries)
     rows = []
     for entry in entries:
@@ -153,7 +153,7 @@ def checkpoint():
         written[part.files[0].name] = data
         written[format_records.part_name(ATTEMPT, process)] = table_files.encode_part(part)
         parts.append(part)
-    index = joined_parts.join_parts(said, parts)
+    index = table_files.join_parts(said, parts)
     written[format_records.manifest_name(ATTEMPT)] = json_files.encode_manifest(said)
     written[format_records.index_name(ATTEMPT)] = table_files.encode_index(index)
     written["COMMIT"] = json_files.encode_commit(commit_of(written, said, index))

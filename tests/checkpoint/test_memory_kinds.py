@@ -12,7 +12,7 @@ import shoal
 from shoal.arrays.bridge.sharding import named_sharding
 from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.format.where import in_memory, layout_and_memory
+from shoal.checkpoint.format.records import in_memory, layout_and_memory
 from shoal.checkpoint.restoring import placing
 from shoal.errors import RestoreMismatchError
 from shoal.plan.layout import Layout

@@ -10,7 +10,7 @@ import safetensors
 
 from checkpoint import samples
 from golden import plain_reader
-from shoal.checkpoint.format import blobs, joined_parts, json_files, records, table_files, tiling
+from shoal.checkpoint.format import blobs, json_files, records, table_files, tiling
 from shoal.checkpoint.tree import dtypes, flatten, names, nodes, plain_values
 
 HERE = Path(__file__).parent / "checkpoint"
@@ -38,7 +38,7 @@ def test_what_was_written_is_read():
         for process in range(2)
     ]
     assert table_files.encode_index(
-        joined_parts.join_parts(manifest, parts)
+        table_files.join_parts(manifest, parts)
     ) == table_files.encode_index(index)
 
 

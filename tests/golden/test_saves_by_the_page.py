@@ -14,7 +14,7 @@ from golden import plain_reader
 from shoal.arrays.make_mesh import make_mesh
 from shoal.arrays.placing.put import put
 from shoal.checkpoint.saving.save import save
-from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.plan.layout import Layout
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "checkpoint-format.schema.json"

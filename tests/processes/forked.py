@@ -150,7 +150,7 @@ def tree_of(seed: int, process: int | None = None) -> dict[str, Any]:
     """What jobs save: a large array that is cut, small ones, values, a value of each process."""
     import numpy as np
 
-    from shoal.checkpoint.tree.per_process import PerProcess
+    from shoal.checkpoint.tree.flatten import PerProcess
 
     large = np.arange(seed, seed + (3 << 18), dtype=np.int32).reshape(3, 512, 512)
     tree: dict[str, Any] = {"large": large, "seed": seed, "name": "é"}
@@ -170,7 +170,7 @@ def save_step(coordinator: Any, path: str, step: int, seed: int, timeout_s: floa
 
 def save_behind(coordinator: Any, path: str, step: int, seed: int, timeout_s: float) -> None:
     """Save one step in a thread."""
-    from shoal.checkpoint.blocks.arena import Arena
+    from shoal.checkpoint.blocks.memory import Arena
     from shoal.checkpoint.saving.background import start_save_with
 
     tree = tree_of(seed, coordinator.process)

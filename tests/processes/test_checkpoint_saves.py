@@ -12,12 +12,12 @@ from jax.sharding import PartitionSpec as P
 
 import shoal
 from checkpoint.saved_contents import CLEAN, files_of, kept, same_bits
-from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving.background import start_save_with
 from shoal.checkpoint.saving.save import save
-from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import ProcessLostError, SaveAbortedError
 from shoal.runtime.process import coordinator
 from shoal.testing.cluster import Cluster

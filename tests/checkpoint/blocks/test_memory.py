@@ -70,7 +70,7 @@ FORKED = """
     import os, sys
     import numpy as np
     import shoal
-    from shoal.checkpoint.blocks.arena import Arena, pages
+    from shoal.checkpoint.blocks.memory import Arena, pages
     from shoal.checkpoint.blocks.image import FileImage
 
     def in_fork(work):

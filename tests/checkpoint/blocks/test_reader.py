@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from checkpoint import hand_written
 from shoal.checkpoint.blocks import reader
-from shoal.checkpoint.blocks.block_hashes import digests
+from shoal.checkpoint.blocks.image import digests
 from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
 from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder

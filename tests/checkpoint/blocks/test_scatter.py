@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.blocks.scatter import box_of, scatter
+from shoal.checkpoint.blocks.reader import box_of, scatter
 
 DTYPES = ("u1", "u2", "f4", "f8", "c16", "S3")
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from checkpoint.forgetful_file_system import Disk
 from checkpoint.interrupts import Interrupt
-from shoal.checkpoint.blocks import arena as arenas
+from shoal.checkpoint.blocks import memory as arenas
 from shoal.checkpoint.blocks import writer
-from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.blocks.image import FileImage, Filler, Piece, whole_pages
+from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.blocks.writer import write_files
 from shoal.checkpoint.disk.storage import LocalFolder

@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.saving import preflight
+from shoal.checkpoint.saving import agreeing
 from shoal.cli.doctor.facts import _disk
 from shoal.errors import StorageFullError
 from shoal.runtime.doctor import host_state
@@ -66,10 +66,10 @@ def test_of_several_processes_those_that_know_count(tmp_path):
         return {n: json.dumps({"bytes": 1000, "free": one}).encode() for n, one in enumerate(free)}
 
     folder = LocalFolder(tmp_path)
-    preflight.check_space(folder, said(None, None))
-    preflight.check_space(folder, said(None, 10_000))
+    agreeing.check_space(folder, said(None, None))
+    agreeing.check_space(folder, said(None, 10_000))
     with pytest.raises(StorageFullError, match="1500 are free"):
-        preflight.check_space(folder, said(None, 1500))
+        agreeing.check_space(folder, said(None, 1500))
 
 
 def test_doctor_does_not_warn_of_a_disk_that_counts_no_blocks(tmp_path, monkeypatch):

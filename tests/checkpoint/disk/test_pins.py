@@ -9,8 +9,8 @@ from shoal.checkpoint.disk import saved_steps, step_folder
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.policies import Last
 from shoal.checkpoint.restoring.restore import restore
-from shoal.checkpoint.retention import Last
 from shoal.errors import NotCommittedError
 from shoal.runtime.client.in_process import LocalJob
 

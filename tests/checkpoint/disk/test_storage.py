@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from checkpoint.forgetful_file_system import Disk
-from shoal.checkpoint.blocks.arena import pages
+from shoal.checkpoint.blocks.memory import pages
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.errors import StorageError, StorageFullError

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.samples import ATTEMPT, checkpoint, manifest, part_of, records
-from shoal.checkpoint.format import joined_parts, table_files, tiling
 from shoal.checkpoint.format import records as format_records
+from shoal.checkpoint.format import table_files, tiling
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.errors import CorruptCheckpointError
 
@@ -32,9 +32,9 @@ def test_parts_and_index_come_back():
         assert np.array_equal(again.block_hash, part.block_hash)
         for column in COLUMNS:
             assert np.array_equal(getattr(again.chunks, column), getattr(part.chunks, column))
-    index = joined_parts.join_parts(manifest(), parts())
+    index = table_files.join_parts(manifest(), parts())
     data = table_files.encode_index(index)
-    assert data == table_files.encode_index(joined_parts.join_parts(manifest(), parts()[::-1]))
+    assert data == table_files.encode_index(table_files.join_parts(manifest(), parts()[::-1]))
     again = table_files.decode_index(data)
     assert table_files.encode_index(again) == data
     tiling.check_index(manifest(), again)
@@ -48,23 +48,23 @@ def test_an_index_of_nothing():
     chunks = format_records.Chunks(empty, empty, empty, empty, none, none)
     part = format_records.Part(ATTEMPT, 0, (), chunks, np.zeros(0, np.uint64))
     said = format_records.Manifest(ATTEMPT, None, 5, 1, nodes.Branch("dict", (), ()), ())
-    index = joined_parts.join_parts(said, [table_files.decode_part(table_files.encode_part(part))])
+    index = table_files.join_parts(said, [table_files.decode_part(table_files.encode_part(part))])
     assert table_files.decode_index(table_files.encode_index(index)).files == ()
 
 
 def test_parts_that_do_not_belong_together():
     one, two = parts()
     with pytest.raises(CorruptCheckpointError, match=r"parts of the processes \[0\]"):
-        joined_parts.join_parts(manifest(), [one])
+        table_files.join_parts(manifest(), [one])
     with pytest.raises(CorruptCheckpointError, match=r"parts of the processes \[0, 0\]"):
-        joined_parts.join_parts(manifest(), [one, one])
+        table_files.join_parts(manifest(), [one, one])
     with pytest.raises(CorruptCheckpointError, match=r"processes \[1\] are of another attempt"):
-        joined_parts.join_parts(manifest(), [one, replace(two, attempt="a" * 12)])
+        table_files.join_parts(manifest(), [one, replace(two, attempt="a" * 12)])
 
 
 def test_no_count_of_processes_is_believed():
     with pytest.raises(CorruptCheckpointError, match="one of each of 2147483647"):
-        joined_parts.join_parts(replace(manifest(), num_processes=(1 << 31) - 1), parts())
+        table_files.join_parts(replace(manifest(), num_processes=(1 << 31) - 1), parts())
 
 
 def table(boxes, dims, item=4):

@@ -12,8 +12,8 @@ from shoal.checkpoint.disk.step_folder import KEEP
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.history.saver import _Running
-from shoal.checkpoint.retention import Best, EverySteps, Last
-from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.checkpoint.policies import Best, EverySteps, Last
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
     CorruptCheckpointError,
     DeadlineError,

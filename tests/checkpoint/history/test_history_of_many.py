@@ -19,7 +19,7 @@ from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history import saver as saving
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.history.saver import Rate, seconds_needed
-from shoal.checkpoint.retention import EverySeconds, Keep
+from shoal.checkpoint.policies import EverySeconds, Keep
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,

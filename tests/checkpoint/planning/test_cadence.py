@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.planning.cadence import Cadence, due_by_steps, rules_of, steps_to_look
-from shoal.checkpoint.retention import EverySeconds, EverySteps, Last
+from shoal.checkpoint.policies import (
+    Cadence,
+    EverySeconds,
+    EverySteps,
+    Last,
+    due_by_steps,
+    rules_of,
+    steps_to_look,
+)
 from shoal.errors import UsageError, UsageTypeError
 
 

@@ -10,8 +10,7 @@ from checkpoint.kinds_of_nodes import KINDS, MyOrdered, classes_of, local_namedt
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
-from shoal.checkpoint.tree.flatten import UnknownNode
-from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.checkpoint.tree.flatten import PerProcess, UnknownNode
 from shoal.compat.torch_xla import CheckpointManager
 from shoal.errors import RestoreMismatchError, UsageError
 from shoal.plan.layout import Layout

@@ -23,7 +23,7 @@ from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.restoring import filling
 from shoal.checkpoint.restoring.restore import plan_restore, restore
 from shoal.checkpoint.saving.save import save
-from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
     CorruptCheckpointError,
     NotCommittedError,

@@ -20,7 +20,7 @@ from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save_with
 from shoal.checkpoint.saving.state import Spread, among, held_of, own_of, read_state
 from shoal.checkpoint.together.lease import LeaseKeeper
-from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.collectives.live_processes import live_processes
 from shoal.errors import (
     DivergenceError,

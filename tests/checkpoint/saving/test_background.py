@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, same_bits
-from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.saving.background import start_save_with
 from shoal.errors import DeadlineError, SaveAbortedError, StepAlreadyCommittedError, StorageError
 from shoal.runtime.barrier import barrier
@@ -218,7 +218,7 @@ PROGRAM = """
     import jax, jax.numpy as jnp
     import shoal
     from shoal.checkpoint.saving.background import start_save_with
-    from shoal.checkpoint.blocks.arena import Arena
+    from shoal.checkpoint.blocks.memory import Arena
     from shoal.runtime.process import coordinator
     if "joined" in sys.argv[2]:
         shoal.initialize(virtual_devices=2)

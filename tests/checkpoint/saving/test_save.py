@@ -17,13 +17,13 @@ from safetensors import safe_open
 
 import shoal
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, messages, same_bits
-from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.disk import step_folder
 from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.saving import preflight
+from shoal.checkpoint.saving import agreeing
 from shoal.checkpoint.saving.save import save, save_with
-from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
     DivergenceError,
     NotSharedError,
@@ -366,4 +366,4 @@ def test_there_is_enough_space_if_it_fits(path, monkeypatch):
     assert in_job(1, lambda one: save_with(one, path, {"w": np.zeros(2 << 20, np.float32)})) == [
         None
     ]
-    assert preflight.check_folder(LocalFolder(path.parent / "other")) == 9_000_000
+    assert agreeing.check_folder(LocalFolder(path.parent / "other")) == 9_000_000

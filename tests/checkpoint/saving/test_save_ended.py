@@ -13,10 +13,10 @@ import pytest
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, messages
 from shoal.checkpoint.disk import step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.saving import settling
+from shoal.checkpoint.saving import save_members
 from shoal.checkpoint.saving.agreeing import check_numbers
 from shoal.checkpoint.saving.save import save, save_with
-from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
+from shoal.checkpoint.together.lead import decode_error, encode_error, failed_processes
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import (
     CorruptCheckpointError,
@@ -244,7 +244,7 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
 
         return looking
 
-    monkeypatch.setattr(settling, "missing_parts", looks(step_folder.missing_parts))
+    monkeypatch.setattr(save_members, "missing_parts", looks(step_folder.missing_parts))
     monkeypatch.setattr(step_folder, "is_complete", looks(step_folder.is_complete))
 
     def reach(name, where=None):

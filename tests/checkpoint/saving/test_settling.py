@@ -11,7 +11,7 @@ from checkpoint.file_level_saves import Save, value_of
 from checkpoint.saved_contents import files_of, in_job, kept, messages
 from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.saving import settling
+from shoal.checkpoint.saving import save_members
 from shoal.checkpoint.saving.save import request_of, save_with
 from shoal.errors import StorageError
 from shoal.runtime.client.in_process import LocalJob
@@ -90,9 +90,9 @@ def test_who_failed_before_another_process_committed_reports_that_and_ends_nothi
     one, folder = Save("00000000000a", 7), LocalFolder(path)
     commit = one.save(folder)
     request = request_of(path, 5, None, None, None, 1.0)
-    scene = settling.SaveScene(LocalJob(2).coordinators[1], request, one.attempt, (0, 1))
+    scene = save_members.SaveScene(LocalJob(2).coordinators[1], request, one.attempt, (0, 1))
     met = StorageError("cannot fsync", path=str(path), errno=errno.EIO)
     with pytest.raises(StorageError, match="a crash of this host may undo that"):
-        settling.ended_by(scene, met)
-    assert settling.ended_by(scene, OSError("another one")) == commit
+        save_members.ended_by(scene, met)
+    assert save_members.ended_by(scene, OSError("another one")) == commit
     assert value_of(folder, commit) == 7

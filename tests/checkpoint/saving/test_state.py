@@ -15,12 +15,12 @@ from jax.sharding import PartitionSpec as P
 from checkpoint.saved_contents import same_bits
 from collectives.trees import unreduced
 from shoal.checkpoint.saving import file_images
-from shoal.checkpoint.saving.lines import state_lines
+from shoal.checkpoint.saving.request import state_lines
 from shoal.checkpoint.saving.state import held_of, own_of, read_state
 from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree import nodes as tree_nodes
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
-from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 

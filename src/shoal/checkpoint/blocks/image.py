@@ -5,13 +5,14 @@ from __future__ import annotations
 import bisect
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.checkpoint.format.records import PAGE_BYTES
+from shoal.checkpoint.format.records import BLOCK_BYTES, PAGE_BYTES
+from shoal.hashing import block_hash, block_hasher
 from shoal.plan.shards import boxes
 
 Array = np.ndarray[Any, Any]
@@ -206,3 +207,26 @@ def _pack(loose: Bytes, per_byte: int, out: Bytes) -> None:
     np.bitwise_and(loose[::per_byte], mask, out=out)
     for number in range(1, per_byte):
         out |= (loose[number::per_byte] & mask) << (number * bits)
+
+
+# ---- Hash the blocks of a file as they are written and read.
+
+
+def digests(parts: Sequence[Bytes]) -> Iterator[int]:
+    """Yield the hash of each block of the concatenation of several buffers."""
+    state, room = block_hasher(), BLOCK_BYTES
+    for part in parts:
+        at = 0
+        while at < len(part):
+            run = part[at : at + room].data
+            at += len(run)
+            if len(run) == BLOCK_BYTES:
+                yield block_hash(run)
+                continue
+            state.update(run)
+            room -= len(run)
+            if not room:
+                yield state.intdigest()
+                state, room = block_hasher(), BLOCK_BYTES
+    if room < BLOCK_BYTES:
+        yield state.intdigest()

@@ -7,14 +7,21 @@ several times cheaper.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import mmap
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
+from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, whole_pages
+from shoal.checkpoint.blocks.threads import in_threads
+from shoal.checkpoint.format.records import PAGE_BYTES
+from shoal.runtime.system.local_devices import num_cores
 
 Array = np.ndarray[Any, Any]
 
@@ -73,3 +80,126 @@ def extra_bytes(most_bytes: int | None) -> int:
     except (ValueError, OSError):  # not available on this system
         return _MOST_EXTRA_BYTES // 4
     return min(_MOST_EXTRA_BYTES, max(free // 4, 64 << 20))
+
+
+# ---- Reserve and pre-fault memory, and reuse it from save to save.
+#
+# Page faults dominate the cost of a copy: 0.06 s per GB into memory already touched, 3 s per GB
+# into fresh memory (measured).
+
+
+_WINDOW_BYTES = 8 << 20  # copied by a thread at a time
+_MADV_WIPEONFORK = 18  # madvise(2)
+_MOST_KEPT = 8
+_MOST_THREADS = 8  # memory bandwidth is saturated by then
+
+
+def pages(num_bytes: int) -> Bytes:
+    """Return fresh page-aligned memory, which a forked child sees as zeros.
+
+    Uses huge pages where the system has them: disk writes from them are a quarter faster. The
+    mapping is private: in a shared one, every page written after a fork would be copied.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=flags)
+    if sys.platform == "linux":
+        for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
+            with contextlib.suppress(OSError):  # a kernel without it
+                memory.madvise(advice)
+    return np.frombuffer(memory, np.uint8)
+
+
+@functools.cache
+def _kept() -> list[Bytes]:
+    """Return the cached buffers that are not in use."""
+    return []
+
+
+@contextlib.contextmanager
+def kept_pages(num_bytes: int) -> Iterator[Bytes]:
+    """Return at least this much memory like `pages`, and cache it for reuse."""
+    try:
+        memory = _kept().pop()
+    except IndexError:
+        memory = np.zeros(0, np.uint8)
+    if len(memory) < num_bytes:
+        memory = pages(num_bytes)
+    yield memory
+    if len(_kept()) < _MOST_KEPT:
+        _kept().append(memory)
+
+
+class Arena:
+    """Page-aligned memory that holds whole images and is reused from save to save.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._memory: Bytes = np.zeros(0, np.uint8)
+        self._held: dict[str, Bytes] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Capacity in bytes."""
+        return len(self._memory)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Reserve and pre-fault memory, keeping its contents."""
+        self._let_go_after_fork()
+        if whole_pages(num_bytes) > len(self._memory):
+            memory = pages(whole_pages(num_bytes))
+            in_threads(_touch, _windows(memory), _num_threads(memory))
+            self._memory = memory
+
+    def take(self, images: Sequence[FileImage]) -> None:
+        """Copy all images in, with several threads. Their arrays are not needed afterwards."""
+        sizes = [whole_pages(image.num_bytes) for image in images]
+        self._let_go_after_fork()
+        self._held = {}
+        if sum(sizes) > len(self._memory):
+            self._memory = np.zeros(0, np.uint8)  # freed first: both may not fit
+            self._memory = pages(sum(sizes))
+        self._held = self._filled(images, sizes)
+
+    def _let_go_after_fork(self) -> None:
+        """Replace the memory in a forked child: the parent may be writing it to disk."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._memory, self._held = np.zeros(0, np.uint8), {}
+
+    def _filled(self, images: Sequence[FileImage], sizes: Sequence[int]) -> dict[str, Bytes]:
+        work: list[tuple[Filler, Bytes, int]] = []
+        held = {}
+        at = 0
+        for image, size in zip(images, sizes, strict=True):
+            memory = held[image.name] = self._memory[at : at + size]
+            at += size
+            filler = Filler(image)
+            for window in range(0, size, _WINDOW_BYTES):
+                work.append((filler, memory[window : window + _WINDOW_BYTES], window))
+        in_threads(_fill, work, min(_num_threads(self._memory[:at]), len(work)))
+        return held
+
+    def image(self, name: str) -> Bytes:
+        """Return the named image of the last `take`, padded to whole pages."""
+        return self._held[name]
+
+
+def _num_threads(memory: Bytes) -> int:
+    return max(1, min(_MOST_THREADS, num_cores(), len(memory) // _WINDOW_BYTES))
+
+
+def _windows(memory: Bytes) -> list[Bytes]:
+    return [memory[at : at + _WINDOW_BYTES] for at in range(0, len(memory), _WINDOW_BYTES)]
+
+
+def _touch(windows: Iterator[Bytes]) -> None:
+    for window in windows:
+        window[::PAGE_BYTES] = 0
+
+
+def _fill(work: Iterator[tuple[Filler, Bytes, int]]) -> None:
+    for filler, out, begin in work:
+        filler.fill(out, begin)

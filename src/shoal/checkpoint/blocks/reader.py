@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.checkpoint.blocks.block_hashes import digests
-from shoal.checkpoint.blocks.checked_headers import check_header
-from shoal.checkpoint.blocks.scatter import box_of, scatter
+from shoal.checkpoint.blocks.image import digests
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.disk.refusal import absent
-from shoal.checkpoint.format.records import BLOCK_BYTES, Manifest
+from shoal.checkpoint.format import header
+from shoal.checkpoint.format.records import BLOCK_BYTES, PAGE_BYTES, Manifest
+from shoal.checkpoint.format.table_files import data_metadata
 from shoal.checkpoint.planning.read_plan import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
-from shoal.checkpoint.tree.dtypes import dtype_of, storage_of, unpack_elements
+from shoal.checkpoint.tree import names
+from shoal.checkpoint.tree.dtypes import dtype_of, entry_shape, storage_of, unpack_elements
 from shoal.errors import CorruptCheckpointError, UsageError
 from shoal.runtime.system.local_devices import num_cores
 
@@ -354,3 +355,181 @@ def _sizes(manifest: Manifest, wants: Sequence[Want], most_bytes: int) -> tuple[
 
 def _threads() -> int:
     return min(max(num_cores(), 2), _MOST_THREADS)
+
+
+# ---- Check that headers of data files agree with manifest and index: other readers trust them.
+
+
+_SHOWN_CHARACTERS = 100  # characters of a name
+
+
+class _EntryRecord(NamedTuple):
+    """The dtype, shape and byte range of an entry; offsets count from the beginning of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} at bytes {self.begin:,} to {self.end:,}"
+
+
+def check_header(checkpoint: Checkpoint, file: int) -> None:
+    """Reject a data file whose header contradicts manifest and index, whatever its hashes.
+
+    Raises:
+      CorruptCheckpointError: names the file and the first leaf that differs.
+    """
+    record, path = checkpoint.index.files[file], checkpoint.folder.path
+    try:
+        found = header.parse_header(_read(checkpoint, file), record.bytes, record.name)
+    except CorruptCheckpointError as error:
+        raise CorruptCheckpointError(f"{path}: {error}", path=path, file=record.name) from None
+    except FileNotFoundError:
+        detail = f"{path}: {record.name}: {absent(path, record.name)}"
+        raise CorruptCheckpointError(detail, path=path, file=record.name) from None
+    leaf, detail = "", ""
+    entries = {
+        one.name: _EntryRecord(
+            one.dtype, one.shape, found.num_bytes + one.begin, found.num_bytes + one.end
+        )
+        for one in found.entries
+    }
+    if found.num_bytes % PAGE_BYTES:
+        detail = f"has {found.num_bytes:,} bytes, no multiple of {PAGE_BYTES}"
+    elif found.metadata != data_metadata(checkpoint.commit.attempt):
+        detail = f"is not of attempt {checkpoint.commit.attempt}"
+    else:
+        leaf, detail = _difference(entries, _expected(checkpoint, file))
+    if detail:
+        raise CorruptCheckpointError(
+            f"{path}: {record.name}: its header {detail}\n"
+            "its bytes are as written, but other readers would misread them; "
+            "restore another step",
+            path=path,
+            file=record.name,
+            leaf=leaf,
+        )
+
+
+def _read(checkpoint: Checkpoint, file: int) -> memoryview:
+    """Read a file from its beginning, as far as its header may reach."""
+    record = checkpoint.index.files[file]
+    first = memoryview(bytearray(8))
+    checkpoint.folder.read_at(record.name, 0, first)
+    whole = memoryview(bytearray(header.header_bytes(first, record.bytes, record.name)))
+    checkpoint.folder.read_at(record.name, 0, whole)
+    return whole
+
+
+def _expected(checkpoint: Checkpoint, file: int) -> dict[str, tuple[str, _EntryRecord]]:
+    """Return, by entry name, the leaf and what manifest and index say of it."""
+    chunks, found = checkpoint.index.chunks, {}
+    for row in np.flatnonzero(chunks.file == file).tolist():
+        leaf = checkpoint.manifest.leaves[int(chunks.leaf[row])]
+        dtype, shape = dtype_of(leaf.dtype), leaf.stored_shape
+        origin, extent = chunks.origin[row].tolist(), chunks.extent[row].tolist()
+        if leaf.kind == "per_process":
+            name, box = names.entry_of_process(leaf.name, origin[0]), tuple(extent[:1])
+        else:
+            box = tuple(extent[: len(shape)])
+            name = names.entry(leaf.name, None if box == shape else origin[: len(shape)])
+        places = int(chunks.begin[row]), int(chunks.end[row])
+        said = _EntryRecord(storage_of(dtype).entry, entry_shape(dtype, box), *places)
+        found[name] = leaf.name, said
+    return found
+
+
+def _difference(
+    entries: dict[str, _EntryRecord], expected: dict[str, tuple[str, _EntryRecord]]
+) -> tuple[str, str]:
+    """Describe the first leaf that differs; empty if none does."""
+    for name, (leaf, said) in expected.items():
+        if name not in entries:
+            return leaf, f"lacks the entry {name[:_SHOWN_CHARACTERS]!r}, which the index has there"
+        if entries[name] != said:
+            detail = f"says that {name[:_SHOWN_CHARACTERS]!r} is {entries[name]}"
+            return leaf, f"{detail}; by manifest and index it is {said}"
+    if more := entries.keys() - expected.keys():
+        return "", f"has an entry {min(more)[:_SHOWN_CHARACTERS]!r}, which the index lacks"
+    return "", ""
+
+
+# ---- Scatter bytes of a file into a strided box in memory, some of the bytes at a time.
+
+
+_WIDE_BYTES = 64  # shorter rows are copied by elements wider than a byte
+
+
+class ByteBox(NamedTuple):
+    """A box of bytes with source and target strides; the last dim is contiguous in both."""
+
+    shape: tuple[int, ...]
+    source: tuple[int, ...]  # source strides
+    target: tuple[int, ...]  # target strides
+
+
+def box_of(
+    extent: Sequence[int], source: Sequence[int], target: Sequence[int], item_bytes: int
+) -> ByteBox:
+    """Return the box of elements with these strides (bytes), in as few dims as possible.
+
+    A box of [4, 8] float32 that is contiguous in both is one row of 128 bytes.
+    """
+    shape, outer_source, outer_target = [item_bytes], [1], [1]
+    dims = zip(reversed(extent), reversed(source), reversed(target), strict=True)
+    for size, from_, to in dims:
+        if size == 1:
+            continue
+        if from_ == shape[0] * outer_source[0] and to == shape[0] * outer_target[0]:
+            shape[0] *= size
+        else:
+            shape.insert(0, size)
+            outer_source.insert(0, from_)
+            outer_target.insert(0, to)
+    return ByteBox(tuple(shape), tuple(outer_source), tuple(outer_target))
+
+
+def scatter(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -> None:
+    """Copy the bytes of `source` that belong to a box whose first byte is at offset `begin`.
+
+    `begin` may be negative. Bytes of the box outside `source` are left alone. `into`: offset of the
+    box's first byte in the target.
+    """
+    size, step = box.shape[0], box.source[0]
+    if len(box.shape) == 1:
+        low, high = max(0, -begin), min(size, len(source) - begin)
+        if low < high:
+            target[into + low : into + high] = source[begin + low : begin + high]
+        return
+    inner = sum((n - 1) * stride for n, stride in zip(box.shape[1:], box.source[1:], strict=True))
+    inner += 1  # one past its last byte, from its first
+    whole = max(0, -(begin // step))  # the first row that begins inside `source`
+    past = min(size, (len(source) - inner - begin) // step + 1)  # rows past it end outside
+    if whole < past:
+        part = ByteBox((past - whole, *box.shape[1:]), box.source, box.target)
+        _copy(part, source, begin + whole * step, target, into + whole * box.target[0])
+    else:
+        past = whole  # at most one partial row on each side, or one longer than `source`
+    first = max(0, (-begin - inner) // step + 1)
+    last = min(size, -((begin - len(source)) // step))
+    rest = ByteBox(box.shape[1:], box.source[1:], box.target[1:])
+    for row in (*range(first, min(whole, last)), *range(max(past, first), last)):
+        scatter(rest, source, begin + row * step, target, into + row * box.target[0])
+
+
+def _copy(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -> None:
+    """Copy a box that lies inside both buffers."""
+    wide = _width(box, begin, into) if box.shape[-1] < _WIDE_BYTES else 1
+    shape = (*box.shape[:-1], box.shape[-1] // wide)
+    dtype = f"u{wide}"
+    from_ = np.ndarray(shape, dtype, source.data, begin, (*box.source[:-1], wide))
+    to = np.ndarray(shape, dtype, target.data, into, (*box.target[:-1], wide))
+    to[...] = from_
+
+
+def _width(box: ByteBox, begin: int, into: int) -> int:
+    """Return the widest element that divides all row lengths and offsets."""
+    places = [box.shape[-1], begin, into, *box.source[:-1], *box.target[:-1]]
+    return next(wide for wide in (8, 4, 2, 1) if all(place % wide == 0 for place in places))

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.checkpoint.blocks.arena import Arena, kept_pages
-from shoal.checkpoint.blocks.block_hashes import digests
-from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, whole_pages
+from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, digests, whole_pages
+from shoal.checkpoint.blocks.memory import Arena, kept_pages
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.storage import Folder, OpenFile
 from shoal.checkpoint.format.records import BLOCK_BYTES

@@ -5,7 +5,6 @@ from __future__ import annotations
 from shoal.checkpoint.disk.step_folder import in_folder
 from shoal.checkpoint.disk.step_names import check_place
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.joined_parts import join_parts
 from shoal.checkpoint.format.json_files import decode_manifest
 from shoal.checkpoint.format.records import (
     Blob,
@@ -16,7 +15,7 @@ from shoal.checkpoint.format.records import (
     manifest_name,
     part_name,
 )
-from shoal.checkpoint.format.table_files import decode_part
+from shoal.checkpoint.format.table_files import decode_part, join_parts
 from shoal.errors import CorruptCheckpointError
 from shoal.hashing import seal
 

@@ -14,7 +14,7 @@ from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.step_folder import COMMIT, KEEP
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
-from shoal.checkpoint.format.where import layout_and_memory
+from shoal.checkpoint.format.records import layout_and_memory
 from shoal.checkpoint.tree.plain_values import decode_value, encode_value
 from shoal.colour import local
 from shoal.errors import UsageError

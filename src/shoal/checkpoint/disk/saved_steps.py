@@ -17,7 +17,7 @@ from shoal.checkpoint.disk.step_folder import COMMIT, KEEP, standing_commit
 from shoal.checkpoint.disk.step_names import check_place, step_name, step_of
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit
-from shoal.checkpoint.retention import Keep, Saved, doomed
+from shoal.checkpoint.policies import Keep, Saved, doomed
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,

@@ -13,10 +13,15 @@ import numpy as np
 
 from shoal.checkpoint.format import header
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.flatten import Nodes, flatten_tree, unflatten_like, unflatten_tree
+from shoal.checkpoint.tree.flatten import (
+    Nodes,
+    PerProcess,
+    flatten_tree,
+    unflatten_like,
+    unflatten_tree,
+)
 from shoal.checkpoint.tree.names import name_of
 from shoal.checkpoint.tree.nodes import decode_structure, encode_structure, names_of
-from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.plain_values import decode_value, kind_of
 from shoal.checkpoint.tree.plain_values import encode_value as value_json
 from shoal.errors import CorruptCheckpointError, UsageError, raise_all

@@ -6,7 +6,7 @@ from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.checkpoint_info import CheckpointInfo, info_of
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.history.saver import Saver
-from shoal.checkpoint.retention import Best, Saved
+from shoal.checkpoint.policies import Best, Saved
 from shoal.colour import local
 from shoal.errors import UsageError, nearest
 

@@ -11,8 +11,8 @@ from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import LeafRecord, Manifest
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.dtypes import dtype_of
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.names import ROOT, component
-from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.plain_values import plain_json
 from shoal.errors import RestoreMismatchError, UsageError, with_article
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal import settings
 from shoal.arguments import as_number
-from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit
-from shoal.checkpoint.retention import Keep, unranked
+from shoal.checkpoint.policies import Keep, unranked
 from shoal.checkpoint.together.lead import run_on_lead
 from shoal.errors import DeadlineError, UsageError, raise_all
 from shoal.runtime.client.group import Group

@@ -10,8 +10,8 @@ from functools import lru_cache
 import numpy as np
 
 from shoal.checkpoint.format import header
-from shoal.checkpoint.format.joined_parts import data_metadata
 from shoal.checkpoint.format.records import Chunks, IntArray
+from shoal.checkpoint.format.table_files import data_metadata
 from shoal.checkpoint.planning.who_writes import Own, box_bytes
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import Storage, dtype_of, entry_shape, storage_of

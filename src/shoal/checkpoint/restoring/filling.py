@@ -12,12 +12,11 @@ from shoal.checkpoint.blocks.reader import Progress, Want, read_boxes
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format.blobs import decode_tree
 from shoal.checkpoint.format.records import BLOCK_BYTES, LeafRecord
-from shoal.checkpoint.restoring.numbers import array_of
+from shoal.checkpoint.planning.casting import array_of
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.tree import plain_values
 from shoal.checkpoint.tree.dtypes import dtype_of
-from shoal.checkpoint.tree.flatten import Nodes
-from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.checkpoint.tree.flatten import Nodes, PerProcess
 from shoal.errors import CorruptCheckpointError, UnsupportedCheckpointError, UsageError
 
 Array = np.ndarray[Any, Any]

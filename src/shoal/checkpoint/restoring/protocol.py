@@ -17,7 +17,7 @@ from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Restorer, fill, on_host
 from shoal.checkpoint.restoring.target import TargetLeaf, TargetOptions, Wish, Wishes
 from shoal.checkpoint.restoring.ways import Geometry, Ways, choose
-from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
+from shoal.checkpoint.together.lead import decode_error, encode_error, failed_processes
 from shoal.checkpoint.together.lease import ProgressReporter
 from shoal.checkpoint.together.one_folder import different_folders
 from shoal.checkpoint.tree import flatten

@@ -18,15 +18,14 @@ from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, named_sharding
 from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh
 from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
-from shoal.checkpoint.format.records import LeafRecord
-from shoal.checkpoint.format.where import in_memory, layout_and_memory
+from shoal.checkpoint.format.records import LeafRecord, in_memory, layout_and_memory
 from shoal.checkpoint.restoring.target import TargetLeaf
 from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree.dtypes import dtype_of
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.checkpoint.tree.names import ROOT, name_of
-from shoal.checkpoint.tree.per_process import PerProcess
-from shoal.checkpoint.tree.remedies import remedy
+from shoal.checkpoint.tree.plain_values import remedy
 from shoal.collectives.leaves import leaf_of
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout

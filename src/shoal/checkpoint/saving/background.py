@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.disk.step_folder import new_attempt
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit

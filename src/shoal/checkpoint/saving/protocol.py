@@ -28,14 +28,14 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.blocks.image import FileImage
+from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.blocks.writer import write_files
 from shoal.checkpoint.disk import committing, step_folder
 from shoal.checkpoint.format.json_files import decode_commit, encode_commit
 from shoal.checkpoint.format.records import Commit, FileRecord, Manifest, Part, data_name
 from shoal.checkpoint.planning.file_layout import PartPlan, lay_out
-from shoal.checkpoint.saving import settling
+from shoal.checkpoint.saving import save_members
 from shoal.checkpoint.saving.agreeing import Agreed
 from shoal.checkpoint.saving.file_images import images_of, start_copies
 from shoal.checkpoint.saving.request import manifest_of
@@ -101,7 +101,7 @@ def complete(
         raise
     except BaseException:  # an interrupt: the others learn that the save cannot complete
         with contextlib.suppress(StorageError):  # already committed: it stands
-            settling.try_abandon(members.scene)
+            save_members.try_abandon(members.scene)
         raise
     fault_points.reach("save.announced", members.process)
     note_commit(members.coordinator, members.request.step)
@@ -139,7 +139,7 @@ def _run(
         committed = _tried(lambda: _commit(members)) if members.is_lead else None
         said = members.meet(phase, "committed", committed)
     except MeetingFailed as ended:
-        return settling.settle(members.scene, phase, ended.cause, has_part=has_part)
+        return save_members.settle(members.scene, phase, ended.cause, has_part=has_part)
     return decode_commit(said[members.group.lead])
 
 
@@ -187,7 +187,7 @@ def _commit(members: SaveMembers) -> bytes:
     try:
         commit = committing.commit(members.request.folder, members.attempt)
     except Exception as error:
-        found = settling.ended_by(members.scene, error)
+        found = save_members.ended_by(members.scene, error)
         if found is None:
             raise
         commit = found

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib import metadata
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from shoal import settings
+from shoal.arrays.host.host_values import native
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Manifest
-from shoal.checkpoint.saving.lines import json_digest
-from shoal.checkpoint.saving.state import State
+from shoal.checkpoint.saving.file_images import words_here
+from shoal.checkpoint.saving.state import Array, State, StateLeaf
+from shoal.checkpoint.tree import dtypes
+from shoal.checkpoint.tree.nodes import encode_structure
+from shoal.collectives.hashes import FlatItems, digest_of, hashing_pool
+from shoal.hashing import content_digest, quick_digest
 from shoal.runtime.rules.deadline import Allowance
 
 
@@ -85,3 +96,91 @@ def _versions() -> tuple[tuple[str, str], ...]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found.append((name, metadata.version(name)))
     return tuple(found)
+
+
+# ---- The lines that must be equal on all processes before they save, one for each leaf.
+#
+# An array that spans processes contributes its layout; a value held by all contributes the value,
+# or a digest.
+
+
+_SMALL_BYTES = 1 << 20
+_FEW = 8  # items shown
+_SHOWN = 100  # characters shown of a value
+_NODES = 2000  # characters shown of a tree
+
+
+def state_lines(state: State, options: Sequence[str], num_processes: int) -> tuple[str, ...]:
+    """Return the lines; values are hashed only if there is another process to compare with."""
+    if num_processes == 1:
+        return tuple(options)
+    nodes = json.dumps(encode_structure(state.structure))
+    with jax.transfer_guard("allow"), hashing_pool() as pool:
+        leaves = [_line(leaf, pool) for leaf in state.leaves]
+    # A differing leaf is more informative than differing trees.
+    return (*options, *leaves, "no more leaves", f"tree: {_cut(nodes, _NODES)}")
+
+
+def json_digest(value: object) -> str:
+    """Return JSON, truncated for reading, and its digest."""
+    return _cut(json.dumps(value, sort_keys=True), _SHOWN)
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}… (digest {quick_digest(text.encode()).hex()})"
+
+
+def _line(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
+    record = leaf.record
+    if record.kind == "per_process":
+        return f"{record.name}: each process's own"
+    if not record.dtype:
+        return f"{record.name}: {record.kind} {_scalar(record.value)}{json_digest(record.value)}"
+    what = f"key<{record.impl}>" if record.impl else record.dtype
+    text = f"{record.name}: {record.kind} {what}[{','.join(map(str, record.shape))}]"
+    if leaf.spread is not None:
+        return f"{text} {record.layout} ({leaf.spread.digest})"
+    return f"{text}{_value(leaf)}, bits of digest {_digest(leaf, pool)}"
+
+
+def _scalar(value: object) -> str:
+    """Return a NumPy scalar as it prints; the record holds its bits."""
+    if not isinstance(value, dict) or value.keys() != {"bits", "dtype"}:
+        return ""
+    dtype = dtypes.dtype_of(value["dtype"])
+    return f"{np.frombuffer(bytes.fromhex(value['bits']), dtype)[0]}, "
+
+
+def _value(leaf: StateLeaf) -> str:
+    """Return a small value as it prints: more informative than a digest."""
+    if leaf.record.impl or math.prod(leaf.record.shape) > _FEW:
+        return ""
+    shape = tuple(leaf.record.stored_shape)
+    pieces = list(words_here(leaf))
+    if len(pieces) != 1 or pieces[0][1].shape != shape or not pieces[0][1].size:
+        return ""
+    return f" = {pieces[0][1].tolist()}"
+
+
+def _digest(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
+    """Return a digest of a value that is whole on this host, whatever its layout."""
+    pieces = [(box.origin, words) for box, words in words_here(leaf)]
+    shape = leaf.record.stored_shape
+    dtype = dtypes.dtype_of(leaf.record.dtype)
+    if math.prod(shape) * dtype.itemsize > _SMALL_BYTES:
+        return digest_of(FlatItems(shape, dtype, pieces), pool).hex()
+    if len(pieces) == 1:
+        return content_digest(_bytes(pieces[0][1])).hex()
+    whole: Array = np.empty(shape, dtype)
+    for origin, words in pieces:
+        where = tuple(slice(a, a + n) for a, n in zip(origin, words.shape, strict=True))
+        whole[where] = words
+    return content_digest(_bytes(whole)).hex()
+
+
+def _bytes(array: Array) -> bytes | memoryview:
+    if not array.size or not array.dtype.itemsize:
+        return b""
+    return np.ascontiguousarray(native(array)).reshape(-1).view(np.uint8).data

@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal import settings
 from shoal.arguments import integer
-from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.disk.step_folder import new_attempt
 from shoal.checkpoint.disk.step_names import step_at
 from shoal.checkpoint.disk.storage import Folder, LocalFolder

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from shoal.checkpoint.saving import settling
+from shoal import settings
+from shoal.checkpoint.disk import committing, step_folder
+from shoal.checkpoint.disk.step_folder import missing_parts
+from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.saving.request import Request
-from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
+from shoal.checkpoint.together.lead import decode_error, encode_error, failed_processes
 from shoal.checkpoint.together.one_folder import different_folders
 from shoal.errors import (
+    CheckpointError,
     DeadlineError,
+    DivergenceError,
     NotSharedError,
     PeerFailedError,
     ProcessLostError,
+    SaveAbortedError,
     ShoalError,
+    StorageError,
 )
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
@@ -39,9 +50,9 @@ class SaveMembers:
     lane: str = "main"
 
     @property
-    def scene(self) -> settling.SaveScene:
+    def scene(self) -> SaveScene:
         """The attempt, for settling it."""
-        return settling.SaveScene(self.coordinator, self.request, self.attempt, self.group.members)
+        return SaveScene(self.coordinator, self.request, self.attempt, self.group.members)
 
     @property
     def process(self) -> int:
@@ -71,7 +82,7 @@ class SaveMembers:
                 group=self.group.named,
             )
         except (ProcessLostError, PeerFailedError, DeadlineError) as error:
-            raise settling.aborted(self.scene, "agree", error) from error
+            raise aborted(self.scene, "agree", error) from error
 
     def meet(self, phase: str, name: str, brought: bytes | Exception | None) -> Mapping[int, bytes]:
         """Exchange payloads with all processes; raise, on all, the error of any that failed.
@@ -88,7 +99,7 @@ class SaveMembers:
         except ShoalError as error:
             raise MeetingFailed(error) from problem
         if failed_processes(answers) and self.is_lead and phase != "commit":
-            settling.try_abandon(self.scene)
+            try_abandon(self.scene)
         self.raise_failure(phase, answers, problem)
         return answers
 
@@ -109,7 +120,7 @@ class SaveMembers:
             if len(answers) == 1 or isinstance(error, PeerFailedError):
                 raise problem
         if isinstance(error, PeerFailedError):
-            raise settling.aborted(self.scene, phase, error) from error
+            raise aborted(self.scene, phase, error) from error
         raise error from problem
 
     def not_shared(self, who: Sequence[int]) -> NotSharedError:
@@ -131,3 +142,119 @@ class MeetingFailed(Exception):
     def __init__(self, cause: ShoalError) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+# ---- Settle a save after a loss of communication: the state of the storage decides, for all.
+
+
+_LOG = logging.getLogger("shoal")
+_LOOK_S = 0.05
+
+
+class SaveScene(NamedTuple):
+    """The attempt to settle."""
+
+    coordinator: Coordinator
+    request: Request
+    attempt: str
+    members: tuple[int, ...]  # the processes that save; files number them by index here
+
+
+def settle(scene: SaveScene, phase: str, cause: ShoalError, *, has_part: bool) -> Commit:
+    """Commit the attempt if all parts are there, else end it; all processes may call it at once.
+
+    Args:
+      has_part: this process's part exists. If not, it never will.
+
+    Raises:
+      SaveAbortedError: it was not committed, and can no longer be.
+      StorageError: it is committed, but may not survive a crash.
+    """
+    folder, problem = scene.request.folder, None
+    if has_part:
+        if not isinstance(cause, DeadlineError | DivergenceError):
+            _wait_for_parts(scene, cause)
+        try:
+            if step_folder.is_complete(folder, scene.attempt):
+                return committing.commit(folder, scene.attempt)
+        except (CheckpointError, OSError) as error:
+            problem = error
+    commit = ended_by(scene, problem)
+    if commit is None:
+        raise aborted(scene, phase, cause) from cause
+    return commit
+
+
+def ended_by(scene: SaveScene, problem: Exception | None) -> Commit | None:
+    """End the attempt because of this process's error; return the commit if already committed.
+
+    Raises:
+      StorageError: it is committed, and the error may concern its durability. It is neither ended
+        nor retried: an fsync may succeed after one that failed.
+    """
+    doubt = problem if isinstance(problem, StorageError) else None
+    if doubt is None or not committing.is_standing(scene.request.folder, scene.attempt):
+        commit = try_abandon(scene)
+        if doubt is None or commit is None:
+            return commit
+    raise committing.in_doubt(doubt) from doubt.__cause__
+
+
+def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
+    """Wait until the survivors have written their parts, as far as the storage shows.
+
+    The part of a process that died after writing it counts; others may still be writing theirs.
+    """
+    coordinator, request, attempt, members = scene
+    patience_s = min(request.waits.left_s, settings.seconds("SHOAL_LOST_AFTER_S"))
+    limit = time.monotonic() + patience_s
+    pause = threading.Event()  # never set
+    while time.monotonic() < limit and step_folder.see(request.folder, attempt):
+        try:
+            places = missing_parts(request.folder, attempt, request.folder.names())
+            missing = [members[place] for place in places]
+        except (FileNotFoundError, CheckpointError):
+            return
+        if {*missing} <= {*_blamed(cause), *(one.process for one in coordinator.troubles.open())}:
+            return
+        pause.wait(_LOOK_S)
+
+
+def try_abandon(scene: SaveScene) -> Commit | None:
+    """End the attempt, if the storage permits; return the commit if it was committed already.
+
+    Raises:
+      StorageError: it is committed, but may not survive a crash.
+    """
+    try:
+        return committing.abandon(scene.request.folder, scene.attempt)
+    except (ShoalError, OSError) as error:
+        if isinstance(error, StorageError):
+            if committing.is_standing(scene.request.folder, scene.attempt):
+                raise committing.in_doubt(error) from error.__cause__
+        _LOG.warning("%s: attempt %s: %s", scene.request.operation, scene.attempt, error)
+        return None
+
+
+def aborted(scene: SaveScene, phase: str, cause: ShoalError) -> SaveAbortedError:
+    """Return the SaveAbortedError error."""
+    coordinator, request = scene.coordinator, scene.request
+    me = ThisProcess(coordinator.process, coordinator.hosts)
+    blamed = _blamed(cause)
+    who = f" because of {listed(blamed)}" if blamed else ""
+    return SaveAbortedError(
+        f"{me}: {request.operation} was ended{who}: nothing of it is kept, and earlier saves "
+        f"are unaffected\n{cause}",
+        path=request.folder.path,
+        phase=phase,
+        processes=blamed,
+        exit_code=cause.exit_code,
+    )
+
+
+def _blamed(cause: ShoalError) -> tuple[int, ...]:
+    """Return the processes that caused an error."""
+    for name in ("lost", "failed", "missing"):
+        if found := getattr(cause, name, ()):
+            return tuple(sorted(found))
+    return ()

@@ -18,13 +18,12 @@ import numpy as np
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of
 from shoal.arrays.host.host_values import without_values
 from shoal.checkpoint.format.blobs import encode_tree
-from shoal.checkpoint.format.records import IntArray, LeafRecord
-from shoal.checkpoint.format.where import in_memory
+from shoal.checkpoint.format.records import IntArray, LeafRecord, in_memory
 from shoal.checkpoint.planning.who_writes import Box, Held, Own, own_boxes
 from shoal.checkpoint.tree import dtypes, flatten, names, nodes, plain_values
+from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
-from shoal.checkpoint.tree.per_process import PerProcess
-from shoal.checkpoint.tree.remedies import remedy
+from shoal.checkpoint.tree.plain_values import remedy
 from shoal.collectives import leaves as wire
 from shoal.errors import UsageError, WrongType, raise_all
 from shoal.hashing import quick_digest

@@ -19,14 +19,8 @@ from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from shoal.checkpoint.tree.names import Key, Path, component, name_of
-from shoal.checkpoint.tree.nodes import (
-    DEEPEST,
-    FACTORIES,
-    KEYLESS,
-    OPAQUE,
-    Branch,
-    Structure,
-)
+from shoal.checkpoint.tree.nodes import DEEPEST, FACTORIES, KEYLESS, OPAQUE, Branch, Structure
+from shoal.colour import local
 from shoal.errors import UsageError, raise_all
 
 
@@ -327,3 +321,24 @@ def loaded(name: str) -> type | None:
     for part in qualified.split("."):
         found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
     return found if isinstance(found, type) else None
+
+
+# ---- A leaf with a different value on every process.
+
+
+@local
+@dataclass(frozen=True)
+class PerProcess:
+    """Mark a leaf whose value is this process's own, such as a data loader's position or a seed.
+
+    Local.
+
+    `shoal.save` stores the value of every process; each gets its own back if the process count
+    is the same. The value is a tree of plain values and NumPy arrays: dicts, lists, tuples,
+    numbers, str, bytes, None.
+
+    >>> PerProcess({"row": 17}).value
+    {'row': 17}
+    """
+
+    value: Any

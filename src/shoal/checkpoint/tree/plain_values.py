@@ -8,6 +8,8 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,8 @@ from numpy.typing import NDArray
 
 from shoal.arguments import PLAIN_KINDS
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.remedies import remedy
 from shoal.errors import UsageError, WrongType, raise_all, with_article
+from shoal.plain_forms import advice
 
 LARGE_BYTES = 64 << 10  # longer str and bytes are stored in data files
 _KINDS: Mapping[type, str] = {**PLAIN_KINDS, type(None): "none"}
@@ -248,3 +250,32 @@ def _plain_value(found: Any, depth: int) -> Any:
         return {_plain_value(k, depth - 1): _plain_value(v, depth - 1) for k, v in inner}
     except (TypeError, ValueError) as why:
         raise UsageError(f"static data with an invalid dict: {why}") from None
+
+
+# ---- Suggest what to save instead of a value that cannot be saved.
+
+
+_KNOWN = "give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)"
+
+
+def remedy(value: Any, *, can_register: bool = True) -> str:
+    """Return the type of a value, and what to save instead, as text.
+
+    Args:
+      can_register: would registering its class with JAX help?
+
+    >>> remedy({1, 2})
+    'is a set; save a sorted list of it'
+    >>> remedy(object())
+    'is an object; give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)'
+    """
+    kind = type(value)
+    words = advice(value, "save", "saved", can_register=can_register) or _KNOWN
+    if isinstance(value, type):
+        return f"is the class {value.__name__}; {words}"
+    if isinstance(value, Enum):
+        return f"is {value}, of the enum {kind.__name__}; {words}"
+    if is_dataclass(value) and can_register and "decorate" in words:
+        return f"is a dataclass {kind.__name__} that JAX does not know; {words}"
+    what = f"{'dataclass ' if is_dataclass(value) else ''}{kind.__name__}"
+    return f"is {with_article(what)}; {words}"

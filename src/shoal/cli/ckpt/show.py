@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.checkpoint.disk.checkpoint_info import SavedLeaf, info_of
-from shoal.checkpoint.format.where import in_memory
+from shoal.checkpoint.format.records import in_memory
 from shoal.cli.ckpt.paths import LEAF_HELP, leaf_names, look_at, one_of
 from shoal.cli.tables import print_json, print_table, safe, short
 from shoal.draw.amounts import in_bytes
