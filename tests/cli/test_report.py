@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from shoal.cli.main import build
 from shoal.cli.report import failure_files, read_failure
 from shoal.errors import UsageError
-from shoal.launch.job_file import write_failure
+from shoal.launch.log_dir import write_failure
 from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet
 
 

@@ -19,7 +19,7 @@ ctypes.CDLL(None).pthread_exit(None)
 """
 KEEPER = """
 import os, socket, subprocess, sys
-from shoal.launch.descendants import descendants, kill_all
+from shoal.runtime.system.process_status import descendants, kill_all
 from shoal.runtime.system.process_status import status_of
 command = [sys.executable, "-I", "-S", "-c", sys.argv[1]]
 popen = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -7,17 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.launch import outliving
+from shoal.launch import processes
 from shoal.launch.news import News
-from shoal.launch.outliving import Outliving
-from shoal.launch.processes import ChildProcess, Processes
+from shoal.launch.processes import ChildProcess, Outliving, Processes
 
 
 @pytest.fixture
 def frozen(monkeypatch):
     """Return a set: the pids that a signal has stopped."""
     pids: set[int] = set()
-    monkeypatch.setattr(outliving, "is_stopped", pids.__contains__)
+    monkeypatch.setattr(processes, "is_stopped", pids.__contains__)
     return pids
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shoal.launch.console import Console
+from shoal.launch.loop import Console
 from shoal.launch.services import ServiceProcesses
 
 

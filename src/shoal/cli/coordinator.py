@@ -20,14 +20,15 @@ import typer
 
 from shoal import settings
 from shoal.errors import InitializeError, ProcessLostError, UsageError, raise_all
-from shoal.launch.ignored_signals import ignored_sigint_line, not_ignored
 from shoal.runtime.startup.rendezvous import own_host
 from shoal.runtime.system.child_process import Spawned
 from shoal.runtime.system.own_name import why_unresolved
 from shoal.runtime.system.service_commands import (
     JAX_SERVICE,
     MEETING_PLACE,
+    ignored_sigint_line,
     introduction,
+    not_ignored,
     service_arguments,
 )
 from shoal.runtime.wire.frames import address_text, split_address

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from shoal.errors import UsageError
-from shoal.launch.job_file import FAILURE_FILE
+from shoal.launch.log_dir import FAILURE_FILE
 from shoal.runtime.failures.facts import UNREADABLE, JobFailure, of_json
 from shoal.runtime.failures.rendering import Style, report
 

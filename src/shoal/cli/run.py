@@ -282,12 +282,12 @@ def _restarts(request: RunRequest, problems: list[str]) -> Restarts | None:
 
 def _launch(request: RunRequest) -> int:
     """Check, run, and clean up; return the exit code."""
-    from shoal.launch.ignored_signals import ignored_sigint_line
     from shoal.launch.keeper import run_in_keeper
     from shoal.launch.log_dir import open_log_dir
     from shoal.launch.nodes.choosing import crew_of
     from shoal.launch.order import JobOrder
-    from shoal.launch.restarting.attempts import Attempts
+    from shoal.launch.restarts import Attempts
+    from shoal.runtime.system.service_commands import ignored_sigint_line
     from shoal.runtime.wire.sockets import LOOPBACK_ADVICE, why_no_loopback
 
     checked = check(request)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from shoal.launch.conclusion import Conclusion, Facts, Loss, conclude
-from shoal.launch.console import Console
 from shoal.launch.environment import Addresses, HostShare, JobStart, free_port
+from shoal.launch.loop import Console
 from shoal.launch.news import News
 from shoal.launch.order import JobOrder
 from shoal.launch.report import Ending

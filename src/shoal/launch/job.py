@@ -16,21 +16,19 @@ import time
 from collections.abc import Callable
 
 from shoal.launch.conclusion import Conclusion
-from shoal.launch.console import Console, ReportFiles
 from shoal.launch.crew import Crew, JobEnd, PassedSignal
-from shoal.launch.descendants import Relative, descendants, send
 from shoal.launch.environment import JobStart, variables
-from shoal.launch.job_file import (
+from shoal.launch.log_dir import (
     JOB_FILE,
     remove_failure,
     remove_job_file,
     write_failure,
     write_job_file,
 )
+from shoal.launch.loop import Console, ReportFiles
 from shoal.launch.order import JobOrder
-from shoal.launch.outliving import Outliving
 from shoal.launch.output import Log, paint_prefixes
-from shoal.launch.processes import Processes
+from shoal.launch.processes import Outliving, Processes
 from shoal.launch.report import is_signal_from_outside
 from shoal.launch.services import late_words
 from shoal.runtime.failures.facts import Memory
@@ -38,7 +36,14 @@ from shoal.runtime.failures.last_record import fault_file
 from shoal.runtime.failures.rendering import facts_without_secrets, plain_text
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system import progress_file
-from shoal.runtime.system.process_status import memory_limit, memory_peak, oom_kills
+from shoal.runtime.system.process_status import (
+    Relative,
+    descendants,
+    memory_limit,
+    memory_peak,
+    oom_kills,
+    send,
+)
 from shoal.runtime.system.progress_file import Reached, reached_together
 from shoal.runtime.system.stacks import seen
 

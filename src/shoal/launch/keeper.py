@@ -19,9 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from shoal.launch.descendants import adopt_orphans, kill_all
-from shoal.launch.ignored_signals import not_ignored
-from shoal.runtime.system.service_commands import show_part
+from shoal.runtime.system.process_status import adopt_orphans, kill_all
+from shoal.runtime.system.service_commands import not_ignored, show_part
 
 # Batch systems announce the end of an allocation with SIGUSR1 or SIGUSR2.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

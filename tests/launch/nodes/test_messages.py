@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.crew import JobEnd
 from shoal.launch.environment import Addresses, HostShare, JobStart
-from shoal.launch.nodes.assembly import NodeCard
 from shoal.launch.nodes.messages import (
+    NodeCard,
     card_of,
     end_of,
     pack_card,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.order import Restarts
-from shoal.launch.restarting.restarts import MOST_IDLE, RestartRules
+from shoal.launch.restarts import MOST_IDLE, RestartRules
 from shoal.runtime.system.progress_file import Reached
 
 CODES = st.sampled_from([1, 3, 71, 75, 137])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from shoal.launch.console import Console
 from shoal.launch.crew import Alone, Crew, Judge
+from shoal.launch.loop import Console
 from shoal.launch.order import JobOrder
 
 

@@ -16,16 +16,19 @@ from typing import Any
 
 from shoal.errors import InitializeError
 from shoal.launch.conclusion import Conclusion, Loss, conclude
-from shoal.launch.console import Console
 from shoal.launch.crew import JobEnd, Judge, PassedSignal, facts_of
 from shoal.launch.environment import Addresses, HostShare, JobStart
+from shoal.launch.loop import Console
 from shoal.launch.news import News
-from shoal.launch.nodes.assembly import Assembly, NodeCard, Refused, missing_words, stranger_words
 from shoal.launch.nodes.messages import (
     MAX_BODY_BYTES,
+    Assembly,
+    NodeCard,
     NodeEnd,
+    Refused,
     card_of,
     end_of,
+    missing_words,
     pack_news,
     pack_refused,
     pack_signal,
@@ -33,8 +36,8 @@ from shoal.launch.nodes.messages import (
     pack_verdict,
     process_of,
     signal_of,
+    stranger_words,
 )
-from shoal.launch.nodes.node_caller import NodeCaller
 from shoal.launch.nodes.ports import open_ports, strange_address
 from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.services import ServiceProcesses, late_words
@@ -395,3 +398,27 @@ class Leader:
     def _send(self, connection: Connection, data: bytes, *, then_close: bool = False) -> None:
         if self._connections is not None:
             self._connections.send(connection, data, then_close=then_close)
+
+
+# ---- The connection of another node's launcher, at that of node 0.
+
+
+class NodeCaller:
+    """Hands each frame to the function of its verb. See `server_sockets.Listener`."""
+
+    def __init__(
+        self, verbs: Mapping[str, Callable[[Frame], None]], ended: Callable[[str], None]
+    ) -> None:
+        """`ended`: called with the reason when the connection ends."""
+        self._verbs, self._ended = verbs, ended
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """Handle a frame of a launcher that has joined."""
+        verb = text_field(frame.header, "do")
+        if verb not in self._verbs:
+            raise FrameError(f"{verb[:40]!r} of a launcher")
+        self._verbs[verb](frame)
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """Handle the end of its connection."""
+        self._ended(reason)

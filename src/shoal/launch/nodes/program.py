@@ -10,7 +10,7 @@ import socket
 from collections.abc import Sequence
 from importlib import metadata
 
-from shoal.launch.nodes.assembly import NodeCard
+from shoal.launch.nodes.messages import NodeCard
 from shoal.launch.order import JobOrder, NodesOrder
 
 _LETTERS = 300

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterable
 
 MEETING_PLACE = "shoal.runtime.server.meeting_place"  # modules, for `python -P -m`
 JAX_SERVICE = "shoal.runtime.jax_service.jax_runtime"
@@ -101,3 +102,26 @@ def allow_child_ends() -> None:
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+# ---- Signals that were ignored when a command began, and stay ignored.
+#
+# `nohup` ignores SIGHUP so that the command survives its terminal; a shell that runs a script
+# starts commands followed by `&` with SIGINT ignored, so that Ctrl-C ends only the script.
+
+
+def not_ignored(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Return the signals that are not ignored."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def ignored_sigint_line() -> str:
+    """Return a line about an ignored SIGINT, and how to end this command; "" if not ignored."""
+    if signal.SIGINT in not_ignored([signal.SIGINT]):
+        return ""
+    ends = signal.SIGTERM if not_ignored([signal.SIGTERM]) else signal.SIGKILL
+    kill = "kill" if ends is signal.SIGTERM else f"kill -{ends.name.removeprefix('SIG')}"
+    return (
+        "SIGINT is ignored, as for a background command of a script: "
+        f"`{kill} {os.getpid()}` ({ends.name}) ends the job"
+    )
