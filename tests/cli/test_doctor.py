@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from shoal.cli.doctor.render import grouped, json_of, print_diagnosis, render
+from shoal.cli.doctor import grouped, json_of, print_diagnosis, render
 from shoal.draw.media.terminal import plain
 from shoal.runtime.doctor.findings import NOTE, Diagnosis, Finding, Report, of_processes
 

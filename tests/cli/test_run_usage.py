@@ -12,8 +12,7 @@ import pytest
 
 from shoal import __version__, settings
 from shoal.cli import run as command
-from shoal.cli.run import RunRequest, check
-from shoal.cli.run_nodes import NodesRequest
+from shoal.cli.run import NodesRequest, RunRequest, check
 from shoal.errors import UsageError
 from shoal.launch.environment import Addresses, HostShare, JobStart, variables
 from shoal.runtime.system.local_devices import overruled

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from shoal.cli.typed import TypedCommand, TypedGroup
+from shoal.cli.main import TypedCommand, TypedGroup
 
 WORDS = ["-n", "-n3", "--count", "--count=4", "--flag", "--no-flag", "--many", "--many=a"]
 WORDS += ["--upper", "--upper=b", "", "x", "3", "1.5", "ä", "\udcff", "--", "--help", "--ready"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from draw.wired_topologies import NAMESPACE, SAMPLE, elements, scene_of, texts_outside
 from shoal.draw.bars import Bar, bars_svg
 from shoal.draw.layout import draw_layout
-from shoal.draw.media.picture_svg import picture_svg
+from shoal.draw.media.svg import picture_svg
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.page import picture_page, wires_page
 from shoal.draw.wiring.mesh_scene import draw_wires

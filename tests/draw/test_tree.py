@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import shoal
 from arrays.device_grids import placements
-from shoal.draw.media.picture_svg import picture_svg
+from shoal.draw.describe import Placed, draw_tree
+from shoal.draw.media.svg import picture_svg
 from shoal.draw.media.terminal import to_text
 from shoal.draw.page import picture_page
-from shoal.draw.tree import Placed, draw_tree
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

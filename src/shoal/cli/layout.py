@@ -10,10 +10,9 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from shoal.cli.mesh import read_mesh
-from shoal.cli.picture_files import Html, Svg, write_pictures
+from shoal.cli.mesh import Html, Svg, read_mesh, write_pictures
 from shoal.draw.layout import draw_layout
-from shoal.draw.media.picture_svg import picture_svg
+from shoal.draw.media.svg import picture_svg
 from shoal.draw.media.terminal import render
 from shoal.draw.page import picture_page
 from shoal.errors import UsageError

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 from rich.console import Console
 
-from shoal.cli.picture_files import Html, Svg, write_pictures
 from shoal.cli.placing import Across, Order, Weights, pairs_of_json, placed
-from shoal.draw.media.picture_svg import picture_svg
+from shoal.draw.media.svg import picture_svg
 from shoal.draw.media.terminal import render
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.page import picture_page, wires_page
@@ -19,6 +21,7 @@ from shoal.draw.wiring.mesh_scene import MOST_DEVICES, draw_wires, places_of
 from shoal.draw.wiring.wires_svg import wires_svg
 from shoal.draw.wiring.wires_text import render_wires
 from shoal.errors import UsageError
+from shoal.paths import why_refused
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import Topology, parse, to_json
 
@@ -193,3 +196,47 @@ def _facts(grid: Mesh) -> dict[str, object]:
         "device_ids": grid.device_ids.tolist(),
         "processes": grid.processes.tolist(),
     }
+
+
+# ---- The options `--svg` and `--html`, which write pictures to files.
+
+
+Svg = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Also write it as SVG.")]
+Html = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Also write it as an HTML page.")
+]
+
+
+def write_pictures(
+    svg: str | None, html: str | None, drawn: Callable[[], tuple[str, str]], *, quiet: bool = False
+) -> None:
+    """Write the requested files, and print their names.
+
+    Args:
+      svg: path of the SVG; None: do not write it.
+      html: path of the page.
+      drawn: returns the SVG and the page.
+      quiet: print to stderr instead of stdout.
+
+    Raises:
+      UsageError: a file cannot be written.
+    """
+    if svg is None and html is None:
+        return
+    for option, name, text in zip(("--svg", "--html"), (svg, html), drawn(), strict=True):
+        if name is not None:
+            _write(option, name, text)
+            print(f"wrote {name}", file=sys.stderr if quiet else sys.stdout)
+
+
+def _write(option: str, name: str, text: str) -> None:
+    if name in ("", "-"):
+        raise UsageError(f"{option} {name!r} is not a file; for standard output give /dev/stdout")
+    path = Path(name)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = why_refused(error, name) if isinstance(error, OSError) else error
+        folder = path.parent
+        missing = "" if folder.is_dir() else f"; there is no folder {str(folder)!r}"
+        raise UsageError(f"{option} {name!r} cannot be written: {reason}{missing}") from None

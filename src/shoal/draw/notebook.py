@@ -34,7 +34,7 @@ def register(ip: Any) -> None:
 
 
 def _mesh(mesh: Any) -> str | None:
-    from shoal.draw.media.picture_svg import picture_svg
+    from shoal.draw.media.svg import picture_svg
     from shoal.draw.mesh import draw_mesh
 
     return _unless_too_large(lambda: picture_svg(draw_mesh(mesh)))
@@ -42,7 +42,7 @@ def _mesh(mesh: Any) -> str | None:
 
 def _layout(layout: Any) -> str | None:
     from shoal.draw.layout import draw_layout
-    from shoal.draw.media.picture_svg import picture_svg
+    from shoal.draw.media.svg import picture_svg
 
     return _unless_too_large(lambda: picture_svg(draw_layout(layout)))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shoal.draw.media.palette import style
 from shoal.draw.media.picture import Picture
-from shoal.draw.media.picture_svg import picture_svg
+from shoal.draw.media.svg import picture_svg
 from shoal.draw.wiring.scene import Scene
 from shoal.draw.wiring.wires_svg import wires_svg
 from shoal.plan.notation.words import quote

@@ -12,7 +12,7 @@ import pytest
 import shoal
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import agreeing
-from shoal.cli.doctor.facts import _disk
+from shoal.cli.doctor import _disk
 from shoal.errors import StorageFullError
 from shoal.runtime.doctor import host_state
 from shoal.runtime.doctor.host_state import FolderMarks

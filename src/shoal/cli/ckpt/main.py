@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import time
+from typing import Annotated, Any
+
 import typer
 
-from shoal.cli.ckpt.diff import diff
-from shoal.cli.ckpt.ls import ls
-from shoal.cli.ckpt.show import show
-from shoal.cli.ckpt.tend import gc, recover
-from shoal.cli.ckpt.verify import verify
+from shoal.checkpoint.blocks.compare import Pair, compare, shape_of
+from shoal.checkpoint.disk import step_folder
+from shoal.checkpoint.disk.checkpoint_info import SavedLeaf, info_of
+from shoal.checkpoint.disk.opening import Checkpoint, open_folder
+from shoal.checkpoint.disk.step_folder import KEEP
+from shoal.checkpoint.format.json_files import decode_manifest
+from shoal.checkpoint.format.records import in_memory, manifest_name, part_name
+from shoal.checkpoint.tree.plain_values import decode_value
+from shoal.cli.ckpt.paths import LEAF_HELP, FoundCheckpoint, leaf_names, look_at, one_of
+from shoal.cli.ckpt.tend import gc, recover, verify
+from shoal.cli.tables import print_json, print_lines, print_table, safe, short
+from shoal.draw.amounts import in_bytes, in_seconds
+from shoal.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 
 
 def ckpt() -> typer.Typer:
@@ -30,3 +44,270 @@ def ckpt() -> typer.Typer:
 
 def _about() -> None:
     """The group itself does nothing."""
+
+
+# ---- `shoal ckpt ls`: the committed checkpoints and unfinished saves.
+
+
+_MOST_SHOWN = 6
+_SLACK_S = 1.0
+
+
+def ls(
+    path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """List the steps: committed ones, and unfinished saves with what they wait for.
+
+    \b
+    Example:
+      shoal ckpt ls run/
+    """
+    found = [_facts(entry) for entry in look_at(path).entries]
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+    if any(one["state"] == "damaged" for one in found):
+        raise typer.Exit(CorruptCheckpointError.exit_code)
+
+
+def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
+    """Return the facts of one checkpoint, as JSON."""
+    facts: dict[str, Any] = {
+        "step": entry.step,
+        "path": entry.folder.path,
+        "state": "damaged",
+        "pinned": KEEP in entry.folder.names(),
+    }
+    try:
+        state = step_folder.folder_state(entry.folder)
+    except CorruptCheckpointError as error:
+        return {**facts, "problem": str(error)}
+    except UnsupportedCheckpointError as error:
+        return {**facts, "state": "unsupported", "problem": str(error)}
+    begun = [_begun(entry, attempt) for attempt in state.attempts]
+    facts["attempts"] = begun
+    if (commit := state.commit) is None:
+        facts["state"] = "deleting" if state.tombstones else "incomplete" if begun else "empty"
+        return facts
+    return {
+        **facts,
+        "state": "committed",
+        "attempt": commit.attempt,
+        "bytes": commit.data_bytes,
+        "files": commit.num_files,
+        "saved_ns": commit.created_ns,
+        "age_s": time.time() - commit.created_ns / 1e9,
+        "metrics": dict(commit.metrics),
+    }
+
+
+def _begun(entry: FoundCheckpoint, attempt: step_folder.Attempt) -> dict[str, Any]:
+    """Return the facts of an uncommitted attempt, and what it waits for, as JSON."""
+    missing, count = None, None
+    name = manifest_name(attempt.id)
+    with contextlib.suppress(FileNotFoundError, CheckpointError):
+        count = decode_manifest(entry.folder.read(name), name).num_processes
+        there = set(attempt.names)
+        missing = [p for p in range(count) if part_name(attempt.id, p) not in there]
+    return {
+        "attempt": attempt.id,
+        "live": attempt.is_live,
+        "complete": attempt.is_complete,
+        "idle_s": None if math.isinf(attempt.idle_s) or attempt.is_ahead else attempt.idle_s,
+        "ahead_s": attempt.ahead_s if attempt.is_ahead else None,
+        "owner": dict(attempt.owner),
+        "processes": count,
+        "missing": missing,
+    }
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    rows = []
+    for one in found:
+        is_saved = one["state"] == "committed"
+        rows.append(
+            [
+                "-" if one["step"] is None else str(one["step"]),
+                one["state"] + (", pinned" if one["pinned"] else ""),
+                in_bytes(one["bytes"]) if is_saved else "",
+                str(one["files"]) if is_saved else "",
+                _age(one["age_s"]) if is_saved else "",
+                " ".join(f"{name}={value:.6g}" for name, value in one["metrics"].items())
+                if is_saved
+                else "",
+            ]
+        )
+    print_table(("step", "state", "size", "files", "age", "metrics"), rows, "step size files age")
+    for one in found:
+        name = one["path"] if one["step"] is None else f"step {one['step']}"
+        for attempt in one.get("attempts", ()):
+            print(safe(f"{name}: attempt {attempt['attempt']} {_words(attempt)}"))
+        if "problem" in one:
+            print_lines(name, one["problem"])
+
+
+def _age(age_s: float) -> str:
+    """Return the age of a step as text; clocks may have been set since."""
+    return f"{in_seconds(-age_s)} ahead" if age_s < -_SLACK_S else in_seconds(max(0.0, age_s))
+
+
+def _words(attempt: dict[str, Any]) -> str:
+    """Return what an attempt waits for, as text."""
+    if not attempt["live"]:
+        return "was aborted, or never started: `shoal ckpt gc` removes its files"
+    owner = attempt["owner"]
+    by = f"by {owner.get('host', '?')} (pid {owner.get('pid', '?')}), "
+    idle = f"touched {in_seconds(attempt['idle_s'] or 0.0)} ago"
+    if attempt["ahead_s"] is not None:
+        idle = f"its time lies {in_seconds(attempt['ahead_s'])} in the future"
+    if attempt["complete"]:
+        return f"{by}{idle}, is complete: `shoal ckpt recover` commits it"
+    if attempt["missing"] is None:
+        return f"{by}{idle}, has no manifest yet"
+    missing = attempt["missing"]
+    listed = ", ".join(map(str, missing[:_MOST_SHOWN])) + (
+        f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
+    )
+    return f"{by}{idle}, waits for {len(missing)} of {attempt['processes']} parts: of {listed}"
+
+
+# ---- `shoal ckpt show`: the contents of a checkpoint.
+
+
+def show(
+    path: Annotated[str, typer.Argument(help="A checkpoint, or a history: its newest step.")],
+    leaf: Annotated[str, typer.Option(metavar="GLOB", help=LEAF_HELP)] = "",
+    step: Annotated[int | None, typer.Option(help="This step of a history.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Show the leaves of a checkpoint: shapes, dtypes, layouts, bytes; and the user's metadata.
+
+    \b
+    Examples:
+      shoal ckpt show run/
+      shoal ckpt show run/ --step 40 --leaf 'params/**'
+    """
+    found = info_of(one_of(look_at(path, step)).folder)
+    names = leaf_names(leaf, found.leaves)
+    chosen = [one for name, one in found.leaves.items() if name in names]
+    facts = found.to_json()
+    if as_json:
+        print_json({**facts, "leaves": [one.to_json() for one in chosen]})
+        return
+    del facts["leaves"]
+    for name, value in facts.items():
+        if value not in ({}, "", None):
+            print(f"{name.removesuffix('_ns')}: {safe(_shown(name, value))}")
+    print()
+    print_table(
+        ("leaf", "dtype", "shape", "size", "chunks", "layout or value"),
+        [_row(one) for one in chosen],
+        "size chunks",
+    )
+
+
+def _row(leaf: SavedLeaf) -> list[str]:
+    shape = "x".join(map(str, leaf.shape)) or "-"
+    shape = "of each process" if leaf.kind == "per_process" else shape
+    what = f"key of {leaf.impl}" if leaf.impl else leaf.dtype or leaf.kind
+    size = in_bytes(leaf.bytes) if leaf.dtype else ""
+    value = in_memory(leaf.layout, leaf.memory) if leaf.dtype else short(leaf.value)
+    return [leaf.name, what, shape, size, str(leaf.chunks), value]
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "saved_ns":
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(value / 1e9))
+    if name == "bytes":
+        return in_bytes(value)
+    if name == "pinned":
+        return "yes" if value else "no"
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+# ---- `shoal ckpt diff`: the differences between two checkpoints.
+
+
+_SHOWN = 50
+
+
+def diff(
+    first: Annotated[str, typer.Argument(help="A checkpoint, or a history: its newest step.")],
+    second: Annotated[str, typer.Argument(help="Another.")],
+    leaf: Annotated[str, typer.Option(metavar="GLOB", help=LEAF_HELP)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Compare two checkpoints: names of leaves, shapes, dtypes, and every value, bit by bit.
+
+    Where and how they are stored (layouts, processes, files) makes no difference.
+
+    \b
+    Examples:
+      shoal ckpt diff run/step_000000000010 run/step_000000000020
+      shoal ckpt diff before/ after/ --leaf 'params/**'
+
+    \b
+    Exit code:
+      0   they are equal
+      1   they differ; or one of them is not committed
+    """
+    pair = [open_folder(one_of(look_at(path)).folder) for path in (first, second)]
+    found = _differences(pair[0], pair[1], leaf)
+    if as_json:
+        print_json({"equal": not found, "differences": found})
+    else:
+        for one in found[:_SHOWN]:
+            print(safe(f"{one['leaf']}: {one['words']}"))
+        if len(found) > _SHOWN:
+            print(f"and {len(found) - _SHOWN} more leaves")
+        print(f"{len(found)} differ" if found else "equal, bit by bit")
+    if found:
+        raise typer.Exit(1)
+
+
+def _differences(first: Checkpoint, second: Checkpoint, leaf: str) -> list[dict[str, Any]]:
+    both = (first, second)
+    numbers = [
+        {one.name: n for n, one in enumerate(checkpoint.manifest.leaves)} for checkpoint in both
+    ]
+    known = list(dict.fromkeys([*numbers[0], *numbers[1]]))
+    names = leaf_names(leaf, known)
+    wanted = [name for name in known if name in names]
+    found: dict[str, dict[str, Any]] = {}
+    pairs: dict[str, Pair] = {}
+    for name in wanted:
+        where = [known[name] for known in numbers if name in known]
+        if len(where) < 2:
+            words = f"only in {both[name not in numbers[0]].folder.path}"
+            found[name] = {"kind": "missing", "words": words}
+        elif facts := _described(both, where):
+            found[name] = facts
+        elif first.manifest.leaves[where[0]].has_data:
+            dtype = first.manifest.leaves[where[0]].dtype
+            pairs[name] = Pair((where[0], where[1]), shape_of(first, where[0]), dtype)
+    compared = zip(pairs, compare(both, list(pairs.values())), strict=True)
+    found |= {name: facts for name, facts in compared if facts is not None}
+    return [{"leaf": name, **found[name]} for name in wanted if name in found]
+
+
+def _described(both: tuple[Checkpoint, Checkpoint], where: list[int]) -> dict[str, Any] | None:
+    """Return how two leaves differ before their data is compared."""
+    one, other = (c.manifest.leaves[n] for c, n in zip(both, where, strict=True))
+    sizes: list[Any] = [None, None]
+    if one.kind == other.kind == "per_process":
+        sizes = [c.values_of(n) for c, n in zip(both, where, strict=True)]
+    for kind, left, right in (
+        ("kind", one.kind, other.kind),
+        ("dtype", one.impl or one.dtype, other.impl or other.dtype),
+        ("shape", list(one.shape), list(other.shape)),
+        ("value", one.value, other.value),
+        ("processes", *(size and {p: n for p, (_, n) in size.items()} for size in sizes)),
+    ):
+        if left != right:
+            words = f"{left} | {right}"
+            if kind == "value":
+                words = " | ".join(short(decode_value(one.kind, value)) for value in (left, right))
+            return {"kind": kind, "first": left, "second": right, "words": words}
+    return None

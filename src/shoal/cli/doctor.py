@@ -1,0 +1,431 @@
+"""`shoal doctor`: why a job does not start."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shoal import settings
+from shoal.cli.tables import print_json, safe
+from shoal.draw.amounts import in_bytes, in_seconds
+from shoal.draw.media.terminal import plain
+from shoal.errors import raise_all
+from shoal.runtime.doctor.examine import DoctorRequest, diagnosed
+from shoal.runtime.doctor.findings import (
+    PROBLEM,
+    Diagnosis,
+    Finding,
+    Report,
+    of_processes,
+    packed,
+    unknown_variable,
+    unpacked,
+)
+from shoal.runtime.system.child_process import own_environment
+from shoal.runtime.system.failure_words import listed
+
+_HELP = """\
+Find why a job does not start: launcher, addresses, versions, devices, clocks, folders.
+
+Start it in place of the program, by the same launcher: the processes meet as those of the program
+would, compare what they see, and process 0 prints it. If they cannot meet, each process prints
+what it found, with the reason. Alone, it checks this process and this host.
+
+\b
+Examples:
+  shoal doctor                                    this process, this host
+  shoal doctor -n 4                               4 processes here, as under shoal run
+  srun shoal doctor --shared /home/me train.py    all tasks; is the folder shared, and is
+                                                  train.py the same file everywhere?
+  mpirun -n 16 shoal doctor
+  torchrun --nproc-per-node 4 -m shoal doctor
+  shoal doctor --alone                            one of several, without the others
+  shoal doctor --json                             everything, for programs
+
+\b
+What it checks:
+  launcher   the variables of which launcher are used, and why those of others are not
+  address    what it resolves to; that process 0 can listen and the others connect
+  versions   Python, JAX, jaxlib, NumPy, shoal, drivers; PROGRAM: a digest of the file
+  devices    they start, in a child process, within --timeout
+  clock      at one moment, on all hosts
+  folders    each process sees the files of all others in --shared and SHOAL_RENDEZVOUS
+  memory, disk, proxy
+
+\b
+Exit code:
+  0      nothing is wrong; notes do not count
+  1      a problem was found; under a launcher, on all processes
+  2      wrong usage
+"""
+
+_FOUND = 1
+
+_Processes = Annotated[
+    str | None,
+    typer.Option(
+        "-n", "--processes", metavar="N", help="Start N processes here, as shoal run does."
+    ),
+]
+_Devices = Annotated[
+    str | None, typer.Option(metavar="N", help="With -n: virtual CPU devices per process.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+_Shared = Annotated[
+    list[str] | None,
+    typer.Option(metavar="DIR", help="A folder that all processes must share; may be repeated."),
+]
+_Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout", metavar="SECONDS", help="Limit of each wait: for processes, for devices."
+    ),
+]
+_Alone = Annotated[bool, typer.Option("--alone", help="Do not wait for the other processes.")]
+_To = Annotated[str | None, typer.Option(hidden=True)]
+_Program = Annotated[str | None, typer.Argument(metavar="PROGRAM", hidden=True)]
+
+
+def doctor(
+    program: _Program = None,
+    processes: _Processes = None,
+    devices: _Devices = None,
+    as_json: _AsJson = False,
+    shared: _Shared = None,
+    timeout_s: _Timeout = 60.0,
+    alone: _Alone = False,
+    to: _To = None,
+) -> None:
+    """Find why a job does not start: launcher, addresses, versions, devices, clocks, folders."""
+    _check(processes, devices, timeout_s, alone)
+    request = DoctorRequest(program, tuple(shared or ()), timeout_s, alone)
+    if processes is not None:
+        diagnosis = diagnose_here(request, processes, devices)
+        print_diagnosis(diagnosis, as_json=as_json)
+        raise typer.Exit(_code(diagnosis))
+    with diagnosed(request, os.environ) as diagnosis:
+        if to is not None:
+            own = [one for one in diagnosis.reports if one.process == diagnosis.process]
+            Path(to, f"process-{diagnosis.process}.json").write_bytes(packed(own[0]))
+            return
+        if diagnosis.process in (0, None) or not diagnosis.is_complete:
+            print_diagnosis(diagnosis, as_json=as_json)
+    raise typer.Exit(_code(diagnosis))
+
+
+doctor.__doc__ = _HELP
+
+
+def _check(processes: str | None, devices: str | None, timeout_s: float, alone: bool) -> None:
+    problems = []
+    for option, value in (("-n", processes), ("--devices", devices)):
+        if value is not None and not (value.isascii() and value.isdigit() and int(value) >= 1):
+            problems.append(f"{option} {value} must be a whole number, at least 1")
+    if devices is not None and processes is None:
+        problems.append(f"--devices {devices} is for the processes of -n N")
+    if processes is not None and alone:
+        problems.append("--alone is for one of several processes: leave out -n")
+    if not 0 < timeout_s < math.inf:
+        problems.append(f"--timeout {timeout_s:g} must be a positive number of seconds")
+    raise_all("doctor", problems)
+
+
+def _code(diagnosis: Diagnosis) -> int:
+    return _FOUND if diagnosis.has_problem else 0
+
+
+# ---- The output of `shoal doctor`: the facts of all processes on one screen, then the findings.
+
+
+_PLAIN_COLUMNS = 100
+_MOST_FINDINGS = 12
+_STYLES = {True: "bold red", False: "yellow"}
+
+
+def print_diagnosis(diagnosis: Diagnosis, *, as_json: bool) -> None:
+    """Print it: coloured on a terminal, plain in a pipe."""
+    if as_json:
+        print_json(json_of(diagnosis))
+    elif sys.stdout.isatty():
+        Console().print(render(diagnosis))
+    else:
+        print(plain(render(diagnosis), _PLAIN_COLUMNS), flush=True)
+
+
+def json_of(diagnosis: Diagnosis) -> dict[str, object]:
+    """Return everything, for programs."""
+    findings = [
+        {**finding._asdict(), "processes": processes}
+        for finding, processes in grouped(diagnosis).items()
+    ]
+    return {
+        "is_complete": diagnosis.is_complete,
+        "findings": sorted(findings, key=lambda one: one["level"] != PROBLEM),
+        "processes": [
+            {name: value for name, value in report._asdict().items() if name != "findings"}
+            for report in diagnosis.reports
+        ],
+    }
+
+
+def grouped(diagnosis: Diagnosis) -> dict[Finding, list[int | None]]:
+    """Return each finding once, problems first, with the processes that found it.
+
+    A difference between processes is found by none of them; its text names them.
+    """
+    found: dict[Finding, list[int | None]] = {}
+    for report, finding in diagnosis.findings:
+        found.setdefault(finding, []).extend([] if report is None else [report.process])
+    order = sorted(found, key=lambda finding: finding.level != PROBLEM)
+    return {finding: found[finding] for finding in order}
+
+
+def render(diagnosis: Diagnosis) -> RenderableType:
+    """Return the text of a console."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, words in facts_lines(diagnosis.reports):
+        facts.add_row(Text(name, style="cyan"), Text(safe_lines(words)))
+    return Group(Text(_title(diagnosis.reports), style="bold"), facts, *_findings(diagnosis))
+
+
+def safe_lines(words: str) -> str:
+    """Escape unprintable characters, except line ends."""
+    return "\n".join(safe(line) for line in words.split("\n"))
+
+
+def _title(reports: tuple[Report, ...]) -> str:
+    if not reports:
+        return "shoal doctor: no process reported"
+    hosts = list(dict.fromkeys(report.host for report in reports))
+    where = f"{len(hosts)} hosts" if len(hosts) > 1 else hosts[0]
+    if len(reports) > 1:
+        return f"shoal doctor: {len(reports)} processes on {safe(where)}"
+    report = reports[0]
+    index = "?" if report.process is None else report.process
+    return f"shoal doctor: process {index} of {report.num_processes or '?'} on {safe(where)}"
+
+
+def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    found = grouped(diagnosis)
+    problems = sum(finding.level == PROBLEM for finding in found)
+    if not problems:
+        yield Text("no problem found", style="bold green")
+    else:
+        yield Text(f"{problems} problem{'s' * (problems > 1)}", style=_STYLES[True])
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding, processes in list(found.items())[:_MOST_FINDINGS]:
+        whose = _whose(diagnosis.reports, [one for one in processes if one is not None])
+        words = Text(safe(f"{finding.check}: {whose}{finding.words}"))
+        if finding.advice:
+            words.append(f"\n-> {safe(finding.advice)}", style="green")
+        label = Text(f"  {finding.level}", style=_STYLES[finding.level == PROBLEM])
+        table.add_row(label, words)
+    yield table
+    if len(found) > _MOST_FINDINGS:
+        yield Text(f"  and {len(found) - _MOST_FINDINGS} more (--json has all)")
+
+
+def _whose(reports: tuple[Report, ...], processes: Iterable[int]) -> str:
+    whose = list(processes)
+    if not whose or len(reports) == 1:
+        return ""
+    hosts = {str(report) for report in reports if report.process in whose}
+    return f"{hosts.pop() if len(hosts) == 1 else listed(whose)}: "
+
+
+# ---- The facts of one process or of many as lines of text; equal facts are listed once.
+
+
+_MOST_GROUPS = 4
+
+
+def facts_lines(reports: Sequence[Report]) -> list[tuple[str, str]]:
+    """Return (check, words) for each check that has facts."""
+    lines = [] if not reports else [("launcher", _launcher(reports[0].facts.get("launcher", {})))]
+    for check, words_of in _WORDS.items():
+        if any(check in report.facts for report in reports):
+            lines.append((check, _each(reports, check, words_of)))
+    for check, words_of_all in _TOGETHER.items():
+        facts = [report.facts[check] for report in reports if report.facts.get(check)]
+        if facts:
+            lines.append((check, words_of_all(facts)))
+    return [(check, words) for check, words in lines if words]
+
+
+def _each(
+    reports: Sequence[Report], check: str, words_of: Callable[[Mapping[str, Any]], str]
+) -> str:
+    found: dict[str, list[int]] = {}
+    for at, report in enumerate(reports):
+        words = words_of(report.facts.get(check, {})) or "unknown"
+        found.setdefault(words, []).append(at if report.process is None else report.process)
+    if len(found) == 1:
+        return next(iter(found))
+    rows = [f"{listed(at)}: {words}" for words, at in found.items()]
+    more = len(rows) - _MOST_GROUPS
+    return "\n".join(rows[:_MOST_GROUPS] + ([f"and {more} more"] if more > 0 else []))
+
+
+def _launcher(facts: Mapping[str, Any]) -> str:
+    """Return the rule of one process: the first of the job."""
+    rules = facts.get("rules", [])
+    lines = [str(facts.get("rule", "no rule holds"))]
+    lines += [
+        f"not used: {rule['launcher']}: {rule['why']}"
+        for rule in rules
+        if rule["is_seen"] and not rule["is_used"]
+    ]
+    absent = [rule["launcher"] for rule in rules if not rule["is_seen"]]
+    lines += [f"not set: {', '.join(absent)}"] if absent else []
+    return "\n".join(lines)
+
+
+def _address(facts: Mapping[str, Any]) -> str:
+    if directory := facts.get("directory"):
+        words = f"process 0 publishes it in {directory}"
+    elif "address" in facts:
+        to = ", ".join(facts["resolves_to"]) or "nothing"
+        words = f"{facts['address']}, which resolves to {to}"
+    else:
+        return "none needed"
+    if "connecting" in facts:
+        words += f": {facts['connecting']}"
+    if service := facts.get("jax_service"):
+        words += f"; JAX's service at {service}: {facts['connecting_to_jax_service']}"
+    return words
+
+
+def _versions(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in facts.items())
+
+
+def _program(facts: Mapping[str, Any]) -> str:
+    if "digest" not in facts:
+        return f"{facts.get('path', '')}: unreadable"
+    return f"{facts['path']}, {in_bytes(facts['size_bytes'])}, digest {facts['digest']}"
+
+
+def _devices(facts: Mapping[str, Any]) -> str:
+    if not facts:
+        return ""
+    words = f"{facts['count']} × {facts['platform']}"
+    return words if facts["kind"] == facts["platform"] else f"{words} ({facts['kind']})"
+
+
+def _host(facts: Mapping[str, Any]) -> str:
+    if not facts:
+        return ""
+    addresses = ", ".join(facts["addresses"]) or "no address"
+    return f"{facts['name']} ({addresses}), {facts['cores']} cores"
+
+
+def _folders(facts: Mapping[str, Any]) -> str:
+    rows = (f"{path}: {one['file_system'] or 'unknown file system'}" for path, one in facts.items())
+    return ", ".join(rows) or "none given (--shared)"
+
+
+def _proxy(facts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in facts.items()) or "none"
+
+
+def _memory(facts: Sequence[Mapping[str, Any]]) -> str:
+    free = _span([one["available_bytes"] for one in facts])
+    return f"{free} available of {_span([one['total_bytes'] for one in facts])}"
+
+
+def _disk(facts: Sequence[Mapping[str, Any]]) -> str:
+    found: dict[str, list[int]] = {}
+    for one in facts:
+        for directory, room in one.items():
+            known = [room["free_bytes"]] if room["free_bytes"] is not None else []
+            found.setdefault(directory, []).extend(known)
+    rows = {
+        directory: f"{_span(room)} free" if room else "unknown free space"
+        for directory, room in found.items()
+    }
+    return ", ".join(f"{directory}: {words}" for directory, words in rows.items())
+
+
+def _clock(facts: Sequence[Mapping[str, Any]]) -> str:
+    times = [one["time_s"] for one in facts]
+    first = datetime.datetime.fromtimestamp(min(times), datetime.UTC)
+    words = first.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return words if len(times) == 1 else f"{words}, {in_seconds(max(times) - min(times))} apart"
+
+
+def _span(amounts: Sequence[int]) -> str:
+    least, most = in_bytes(min(amounts)), in_bytes(max(amounts))
+    return least if least == most else f"{least} to {most}"
+
+
+_WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "address": _address,
+    "versions": _versions,
+    "program": _program,
+    "devices": _devices,
+    "host": _host,
+    "folders": _folders,
+    "proxy": _proxy,
+}
+_TOGETHER: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
+    "memory": _memory,
+    "disk": _disk,
+    "clock": _clock,
+}
+
+
+# ---- The job of `shoal doctor -n N`: N processes of the same command, under `shoal run`.
+#
+# Each writes its report into a directory, so that they are compared even if they cannot meet.
+
+
+def diagnose_here(request: DoctorRequest, processes: str, devices: str | None) -> Diagnosis:
+    """Run the checks in N processes of this machine; return all reports, compared."""
+    options = [] if devices is None else ["--devices", devices]
+    shared = [part for folder in request.shared for part in ("--shared", folder)]
+    program = [] if request.program is None else [request.program]
+    env = own_environment()
+    unknown = settings.unknown_variables(env)  # found here; otherwise the launcher reports them
+    with tempfile.TemporaryDirectory(prefix="shoal-doctor-") as to:
+        run = subprocess.run(
+            [
+                *(sys.executable, "-P", "-m", "shoal", "run", "-n", processes, *options),
+                *("--no-prefix", "-m", "shoal", "doctor", "--to", to),
+                *("--timeout", str(request.timeout_s), *shared, *program),
+            ],
+            env={name: value for name, value in env.items() if name not in unknown},
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr,  # what libraries print
+        )
+        files = sorted(Path(to).iterdir(), key=lambda file: int(file.stem.rpartition("-")[2]))
+        reports = tuple(unpacked(file.read_bytes()) for file in files)
+    diagnosis = _whole(reports, int(processes), run.returncode)
+    notes = map(unknown_variable, unknown.values())
+    return diagnosis._replace(differences=(*diagnosis.differences, *notes))
+
+
+def _whole(reports: tuple[Report, ...], processes: int, code: int) -> Diagnosis:
+    missing = sorted(set(range(processes)) - {report.process for report in reports})
+    if not missing and code == 0:
+        return of_processes(reports)
+    finding = Finding("joining", f"shoal run ended with code {code}; its last lines say why")
+    diagnosis = of_processes(reports) if reports else Diagnosis((), (), None, False, True)
+    return diagnosis._replace(
+        differences=(finding, *diagnosis.differences), is_complete=False, has_problem=True
+    )
