@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.compat import dtensor
-from shoal.compat.dtensor import meshes, placing, tpu
+from shoal.compat.dtensor import mesh, meshes, tpu
 from shoal.errors import InitializeError, UsageError
 from shoal.plan import placement, topology
 
@@ -238,8 +238,8 @@ def on_a_slice(monkeypatch):
     def be(process):
         owned = {p: [c["id"] for c in CORES if c["process"] == p] for p in range(4)}
         monkeypatch.setattr(meshes, "make_mesh", make_mesh)
-        monkeypatch.setattr(placing, "devices_of", lambda kind: owned)
-        monkeypatch.setattr(placing, "process_index", lambda: process)
+        monkeypatch.setattr(mesh, "devices_of", lambda kind: owned)
+        monkeypatch.setattr(mesh, "process_index", lambda: process)
 
     return be
 

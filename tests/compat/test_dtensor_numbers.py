@@ -108,7 +108,7 @@ def test_slices_of_64_bits_are_saved_whole(layout, tmp_path):
     pieces = [np.array([2**40, 1]), np.array([2, 3])]
     slices = ["4 0,2", "4 2,2"]
     dtensor.sharded_save(layout.mesh, str(tmp_path / "ckpt"), ["a", "a"], slices, pieces)
-    from shoal.compat.dtensor.slices import part_of, whole_of
+    from shoal.compat.dtensor.saving import part_of, whole_of
 
     whole = whole_of("a", [part_of(text, (2,)) for text in slices], pieces)
     assert (whole.dtype, whole.tolist()) == (np.int64, [2**40, 1, 2, 3])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.compat import dtensor
 from shoal.compat.dtensor import DTensorCheckpoint, DVariable, Layout
-from shoal.compat.dtensor.slices import SliceOf, part_of, whole_of
+from shoal.compat.dtensor.saving import SliceOf, part_of, whole_of
 from shoal.plan import patterns
 
 U = dtensor.UNSHARDED

@@ -22,9 +22,9 @@ from shoal.compat.dtensor.device import DTensorDevice as DTensorDevice
 from shoal.compat.dtensor.device import _dtensor_device as _dtensor_device
 from shoal.compat.dtensor.device import _global_barrier as _global_barrier
 from shoal.compat.dtensor.device import reset_dtensor_device as reset_dtensor_device
+from shoal.compat.dtensor.layout import MATCH as MATCH
+from shoal.compat.dtensor.layout import UNSHARDED as UNSHARDED
 from shoal.compat.dtensor.layout import Layout as Layout
-from shoal.compat.dtensor.layout_checks import MATCH as MATCH
-from shoal.compat.dtensor.layout_checks import UNSHARDED as UNSHARDED
 from shoal.compat.dtensor.mesh import Mesh as Mesh
 from shoal.compat.dtensor.meshes import barrier as barrier
 from shoal.compat.dtensor.meshes import create_distributed_mesh as create_distributed_mesh
@@ -60,7 +60,7 @@ from shoal.compat.dtensor.start import is_initialized as is_initialized
 from shoal.compat.dtensor.start import set_initialized as set_initialized
 from shoal.compat.dtensor.start import shutdown_accelerator_system as shutdown_accelerator_system
 from shoal.compat.dtensor.start import shutdown_tpu_system as shutdown_tpu_system
-from shoal.compat.dtensor.text.device_spec import DeviceSpec as DeviceSpec
+from shoal.compat.dtensor.text import DeviceSpec as DeviceSpec
 from shoal.compat.dtensor.tpu import dtensor_initialize_tpu_system as dtensor_initialize_tpu_system
 from shoal.compat.dtensor.tpu import dtensor_shutdown_tpu_system as dtensor_shutdown_tpu_system
 from shoal.compat.dtensor.tpu import tpu_system_init_helper as tpu_system_init_helper

@@ -10,7 +10,7 @@ import jax
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
 from shoal.colour import collective
-from shoal.compat.dtensor.layout_checks import check_dtensor_mesh
+from shoal.compat.dtensor.layout import check_dtensor_mesh
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.refused import NotPossible, check_eager, prefix_errors
 from shoal.compat.dtensor.saving import Prefix, processes_of, saved_form

@@ -8,9 +8,9 @@ import re
 import jax
 
 from shoal.colour import local
-from shoal.compat.dtensor.placing import devices_of
+from shoal.compat.dtensor.mesh import devices_of
 from shoal.compat.dtensor.refused import StartError
-from shoal.compat.dtensor.text.device_spec import DeviceSpec
+from shoal.compat.dtensor.text import DeviceSpec
 from shoal.errors import UsageError, nearest
 from shoal.runtime.process import coordinator, is_initialized
 from shoal.runtime.startup.launcher_table import jobs_of

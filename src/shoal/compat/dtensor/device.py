@@ -10,8 +10,7 @@ import jax
 
 from shoal.colour import collective, local, logically_collective
 from shoal.compat.dtensor import moves
-from shoal.compat.dtensor.layout import Layout
-from shoal.compat.dtensor.layout_checks import check_dtensor_mesh
+from shoal.compat.dtensor.layout import Layout, check_dtensor_mesh
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.meshes import barrier
 from shoal.compat.dtensor.refused import NotPossible

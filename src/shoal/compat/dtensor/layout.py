@@ -8,24 +8,42 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shoal.colour import local
-from shoal.compat.dtensor.layout_checks import (
-    ANY,
-    MATCH,
-    UNSHARDED,
-    check_dtensor_mesh,
-    checked,
-    rank_of,
-    sizes_of,
-)
-from shoal.compat.dtensor.mesh import Mesh
-from shoal.compat.dtensor.refused import NotPossible
-from shoal.compat.dtensor.text.layout_text import prefix_of, split
-from shoal.errors import UsageError, UsageTypeError, raise_all
-from shoal.plan import layout as plan_layout
-from shoal.plan.mesh import coords_of
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
 
-__all__ = ["MATCH", "UNSHARDED", "Layout", "LayoutType"]
+from shoal.arguments import as_integer
+from shoal.arrays.bridge.sharding import layout_of
+from shoal.arrays.bridge.use_mesh import default_mesh as block_mesh
+from shoal.colour import local
+from shoal.compat.dtensor import config
+from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.refused import EagerOnly, NotPossible
+from shoal.compat.dtensor.text import prefix_of, split
+from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all, with_article
+from shoal.plan import layout as plan_layout
+from shoal.plan.mesh import Mesh as PlanMesh
+from shoal.plan.mesh import coords_of
+from shoal.runtime.process import meshes
+
+__all__ = [
+    "ANY",
+    "MATCH",
+    "UNSHARDED",
+    "Layout",
+    "LayoutType",
+    "array_of",
+    "check_dtensor_mesh",
+    "checked",
+    "is_on_mesh",
+    "layout_for",
+    "mesh_for",
+    "mesh_owners",
+    "named",
+    "rank_of",
+    "sizes_of",
+    "value_of",
+]
 
 
 class LayoutType(enum.IntEnum):
@@ -295,3 +313,188 @@ class Layout:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout._of, self._content()
+
+
+# ---- Validation of DTensor layouts.
+
+
+UNSHARDED = "unsharded"
+MATCH = "match"
+ANY = "any"  # only in text written by TensorFlow's compiler
+
+
+def check_dtensor_mesh(mesh: object) -> Mesh:
+    """Return the mesh.
+
+    Raises:
+      UsageError: it is not a DTensor mesh.
+    """
+    if not isinstance(mesh, Mesh):
+        raise UsageTypeError(f"dtensor.Layout: mesh is not a valid Mesh object: {mesh!r}")
+    return mesh
+
+
+def mesh_owners(mesh: object = None, *_: object, **__: object) -> tuple[int, ...] | None:
+    """Return the processes that make a call with a DTensor mesh; None: not known."""
+    return mesh.shoal_mesh.process_indices if isinstance(mesh, Mesh) else None
+
+
+def checked(
+    operation: str, specs: Sequence[str], mesh: object, *, may_be_any: bool = False
+) -> tuple[str, ...]:
+    """Return the specs of a layout, validated.
+
+    Raises:
+      UsageError: names all problems.
+    """
+    names = check_dtensor_mesh(mesh).dim_names
+    if mesh.is_single_device():  # type: ignore[attr-defined]
+        raise UsageError(f"{operation}: the mesh has a single device: use from_single_device_mesh")
+    if isinstance(specs, str) or not isinstance(specs, Sequence):
+        raise UsageTypeError(f"{operation}: sharding_specs must be a list of names, not {specs!r}")
+    known = [*names, UNSHARDED, MATCH, *[ANY] * may_be_any]
+    problems = [_unknown(place, spec, names) for place, spec in enumerate(specs)
+                if not isinstance(spec, str) or spec not in known]  # fmt: skip
+    repeated = [name for name in names if list(specs).count(name) > 1]
+    raise_all(operation, [*problems, *(_repeated(name, specs) for name in repeated)])
+    return tuple(specs)
+
+
+def _unknown(place: int, spec: object, names: Sequence[str]) -> str:
+    if not isinstance(spec, str):
+        return WrongType(f"spec {place}: {spec!r} must be a name")
+    hint = nearest(spec, [*names, UNSHARDED])
+    return (
+        f"{spec}: A dimension sharding must either be a valid mesh dimension ({', '.join(names)}) "
+        f"or UNSHARDED{hint}"
+    )
+
+
+def _repeated(name: str, specs: Sequence[str]) -> str:
+    return (
+        f"Mesh dimension {name} was repeated in sharding specs {list(specs)}. Mesh dimensions must "
+        "be unique in a layout."
+    )
+
+
+def rank_of(operation: str, rank: object, least: int) -> int:
+    """Return a rank.
+
+    Raises:
+      UsageError: it is not an integer, or too small.
+    """
+    number = as_integer(rank)
+    if number is None:
+        raise UsageTypeError(f"dtensor.Layout.{operation}: rank {rank!r} must be a whole number")
+    if number < least:
+        raise UsageError(f"dtensor.Layout.{operation}: rank {number} must be at least {least}")
+    return number
+
+
+def sizes_of(operation: str, shape: Sequence[int | None], rank: int) -> list[int]:
+    """Return a validated shape of this rank, with unknown sizes as -1.
+
+    Raises:
+      UsageError: it is not a shape, or has another rank.
+    """
+    try:
+        sizes = [-1 if size is None else operator.index(size) for size in shape]
+    except TypeError:
+        raise UsageTypeError(f"dtensor.Layout.{operation}: {shape!r} is not a shape") from None
+    if len(sizes) != rank:
+        raise UsageError(f"dtensor.Layout.{operation}: {sizes} has rank {len(sizes)}, not {rank}")
+    if any(size < -1 for size in sizes):
+        raise UsageError(f"dtensor.Layout.{operation}: {sizes} has a negative size")
+    return sizes
+
+
+# ---- DTensor layouts of JAX arrays.
+
+
+_PLACE = "copy_to_mesh (shoal.put) places it"
+
+
+def value_of(value: Any) -> Any:
+    """Return the value of a DVariable; return other values unchanged."""
+    return value.read_value() if hasattr(value, "read_value") else value
+
+
+def is_on_mesh(value: Any) -> bool:
+    """Is it an array on a mesh?"""
+    is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    return is_array and isinstance(value.sharding, NamedSharding)
+
+
+def array_of(operation: str, value: Any) -> jax.Array:
+    """Return an array on a mesh; for a DVariable, its value.
+
+    Raises:
+      UsageError: it is not on a mesh.
+    """
+    value = value_of(value)
+    if not isinstance(value, jax.Array):
+        detail = f"Expecting an array on a mesh, not {with_article(type(value).__name__)}; {_PLACE}"
+        raise UsageTypeError(f"dtensor.{operation}: {detail}")
+    if isinstance(value, jax.core.Tracer):
+        raise EagerOnly(
+            f"dtensor.{operation} must be called eagerly: inside jit and grad the value has no "
+            "layout yet; fetch that of an argument or a result"
+        )
+    if not is_on_mesh(value):
+        detail = f"an array on a mesh, and this one is on {value.sharding}; {_PLACE}"
+        raise UsageError(f"dtensor.{operation} expects {detail}")
+    return value
+
+
+def mesh_for(mesh: PlanMesh) -> Mesh:
+    """Return the DTensor mesh for a shoal mesh, whose name is lost if it came from a JAX mesh.
+
+    The name is that of the default mesh if it has the same grid, else of the newest such mesh.
+    """
+    default = block_mesh()
+    known = [entry.mesh for entry in meshes()] + ([default] if default is not None else [])
+    same = [one for one in known if named(one, mesh.label) == mesh]
+    found = mesh if mesh.label or not same else same[-1]
+    return Mesh.from_shoal(found, job=config.job_name())
+
+
+def named(mesh: PlanMesh, name: str) -> PlanMesh:
+    """Return a mesh under another name."""
+    ids, owners = mesh.device_ids, mesh.processes
+    return PlanMesh(
+        mesh.axes,
+        device_ids=ids,
+        processes=owners,
+        kind=mesh.kind,
+        label=name,
+        axis_types=mesh.axis_types,
+    )
+
+
+def layout_for(operation: str, value: Any, layout: Layout) -> plan_layout.Layout:
+    """Return the target layout of a value, with `match` resolved from its current layout.
+
+    Raises:
+      UsageError: it is not a DTensor layout, or uses `match` for a value of unknown layout.
+    """
+    if not isinstance(layout, Layout):
+        raise UsageTypeError(f"dtensor.{operation}: {layout!r} must be a dtensor.Layout")
+    if layout.type == LayoutType.SINGLE_DEVICE:
+        return plan_layout.Layout.replicated(layout.mesh.shoal_mesh, np.ndim(value))
+    if MATCH not in layout.sharding_specs:
+        return layout.shoal_layout
+    return _matched(operation, value, layout)
+
+
+def _matched(operation: str, value: Any, layout: Layout) -> plan_layout.Layout:
+    """Return a layout with `match` replaced by the value's split of that dim."""
+    if isinstance(value, jax.core.Tracer):
+        raise EagerOnly(
+            f"dtensor.{operation}: {MATCH!r} keeps the current split, which is unknown inside jit "
+            "and grad; name the mesh dim"
+        )
+    has = [*(layout_of(value).dims if is_on_mesh(value) else ()), *[None] * layout.rank]
+    named = {UNSHARDED: None}
+    dims = [has[dim] if spec == MATCH else named.get(spec, spec)
+            for dim, spec in enumerate(layout.sharding_specs)]  # fmt: skip
+    return plan_layout.Layout(layout.mesh.shoal_mesh, *dims)

@@ -11,11 +11,10 @@ from shoal.arrays.make_mesh import described_platform, make_mesh, virtual_cpus
 from shoal.collectives.sync_devices import sync_devices
 from shoal.colour import collective, local
 from shoal.compat.dtensor import config
-from shoal.compat.dtensor.layout_checks import check_dtensor_mesh, mesh_owners
-from shoal.compat.dtensor.mesh import Mesh
-from shoal.compat.dtensor.placing import devices_of
+from shoal.compat.dtensor.layout import check_dtensor_mesh, mesh_owners
+from shoal.compat.dtensor.mesh import Mesh, devices_of
 from shoal.compat.dtensor.refused import NotPossible, StartError, check_eager, prefix_errors
-from shoal.compat.dtensor.text.device_spec import DeviceSpec, spec_of
+from shoal.compat.dtensor.text import DeviceSpec, spec_of
 from shoal.errors import UsageError
 from shoal.plan.placement import Rings
 from shoal.runtime.client.lanes import one_call

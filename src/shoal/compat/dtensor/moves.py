@@ -21,8 +21,15 @@ from shoal.arrays.traced.constrain import constrain
 from shoal.arrays.traced.shard_alike import shard_alike
 from shoal.colour import collective, local, logically_collective
 from shoal.compat.dtensor import config
-from shoal.compat.dtensor.layout import Layout, LayoutType
-from shoal.compat.dtensor.layouts_of import array_of, is_on_mesh, layout_for, mesh_for, value_of
+from shoal.compat.dtensor.layout import (
+    Layout,
+    LayoutType,
+    array_of,
+    is_on_mesh,
+    layout_for,
+    mesh_for,
+    value_of,
+)
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.numbers import array_from
 from shoal.compat.dtensor.refused import check_eager, prefix_errors

@@ -10,8 +10,7 @@ import numpy as np
 
 from shoal.colour import local
 from shoal.compat.array_operators import ArrayOperators
-from shoal.compat.dtensor.layout import Layout
-from shoal.compat.dtensor.layouts_of import is_on_mesh, value_of
+from shoal.compat.dtensor.layout import Layout, is_on_mesh, value_of
 from shoal.compat.dtensor.moves import call_with_layout, check_layout, fetch_layout, relayout
 from shoal.compat.dtensor.numbers import array_from
 from shoal.compat.dtensor.refused import EagerOnly, NotPossible, check_eager

@@ -5,8 +5,12 @@ Never imports torch or torch_xla; knows no other facade.
 
 from shoal.compat.torch_xla.annotate import (
     MarkShardingFunction,
+    ShardingSpec,
+    _mark_manual_sharding,
     annotate_custom_sharding,
     clear_sharding,
+    disable_manual_sharding,
+    enable_manual_sharding,
     mark_sharding,
     mark_sharding_with_gradients,
     shard_as,
@@ -21,13 +25,6 @@ from shoal.compat.torch_xla.api import (
 )
 from shoal.compat.torch_xla.checkpoints import (
     CheckpointManager,
-)
-from shoal.compat.torch_xla.debugging import (
-    visualize_sharding,
-    visualize_tensor_sharding,
-)
-from shoal.compat.torch_xla.hybrid import (
-    HybridMesh,
 )
 from shoal.compat.torch_xla.left_out import (
     MpDeviceLoader,
@@ -45,12 +42,8 @@ from shoal.compat.torch_xla.linear import (
     apply_xla_patch_to_nn_linear,
     xla_patched_nn_linear_forward,
 )
-from shoal.compat.torch_xla.manual import (
-    _mark_manual_sharding,
-    disable_manual_sharding,
-    enable_manual_sharding,
-)
 from shoal.compat.torch_xla.mesh import (
+    HybridMesh,
     Mesh,
     get_1d_mesh,
     get_global_mesh,
@@ -61,16 +54,13 @@ from shoal.compat.torch_xla.placements import (
     Shard,
 )
 from shoal.compat.torch_xla.sharded import (
+    XLAShard,
     XLAShardedTensor,
     unwrap_sharded_tensor,
+    visualize_sharding,
+    visualize_tensor_sharding,
     wrap_as_sharded_tensor,
     wrap_if_sharded,
-)
-from shoal.compat.torch_xla.sharding_spec import (
-    ShardingSpec,
-)
-from shoal.compat.torch_xla.shards import (
-    XLAShard,
 )
 from shoal.plan.hlo import ShardingType
 

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 
 from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.host_local.host_local import from_host_local
 from shoal.arrays.traced.constrain import constrain
+from shoal.arrays.traced.enter_manual import enter_manual, leave_manual
 from shoal.arrays.traced.shard_alike import shard_alike
-from shoal.colour import collective, traced
-from shoal.compat.torch_xla.errors import stands_for
-from shoal.compat.torch_xla.mesh import Mesh, get_global_mesh
-from shoal.compat.torch_xla.placing import fitted, placed
-from shoal.compat.torch_xla.sharded import XLAShardedTensor, unwrap_sharded_tensor
+from shoal.colour import collective, local, logically_collective, traced
+from shoal.compat.torch_xla.errors import NoMeaningHere, stands_for
+from shoal.compat.torch_xla.mesh import Mesh, get_global_mesh, mesh_or_global
+from shoal.compat.torch_xla.sharded import (
+    XLAShardedTensor,
+    fitted,
+    is_traced,
+    placed,
+    unwrap_sharded_tensor,
+)
+from shoal.compat.torch_xla.specs import OpSharding, layout_of_spec
+from shoal.errors import UsageError
+from shoal.plan.hlo import ShardingType
 
 __all__ = [
     "MarkShardingFunction",
+    "ShardingSpec",
+    "_mark_manual_sharding",
     "annotate_custom_sharding",
     "clear_sharding",
+    "disable_manual_sharding",
+    "enable_manual_sharding",
     "mark_sharding",
     "mark_sharding_with_gradients",
     "shard_as",
@@ -163,3 +180,145 @@ def _marked(t: Any, mesh: Mesh, spec: Any, *, gradient: bool) -> Any:
         return XLAShardedTensor(marked, mesh.mesh_shape, tuple(spec))
     t.global_tensor, t.mesh_shape, t.partition_spec = marked, mesh.mesh_shape, tuple(spec)
     return t
+
+
+# ---- The partition spec of inputs.
+
+
+@local
+@dataclass
+class ShardingSpec:
+    """A mesh and a partition spec, for inputs (`shoal.Layout`).
+
+    Local.
+
+    Args:
+      mesh: the mesh.
+      partition_spec: as for `mark_sharding`.
+      minibatch: each process passes its own rows, instead of the whole input.
+
+    Raises:
+      UsageError: the spec is wrong.
+
+    >>> from shoal.compat.torch_xla.mesh import Mesh
+    >>> spec = ShardingSpec(Mesh(np.arange(8), (4, 2), ("x", "y")), ("x", None))
+    >>> spec.can_apply(np.ones((8, 2))), str(spec.xla_spec(np.ones(8)))
+    (True, 'None')
+    """
+
+    mesh: Mesh
+    partition_spec: Any
+    minibatch: bool | None = False
+    _tile_assignment: list[Any] = field(init=False)
+    _group_assignment: list[Any] = field(init=False)
+    _replication_groups: list[Any] = field(init=False)
+    _sharding_type: ShardingType = field(init=False)
+
+    @stands_for("shoal.Layout")
+    def __post_init__(self) -> None:
+        tiles, groups, replicas, kind = self.mesh._get_op_sharding_args(self.partition_spec)
+        self._tile_assignment, self._group_assignment = tiles, groups
+        self._replication_groups, self._sharding_type = replicas, ShardingType(kind)
+
+    def xla_spec(self, t: Any) -> OpSharding | None:
+        """Return its XLA sharding, or None if it does not apply. Local."""
+        return self.mesh.get_op_sharding(self.partition_spec) if self.can_apply(t) else None
+
+    def can_apply(self, t: Any) -> bool:
+        """Return whether an array has the rank of the spec. Local."""
+        return len(tuple(self.partition_spec)) == np.ndim(unwrap_sharded_tensor(t))
+
+    @stands_for("shoal.put")
+    @collective("the mesh's processes")
+    def apply(self, t: Any) -> Any:
+        """Return an array in this layout: `mark_sharding`, or with `minibatch` `from_host_local`.
+
+        Collective over the mesh's processes.
+
+        Args:
+          t: the whole input, the same on all processes; with `minibatch` this process's rows,
+            at the positions of its devices in the mesh.
+
+        Raises:
+          UsageError: it does not apply, does not divide a dim evenly, or with `minibatch` the
+            devices of a process hold no block of the array. Also an AssertionError.
+        """
+        value = unwrap_sharded_tensor(t)
+        layout = fitted(value, self.mesh, self.partition_spec)
+        if not self.minibatch:
+            return placed(value, layout)
+        if not any(layout.axes_of_dims[:1]):
+            raise UsageError(
+                "Minibatch sharding only supports sharding along the batch dimension: name axes "
+                f"for dim 0 in {tuple(self.partition_spec)!r}"
+            )
+        return from_host_local(value, layout)
+
+
+# ---- Manual regions: the shards of each device, to compute on by hand.
+
+
+@stands_for("shoal.compat.enter_manual")
+@collective("the mesh's processes")
+def enable_manual_sharding(
+    t: Any, partition_spec: Any, *, mesh: Mesh | None = None
+) -> list[jax.Array]:
+    """Return the shard of an array on each device of this process (`shoal.compat.enter_manual`).
+
+    Collective over the mesh's processes.
+
+    torch_xla returns one tensor that stands for the shard of the current device. Here the result is
+    a list, and code runs once per shard; inside `jit` use `shoal.manual(fn, in_layouts,
+    out_layouts)`, in which values are shards and collectives take axis names.
+
+    Args:
+      t: the array, or a view, or a host value.
+      partition_spec: as for `mark_sharding`.
+      mesh: the mesh; None: the global one.
+
+    Returns:
+      a shard for each device of this process, in mesh order.
+
+    Raises:
+      UsageError: there is no mesh, the spec is wrong or does not divide a dim evenly; inside `jit`.
+    """
+    value = unwrap_sharded_tensor(t)
+    layout = fitted(value, mesh_or_global(mesh), partition_spec)
+    return enter_manual(value if is_traced(value) else placed(value, layout), layout)
+
+
+@stands_for("shoal.compat.leave_manual")
+@logically_collective("shapes and dtypes of shards, specs and meshes")
+def disable_manual_sharding(
+    t: Sequence[Any], partition_spec: Any, full_shape: Sequence[int], *, mesh: Mesh | None = None
+) -> jax.Array:
+    """Return the array assembled from one shard per device (`shoal.compat.leave_manual`).
+
+    Logically collective: shapes and dtypes of shards, specs and meshes must be equal.
+
+    Args:
+      t: the shards, as returned by `enable_manual_sharding`.
+      partition_spec: as for `mark_sharding`.
+      full_shape: the shape of the array.
+      mesh: the mesh; None: the global one.
+
+    Raises:
+      UsageError: the shards do not make up an array of this shape; inside `jit`.
+    """
+    layout = layout_of_spec(mesh_or_global(mesh).on_devices(), partition_spec)
+    return leave_manual(t, layout, tuple(full_shape))
+
+
+@local
+def _mark_manual_sharding(t: Any) -> Any:
+    """Raise: on JAX values are manual inside `shoal.manual`; none is marked as manual.
+
+    Local.
+
+    Raises:
+      NotImplementedError: always; it is a UsageError as well.
+    """
+    raise NoMeaningHere(
+        "torch_xla _mark_manual_sharding (shoal.manual): values cannot be marked as manual; write "
+        "manual(fn, in_layouts, out_layouts), or enable_manual_sharding(t, spec, mesh=)"
+    )

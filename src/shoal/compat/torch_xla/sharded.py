@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
 from shoal.arrays.bridge.sharding import layout_of
+from shoal.arrays.host.host_values import native
+from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.moving.relayout import relayout
+from shoal.arrays.placing.pack import pack, unpack
+from shoal.arrays.placing.put import put
+from shoal.arrays.traced.constrain import constrain
 from shoal.colour import collective, local, logically_collective
 from shoal.compat.array_operators import ArrayOperators
 from shoal.compat.torch_xla.errors import NoMeaningHere, stands_for
-from shoal.compat.torch_xla.mesh import Mesh, on_numbers
-from shoal.compat.torch_xla.placements import (
-    Replicate,
-    Shard,
-    placements_of,
-    spec_of_placements,
-)
-from shoal.compat.torch_xla.placing import fitted, placed
-from shoal.compat.torch_xla.shards import XLAShard, packed, shards_of
-from shoal.compat.torch_xla.specs import op_sharding
-from shoal.errors import UsageError
+from shoal.compat.torch_xla.mesh import Mesh, numbered_devices, on_numbers
+from shoal.compat.torch_xla.placements import Replicate, Shard, placements_of, spec_of_placements
+from shoal.compat.torch_xla.specs import layout_of_spec, op_sharding
+from shoal.draw.describe import describe
+from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.hlo import ShardingType
+from shoal.plan.hlo_reading import layout_of_text
 from shoal.plan.layout import Layout
 
 __all__ = [
+    "XLAShard",
     "XLAShardedTensor",
+    "fitted",
+    "is_traced",
+    "packed",
+    "placed",
+    "shards_of",
     "unwrap_sharded_tensor",
+    "visualize_sharding",
+    "visualize_tensor_sharding",
     "wrap_as_sharded_tensor",
     "wrap_if_sharded",
 ]
@@ -252,3 +263,193 @@ def wrap_if_sharded(x: Any) -> Any:
 def _is_sharded(x: Any) -> bool:
     is_array = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     return is_array and isinstance(x.sharding, jax.sharding.NamedSharding)
+
+
+# ---- The shards of an array per device, under torch_xla's names.
+
+
+@local
+@dataclass
+class XLAShard:
+    """The shard of one device of this process, as a host copy.
+
+    Local.
+
+    `data` [shape of a shard]; `indices`: a slice for each dim of the whole array, never past its
+    end, or `...` for all of it; `shard_device`: platform and number; `replica_id`: its number
+    among the replicas of the shard.
+
+    >>> XLAShard(np.arange(4), [slice(0, 3)], "CPU:0", 0).unpadded_data
+    array([0, 1, 2])
+    """
+
+    data: np.ndarray[Any, Any]
+    indices: Any
+    shard_device: str
+    replica_id: int
+
+    @property
+    def unpadded_data(self) -> np.ndarray[Any, Any]:
+        """The part of `data` inside the array."""
+        unpadded: np.ndarray[Any, Any] = self.data[self._box()]
+        return unpadded
+
+    @unpadded_data.setter
+    def unpadded_data(self, t: Any) -> None:
+        self.data[self._box()] = t
+
+    def _box(self) -> Any:
+        if self.indices is Ellipsis:
+            return Ellipsis
+        return tuple(slice(0, s.stop - s.start) for s in self.indices)
+
+
+def shards_of(array: jax.Array) -> list[XLAShard]:
+    """Return a host copy of the shard on each device of this process, by ascending number."""
+    numbers = {device: number for number, device in enumerate(numbered_devices())}
+    shards = sorted(array.addressable_shards, key=lambda s: numbers[s.device])
+    return [
+        XLAShard(
+            np.array(shard.data),
+            _indices(shard.index, array.shape),
+            f"{shard.device.platform.upper()}:{numbers[shard.device]}",
+            shard.replica_id,
+        )
+        for shard in shards
+    ]
+
+
+def packed(shards: Sequence[XLAShard], array: jax.Array) -> jax.Array:
+    """Return an array made of shards, laid out like another one (`shoal.compat.pack`).
+
+    Raises:
+      UsageError: too few shards, or of other shapes or dtypes than the array's; or replicas differ.
+    """
+    held = unpack(array)
+    _check_shards(shards, shards_of(array))
+    ranks = sorted(range(len(held)), key=lambda n: _only_device(held[n]).id)
+    by_place = {place: native(shards[n].data) for n, place in enumerate(ranks)}
+    return pack([by_place[place] for place in range(len(held))], layout_of(array))
+
+
+def _indices(index: tuple[slice, ...], shape: tuple[int, ...]) -> Any:
+    """Return slices with start and stop, or `...` if they are the whole array."""
+    spans = [slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)]
+    whole = all((s.start, s.stop) == (0, n) for s, n in zip(spans, shape, strict=True))
+    return Ellipsis if whole else spans
+
+
+def _only_device(piece: jax.Array) -> jax.Device:
+    (device,) = piece.devices()
+    return device
+
+
+def _check_shards(shards: Sequence[XLAShard], held: Sequence[XLAShard]) -> None:
+    if len(shards) != len(held):
+        raise UsageError(
+            f"Shards must be provided for all local devices: {len(held)}, not {len(shards)}"
+        )
+    for number, (new, old) in enumerate(zip(shards, held, strict=True)):
+        if (np.shape(new.data), new.data.dtype) != (old.data.shape, old.data.dtype):
+            raise UsageError(
+                f"shard {number} must be {old.data.dtype}{list(old.data.shape)}, as the device "
+                f"holds, not {new.data.dtype}{list(np.shape(new.data))}"
+            )
+
+
+# ---- The API of torch_xla's sharding visualisation.
+
+
+@local
+@stands_for("shoal.describe")
+def visualize_sharding(
+    sharding: str,
+    use_color: bool = True,
+    scale: float = 1.0,
+    min_width: int = 9,
+    max_width: int = 80,
+) -> str:
+    """Print which devices hold which block of an array, of any rank (`shoal.describe`).
+
+    Local.
+
+    Args:
+      sharding: HLO text, with devices listed or as an iota: `{devices=[2,2]<=[4]}`.
+      use_color, scale, min_width, max_width: ignored; blocks are as wide as their content.
+    Returns:
+      the printed text.
+
+    Raises:
+      UsageError: the text is not the sharding of one array.
+
+    >>> picture = visualize_sharding("{devices=[2,1]0,1}")
+    [2, 1] as Layout(dim0, - @ dim0=2 dim1=1)
+    ┌─────────────────────────────────┬─────┐
+    │ dim 0 (dim0) ↓  dim 1 (whole) → │ 0:1 │
+    ├─────────────────────────────────┼─────┤
+    │ 0:1                             │  0  │
+    ├─────────────────────────────────┼─────┤
+    │ 1:2                             │  1  │
+    └─────────────────────────────────┴─────┘
+    each block on 1 device
+    """
+    picture = describe(layout_of_text(sharding))
+    print(picture)
+    return picture
+
+
+@local
+@stands_for("shoal.describe")
+def visualize_tensor_sharding(t: Any, **kwargs: Any) -> str:
+    """Print which devices hold which block of an array (`shoal.describe`).
+
+    Local.
+
+    Args:
+      t: the array, or a view.
+      kwargs: as for `visualize_sharding`.
+    Returns:
+      the printed text.
+    """
+    picture = describe(unwrap_sharded_tensor(t))
+    print(picture)
+    return picture
+
+
+# ---- Place a value in the layout of a partition spec, inside `jit` and outside.
+
+
+def fitted(value: Any, mesh: Mesh, spec: Any) -> Layout:
+    """Return the layout on devices for a value and a spec.
+
+    Raises:
+      UsageError: the spec is wrong, or has another rank than the value.
+    """
+    if not isinstance(mesh, Mesh):
+        raise UsageTypeError(f"the mesh must be a shoal.compat.torch_xla.Mesh, not {mesh!r}")
+    layout = layout_of_spec(mesh.on_devices(), spec)
+    if layout.rank != np.ndim(value):
+        raise UsageError(
+            f"Partition spec length ({layout.rank}) should be equal to the input rank "
+            f"({np.ndim(value)}): {tuple(spec)!r} and shape {np.shape(value)}"
+        )
+    return layout
+
+
+def placed(value: Any, layout: Layout, *, gradient: bool = False) -> jax.Array:
+    """Return a value in a layout: pinned inside `jit` or under `grad`, else moved."""
+    if is_traced(value):
+        return constrain(value, layout, gradient=gradient)
+    if isinstance(value, jax.Array) and _is_spread(value, layout):
+        return relayout(value, layout)
+    return put(value, layout)
+
+
+def is_traced(value: Any) -> bool:
+    """True for a value inside `jit`, `grad` or `vmap`."""
+    return isinstance(value, jax.core.Tracer) or is_tracing()
+
+
+def _is_spread(array: jax.Array, layout: Layout) -> bool:
+    """True for an array that moves between devices; other values are a process's host values."""
+    return not array.is_fully_addressable or len(layout.mesh.process_indices) == 1
