@@ -1,7 +1,8 @@
-"""Retention policies: which steps of a history to keep. `a | b` keeps what either keeps.
+"""Policies of a history: when it saves, and which steps it keeps.
 
-Each policy also keeps what it kept before other steps were deleted: no deletion makes it drop
-another step, so retention may be interrupted at any point and repeated.
+`a | b` keeps what either keeps. Each policy also keeps what it kept before other steps were
+deleted: no deletion makes it drop another step, so retention may be interrupted at any point and
+repeated.
 """
 
 from __future__ import annotations

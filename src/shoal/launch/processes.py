@@ -1,4 +1,4 @@
-"""The child processes of one job: start them, signal them, record their end."""
+"""The child processes of one job: start, signal, record their end; those that outlive others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Allocate memory for restored arrays: cheap to fault in, and aligned so that devices can adopt it.
+"""Memory for values: of restored arrays, and of saves, which reuse it.
 
 Page faults dominate a restore from a warm page cache; huge pages, where available, make them
 several times cheaper.

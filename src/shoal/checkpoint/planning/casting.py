@@ -1,4 +1,4 @@
-"""Which dtype casts are lossless: every value survives the round trip bit for bit.
+"""Which dtype casts are lossless; a saved number as an array.
 
 `numpy.can_cast(…, "safe")` is too permissive: it allows int64 to float64, and int8 to
 float8_e4m3fn.

@@ -1,4 +1,4 @@
-"""Match a target with a checkpoint. Without JAX.
+"""Match a target with a checkpoint, and explain what it lacks. Without JAX.
 
 A *wish* is a leaf to restore. All mismatches are reported at once, before anything is read.
 """

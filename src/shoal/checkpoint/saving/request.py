@@ -1,4 +1,4 @@
-"""The request of a save: the state, its path, and time limits."""
+"""The request of a save, and the lines that must be equal on all processes."""
 
 from __future__ import annotations
 

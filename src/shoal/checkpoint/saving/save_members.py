@@ -1,4 +1,4 @@
-"""The processes of one save, and the messages between them."""
+"""The processes of one save, their messages, and how it ends after a loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a function on process 0; return its result, or raise its error, on all.
+"""Run a function on process 0; its result, or its error, is that of all.
 
 Among a group of processes, the lowest of them takes the place of process 0.
 """

@@ -1,4 +1,4 @@
-"""The findings of a process's checks, and its report, which can be sent as JSON."""
+"""The findings of each process's checks, its report, and what differs between reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This host: its name, memory and disk."""
+"""This host: its name, memory, disk and shared folders; what is installed."""
 
 from __future__ import annotations
 

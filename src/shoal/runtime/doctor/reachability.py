@@ -1,4 +1,4 @@
-"""Check that a name resolves, an address answers, a port can be bound, each by a deadline."""
+"""Check that a name resolves, an address answers, a port can be bound; who listens at a port."""
 
 from __future__ import annotations
 

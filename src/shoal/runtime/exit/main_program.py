@@ -1,4 +1,4 @@
-"""Find out how the main program ended, which Python does not report to exit handlers.
+"""How the main program ended, and what it left in the buffers of its files.
 
 The outermost frame of the main thread is that of the program (or of its runner). It is kept, so
 that the end can be read from it: whether it returned, and whether the exception that Python stored

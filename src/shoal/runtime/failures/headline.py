@@ -1,4 +1,4 @@
-"""The headline of a failure: who failed, and how; and the words that the evidence shares."""
+"""The headline of a failure: who failed, and how; what to do; what other processes know of it."""
 
 from __future__ import annotations
 

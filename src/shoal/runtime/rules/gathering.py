@@ -1,4 +1,4 @@
-"""One meeting of one line, and its answers: the parts of `meeting.Meeting`."""
+"""The lines of a job, the gatherings of each, and their answers: the parts of `meeting.Meeting`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Gathering(Generic[To]):
         self.alike: list[Gathering[To]] = []  # all gatherings that ended together with it
         # Members that arrived and have left the call since: the reason, and the next gathering's
         self.left: dict[int, tuple[Outcome, int]] = {}
-        # Members for which it is the next only under its own name; see `lines`
+        # Members for which it is the next only under its own name; see the lines below
         self.late: set[int] = set()
         self.call: Point | None = None  # once it has failed: where the first had arrived
         self.number = 0  # in order of opening

@@ -63,7 +63,7 @@ class ServedJob:
         self._judge_at = -math.inf
         self.left_at: dict[int, str] = {}  # the last place of each process that left in order
         self.arrival_headers = ArrivalHeaders()
-        self.near = ""  # see `unix_socket`
+        self.near = ""  # see `wire.sockets`
         self.service_rows: Callable[[], list[list[str]]] = list
         self.on_news: Callable[..., None] = lambda **_news: None  # see `meeting_place.MeetingPlace`
 

@@ -2,7 +2,7 @@
 
 The index and the count are one pair and come from one launcher, the first of `LAUNCHERS` that has
 either. Half of a pair is an error, and so are two variables of one launcher that differ. The
-address may come from elsewhere: MPI gives none (see `addresses`).
+address may come from elsewhere: MPI gives none (see below).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The accelerators that a process uses, of those visible to several processes of a host.
+"""The devices of this host: accelerators and who uses which, virtual CPU devices, cores.
 
 Launchers differ: some give each process GPUs of its own, and hide the others; most show all GPUs
 of the host to all of its processes, with a local index for each. Then each process takes its

@@ -1,4 +1,7 @@
-"""The status of a process on this machine, from /proc/PID/stat (proc_pid_stat(5); Linux)."""
+"""What the kernel says of processes: their status, their descendants, their control group.
+
+Linux: proc_pid_stat(5).
+"""
 
 from __future__ import annotations
 

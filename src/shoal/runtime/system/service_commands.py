@@ -1,4 +1,4 @@
-"""The command lines of the two services of a job, which a launcher, a command or process 0 starts.
+"""The services of a job as processes: their command lines, what they inherit, their signals.
 
 Each is a program of its own. It prints one line, {"address": "HOST:PORT"}, once it listens; with
 `--until-stdin-closes` it ends when its standard input is closed, so never outlives its parent.

@@ -1,4 +1,4 @@
-"""Detect dead TCP links with kernel keepalive."""
+"""Sockets of every kind: links that die, addresses to listen at, Unix sockets of this host."""
 
 from __future__ import annotations
 
