@@ -42,8 +42,6 @@ def made(rows, axes, wish=None, *, given=False, **named):
         (SLICES, {"data": 4, "model": 8}, {"across": {"model": 2}}),
         (CORES, {"a": 2, "b": 4}, {}),
         (generated(2, 4, 1, "TPU v5 lite"), {"a": 8}, {}),
-        (V5P, {"a": 8, "b": 8}, {"weights": {"a": 3, "b": 1}}),
-        (V5P, {"a": 4, "b": 4, "c": 4}, {"contiguous_submeshes": True}),
         (V5P, {"a": 4, "b": 16}, {"compatible_with": "dtensor", "rings": Rings(dims=1)}),
         (SLICES, {"data": 4, "model": 8}, {"across": {"data": 2}, "compatible_with": "jax",
                                            "allow_split_physical_axes": True}),

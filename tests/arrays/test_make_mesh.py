@@ -249,7 +249,7 @@ def test_a_deadline_that_is_none_is_refused_before_anything_starts(timeout_s):
         ({"x": 10**400}, {}, "would fit"),
         ({"x": -1}, {"across": {"x": -1}}, "across: axis 'x': size -1 must be at least 1"),
         ({"x": -1}, {"order": np.array([1, 2])}, "must be 'wires' or 'given'"),
-        ({"x": -1}, {"contiguous_submeshes": "no"}, "must be True or False"),
+        ({"x": -1}, {"allow_split_physical_axes": "no"}, "must be True or False"),
         (dict.fromkeys("abcdefgh", 3), {}, "would fit"),
     ],
     ids=str,

@@ -229,15 +229,15 @@ TABLE = [
 
 @pytest.fixture
 def on_a_slice(monkeypatch):
-    """Let `make_mesh` find the cores of a TPU slice, and this process be any of its hosts'."""
+    """Let the mesh be of the cores of a TPU slice, and this process any of its hosts'."""
 
-    def make_mesh(pairs, *, devices, label, **options):
-        assert devices == "tpu"
-        return placement.place(topology.from_devices(CORES), pairs, **options)
+    def mesh_of_rings(pairs, rings, *, label):
+        cores = topology.from_devices(CORES)
+        return placement.place(cores, pairs, compatible_with="dtensor", rings=rings)
 
     def be(process):
         owned = {p: [c["id"] for c in CORES if c["process"] == p] for p in range(4)}
-        monkeypatch.setattr(meshes, "make_mesh", make_mesh)
+        monkeypatch.setattr(meshes, "mesh_of_rings", mesh_of_rings)
         monkeypatch.setattr(mesh, "devices_of", lambda kind: owned)
         monkeypatch.setattr(mesh, "process_index", lambda: process)
 

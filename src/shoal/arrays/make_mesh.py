@@ -69,11 +69,8 @@ def make_mesh(
     devices: Iterable[jax.Device | int] | str | None = None,
     order: str | None = None,
     across: Mapping[str, int] | None = None,
-    weights: Mapping[str, float] | None = None,
     compatible_with: str | None = None,
     allow_split_physical_axes: bool | None = None,
-    contiguous_submeshes: bool | None = None,
-    rings: Rings | None = None,
     axis_types: str | Mapping[str, str] = "auto",
     label: str = "",
     timeout_s: float | None = None,
@@ -83,18 +80,17 @@ def make_mesh(
 
     Collective over the mesh's processes.
 
-    TPU devices are placed by `shoal.plan.placement.place`: neighbours along an axis are neighbours
-    on the wires, and the first axes span slices; devices of CPU and GPU hosts are ordered by
-    process. The logger "shoal" reports at level DEBUG the recognised topology, the chosen order,
-    and why.
+    TPU devices are placed by `planning.place`: neighbours along an axis are neighbours on the
+    wires, and the first axes span slices; devices of CPU and GPU hosts are ordered by process. What
+    else `place` can weigh is asked there, and its `device_ids.ravel()` are `devices`. The logger
+    "shoal" reports at level DEBUG the recognised topology, the chosen order, and why.
 
     It is impossible that a device is left out unnoticed: a subset must be named. It is also
     impossible that it returns if the processes that own the mesh's devices pass different
     arguments, see different devices (ids, owners, coordinates) or own other devices than their
-    peers believe: they meet in one round trip. A process without a device in the mesh may call
-      it or not; where one process owns all
-    devices, nothing is sent. No call relies on an earlier one: after an interrupt one process might
-    not remember the same calls as the others.
+    peers believe: they meet in one round trip. A process without a device in the mesh may call it
+    or not; where one process owns all devices, nothing is sent. No call relies on an earlier one:
+    after an interrupt one process might not remember the same calls as the others.
 
     The devices are initialised if necessary; meanwhile the other processes are watched.
 
@@ -104,11 +100,10 @@ def make_mesh(
       devices: JAX devices or their ids, in mesh order; or a platform, "tpu", "gpu" or
         "cpu", for all of its devices. None: all of `jax.devices()`.
       order: "wires": placed as above, even if `devices` lists them; "given": as listed.
-        None: as listed, unless one of the next six asks for a placement.
+        None: as listed, unless one of the next three asks for a placement.
       across: name → how much of that axis spans slices (or processes), over the slow network;
         sizes in `axes` are totals. None: as much of the first axes as there are slices.
-      weights, compatible_with, allow_split_physical_axes, contiguous_submeshes, rings: as in
-        `place`.
+      compatible_with, allow_split_physical_axes: as in `planning.place`.
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
       label: a name for messages and pictures; part of equality.
@@ -137,10 +132,20 @@ def make_mesh(
       >>> shoal.make_mesh({"data": -1, "model": 1}).axis_names
       ('data', 'model')
     """
-    wish = OrderWish(
-        order, across, weights, compatible_with, allow_split_physical_axes, contiguous_submeshes,
-        rings,
-    )  # fmt: skip
+    wish = OrderWish(order, across, compatible_with, allow_split_physical_axes)
+    return _made(axes, devices, wish, timeout_s, lane, axis_types=axis_types, label=label)
+
+
+@refused_for_all(_fail)
+def mesh_of_rings(axes: Iterable[tuple[str, int]], rings: Rings, *, label: str) -> Mesh:
+    """Return the mesh of all TPU devices in the order of DTensor's rings, as `make_mesh` does."""
+    wish = OrderWish(compatible_with="dtensor", rings=rings)
+    return _made(axes, "tpu", wish, None, "main", label=label)
+
+
+def _made(
+    axes: object, devices: object, wish: OrderWish, timeout_s: object, lane: str, **named: Any
+) -> Mesh:
     here = _coordinator(devices)
     found = _find(here, devices, timeout_s, lane)
     group = owners_of(here, found.devices, found.limit_s)
@@ -148,7 +153,7 @@ def make_mesh(
     with here.call("make_mesh", lane, group) if meets else contextlib.nullcontext():
         if found.problem is not None:
             raise found.problem
-        chosen = _ordered(axes, found, wish, axis_types=axis_types, label=label)
+        chosen = _ordered(axes, found, wish, **named)
         if meets:
             _agree(here, found, chosen, group, lane)
     if _LOG.isEnabledFor(logging.DEBUG):
@@ -273,10 +278,9 @@ def _agree(
 def _options(wish: OrderWish, mesh: Mesh) -> list[str]:
     """Return the other options that must be equal."""
     named = {name: value for name, value in wish._asdict().items() if value is not None}
-    for name in ("across", "weights"):  # the order of entries is irrelevant, and so is int or float
-        if isinstance(named.get(name), Mapping):
-            entries = sorted(named[name].items())
-            named[name] = {axis: _plain(amount) for axis, amount in entries}
+    if isinstance(named.get("across"), Mapping):  # the order of entries is irrelevant
+        entries = sorted(named["across"].items())
+        named["across"] = {axis: _plain(amount) for axis, amount in entries}
     lines = [f"{name}={value!r}" for name, value in named.items()]
     if described := settings.text("SHOAL_TOPOLOGY"):
         lines.append(f"SHOAL_TOPOLOGY={described!r}")
@@ -418,10 +422,8 @@ class OrderWish(NamedTuple):
 
     order: str | None = None  # "wires" or "given"
     across: Mapping[str, int] | None = None
-    weights: Mapping[str, float] | None = None
     compatible_with: str | None = None
     allow_split_physical_axes: bool | None = None
-    contiguous_submeshes: bool | None = None
     rings: Rings | None = None
 
     @property
@@ -447,8 +449,7 @@ class Order(NamedTuple):
         if self.wish.compatible_with is not None:
             chosen = f"in the order that compatible_with={self.wish.compatible_with!r} asks for"
         elif isinstance(self.topology, Torus | Slices):
-            busiest = "the last axis" if self.wish.weights is None else "by weights, the busiest"
-            chosen = f"placed on the wires, {busiest} on the shortest"
+            chosen = "placed on the wires, the last axis on the shortest"
         else:
             chosen = "process after process, for no links are known"
         hops = hops_of(self.topology, self.mesh)
@@ -523,7 +524,6 @@ def ordered(
             around = _around(devices, present)
             topology = _as_make_mesh(lambda: from_devices(devices, within=around))
         wanted = {name: value for name, value in wish._asdict().items() if name != "order"}
-        wanted["contiguous_submeshes"] = bool(wish.contiguous_submeshes)
         placed = _as_make_mesh(lambda: place(topology, pairs, **wanted))
         ids = placed.device_ids.ravel().tolist()
     owners = [process_of[one] for one in ids]
@@ -550,9 +550,8 @@ def _as_make_mesh(call: Callable[[], T]) -> T:
 
 def order_problems(wish: OrderWish, *, is_listed: bool) -> list[str]:
     """Return what is wrong with `order`, by itself and with the other arguments."""
-    flags = ("allow_split_physical_axes", "contiguous_submeshes")
-    given = {name: value for name in flags if (value := getattr(wish, name)) is not None}
-    if wrong := not_flags(**given):
+    split = wish.allow_split_physical_axes
+    if split is not None and (wrong := not_flags(allow_split_physical_axes=split)):
         return wrong
     if wish.order is not None and str(wish.order) not in ("wires", "given"):
         return [f"order={wish.order!r} must be 'wires' or 'given'"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from shoal.arrays.make_mesh import described_platform, make_mesh, virtual_cpus
+from shoal.arrays.make_mesh import described_platform, make_mesh, mesh_of_rings, virtual_cpus
 from shoal.collectives.sync_devices import sync_devices
 from shoal.colour import collective, local
 from shoal.compat.dtensor import config
@@ -188,8 +187,8 @@ def create_tpu_mesh(
 
     Collective over all processes.
 
-    `shoal.make_mesh(compatible_with="dtensor", rings=…)`; without `compatible_with`, `make_mesh`
-    finds an order that is never worse.
+    `shoal.planning.place(compatible_with="dtensor", rings=…)`; `shoal.make_mesh` finds an order
+    that is never worse.
 
     Args:
       mesh_dim_names, mesh_shape: names and sizes of the dims, major first.
@@ -207,9 +206,8 @@ def create_tpu_mesh(
         ring_dims, _AXES if ring_axes is None else ring_axes, ring_bounds,
         can_split_host_across_rings, build_ring_across_rings, rotate_ring_across_rings,
     )  # fmt: skip
-    options: dict[str, Any] = {"label": mesh_name, "compatible_with": "dtensor", "rings": rings}
     with prefix_errors("create_tpu_mesh"):
-        mesh = make_mesh(_named(mesh_dim_names, mesh_shape), devices="tpu", **options)
+        mesh = mesh_of_rings(_named(mesh_dim_names, mesh_shape), rings, label=mesh_name)
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
 
 
