@@ -265,6 +265,7 @@ def row_of(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
     return tuple(sharding.mesh.devices.flat) if isinstance(sharding, NamedSharding) else ()
 
 
+# JAX keeps compiled code by function object: without this cache each call would compile anew.
 @lru_cache(maxsize=256)
 def xla_program(
     sources: tuple[NamedSharding, ...], targets: tuple[NamedSharding, ...], donated: tuple[int, ...]

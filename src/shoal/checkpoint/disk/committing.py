@@ -182,6 +182,8 @@ def _link(folder: Folder, attempt: str) -> None:
     said = commit_of(manifest, manifest_blob, index, blob_record(name, data))
     folder.rewrite(pending_name(attempt), encode_commit(said))
     fault_points.reach("save.link", None)
+    # COMMIT is a link to PENDING, and `abandon` removes PENDING first: whichever comes first wins,
+    # so that an attempt is never both committed and given up. Of two attempts one link succeeds.
     folder.link(pending_name(attempt), COMMIT)
 
 

@@ -119,6 +119,9 @@ class LeaseKeeper(ProgressReporter):
         with self._lock:
             if self._done_bytes >= self._num_bytes:  # only the disk is outstanding
                 self._work()
+        # The lowest survivor does it. Processes learn of a loss at different times: for a while two
+        # may touch the file, which harms nothing, or none, until the loss is known; a lease is
+        # longer than that takes.
         gone = {trouble.process for trouble in self._coordinator.troubles.open()}
         if all(process in gone for process in self._before):
             with contextlib.suppress(ShoalError, OSError):  # committed or ended by now

@@ -93,8 +93,11 @@ class Calls:
         except BaseException:
             self._drop(channel)
             raise
+        # Without a lock: this puts the connection back before it looks at `closed`, and `close_all`
+        # sets that before it takes all that are free. So one of the two sees it, perhaps both; and
+        # a connection may be dropped twice.
         self._free.append(channel)
-        if self.closed is not None:  # closed meanwhile by another thread
+        if self.closed is not None:
             self._drop(channel)
         return result
 

@@ -55,7 +55,9 @@ class Progress:
         self.point: Point | None = None  # where it has waited last
         self.is_waiting = False  # in a call that waits for others, with a deadline
         self.is_watched = False  # whether a thread looks for a lack of progress
-        self.worked = 0  # grows while a long call makes progress; any thread may increment it
+        # Grows while a long call makes progress. Threads increment it without a lock: of two that
+        # do so at once one may be lost, but who watches asks only whether it has changed.
+        self.worked = 0
         self.saved = 0  # the same, for saves in the background
         self._points = 0  # reached or passed
         self.turns = 0  # of the program's loop, other than steps: batches, calls of `preempted`

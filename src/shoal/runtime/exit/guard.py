@@ -342,6 +342,9 @@ class ExitGuard:
             # JAX's teardown would wait for threads that a fork does not have.
             flush()  # but not the copies of its parent's files
             os._exit(self._known_code())
+        # The order matters: the others learn why this process ends before anything here waits; the
+        # devices finish before JAX's teardown, which would cut off their part of a program; the job
+        # is left last, since whoever leaves is not waited for any more.
         error = self._program.uncaught()
         if self._code is None and error is not None:  # another hook was called instead of this one
             self._explain(coordinator, error, self._report_failure(coordinator, error))

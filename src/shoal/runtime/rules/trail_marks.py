@@ -115,6 +115,8 @@ def trails_differ(one: str, other: str) -> bool:
     """Return whether two trails, as sent with arrivals, show that calls differed."""
     if one == other:  # the common case
         return False
+    # Both have come to the same point of this lane, so that counts must agree, too. Of other lanes
+    # only marks are compared, as far as both go: threads there run at their own pace.
     one, other = exact_of(one), exact_of(other)
     return one != other and UNKNOWN not in (one, other)
 

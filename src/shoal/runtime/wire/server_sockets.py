@@ -214,7 +214,8 @@ class Connections:
             sock, origin = server.accept()
         except OSError as error:
             if error.errno in EXHAUSTED:
-                # Otherwise select would report it forever. `close` resumes accepting.
+                # The connection stays in the kernel's queue: select would report it for ever, and
+                # the loop spin. `close` resumes accepting, or the clock where nothing may close.
                 self._accepts = False
                 self._accepts_at = self._clock() + _AGAIN_S
                 for each in self._servers:
