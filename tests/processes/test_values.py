@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import gc
 import os
 import threading
 import zlib
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -281,6 +283,30 @@ def test_values_are_right(env):
             assert len(told) == 6
             for words in told:
                 assert "['a']: is distributed over several processes" in words
+
+
+def what_is_mapped():
+    """Return how many windows of the host's memory this process has mapped."""
+    return sum("memfd:shoal" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def shutdown_frees():
+    """Pass a large value in a job and leave it; return whether anything was mapped meanwhile, and
+    what is mapped and on devices afterwards."""
+    shoal.initialize(virtual_devices=2)
+    shoal.broadcast(np.ones(3 << 20, np.float32))
+    during = what_is_mapped()
+    shoal.shutdown()
+    gc.collect()
+    return during > 0, what_is_mapped(), len(jax.live_arrays())
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_shutdown_frees_what_passed_large_values(child_env, in_memory):
+    env = child_env | {"SHOAL_HOST_MEMORY": str(int(in_memory))}
+    with Cluster(2, start_method="fork", devices=None, env=env) as cluster:
+        for told in cluster.run(shutdown_frees, initialize=False):
+            assert tuple(told) == (in_memory, 0, 0)
 
 
 def test_what_must_be_equal_and_is_not_is_an_error_on_each(child_env):

@@ -311,6 +311,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
             guard.release()
     finally:
         not_joined.unmark_member()
+        joined.kept.clear()  # `left` keeps the coordinator itself
         _RECORD.joined, _RECORD.left = None, joined
         if _RECORD.sources is not None:
             _RECORD.sources.close()

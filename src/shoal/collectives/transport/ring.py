@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -121,7 +121,7 @@ def borrowed_ring(
     Raises:
       As `Coordinator.arrive`; a RuntimeError of JAX if it cannot create its devices.
     """
-    known = _known(cast(Hashable, coordinator))
+    known = _known(coordinator)
     if not known.is_free:
         said = json.dumps(None if known.users else _own_device()).encode()
         call = Call("devices", "values between processes", site)
@@ -137,7 +137,7 @@ def borrowed_ring(
 
 def give_ring_back(coordinator: Coordinator) -> None:
     """Give the ring back: all processes have met since they borrowed it, and all are done."""
-    _known(cast(Hashable, coordinator)).is_free = True
+    _known(coordinator).is_free = True
 
 
 class _Known:
@@ -149,9 +149,9 @@ class _Known:
         self.users: set[object] = set()  # borrowers in this process that are not done
 
 
-@lru_cache(maxsize=8)
-def _known(coordinator: Hashable) -> _Known:
-    return _Known()
+def _known(coordinator: Coordinator) -> _Known:
+    known: _Known = coordinator.kept.setdefault("ring", _Known())
+    return known
 
 
 def _own_device() -> list[object] | None:

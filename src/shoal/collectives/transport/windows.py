@@ -13,9 +13,8 @@ import json
 import mmap
 import os
 import secrets
-from collections.abc import Hashable, Mapping
-from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,7 +88,8 @@ def meet_at_windows(flow: Flow, passing: Passing) -> Windows | None:
     the result. A process interrupted meanwhile does not know the state of the others; it reports
     that at the next call, and they start over.
     """
-    known = _known(cast(Hashable, flow.coordinator))
+    known: dict[tuple[int, ...] | None, Windows | None]  # by group; None: the whole job
+    known = flow.coordinator.kept.setdefault("windows", {})
     windows = known.get(flow.group)
     if windows is not None:
         windows.lay_out(passing, 0)
@@ -105,12 +105,6 @@ def meet_at_windows(flow: Flow, passing: Passing) -> Windows | None:
         windows.lay_out(passing, 0)
         flow.meet(f"{stage}, laid out")
     return windows
-
-
-@lru_cache(maxsize=8)
-def _known(coordinator: Hashable) -> dict[tuple[int, ...] | None, Windows | None]:
-    """The windows found, by group; None: the whole job."""
-    return {}
 
 
 def _look(flow: Flow, has_room: bool) -> Windows | None:

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from shoal import settings
 from shoal.errors import ProcessLostError, UsageError
@@ -218,6 +218,7 @@ class LocalCoordinator:
         self._troubles = Troubles(self._me, job.clock)
         self._trails = Trails(process, len(self._me.hosts))
         self._stop = Stop(process, job.clock)
+        self.kept: dict[str, Any] = {}
 
     @property
     def process(self) -> int:
@@ -359,3 +360,4 @@ class LocalCoordinator:
         self._has_left, self._progress.is_watched = True, False
         self._job.depart(self.process, "left", words or "left the job")
         self._stop.wake()
+        self.kept.clear()

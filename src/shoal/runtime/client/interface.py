@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.progress import Progress
@@ -20,6 +20,9 @@ from shoal.runtime.rules.trail import Trails
 
 class Coordinator(Protocol):
     """The operations of the control plane. Safe to call from several threads, one lane each."""
+
+    kept: dict[str, Any]
+    """What higher floors keep while this process is in the job, each by a name of its own."""
 
     @property
     def process(self) -> int:

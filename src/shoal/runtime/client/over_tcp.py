@@ -131,6 +131,7 @@ class TcpCoordinator:
         self._trails = Trails(process, len(self._me.hosts))
         self._stop = Stop(process)
         self._tickets = itertools.count(1)
+        self.kept: dict[str, Any] = {}
         lane = {"do": "lane", "token": token, "process": process}
         self._calls = Calls(
             address,
@@ -299,6 +300,7 @@ class TcpCoordinator:
             self._stop.wake()
         self._watcher.stop()
         self._close_claim()
+        self.kept.clear()
 
     def abandon_in_forked_children(self) -> None:
         """Let forked children give up their copies of the connections."""
