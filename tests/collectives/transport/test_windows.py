@@ -99,7 +99,7 @@ def test_all_look_again_if_one_was_interrupted_while_it_looked(how, monkeypatch)
         how(monkeypatch)
     job = LocalJob(3)
     before = run_all(job, find)
-    windows._known(job.coordinators[1]).clear()
+    job.coordinators[1].kept.clear()
     after = run_all(job, find)
     assert {type(seen) for seen in after} == {type(before[0])}
     assert all(new is not old for new, old in zip(after, before, strict=True)) or how
