@@ -209,7 +209,7 @@ def test_a_limit_of_its_own_follows_a_mark(pair):
             super().__setattr__(name, value)
 
     one = pair.coordinators[0]
-    one._progress = Marked(one.progress._clock)
+    one.progress = Marked(one.progress._clock)
     before = one.progress.mark
     with step.on(one, 1, within_s=0.5):
         assert one.progress.within_s == 0.5

@@ -10,14 +10,11 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 from shoal import settings
 from shoal.errors import ProcessLostError, UsageError
-from shoal.runtime.client.answers import conclude
-from shoal.runtime.client.known_losses import Troubles
-from shoal.runtime.client.lanes import Lanes, Scope
-from shoal.runtime.client.progress import Progress
+from shoal.runtime.client.base import BaseCoordinator, conclude
 from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
@@ -25,8 +22,7 @@ from shoal.runtime.rules.meeting_answers import Outcome
 from shoal.runtime.rules.messages import Abandoned, beat_of
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
-from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, Stop, StopAgreement, StopReport
-from shoal.runtime.rules.trail import Trails
+from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import LatestMarks
 from shoal.runtime.system.stacks import stacks
 
@@ -201,64 +197,23 @@ class LocalJob:
             reply.to.has_mail.set()
 
 
-class LocalCoordinator:
+class LocalCoordinator(BaseCoordinator):
     """One process of a `LocalJob`. A `Coordinator`."""
 
     def __init__(self, job: LocalJob, process: int) -> None:
-        self._job = job
-        self._process = process
-        self._has_left = False
-        self._me = ThisProcess(process, job.hosts)
-        self._lanes = Lanes(
-            self._me,
+        super().__init__(
+            ThisProcess(process, job.hosts),
             lambda left: job.abandon(process, left),
             lambda lane: job.end_lane(process, lane),
+            job.clock,
         )
-        self._progress = Progress(job.clock)
-        self._troubles = Troubles(self._me, job.clock)
-        self._trails = Trails(process, len(self._me.hosts))
-        self._stop = Stop(process, job.clock)
-        self.kept: dict[str, Any] = {}
-
-    @property
-    def process(self) -> int:
-        """This process's index."""
-        return self._process
-
-    @property
-    def num_processes(self) -> int:
-        """The number of processes of the job."""
-        return len(self._job.hosts)
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of each process."""
-        return tuple(self._job.hosts)
+        self._job = job
+        self._has_left = False
 
     @property
     def jax_service(self) -> str:
         """A local job has no JAX service: always empty."""
         return ""
-
-    @property
-    def progress(self) -> Progress:
-        """See `Coordinator.progress`."""
-        return self._progress
-
-    @property
-    def troubles(self) -> Troubles:
-        """See `Coordinator.troubles`."""
-        return self._troubles
-
-    @property
-    def stop(self) -> Stop:
-        """See `Coordinator.stop`."""
-        return self._stop
-
-    @property
-    def trails(self) -> Trails:
-        """See `Coordinator.trails`."""
-        return self._trails
 
     @compares_trails
     def arrive(
@@ -274,33 +229,27 @@ class LocalCoordinator:
             point, _ = call.enter(point)
             try:
                 if point.lane == "main":
-                    self._progress.begin_wait(point, started)
-                step = self._progress.step
+                    self.progress.begin_wait(point, started)
+                step = self.progress.step
                 answer = self._job.meet(self.process, point, bytes(payload), timeout_s, step)
                 call.has_failed = not answer.is_success
             finally:
                 if point.lane == "main":
-                    self._progress.end_wait(point)
+                    self.progress.end_wait(point)
                 call.leave()
-        return conclude(answer, point, self._me, self._troubles, self._job.clock() - started)
-
-    def call(
-        self, operation: str, lane: object = "main", processes: object = None, **more: bool
-    ) -> Scope:
-        """See `Coordinator.call`."""
-        return self._lanes.call(operation, lane, processes, **more)
+        return conclude(answer, point, self._me, self.troubles, self._job.clock() - started)
 
     def check(self, caller: str = "") -> None:
         """See `Coordinator.check`."""
         self._refuse_if_over(caller)
-        self._troubles.check(caller)
+        self.troubles.check(caller)
 
     def _refuse_if_over(self, caller: str) -> None:
         if self._has_left:
             raise UsageError(f"{self._me}: {caller}: this process has left the job")
-        for trouble in self._troubles.open():
+        for trouble in self.troubles.open():
             if trouble.process == self.process and trouble.state == "lost":
-                self._troubles.mark_all_reported()
+                self.troubles.mark_all_reported()
                 raise ProcessLostError(
                     f"{self._me}: {caller}: this process was declared lost: {trouble.words}; "
                     "others have continued without it; it must end",
@@ -317,7 +266,7 @@ class LocalCoordinator:
 
     def end_stalled(self, reason: str) -> None:
         """See `Coordinator.end_stalled`."""
-        self._troubles.receive(self.process, "", "stalled", reason)
+        self.troubles.receive(self.process, "", "stalled", reason)
 
     def report(self, kind: str, words: str) -> None:
         """See `Coordinator.report`."""
@@ -338,7 +287,7 @@ class LocalCoordinator:
 
     def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""
-        is_new = self._stop.offers(given)
+        is_new = self.stop.offers(given)
         if is_new:
             self._job.give_notice(self.process, given)
         return is_new
@@ -357,7 +306,7 @@ class LocalCoordinator:
 
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`."""
-        self._has_left, self._progress.is_watched = True, False
+        self._has_left, self.progress.is_watched = True, False
         self._job.depart(self.process, "left", words or "left the job")
-        self._stop.wake()
+        self.stop.wake()
         self.kept.clear()

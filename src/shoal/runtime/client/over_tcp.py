@@ -24,14 +24,11 @@ from typing import Any
 
 from shoal import settings
 from shoal.errors import DeadlineError, ProcessLostError, StalledError, UsageError
-from shoal.runtime.client.answers import conclude
+from shoal.runtime.client.base import BaseCoordinator, conclude
 from shoal.runtime.client.call_sockets import Calls, Closed, receive
 from shoal.runtime.client.heartbeat import HeartbeatTiming, StallLook, Watcher
 from shoal.runtime.client.hello import Identity, Welcome, handshake
 from shoal.runtime.client.hello import host_id as this_host
-from shoal.runtime.client.known_losses import Troubles
-from shoal.runtime.client.lanes import Lanes, Scope
-from shoal.runtime.client.progress import Progress
 from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.rules.meeting_answers import AllMet, Outcome, StillMissing, outcome_of
@@ -44,8 +41,7 @@ from shoal.runtime.rules.messages import (
 )
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
-from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
-from shoal.runtime.rules.trail import Trails
+from shoal.runtime.rules.stopping import ReceivedNotice, StopReport
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, pack_frame, pack_text, split_payloads, text_field
 
@@ -102,7 +98,7 @@ def join(
     return TcpCoordinator(address, process, token, channel, welcome, warn_after_s)
 
 
-class TcpCoordinator:
+class TcpCoordinator(BaseCoordinator):
     """The coordinator of one process, connected to the meeting place by `join`."""
 
     def __init__(
@@ -114,24 +110,18 @@ class TcpCoordinator:
         welcome: Welcome,
         warn_after_s: float,
     ) -> None:
-        self.address = address
-        self.welcome = welcome
-        self.claim: socket.socket | None = None  # open as long as this process is in the job
-        self._me = ThisProcess(process, welcome.hosts)
-        self._life = life
-        self._warn_after_s = warn_after_s
-        self._lock = threading.RLock()  # a signal handler may send while its thread sends
-        self._lanes = Lanes(
-            self._me,
+        super().__init__(
+            ThisProcess(process, welcome.hosts),
             self._send_abandoned,
             lambda lane: self.send({"do": "end lane", "lane": lane}),
         )
-        self._progress = Progress()
-        self._troubles = Troubles(self._me)
-        self._trails = Trails(process, len(self._me.hosts))
-        self._stop = Stop(process)
+        self.address = address
+        self.welcome = welcome
+        self.claim: socket.socket | None = None  # open as long as this process is in the job
+        self._life = life
+        self._warn_after_s = warn_after_s
+        self._lock = threading.RLock()  # a signal handler may send while its thread sends
         self._tickets = itertools.count(1)
-        self.kept: dict[str, Any] = {}
         lane = {"do": "lane", "token": token, "process": process}
         self._calls = Calls(
             address,
@@ -144,21 +134,6 @@ class TcpCoordinator:
         rhythm = HeartbeatTiming(welcome.heartbeat_s, welcome.lost_after_s)
         self._watcher = Watcher(life, rhythm, self._me, self)
         self._watcher.start()
-
-    @property
-    def process(self) -> int:
-        """This process's index."""
-        return self._me.process
-
-    @property
-    def num_processes(self) -> int:
-        """The number of processes of the job."""
-        return len(self.welcome.hosts)
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The host of each process."""
-        return self.welcome.hosts
 
     @property
     def jax_service(self) -> str:
@@ -175,32 +150,12 @@ class TcpCoordinator:
         """On the leader of a host: the pid of each process there; else empty."""
         return self.welcome.keeps
 
-    @property
-    def progress(self) -> Progress:
-        """See `Coordinator.progress`."""
-        return self._progress
-
-    @property
-    def troubles(self) -> Troubles:
-        """See `Coordinator.troubles`."""
-        return self._troubles
-
-    @property
-    def stop(self) -> Stop:
-        """See `Coordinator.stop`."""
-        return self._stop
-
-    @property
-    def trails(self) -> Trails:
-        """See `Coordinator.trails`."""
-        return self._trails
-
     @compares_trails
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
         """See `Coordinator.arrive`. Also raises ProcessLostError if the meeting place is gone."""
-        me, count, progress = self._me, len(self._me.hosts), self._progress
+        me, count, progress = self._me, len(self._me.hosts), self.progress
         point = checked(point, payload, timeout_s, process=me.process, num_processes=count)
         is_main = point.lane == "main"
         started = time.monotonic()
@@ -213,26 +168,20 @@ class TcpCoordinator:
                 call.has_failed = not answer.is_success
             except ProcessLostError:
                 if is_main:
-                    self._troubles.mark_all_reported()
+                    self.troubles.mark_all_reported()
                 raise
             finally:
                 if is_main:
                     progress.end_wait(point)
                 call.leave()
-        return conclude(answer, point, me, self._troubles, time.monotonic() - started)
-
-    def call(
-        self, operation: str, lane: object = "main", processes: object = None, **more: bool
-    ) -> Scope:
-        """See `Coordinator.call`."""
-        return self._lanes.call(operation, lane, processes, **more)
+        return conclude(answer, point, me, self.troubles, time.monotonic() - started)
 
     def check(self, caller: str = "") -> None:
         """See `Coordinator.check`."""
         if (closed := self._calls.closed) is not None:
-            self._troubles.mark_all_reported()
+            self.troubles.mark_all_reported()
             raise closed.error(self._me, caller)
-        self._troubles.check(caller)
+        self.troubles.check(caller)
 
     def report(self, kind: str, words: str) -> None:
         """See `Coordinator.report`. Does not raise if the meeting place is gone."""
@@ -261,7 +210,7 @@ class TcpCoordinator:
 
     def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""
-        is_new = self._stop.offers(given)
+        is_new = self.stop.offers(given)
         if is_new:
             self.send({"do": "notice", **notice_header(given)})
         return is_new
@@ -295,9 +244,9 @@ class TcpCoordinator:
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`. Calls in which other threads still wait end with an error."""
         if self._calls.closed is None:
-            self.send({"do": "bye", "place": self._progress.place}, words.encode(errors="replace"))
+            self.send({"do": "bye", "place": self.progress.place}, words.encode(errors="replace"))
             self._calls.close_all(Closed(UsageError, "this process has left the job"))
-            self._stop.wake()
+            self.stop.wake()
         self._watcher.stop()
         self._close_claim()
         self.kept.clear()
@@ -324,9 +273,9 @@ class TcpCoordinator:
     def end_stalled(self, reason: str) -> None:
         """See `Coordinator.end_stalled`."""
         if self._calls.closed is None:
-            self._troubles.receive(self.process, "", "stalled", reason)
+            self.troubles.receive(self.process, "", "stalled", reason)
             self._calls.close_all(Closed(StalledError, reason))
-            self._stop.wake()
+            self.stop.wake()
 
     def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one way, on the process's lifetime connection."""
@@ -339,19 +288,19 @@ class TcpCoordinator:
         place = f"the meeting place at {self.address}"
         closed = Closed(ProcessLostError, f"{place} is lost ({reason})")
         if self._calls.closed is None:
-            self._troubles.receive(None, place, "lost", reason)
+            self.troubles.receive(None, place, "lost", reason)
             self._calls.close_all(closed)
-            self._stop.wake()
+            self.stop.wake()
             self._life.shut()
 
     def on_declared_lost(self, reason: str) -> None:
         """Handle the declaration that this process is lost, which is final."""
         fate = f"this process was declared lost: {reason}; others have continued without it"
         if self._calls.closed is None:
-            self._troubles.receive(self.process, "", "lost", reason)
+            self.troubles.receive(self.process, "", "lost", reason)
             closed = Closed(ProcessLostError, f"{fate}; it must end", {self.process: reason})
             self._calls.close_all(closed)
-            self._stop.wake()
+            self.stop.wake()
 
     def _send_abandoned(self, left: Abandoned) -> None:
         """Send it on the lifetime connection. The next arrival carries how many of these were sent,
@@ -369,7 +318,7 @@ class TcpCoordinator:
         self, point: Point, payload: bytes, timeout_s: float, started: float, after: int
     ) -> Outcome:
         limit = started + timeout_s + _MARGIN_S
-        arrival = pack_text(arrival_header(point, timeout_s, self._progress.step, after), payload)
+        arrival = pack_text(arrival_header(point, timeout_s, self.progress.step, after), payload)
 
         def exchange(channel: Channel) -> Frame:
             channel.send(arrival, limit)
