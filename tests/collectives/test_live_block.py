@@ -85,11 +85,8 @@ def test_one_that_dies_between_the_two_meetings_of_the_end_is_lost():
     def go(coordinator):
         if coordinator.process == 1:
             living = block_in(coordinator).__enter__()
-            assert live_processes.on(coordinator, processes=living, timeout_s=PATIENCE_S) == (
-                0,
-                1,
-                2,
-            )
+            alive = live_processes.on(coordinator, processes=living, timeout_s=PATIENCE_S)
+            assert alive == (0, 1, 2)
             job.lose(1, "killed")
         else:
             with block_in(coordinator):

@@ -81,8 +81,8 @@ def make_mesh(
     Collective over the mesh's processes.
 
     TPU devices are placed by `planning.place`: neighbours along an axis are neighbours on the
-    wires, and the first axes span slices; devices of CPU and GPU hosts are ordered by process. What
-    else `place` can weigh is asked there, and its `device_ids.ravel()` are `devices`. The logger
+    wires, and the first axes span slices; devices of CPU and GPU hosts are ordered by process.
+    `place` has further options: give the `device_ids.ravel()` of its mesh as `devices`. The logger
     "shoal" reports at level DEBUG the recognised topology, the chosen order, and why.
 
     It is impossible that a device is left out unnoticed: a subset must be named. It is also

@@ -5,8 +5,8 @@
 decides, sends and places nothing itself, and knows no other facade. Its errors are shoal's, and
 also instances of the types that the predecessor raised.
 
-What only programs of a predecessor ask for has its place here as well, in a form for JAX: `pack`
-and `unpack`, `enter_manual` and `leave_manual`, `fence`, `linear`.
+Functions that only a predecessor's programs need are here too, in a form for JAX: `pack` and
+`unpack`, `enter_manual` and `leave_manual`, `fence`, `linear`.
 """
 
 from shoal.arrays.placing.pack import pack as pack

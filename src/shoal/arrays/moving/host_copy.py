@@ -85,7 +85,7 @@ def _held(array: jax.Array) -> dict[Box, HostArray]:
     blocks = {_box(shard.index, array.shape): shard.data for shard in array.addressable_shards}
     if not _fill_bytes(array.dtype):
         # Reading these unpacks them to one byte an element, and an array keeps what was read of
-        # it. So new arrays of the same buffers are read: the source must not come to hold more.
+        # it. So new arrays of the same buffers are read, and the source holds no more than before.
         for box, data in blocks.items():
             blocks[box] = jax.make_array_from_single_device_arrays(
                 data.shape, data.sharding, [data]

@@ -39,6 +39,7 @@ from shoal.errors import UsageError, WrongType, raise_all, with_article
 from shoal.plan.compiled import received_bytes_of
 from shoal.plan.hardware.links import Links
 from shoal.plan.hardware.wiring import Topology
+from shoal.plan.layout import Layout
 from shoal.plan.transfer.move_steps import Step
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.staging import staging_of
@@ -302,24 +303,28 @@ def plan_relayout(
     ends = [*(value.sharding for value in jax.tree.leaves(tree)), *jax.tree.leaves(layouts)]
     devices = _described(ends)
     leaves, treedef = leaf_layouts(tree, layouts, problems, devices=devices)
+    sources = []
     for leaf in leaves:
         must_divide(leaf, problems)
         try:
-            must_divide(
-                Leaf(f"{leaf.path}, the source", leaf.value, layout_of(leaf.value)), problems
-            )
+            source = layout_of(leaf.value)
         except UsageError as error:  # it has none
             problems.append(f"{leaf.path}: {error}")
             continue
+        sources.append(source)
+        must_divide(Leaf(f"{leaf.path}, the source", leaf.value, source), problems)
         cannot_be_pending(leaf, problems)
         if why := obstacle(leaf, leaf.value, programs=way is not None, devices=devices):
             problems.append(f"{leaf.path}: {why}")
     raise_all("plan_relayout", problems)
-    return treedef.unflatten(_plan_of(leaf, way, devices) for leaf in leaves)
+    pairs = zip(leaves, sources, strict=True)
+    return treedef.unflatten(_plan_of(leaf, source, way, devices) for leaf, source in pairs)
 
 
-def _plan_of(leaf: Leaf, way: str | None, devices: tuple[jax.Device, ...] | None) -> RelayoutPlan:
-    x, source = leaf.value, layout_of(leaf.value)
+def _plan_of(
+    leaf: Leaf, source: Layout, way: str | None, devices: tuple[jax.Device, ...] | None
+) -> RelayoutPlan:
+    x = leaf.value
     plan = plan_transfer(source, leaf.layout, x.shape, x.dtype.itemsize)
     is_copy = way is None and in_one_memory(plan.source, plan.target) and not source.partial
     target = named_sharding(plan.target, devices=devices)

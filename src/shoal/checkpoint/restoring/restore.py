@@ -206,6 +206,7 @@ def plan_restore(path: Path, target: Any = None, **options: Unpack[RestoreOption
     """
     from shoal.runtime.process import process_count
 
+    check_names("plan_restore", options)
     request = request_of("plan_restore", path, target, options)
     opened = open_for(request)
     wishes = opened.wishes.wishes
@@ -221,7 +222,6 @@ def request_of(
     Raises:
       UsageError: one is wrong.
     """
-    check_names(operation, options)
     if isinstance(path, str | os.PathLike):
         folder: Folder = LocalFolder(local_path(path, f"{operation}: path={path!r}"))
     elif hasattr(path, "read_at"):

@@ -127,8 +127,10 @@ class Scene(NamedTuple):
 
 # ---- Topologies of every kind as boxes of devices in three dims, which a picture can show.
 #
-# Torus one box, links between neighbours x, y, z Slices a box for each x, y, z Hosts one box, no
-# links devices, hosts, switches Flat one box, no links devices, line after line
+# Torus    one box, links between neighbours        x, y, z
+# Slices   a box for each                           x, y, z
+# Hosts    one box, no links                        devices, hosts, switches
+# Flat     one box, no links                        devices, line after line
 
 
 IntArray = NDArray[np.int64]

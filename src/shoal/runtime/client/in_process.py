@@ -309,4 +309,3 @@ class LocalCoordinator(BaseCoordinator):
         self._has_left, self.progress.is_watched = True, False
         self._job.depart(self.process, "left", words or "left the job")
         self.stop.wake()
-        self.kept.clear()

@@ -249,7 +249,6 @@ class TcpCoordinator(BaseCoordinator):
             self.stop.wake()
         self._watcher.stop()
         self._close_claim()
-        self.kept.clear()
 
     def abandon_in_forked_children(self) -> None:
         """Let forked children give up their copies of the connections."""

@@ -56,7 +56,7 @@ class Progress:
         self.is_waiting = False  # in a call that waits for others, with a deadline
         self.is_watched = False  # whether a thread looks for a lack of progress
         # Grows while a long call makes progress. Threads increment it without a lock: of two that
-        # do so at once one may be lost, but who watches asks only whether it has changed.
+        # do so at once one may be lost, but the watchers ask only whether it has changed.
         self.worked = 0
         self.saved = 0  # the same, for saves in the background
         self._points = 0  # reached or passed

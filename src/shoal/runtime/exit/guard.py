@@ -344,7 +344,7 @@ class ExitGuard:
             os._exit(self._known_code())
         # The order matters: the others learn why this process ends before anything here waits; the
         # devices finish before JAX's teardown, which would cut off their part of a program; the job
-        # is left last, since whoever leaves is not waited for any more.
+        # is left last, since no process waits for one that has left.
         error = self._program.uncaught()
         if self._code is None and error is not None:  # another hook was called instead of this one
             self._explain(coordinator, error, self._report_failure(coordinator, error))

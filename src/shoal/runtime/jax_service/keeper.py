@@ -392,7 +392,7 @@ class _Pair:
 
     def _watch(self) -> None:
         # An end is read only while nothing is left to be written to the other: so one chunk in each
-        # direction is all that is kept, and who sends too fast is slowed down by the kernel.
+        # direction is all that is kept, and the kernel slows down a sender that is too fast.
         wants = selectors.EVENT_WRITE if self._to_near else 0
         if not (self.near_ended or self._to_far or self._is_connecting):
             wants |= selectors.EVENT_READ

@@ -399,7 +399,8 @@ class JobMail:
 
     def send_all(self, connections: Iterable[Connection], frame: bytes) -> None:
         """Send one frame to each of these."""
-        self._connections.send_all(connections, frame)
+        for connection in connections:
+            self._connections.send(connection, frame)
 
     def send_last(self, connection: Connection, frame: bytes) -> None:
         """Send a frame, then close the connection."""
@@ -408,7 +409,7 @@ class JobMail:
     def push(self, processes: Iterable[int], frame: bytes) -> None:
         """Send a frame to the living ones of these processes."""
         lives = (self.lives.get(process) for process in processes if self._is_member(process))
-        self._connections.send_all([life.connection for life in lives if life is not None], frame)
+        self.send_all([life.connection for life in lives if life is not None], frame)
 
     def push_gone(self, process: int | None, name: str, state: str, words: str) -> None:
         """Notify all living processes of a loss."""

@@ -15,7 +15,7 @@ import resource
 import selectors
 import socket
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal.runtime.wire.frames import (
@@ -170,11 +170,6 @@ class Connections:
             self._watch(connection)
         else:
             self._flush(connection)
-
-    def send_all(self, connections: Iterable[Connection], data: bytes) -> None:
-        """Send the same to several connections."""
-        for connection in connections:
-            self.send(connection, data)
 
     def close(self, connection: Connection) -> None:
         """Close a connection, without telling the listener."""
