@@ -146,8 +146,7 @@ class Layout:
         Raises:
           UsageError: the rank of `shape` is not the layout's, or a size is negative.
         """
-        sizes = self.check_shape(shape)
-        return tuple(-(-size // self.num_shards(dim)) for dim, size in enumerate(sizes))
+        return shard_of(self, self.check_shape(shape))
 
     def global_shape(self, shard_shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the array whose shards all have `shard_shape`. Local.
@@ -239,6 +238,11 @@ class Layout:
 
 def _check_rank(what: str, rank: object, least: int) -> int:
     return integer(f"Layout.{what}", "rank", rank, least=least)
+
+
+def shard_of(layout: Layout, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return `Layout.shard_shape` of a shape that has been checked."""
+    return tuple(-(-size // layout.num_shards(dim)) for dim, size in enumerate(shape))
 
 
 def check_layout(operation: str, value: object) -> None:

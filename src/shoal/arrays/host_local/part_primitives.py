@@ -31,7 +31,8 @@ from shoal.arrays.host_local.parts import (
     own_box,
     seen,
 )
-from shoal.arrays.moving.move import Move, move, relabelled
+from shoal.arrays.moving.move import move, relabelled
+from shoal.arrays.moving.planned_move import ArrayMove
 from shoal.arrays.placing.put import dtype_problems
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
@@ -65,7 +66,7 @@ class Where(NamedTuple):
             return array
         target = named_sharding(self.result)
         array = array if (same := relabelled(array, target)) is None else same
-        return move([Move(array, array, target)])[0]
+        return move([ArrayMove(array, array, target)])[0]
 
 
 def join_traced(leaves: Sequence[Leaf], call: PartsCall) -> list[Any]:

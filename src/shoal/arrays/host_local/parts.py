@@ -16,7 +16,8 @@ from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding, named_sharding
 from shoal.arrays.host.host_values import as_numpy, device_dtype
 from shoal.arrays.host.record_trail import record_trail_of_parts
-from shoal.arrays.moving.move import Move, move, relabelled
+from shoal.arrays.moving.move import move, relabelled
+from shoal.arrays.moving.planned_move import ArrayMove
 from shoal.arrays.placing.put import place_leaves
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
@@ -153,7 +154,7 @@ def _laid_out(leaf: Leaf, target: NamedSharding, call: PartsCall) -> jax.Array |
         return array
     is_here = is_array and value.sharding.device_set == target.device_set
     if call.is_derivative and is_here and not value.is_fully_addressable:
-        return move([Move(value, value, target)])[0]
+        return move([ArrayMove(value, value, target)])[0]
     if call.is_derivative and (not is_array or value.is_fully_addressable):
         return None
     why = (

@@ -22,8 +22,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of_sharding
 from shoal.arrays.host.host_values import is_key
+from shoal.arrays.moving.planned_move import ArrayMove
 from shoal.arrays.moving.whole_words import (
     as_words,
     bits_as,
@@ -33,7 +33,7 @@ from shoal.arrays.moving.whole_words import (
     word_of,
 )
 from shoal.errors import UsageError
-from shoal.plan.layout import Layout
+from shoal.plan.layout import Layout, shard_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.move_steps import ChunkCut, Step, chunks_of
 from shoal.plan.transfer.permutes import Permute, Permutes, permutes_of
@@ -74,25 +74,26 @@ class Programs(NamedTuple):
     target: NamedSharding
 
 
-def move_across(array: jax.Array, target: NamedSharding) -> jax.Array:
+def move_across(each: ArrayMove) -> jax.Array:
     """Return the array in its new layout. Collective over the owners of both layouts' devices.
 
     Args:
-      array: without pending reductions.
-      target: on devices of the same kind.
+      each: to devices of the same kind, of an array without pending reductions.
     """
+    array, target = each.array, each.target
     if is_key(array):
-        words = move_across(jax.random.key_data(array), target)
+        data = jax.random.key_data(array)
+        words = move_across(ArrayMove(data, data, target))
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
     whole, dtype = array.shape, array.dtype
     by_host = travels_as(dtype, array.sharding) != dtype
     if by_host:
         array = as_words(array)
     if array.size:
-        ends = [layout_of_sharding(each, len(whole)) for each in (array.sharding, target)]
-        plan = plan_transfer(ends[0], ends[1], whole, array.dtype.itemsize)
+        if each.plan is None:
+            raise UsageError(each.why_not_planned)
         held = {d: data if whole else data.reshape(1) for d, data in _held(array).items()}
-        found = _moved(as_rows(plan), held, array.dtype)
+        found = _moved(as_rows(each.plan), held, array.dtype)
     else:
         found = _blanks(target.shard_shape(whole), array.dtype, _own(target))
     own = [found[device] if whole else found[device].reshape(()) for device in _own(target)]
@@ -124,7 +125,7 @@ def _moved(plan: Transfer, held: Held, dtype: Any) -> Held:
     run = programs_across(plan, dtype)
     if run.parts == 1:
         return _sent(run, held, dtype)
-    ends = [layout.shard_shape(plan.shape) for layout in (plan.source, plan.target)]
+    ends = [shard_of(layout, plan.shape) for layout in (plan.source, plan.target)]
     old = _as_row(held, run.source, ends[0], dtype)
     new = _as_row(_blanks(ends[1], dtype, _own(run.target)), run.target, ends[1], dtype)
     for number in range(run.parts):
@@ -160,11 +161,11 @@ def programs_across(
     sizes = list(plan.shape)
     if chunks is not None:
         sizes[chunks.dim] //= chunks.parts
-    part = plan_transfer(source, target, sizes, plan.item_bytes)
-    takes, gives = source.shard_shape(sizes), target.shard_shape(sizes)
+    part = plan.of_shape(tuple(sizes))
+    takes, gives = shard_of(source, part.shape), shard_of(target, part.shape)
     if part.sends is None:
         raise UsageError(f"programs_across: {plan!r} is between the same devices: it has no sends")
-    moves = permutes_of(part.sends, source, target, sizes)
+    moves = permutes_of(part.sends, source, target, part.shape)
     owner_of = {**_owners(source.mesh), **_owners(target.mesh)}
     row = _row({device: owner_of[device] for device in moves.devices}, source.mesh.kind, devices)
     ends = [_row(_owners(each.mesh), each.mesh.kind, devices) for each in (source, target)]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,18 +16,10 @@ from shoal.arrays.host.host_values import is_key
 from shoal.arrays.host.upload import upload
 from shoal.arrays.moving.across_devices import is_apart, move_across
 from shoal.arrays.moving.host_copy import can_copy, copied
-from shoal.arrays.moving.planned_move import is_better, move_as_planned, plan_of
+from shoal.arrays.moving.planned_move import ArrayMove, is_better, move_as_planned
 from shoal.arrays.moving.weak_type import as_weak_as, is_weak
 from shoal.arrays.moving.whole_words import as_words, bits_as, must_be_words
 from shoal.plan.transfer.plan import Transfer
-
-
-class Move(NamedTuple):
-    """An array and its target sharding."""
-
-    value: jax.Array  # under `grad` a tracer
-    array: jax.Array  # the concrete array behind it
-    target: NamedSharding
 
 
 def relabelled(array: jax.Array, target: NamedSharding) -> jax.Array | None:
@@ -56,7 +48,7 @@ def _elsewhere(array: jax.Array, target: NamedSharding) -> jax.Array:
 
 
 def move(
-    moves: Sequence[Move], *, donate: bool = False, between_devices: bool = False
+    moves: Sequence[ArrayMove], *, donate: bool = False, between_devices: bool = False
 ) -> list[jax.Array]:
     """Move arrays that can be moved; those already in place are not copied.
 
@@ -84,7 +76,7 @@ def move(
         if done is not None:
             continue
         plan = plans[number]
-        if each.value is not each.array:
+        if each.is_traced:
             moved[number] = _differentiably(each)
         elif by_copy[number]:
             moved[number] = copied(each.array, each.target)
@@ -106,36 +98,37 @@ def move(
     return moved
 
 
-def _can_copy(each: Move) -> bool:
-    return each.value is each.array and can_copy(each.array, each.target)
+def _can_copy(each: ArrayMove) -> bool:
+    return not each.is_traced and can_copy(each.array, each.target)
 
 
-def _is_apart(each: Move, *, programs: bool) -> bool:
-    lies = each.array.sharding
-    return each.value is each.array and is_apart(lies, each.target, programs=programs)
+def _is_apart(each: ArrayMove, *, programs: bool) -> bool:
+    return not each.is_traced and is_apart(each.array.sharding, each.target, programs=programs)
 
 
-def _by_programs(each: Move, plan: Transfer | None) -> jax.Array:
+def _by_programs(each: ArrayMove, plan: Transfer | None) -> jax.Array:
     """Move an array by its plan, or if there is none, by permutes to other devices."""
-    array, target = each.array, each.target
-    moved = move_across(array, target) if plan is None else move_as_planned(array, plan, target)
-    return as_weak_as(moved, array)
+    if plan is None:
+        return as_weak_as(move_across(each), each.array)
+    return as_weak_as(move_as_planned(each.array, plan, each.target), each.array)
 
 
-def _plan(each: Move) -> Transfer | None:
+def _plan(each: ArrayMove) -> Transfer | None:
     """Return the plan of a move; None if XLA, or JAX's copy, does it."""
-    if each.value is not each.array or each.array.sharding == each.target:
+    if each.is_traced or each.array.sharding == each.target:
         return None
-    plan = plan_of(each.array, each.target)
+    if is_key(each.array) or each.changes_devices:
+        return None
+    plan = each.plan
     return plan if plan is not None and is_better(plan, each.array.dtype) else None
 
 
-def unmoved(each: Move) -> jax.Array | None:
+def unmoved(each: ArrayMove) -> jax.Array | None:
     """Return the result if no byte must move in this process."""
-    value, array, target = each
+    array, target = each.array, each.target
     if array.sharding == target:
-        return value if value is array else _differentiably(each)
-    if value is not array:
+        return _differentiably(each) if each.is_traced else array
+    if each.is_traced:
         return None
     if array.size == 0 and not is_key(array):  # jax 0.10's programs give shards of wrong shapes
         return _empty(array.shape, array.dtype, target)
@@ -144,30 +137,30 @@ def unmoved(each: Move) -> jax.Array | None:
     return relabelled(array, target)
 
 
-def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
+def _run(moves: list[ArrayMove], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
     """Move arrays within one row of devices; those used once, and so named, are donated."""
     originals, moves = moves, [_in_words(each) for each in moves]
     sources = tuple(each.array.sharding for each in moves)
     targets = tuple(each.target for each in moves)
     fits = tuple(
         number
-        for number, (_, array, target) in enumerate(moves)
-        if uses.get(id(array)) == 1
-        and array.sharding.shard_shape(array.shape) == target.shard_shape(array.shape)
+        for number, each in enumerate(moves)
+        if uses.get(id(each.array)) == 1
+        and each.array.sharding.shard_shape(each.array.shape)
+        == each.target.shard_shape(each.array.shape)
     )
     with on_row(row_of(targets[0])):
         results = xla_program(sources, targets, fits)(*[each.value for each in moves])
     return tuple(_in_own_dtypes(results, moves, originals))
 
 
-def _differentiably(each: Move) -> jax.Array:
+def _differentiably(each: ArrayMove) -> jax.Array:
     """Move a value under differentiation. Cotangents come back to where it lies.
 
     The transpose of a program demands cotangents that lie as its results do. That of `device_put`
     moves them to `src`, so the result passes through one, and so does the value.
     """
-    value, array, target = each
-    source = array.sharding
+    value, source, target = each.value, each.array.sharding, each.target
     if row_of(source) != row_of(target) or _has_types(source) or _has_types(target):
         moved: jax.Array = jax.device_put(value, target, src=source)
         return moved
@@ -183,16 +176,16 @@ def _has_types(sharding: jax.sharding.Sharding) -> bool:
     return mesh is not None and AxisType.Explicit in mesh.axis_types
 
 
-def _in_words(each: Move) -> Move:
+def _in_words(each: ArrayMove) -> ArrayMove:
     """Bit-cast the arrays that XLA would corrupt."""
     if not must_be_words(each.array):
         return each
     words = as_words(each.array)
-    return Move(words, words, each.target)
+    return ArrayMove(words, words, each.target)
 
 
 def _in_own_dtypes(
-    results: Sequence[jax.Array], moves: Sequence[Move], originals: Sequence[Move]
+    results: Sequence[jax.Array], moves: Sequence[ArrayMove], originals: Sequence[ArrayMove]
 ) -> list[jax.Array]:
     """Bit-cast results back to their own dtypes."""
     return [
@@ -201,7 +194,7 @@ def _in_own_dtypes(
     ]
 
 
-def _put(moves: Sequence[Move]) -> list[jax.Array]:
+def _put(moves: Sequence[ArrayMove]) -> list[jax.Array]:
     """Move arrays between rows of devices."""
     originals, moves = moves, [_in_words(each) for each in moves]
     spread = [is_key(m.array) and not m.target.is_fully_addressable for m in moves]
@@ -239,10 +232,11 @@ def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
     return as_weak_as(copied, source)
 
 
-def give_up(moves: Sequence[Move], kept: set[int]) -> None:
+def give_up(moves: Sequence[ArrayMove], kept: set[int]) -> None:
     """Delete arrays that have moved. XLA would only warn about donation; tied arrays may stay."""
-    for value, array, _ in moves:
-        if value is array and id(array) not in kept and not array.is_deleted():
+    for each in moves:
+        array = each.array
+        if not each.is_traced and id(array) not in kept and not array.is_deleted():
             array.delete()
 
 
@@ -283,15 +277,15 @@ def _identity(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     return arrays
 
 
-def _without_pending_sum(each: Move) -> Move:
+def _without_pending_sum(each: ArrayMove) -> ArrayMove:
     """Reduce a pending sum in place: only `jax.reshard` can."""
     lies = each.array.sharding
     if not isinstance(lies, NamedSharding) or not lies.spec.unreduced:
         return each
     summed = NamedSharding(lies.mesh, PartitionSpec(*lies.spec.partitions))
     if not lies.addressable_devices:
-        each = each._replace(array=_elsewhere(each.array, summed))
-        return each._replace(value=each.array)
+        array = _elsewhere(each.array, summed)
+        return ArrayMove(array, array, each.target)
     array = jax.reshard(each.array, summed)
-    value = array if each.value is each.array else jax.reshard(each.value, summed)
-    return Move(value, array, each.target)
+    value = jax.reshard(each.value, summed) if each.is_traced else array
+    return ArrayMove(value, array, each.target)

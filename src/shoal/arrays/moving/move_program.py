@@ -20,7 +20,7 @@ from jax.experimental.layout import with_layout_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.plan.layout import Dim, Layout
+from shoal.plan.layout import Dim, Layout, shard_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.blocks import Copies, exchange_copies
 from shoal.plan.transfer.move_steps import Step, chunks_of, pairs
@@ -147,7 +147,7 @@ def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> On
     if chunks is None:
         return _in_order([_on_shard(step, shape) for step in run])
     before, after = run[0].before, run[-1].after
-    dim, tile = chunks.dim, after.shard_shape(shape)
+    dim, tile = chunks.dim, shard_of(after, shape)
     keep_order = _row_major if before.mesh.kind == "tpu" else _in_order([])
     tiles_before, tiles_after = (chunks.tiles // end.num_shards(dim) for end in (before, after))
 
@@ -156,7 +156,7 @@ def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> On
         part = (*shape[:dim], chunks.tiles * width, *shape[dim + 1 :])
         rows = jax.lax.dynamic_slice_in_dim(x, first, width, dim + (tiles_before > 1))
         steps = _in_order([_on_shard(step, part) for step in run])
-        moved = steps(keep_order(rows).reshape(before.shard_shape(part)))
+        moved = steps(keep_order(rows).reshape(shard_of(before, part)))
         moved = keep_order(_rows(moved, dim, tiles_after))
         return jax.lax.dynamic_update_slice_in_dim(found, moved, first, dim + (tiles_after > 1))
 
@@ -284,7 +284,7 @@ def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
         (step.before.num_shards(dim), step.after.num_shards(dim)) for dim in range(len(shape))
     ]
     side = tuple(size // max(pair) for size, pair in zip(shape, counts, strict=True))
-    tile = step.after.shard_shape(shape)
+    tile = shard_of(step.after, shape)
     rounds = exchange_copies(step.before, step.after)
 
     def run(x: jax.Array) -> jax.Array:

@@ -32,16 +32,16 @@ from shoal.arrays.moving.across_devices import (
 from shoal.arrays.moving.agreed_move import obstacle
 from shoal.arrays.moving.host_copy import check_way, has_words, in_one_memory
 from shoal.arrays.moving.move import row_of, xla_program
-from shoal.arrays.moving.planned_move import is_better, programs_of, whole_shape
-from shoal.arrays.moving.staged_move import by_host_alone, part_of
+from shoal.arrays.moving.planned_move import ArrayMove, is_better, programs_of, whole_shape
+from shoal.arrays.moving.staged_move import by_host_alone
 from shoal.colour import local
 from shoal.errors import UsageError, WrongType, raise_all, with_article
 from shoal.plan.compiled import received_bytes_of
 from shoal.plan.hardware.links import Links
 from shoal.plan.hardware.wiring import Topology
-from shoal.plan.layout import Layout
+from shoal.plan.layout import Layout, shard_of
 from shoal.plan.transfer.move_steps import Step
-from shoal.plan.transfer.plan import Transfer, plan_transfer
+from shoal.plan.transfer.plan import Transfer
 from shoal.plan.transfer.staging import staging_of
 from shoal.plan.transfer.traffic import Traffic, traffic_of
 
@@ -136,7 +136,7 @@ class RelayoutPlan:
             if plan.sends is not None:
                 raise UsageError("plan_relayout: no collectives move this array: it is not staged")
             staging = staging_of(plan)
-            part = part_of(plan, staging.shape_of(next(staging.boxes())))
+            part = plan.of_shape(staging.shape_of(next(staging.boxes())))
             programs = compiled_programs(part, self.dtype, self.devices)
             chunk = max(map(_peak, programs))
         if donate:
@@ -303,7 +303,7 @@ def plan_relayout(
     ends = [*(value.sharding for value in jax.tree.leaves(tree)), *jax.tree.leaves(layouts)]
     devices = _described(ends)
     leaves, treedef = leaf_layouts(tree, layouts, problems, devices=devices)
-    sources = []
+    plans = []
     for leaf in leaves:
         must_divide(leaf, problems)
         try:
@@ -311,25 +311,32 @@ def plan_relayout(
         except UsageError as error:  # it has none
             problems.append(f"{leaf.path}: {error}")
             continue
-        sources.append(source)
         must_divide(Leaf(f"{leaf.path}, the source", leaf.value, source), problems)
         cannot_be_pending(leaf, problems)
-        if why := obstacle(leaf, leaf.value, programs=way is not None, devices=devices):
+        if problems:  # what does not fit has no plan
+            continue
+        move = ArrayMove(leaf.value, leaf.value, named_sharding(leaf.layout, devices=devices))
+        if why := _why_not_planned(move, source, way):
             problems.append(f"{leaf.path}: {why}")
+        elif move.plan is not None:
+            plans.append(_plan_of(move, move.plan, way, devices))
     raise_all("plan_relayout", problems)
-    pairs = zip(leaves, sources, strict=True)
-    return treedef.unflatten(_plan_of(leaf, source, way, devices) for leaf, source in pairs)
+    return treedef.unflatten(plans)
+
+
+def _why_not_planned(move: ArrayMove, source: Layout, way: str | None) -> str:
+    if move.changes_devices and source.partial:
+        return f"{source!r} is pending, and sends to other devices reduce nothing: reduce it first"
+    return obstacle(move, programs=way is not None) or move.why_not_planned
 
 
 def _plan_of(
-    leaf: Leaf, source: Layout, way: str | None, devices: tuple[jax.Device, ...] | None
+    move: ArrayMove, plan: Transfer, way: str | None, devices: tuple[jax.Device, ...] | None
 ) -> RelayoutPlan:
-    x = leaf.value
-    plan = plan_transfer(source, leaf.layout, x.shape, x.dtype.itemsize)
-    is_copy = way is None and in_one_memory(plan.source, plan.target) and not source.partial
-    target = named_sharding(plan.target, devices=devices)
-    permutes = is_apart(x.sharding, target, programs=way is not None)
-    return RelayoutPlan(plan, x.dtype, is_copy and has_words(x.dtype), permutes, devices)
+    dtype = move.array.dtype
+    is_copy = way is None and in_one_memory(plan.source, plan.target) and not plan.source.partial
+    permutes = is_apart(move.array.sharding, move.target, programs=way is not None)
+    return RelayoutPlan(plan, dtype, is_copy and has_words(dtype), permutes, devices)
 
 
 def _described(ends: Iterable[object]) -> tuple[jax.Device, ...] | None:
@@ -364,7 +371,7 @@ def compiled_programs(
 ) -> list[Any]:
     """Return the compiled programs of a plan's steps."""
     found: list[Any] = []
-    shard = plan.source.shard_shape(plan.shape)
+    shard = shard_of(plan.source, plan.shape)
     for run, takes, gives in programs_of(plan, dtype, devices):
         found.append(_compiled(run, whole_shape(shard, takes), dtype, takes))
         shard = gives.shard_shape(found[-1].out_info.shape)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
 
 from shoal.arrays.bridge.sharding import layout_of_sharding
-from shoal.arrays.host.host_values import is_key
 from shoal.arrays.moving.move_program import DigitStage, stages
 from shoal.arrays.moving.whole_words import (
     as_words,
@@ -20,21 +20,51 @@ from shoal.arrays.moving.whole_words import (
     must_be_words,
 )
 from shoal.errors import UsageError
+from shoal.plan.layout import Layout, shard_of
 from shoal.plan.transfer.move_steps import Step, chunks_of
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.same_devices import in_one_order
 
 
-def plan_of(array: jax.Array, target: NamedSharding) -> Transfer | None:
-    """Return the plan of a move within the same devices; None if an end is not a layout."""
-    if is_key(array) or array.sharding.device_set != target.device_set:
-        return None  # single sends are slow to plan, and never run
-    rank = len(array.shape)
-    try:
-        ends = layout_of_sharding(array.sharding, rank), layout_of_sharding(target, rank)
-        return plan_transfer(*ends, array.shape, max(1, array.dtype.itemsize))
-    except UsageError:
-        return None
+@dataclass(frozen=True, eq=False)
+class ArrayMove:
+    """An array and its target sharding, with the plan of the move: made when first asked for."""
+
+    value: jax.Array  # under `grad` a tracer
+    array: jax.Array  # the concrete array behind it
+    target: NamedSharding
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the value is being differentiated."""
+        return self.value is not self.array
+
+    @property
+    def changes_devices(self) -> bool:
+        """Whether the array moves to other devices."""
+        return self.array.sharding.device_set != self.target.device_set
+
+    @property
+    def plan(self) -> Transfer | None:
+        """The plan; None if there is none. To other devices it is slow to make."""
+        return self._found if isinstance(self._found, Transfer) else None
+
+    @property
+    def why_not_planned(self) -> str:
+        """Why there is no plan; "" if there is one."""
+        return "" if isinstance(self._found, Transfer) else str(self._found)
+
+    @cached_property
+    def _found(self) -> Transfer | UsageError:
+        array, rank = self.array, len(self.array.shape)
+        try:
+            source = layout_of_sharding(array.sharding, rank)
+            if self.changes_devices:  # pending sums are reduced before
+                source = Layout(source.mesh, *source.dims)
+            target = layout_of_sharding(self.target, rank)
+            return plan_transfer(source, target, array.shape, max(1, array.dtype.itemsize))
+        except UsageError as error:
+            return error
 
 
 def is_better(plan: Transfer, dtype: Any = None) -> bool:
@@ -66,13 +96,13 @@ def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> 
     """Return the array in its new layout.
 
     Args:
-      plan: of `plan_of`, whose way is "collectives".
+      plan: of an `ArrayMove`, whose way is "collectives".
     """
     whole, dtype = array.shape, array.dtype
     by_host = must_be_words(array) and not is_narrow_float(dtype) and not plan.source.partial
     if by_host:
         array = as_words(array)
-    shape = plan.source.shard_shape(whole)
+    shape = shard_of(plan.source, whole)
     for program in programs_of(plan, dtype):
         array = program.run(same_shards_under(array, program.takes, shape))
         shape = array.sharding.shard_shape(array.shape)

@@ -16,12 +16,12 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.host.agreed_program import concrete
 from shoal.arrays.host.host_values import deleted
-from shoal.arrays.moving.agreed_move import agree_on_move, fail_move, obstacle
+from shoal.arrays.moving.agreed_move import agree_on_move, fail_move, move_of, obstacle
 from shoal.arrays.moving.host_copy import check_way
-from shoal.arrays.moving.move import Move, move
+from shoal.arrays.moving.move import move
+from shoal.arrays.moving.planned_move import ArrayMove
 from shoal.arrays.moving.staged_move import move_staged, why_not_staged
 from shoal.colour import collective
 from shoal.errors import UsageError, raise_all, with_article
@@ -99,18 +99,13 @@ def relayout(
     try:
         if timeout_s is not None:
             timeout_s = settings.timeout("relayout", timeout_s, "SHOAL_TIMEOUT_S")
-        leaves, treedef, arrays = _checked(tree, layouts, donate=donate, staged=staged, way=way)
+        leaves, treedef, moves = _checked(tree, layouts, donate=donate, staged=staged, way=way)
     except BaseException as error:
         with contextlib.suppress(Exception):  # whose call it is cannot be known
             fail_move(error, tree, layouts)
         raise
     options = f"options: donate={donate}, staged={staged}"
-    agree_on_move("relayout", leaves, arrays, options=(options,), timeout_s=timeout_s)
-    moves = [
-        Move(leaf.value, array, named_sharding(leaf.layout))
-        for leaf, array in zip(leaves, arrays, strict=True)
-        if array is not None
-    ]
+    agree_on_move("relayout", leaves, moves, options=(options,), timeout_s=timeout_s)
     if staged:
         moved = move_staged(moves, donate=donate)
     else:
@@ -120,25 +115,26 @@ def relayout(
 
 def _checked(
     tree: Any, layouts: Layouts, *, donate: bool, staged: bool, way: str | None
-) -> tuple[list[Leaf], Any, list[jax.Array | None]]:
-    """Check the arguments; return the leaves, the tree's structure, and the arrays."""
+) -> tuple[list[Leaf], Any, list[ArrayMove]]:
+    """Check the arguments; return the leaves, the tree's structure, and the move of each leaf."""
     check_flags("relayout", donate=donate, staged=staged)
     check_way("relayout", way)
     if staged and way is not None:
         raise UsageError("relayout: staged=True chooses the way: omit way=")
     problems: list[str] = []
     leaves, treedef = leaf_layouts(tree, layouts, problems)
-    arrays = [_concrete(leaf, problems) for leaf in leaves]
-    for leaf, array in zip(leaves, arrays, strict=True):
+    moves: list[ArrayMove] = []
+    for leaf in leaves:
+        move = move_of(leaf, _concrete(leaf, problems))
         must_divide(leaf, problems)
         cannot_be_pending(leaf, problems)
-        if array is not None and (why := obstacle(leaf, array, programs=way is not None)):
-            problems.append(f"{leaf.path}: {why}")
-        elif staged and array is not None:
-            why = why_not_staged(leaf.value, array, named_sharding(leaf.layout))
-            problems.extend([f"{leaf.path}: {why}"] if why else [])
+        if move is None:
+            continue
+        moves.append(move)
+        why = obstacle(move, programs=way is not None) or (why_not_staged(move) if staged else "")
+        problems += [f"{leaf.path}: {why}"] if why else []
     raise_all("relayout", problems)
-    return leaves, treedef, arrays
+    return leaves, treedef, moves
 
 
 def _concrete(leaf: Leaf, problems: list[str]) -> jax.Array | None:

@@ -16,11 +16,12 @@ from jax.sharding import NamedSharding
 
 from shoal.arrays.host.host_values import is_key
 from shoal.arrays.host.upload import upload
-from shoal.arrays.moving.move import Move, give_up, move, on_row, unmoved
-from shoal.arrays.moving.planned_move import move_as_planned, plan_of
+from shoal.arrays.moving.move import give_up, move, on_row, unmoved
+from shoal.arrays.moving.planned_move import ArrayMove, move_as_planned
 from shoal.arrays.moving.weak_type import as_weak_as
 from shoal.arrays.moving.whole_words import must_be_words
-from shoal.plan.transfer.plan import Transfer, plan_transfer
+from shoal.plan.layout import shard_of
+from shoal.plan.transfer.plan import Transfer
 from shoal.plan.transfer.staging import staging_of
 
 HostArray = np.ndarray[Any, Any]
@@ -28,14 +29,14 @@ Index = tuple[tuple[int, int], ...]  # begin and end of each dim
 Shards = dict[jax.Device, HostArray]
 
 
-def why_not_staged(value: jax.Array, array: jax.Array, target: NamedSharding) -> str:
+def why_not_staged(move: ArrayMove) -> str:
     """Return why an array cannot move via the host, or ""; the same on every process."""
-    if value is not array:
+    if move.is_traced:
         return "is being differentiated, and staged=True moves nothing but values; leave it out"
+    array, target = move.array, move.target
     if is_key(array) or by_host_alone(array.sharding, target):
         return ""
-    plan = plan_of(array, target)
-    if plan is None or plan.sends is not None:
+    if move.changes_devices or move.plan is None or move.plan.sends is not None:
         return (
             "cannot be staged: there are no collectives from its sharding "
             f"{array.sharding} to {target.spec}; leave staged=True out"
@@ -49,7 +50,7 @@ def by_host_alone(source: jax.sharding.Sharding, target: NamedSharding) -> bool:
     return source.is_fully_addressable and target.is_fully_addressable and not pending
 
 
-def move_staged(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
+def move_staged(moves: Sequence[ArrayMove], *, donate: bool = False) -> list[jax.Array]:
     """Move arrays one at a time via the host; PRNG keys move as usual.
 
     Args:
@@ -66,14 +67,15 @@ def move_staged(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Arra
             (moved[number],) = move([each])
         else:
             frees = donate and uses[id(each.array)] == 1 and id(each.array) not in kept
-            moved[number] = _staged(each.array, each.target, frees=frees)
+            moved[number] = _staged(each, frees=frees)
     if donate:
         give_up(moves, kept)
     return [array for array in moved if array is not None]
 
 
-def _staged(array: jax.Array, target: NamedSharding, *, frees: bool) -> jax.Array:
-    plan = None if by_host_alone(array.sharding, target) else plan_of(array, target)
+def _staged(each: ArrayMove, *, frees: bool) -> jax.Array:
+    array, target = each.array, each.target
+    plan = None if by_host_alone(array.sharding, target) else each.plan
     with jax.transfer_guard("allow"):
         held = _fetched(array, each_by_itself=plan is not None and bool(plan.source.partial))
         if frees:
@@ -149,8 +151,8 @@ def _exchanged(array: jax.Array, held: Shards, plan: Transfer, target: NamedShar
         wanted[device] = distinct[box]
     staging = staging_of(plan)
     for places in staging.boxes():
-        part = part_of(plan, staging.shape_of(places))
-        tile = part.source.shard_shape(part.shape)
+        part = plan.of_shape(staging.shape_of(places))
+        tile = shard_of(part.source, part.shape)
         chunk = [
             np.array(staging.view(shard, plan.source, places), order="C").reshape(tile)
             for shard in held.values()
@@ -161,11 +163,6 @@ def _exchanged(array: jax.Array, held: Shards, plan: Transfer, target: NamedShar
             there[...] = np.asarray(shard.data).reshape(there.shape)
         moved.delete()
     return {device: shard.view(array.dtype) for device, shard in wanted.items()}
-
-
-def part_of(plan: Transfer, shape: tuple[int, ...]) -> Transfer:
-    """Return the plan of a chunk: an array of its own with the same layouts."""
-    return plan_transfer(plan.source, plan.target, shape, plan.item_bytes)
 
 
 def _moved_part(

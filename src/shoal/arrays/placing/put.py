@@ -21,7 +21,8 @@ from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.host.host_values import as_numpy, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems, record_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
-from shoal.arrays.moving.move import Move, move, relabelled
+from shoal.arrays.moving.move import move, relabelled
+from shoal.arrays.moving.planned_move import ArrayMove
 from shoal.colour import logically_collective
 from shoal.errors import raise_all
 from shoal.plan.layout import Layout
@@ -162,5 +163,5 @@ def _already(value: Any, target: NamedSharding) -> jax.Array | None:
         return array
     if target.is_fully_addressable and value.is_fully_addressable:
         value = strong(value)
-        return move([Move(value, value, target)])[0]
+        return move([ArrayMove(value, value, target)])[0]
     return None

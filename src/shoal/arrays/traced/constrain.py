@@ -30,7 +30,7 @@ from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.agreed_program import concrete
 from shoal.arrays.host.host_values import as_array, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.upload import is_tracing, with_shards_of_its_layout
-from shoal.arrays.moving.agreed_move import agree_on_move, fail_any_move
+from shoal.arrays.moving.agreed_move import agree_on_move, fail_any_move, move_of
 from shoal.arrays.moving.move import on_row
 from shoal.arrays.moving.move_program import inside_jit, stages
 from shoal.arrays.moving.plan_relayout import RelayoutPlan
@@ -109,7 +109,8 @@ def constrain(
             and leaf.layout is not None
             and not is_from_host(leaf)
         ]
-        agree_on_move("constrain", placed, [concrete(leaf.value) for leaf in placed])
+        moves = [move_of(leaf, concrete(leaf.value)) for leaf in placed]
+        agree_on_move("constrain", placed, moves)
     return jax.tree.unflatten(treedef, _constrained(leaves, gradient))
 
 

@@ -19,7 +19,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shoal.arrays.bridge.sharding import memory_of
-from shoal.arrays.moving.move import Move, move
+from shoal.arrays.moving.move import move
+from shoal.arrays.moving.planned_move import ArrayMove
 from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.blocks.reader import Want
 from shoal.checkpoint.disk.opening import Checkpoint
@@ -118,7 +119,7 @@ def exchanged(arrays: Sequence[jax.Array], places: Sequence[NamedSharding]) -> l
             count += 1
         targets = places[len(moved) : len(moved) + count]
         pairs = zip(some[:count], targets, strict=True)
-        moved += move([Move(array, array, place) for array, place in pairs], donate=True)
+        moved += move([ArrayMove(array, array, place) for array, place in pairs], donate=True)
     return moved
 
 

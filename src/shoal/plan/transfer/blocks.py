@@ -8,6 +8,7 @@ all blocks come from the same group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,14 +35,19 @@ class Tiles(NamedTuple):
 
 def tiles_of(layout: Layout, mesh: Mesh | None = None) -> Tiles:
     """Return the tiles of an evenly cut array, in the order of `mesh` (default: the layout's)."""
-    own = layout.mesh
-    coordinates = np.indices(own.shape).reshape(len(own.shape), own.size)
-    axes = dict(zip(own.axis_names, coordinates, strict=True))
-    coords = np.zeros((own.size, layout.rank), np.int64)
-    for dim, names in enumerate(layout.axes_of_dims):
-        for name in names:
-            coords[:, dim] = coords[:, dim] * own.axes[name] + axes[name]
-    counts = tuple(layout.num_shards(dim) for dim in range(layout.rank))
+    names = layout.mesh.axis_names
+    dims = [[names.index(axis) for axis in axes] for axes in layout.axes_of_dims]
+    return tiles_by(dims, layout.mesh, mesh)
+
+
+def tiles_by(dims: Sequence[Sequence[int]], own: Mesh, mesh: Mesh | None = None) -> Tiles:
+    """As `tiles_of`, of dims that are split by axes given as positions in the mesh `own`."""
+    places = np.indices(own.shape).reshape(len(own.shape), own.size)
+    coords = np.zeros((own.size, len(dims)), np.int64)
+    for dim, axes in enumerate(dims):
+        for axis in axes:
+            coords[:, dim] = coords[:, dim] * own.shape[axis] + places[axis]
+    counts = tuple(math.prod(own.shape[axis] for axis in axes) for axes in dims)
     if mesh is None or mesh is own:
         return Tiles(counts, coords)
     return Tiles(counts, coords[positions(mesh, own)])

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from shoal.colour import local
 from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
-from shoal.plan.transfer.checks import check_move
+from shoal.plan.transfer.checks import Move, checked_move
 from shoal.plan.transfer.places import Places, places
-from shoal.plan.transfer.regions import Regions, regions
+from shoal.plan.transfer.regions import Regions, regions_of
 
 __all__ = ["Bounds", "DeviceBound", "bounds"]
 
@@ -138,12 +138,16 @@ def bounds(
     Source: the bound of a host is that of Y. Zhuang et al., "On optimizing the communication of
     model parallelism", MLSys 2023 (arXiv 2211.05322): each slice needs to cross to a host once.
     """
-    sizes = check_move("bounds", source, target, shape, item_bytes)
-    item_bytes = int(item_bytes)  # of NumPy it would wrap
+    move = checked_move("bounds", source, target, shape, item_bytes)
     where = places("bounds", source.mesh, target.mesh, topology)
-    found = regions(source, target, sizes)
-    old = _shards(sizes, found.source_counts)
-    new = _shards(sizes, found.target_counts)
+    return bounds_of(move, regions_of(move), where)
+
+
+def bounds_of(move: Move, found: Regions, where: Places) -> Bounds:
+    """Return the bounds of a move that has been checked, given its regions and its devices."""
+    item_bytes = move.item_bytes
+    old = _shards(move.shape, found.source_counts)
+    new = _shards(move.shape, found.target_counts)
     before, after, received = np.zeros((3, len(where.devices)), np.int64)
     before[where.at(found.holders)] = old.volume[:, None, None] * item_bytes
     after[where.at(found.wanted)] = new.volume[:, None] * item_bytes

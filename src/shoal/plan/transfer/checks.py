@@ -1,9 +1,10 @@
-"""Validate the arguments of a move, with all problems in one message."""
+"""A move that is possible: checked once, where a call of the user enters, and passed down."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from shoal.arguments import as_integer
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
@@ -18,7 +19,35 @@ def terms_of(layout: Layout) -> dict[str, str]:
     return {axis: kind for axis, kind in layout.partial.items() if axes[axis] > 1}
 
 
-def check_move(
+class Move(NamedTuple):
+    """An array, described, and the layouts from which and to which it moves; see `checked_move`."""
+
+    source: Layout
+    target: Layout  # without pending reductions
+    shape: tuple[int, ...]  # of the whole array
+    item_bytes: int  # of one element
+
+    @property
+    def is_even(self) -> bool:
+        """Whether both layouts cut every dim into equal shards."""
+        return all(
+            size % layout.num_shards(dim) == 0
+            for layout in (self.source, self.target)
+            for dim, size in enumerate(self.shape)
+        )
+
+    @property
+    def why_reduces(self) -> str:
+        """What the source has pending, which sends of pieces cannot reduce; "" if nothing."""
+        if not (pending := terms_of(self.source)):
+            return ""
+        return (
+            f"the source is pending ({_shown(pending)}), and sends of pieces reduce nothing: "
+            "reduce it first"
+        )
+
+
+def checked_move(
     operation: str,
     source: Layout,
     target: Layout,
@@ -26,16 +55,15 @@ def check_move(
     item_bytes: int = 1,
     *,
     reduces: bool = True,
-) -> tuple[int, ...]:
-    """Return `shape` as plain ints if an array can be moved so.
+) -> Move:
+    """Return the move if an array can be moved so.
 
     Args:
       operation: the function that the caller called.
-      item_bytes: of one element.
       reduces: whether the source may have pending reductions.
 
     Raises:
-      UsageError: names all problems.
+      UsageError: all problems in one message.
     """
     problems: list[str] = []
     layouts = {"source": source, "target": target}
@@ -50,9 +78,16 @@ def check_move(
     sizes = _check_shape(source, target, shape, problems)
     if sizes and math.prod(max(size, 1) for size in sizes) * item_bytes > _MOST_BYTES:
         problems.append(f"shape {sizes} of {item_bytes} bytes an element has more than 2^62 bytes")
-    _check_terms(source, target, reduces, problems)
+    if pending := terms_of(target):
+        problems.append(
+            f"the target is pending ({_shown(pending)}), but a move ends with values: leave "
+            "partial out of the target"
+        )
+    move = Move(source, target, sizes, int(item_bytes))  # an item size of NumPy would wrap
+    if not reduces and move.why_reduces:
+        problems.append(move.why_reduces)
     raise_all(operation, problems)
-    return sizes
+    return move
 
 
 def _check_shape(
@@ -64,7 +99,7 @@ def _check_shape(
             f"target {target!r} rank {target.rank}"
         )
     sizes: tuple[int, ...] = ()
-    for layout in (source, target):
+    for layout in (source, target) if problems else (source,):  # of one rank both take one shape
         try:
             sizes = layout.check_shape(shape)
         except UsageError as error:
@@ -72,19 +107,6 @@ def _check_shape(
             if words not in problems:
                 problems.append(words)
     return sizes
-
-
-def _check_terms(source: Layout, target: Layout, reduces: bool, problems: list[str]) -> None:
-    if pending := terms_of(target):
-        problems.append(
-            f"the target is pending ({_shown(pending)}), but a move ends with values: leave "
-            "partial out of the target"
-        )
-    if not reduces and (pending := terms_of(source)):
-        problems.append(
-            f"the source is pending ({_shown(pending)}), and sends of pieces reduce nothing: "
-            "reduce it first"
-        )
 
 
 def _shown(pending: dict[str, str]) -> str:

@@ -29,7 +29,7 @@ from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import prime_factors
-from shoal.plan.transfer.blocks import Tiles, grid_of, lacking, missing, tiles_of
+from shoal.plan.transfer.blocks import Tiles, grid_of, lacking, missing, tiles_by
 from shoal.plan.transfer.move_steps import Step, pairs
 from shoal.plan.transfer.same_devices import in_one_order, positions
 
@@ -387,8 +387,7 @@ def shortest(
     here, there = bases(source, target, most_states)
     begin, end = here.on(source), there.on(target)
     meshes = [here.mesh] if here.mesh == there.mesh else [here.mesh, there.mesh]
-    ends = SearchNode(0, state_of(begin)), SearchNode(len(meshes) - 1, state_of(end))
-    search = _PathSearch(meshes, shape, item_bytes, weigh, most_rounds, ends)
+    search = _PathSearch(meshes, shape, item_bytes, weigh, most_rounds, (begin, end))
     path = search.run()
     return None if path is None else tuple(_joined([search.step(*hop) for hop in path]))
 
@@ -407,13 +406,15 @@ class _PathSearch:
         item_bytes: int,
         weigh: Weigh,
         most_rounds: int,
-        ends: tuple[SearchNode, SearchNode],
+        ends: tuple[Layout, Layout],  # on the first mesh and on the last
     ) -> None:
         self._meshes, self._shape, self._weigh = meshes, tuple(shape), weigh
         self._whole, self._item_bytes = math.prod(shape) * item_bytes, item_bytes
         self._most_rounds = most_rounds
-        self._first, self._last = ends
-        self._most_bytes = max(map(self._held, ends))
+        self._first = SearchNode(0, state_of(ends[0]))
+        self._last = SearchNode(len(meshes) - 1, state_of(ends[1]))
+        self._layouts = {self._first: ends[0], self._last: ends[1]}
+        self._most_bytes = max(map(self._held, (self._first, self._last)))
         self._permuted: set[tuple[int, ...]] = set()
         self._tiles: dict[SearchNode, Tiles] = {}
         self._rest: dict[SearchNode, int] = {}
@@ -463,7 +464,9 @@ class _PathSearch:
         return Step(edge.kind, axes, edge.dim, edge.to_dim, *map(self._layout, (before, after)))
 
     def _layout(self, node: SearchNode) -> Layout:
-        return layout_of_state(node.state, self._meshes[node.basis])
+        if node not in self._layouts:
+            self._layouts[node] = layout_of_state(node.state, self._meshes[node.basis])
+        return self._layouts[node]
 
     def _held(self, node: SearchNode) -> int:
         """Return the bytes that a device holds."""
@@ -471,7 +474,7 @@ class _PathSearch:
 
     def _tiles_of(self, node: SearchNode) -> Tiles:
         if node not in self._tiles:
-            self._tiles[node] = tiles_of(self._layout(node), self._meshes[0])
+            self._tiles[node] = tiles_by(node.state.dims, self._meshes[node.basis], self._meshes[0])
         return self._tiles[node]
 
     def _hops(self, node: SearchNode) -> Iterator[Weighed]:

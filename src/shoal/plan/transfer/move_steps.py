@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.plan.layout import Layout
+from shoal.plan.layout import Layout, shard_of
 from shoal.plan.transfer.blocks import missing, tile_numbers, tiles_of
 from shoal.plan.transfer.same_devices import in_one_order
 
@@ -47,7 +47,7 @@ def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArra
     its part of that; in an all-reduce the sum of both (Thakur, Rabenseifner and Gropp, IJHPCA 19,
     2005). Devices that keep their shard in a permute receive nothing.
     """
-    held = math.prod(step.before.shard_shape(shape)) * item_bytes
+    held = math.prod(shard_of(step.before, shape)) * item_bytes
     size = math.prod(step.before.mesh.axes[axis] for axis in step.axes)
     if step.kind == "exchange":
         old, new = tiles_of(step.before), tiles_of(step.after, step.before.mesh)
@@ -162,7 +162,7 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     ChunkCut(dim=0, tiles=4, parts=16, width=256, rest=0)
     """
     layouts = [layout for step in steps for layout in (step.before, step.after)]
-    largest = max(math.prod(layout.shard_shape(shape)) for layout in layouts) * item_bytes
+    largest = max(math.prod(shard_of(layout, shape)) for layout in layouts) * item_bytes
     if largest <= CHUNK_BYTES or (len(steps) == 1 and _is_lean(steps[0], shape)):
         return None
     wanted = -(-largest * _PIECES // CHUNK_BYTES)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.plan.layout import Layout
+from shoal.plan.layout import Layout, shard_of
 from shoal.plan.shards import Box
 from shoal.plan.transfer.blocks import tiles_of
 from shoal.plan.transfer.point_to_point import PointToPoint
@@ -61,7 +61,7 @@ def side_of(source: Layout, target: Layout, shape: Sequence[int]) -> tuple[int, 
     >>> side_of(Layout(Mesh({"x": 4}), "x"), Layout(Mesh({"y": 3}), "y"), (12,))
     (1,)
     """
-    return tuple(map(math.gcd, source.shard_shape(shape), target.shard_shape(shape)))
+    return tuple(map(math.gcd, shard_of(source, shape), shard_of(target, shape)))
 
 
 def num_permutes(sends: PointToPoint, side: Sequence[int]) -> int:
@@ -108,7 +108,7 @@ class _End(NamedTuple):
 
     @classmethod
     def of(cls, layout: Layout, devices: Sequence[int], shape: Sequence[int]) -> _End:
-        size = np.array(layout.shard_shape(shape), np.int64)
+        size = np.array(shard_of(layout, shape), np.int64)
         first = np.zeros((len(devices), len(size)), np.int64)
         end = np.zeros_like(first)
         own = np.searchsorted(devices, layout.mesh.device_ids.ravel())

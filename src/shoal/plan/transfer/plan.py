@@ -13,15 +13,17 @@ from shoal.colour import local
 from shoal.errors import UsageError
 from shoal.plan.hardware.links import Links
 from shoal.plan.hardware.wiring import Topology
-from shoal.plan.layout import Layout
+from shoal.plan.layout import Layout, shard_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.blocks import missing, tiles_of
-from shoal.plan.transfer.bounds import Bounds, bounds
-from shoal.plan.transfer.checks import check_move
+from shoal.plan.transfer.bounds import Bounds, bounds_of
+from shoal.plan.transfer.checks import Move, checked_move
 from shoal.plan.transfer.collective import Weigh, by_bytes, by_seconds, shortest
 from shoal.plan.transfer.move_steps import Step, received_bytes
 from shoal.plan.transfer.permutes import num_permutes, side_of
-from shoal.plan.transfer.point_to_point import PointToPoint, point_to_point
+from shoal.plan.transfer.places import places
+from shoal.plan.transfer.point_to_point import PointToPoint, sends_of
+from shoal.plan.transfer.regions import regions_of
 
 __all__ = ["Transfer", "plan_transfer"]
 
@@ -69,6 +71,11 @@ class Transfer:
         """Bytes that a device holds before and after."""
         return self._shard_bytes(self.source), self._shard_bytes(self.target)
 
+    def of_shape(self, shape: tuple[int, ...]) -> Transfer:
+        """Return the plan of an array of another shape that both layouts cut: of a chunk, say."""
+        move = Move(self.source, self.target, shape, self.item_bytes)
+        return self if shape == self.shape else transfer_of(move)
+
     def seconds(self, topology: Topology, links: Links | None = None) -> float:
         """Return how long the steps take on a topology, one after the other, by `plan.cost`.
 
@@ -83,7 +90,7 @@ class Transfer:
         return sum(self._weight(step, weigh) for step in self.steps)
 
     def _seconds_of_sends(self, sends: PointToPoint, weigh: Weigh) -> float:
-        if not (_is_even(self.source, self.shape) and _is_even(self.target, self.shape)):
+        if not self._move.is_even:
             raise UsageError(
                 "Transfer.seconds: this plan consists of single sends of uneven shards, whose "
                 "time is not modelled; print(plan) shows their bytes"
@@ -93,6 +100,10 @@ class Transfer:
         row = Mesh({"device": len(ids)}, device_ids=ids, processes=hosts)
         block = math.prod(side) * self.item_bytes
         return num_permutes(sends, side) * weigh("permute", row, ("device",), block)
+
+    @property
+    def _move(self) -> Move:
+        return Move(self.source, self.target, self.shape, self.item_bytes)
 
     def _weight(self, step: Step, weigh: Weigh) -> float:
         mesh, held = step.before.mesh, self._shard_bytes(step.before)
@@ -104,7 +115,7 @@ class Transfer:
         return int(missing(old, new).max()) * weigh("permute", mesh, mesh.axis_names, block)
 
     def _shard_bytes(self, layout: Layout) -> int:
-        return math.prod(layout.shard_shape(self.shape)) * self.item_bytes
+        return math.prod(shard_of(layout, self.shape)) * self.item_bytes
 
     def __hash__(self) -> int:  # cheap: computed in every relayout
         return hash((self.source, self.target, self.shape, self.item_bytes, self.steps))
@@ -175,45 +186,37 @@ def plan_transfer(
       a device receives 1,024 B at most; no plan can receive less than 1,024 B
         1. exchange: receives 1,024 B; a device held 4,096 B and holds 2,048 B
     """
-    sizes = check_move("plan_transfer", source, target, shape, item_bytes)
-    item_bytes = int(item_bytes)  # of NumPy it would wrap
+    move = checked_move("plan_transfer", source, target, shape, item_bytes)
     if other := {axis: how for axis, how in source.partial.items() if how != "sum"}:
         raise UsageError(f"plan_transfer: {other}: only sums can be reduced by a move")
     if topology is None and links is None:
-        return _by_bytes(source, target, sizes, item_bytes)
+        return transfer_of(move)
     if topology is None:
         raise UsageError("plan_transfer: links= requires topology=")
-    return _plan(source, target, sizes, item_bytes, by_seconds(topology, links), topology)
+    return _plan(move, by_seconds(topology, links), topology)
 
 
 @lru_cache(maxsize=4096)
-def _by_bytes(source: Layout, target: Layout, shape: tuple[int, ...], item_bytes: int) -> Transfer:
-    return _plan(source, target, shape, item_bytes, by_bytes)
+def transfer_of(move: Move) -> Transfer:
+    """Return the plan of a move that has been checked, weighed by bytes."""
+    return _plan(move, by_bytes)
 
 
-def _plan(
-    source: Layout,
-    target: Layout,
-    shape: tuple[int, ...],
-    item_bytes: int,
-    weigh: Weigh,
-    topology: Topology | None = None,
-) -> Transfer:
-    least = bounds(source, target, shape, item_bytes, topology=topology)
-    if 0 in shape:
-        return Transfer(source, target, shape, item_bytes, (), None, least)
-    if _same_devices(source, target) and _is_even(source, shape) and _is_even(target, shape):
-        steps = shortest(source, target, shape, item_bytes, weigh=weigh)
+def _plan(move: Move, weigh: Weigh, topology: Topology | None = None) -> Transfer:
+    where = places("plan_transfer", move.source.mesh, move.target.mesh, topology)
+    pieces = regions_of(move)
+    least = bounds_of(move, pieces, where)
+    if 0 in move.shape:
+        return Transfer(*move, (), None, least)
+    if _same_devices(move.source, move.target) and move.is_even:
+        steps = shortest(*move, weigh=weigh)
         if steps is not None:
-            return Transfer(source, target, shape, item_bytes, steps, None, least)
-    sends = point_to_point(source, target, shape, item_bytes, topology=topology)
-    return Transfer(source, target, shape, item_bytes, (), sends, least)
+            return Transfer(*move, steps, None, least)
+    if move.why_reduces:
+        raise UsageError(f"plan_transfer: {move.why_reduces}")
+    return Transfer(*move, (), sends_of(pieces, where, move.item_bytes), least)
 
 
 def _same_devices(source: Layout, target: Layout) -> bool:
     here, there = (np.sort(each.mesh.device_ids.ravel()) for each in (source, target))
     return source.mesh.kind == target.mesh.kind and np.array_equal(here, there)
-
-
-def _is_even(layout: Layout, shape: Sequence[int]) -> bool:
-    return all(size % layout.num_shards(dim) == 0 for dim, size in enumerate(shape))

@@ -19,10 +19,10 @@ from shoal.errors import UsageError
 from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
 from shoal.plan.shards import Box
-from shoal.plan.transfer.checks import check_move
+from shoal.plan.transfer.checks import checked_move
 from shoal.plan.transfer.edge_colours import edge_colours
 from shoal.plan.transfer.places import Places, places
-from shoal.plan.transfer.regions import Region, Regions, regions
+from shoal.plan.transfer.regions import Region, Regions, regions_of
 
 __all__ = ["KeptBox", "PointToPoint", "Send", "point_to_point"]
 IntArray = NDArray[np.int64]
@@ -182,10 +182,13 @@ def point_to_point(
     (arXiv 2211.05322), for senders by load and for passing on inside hosts. Where they send
     along chains in chunks, a wave doubles the senders.
     """
-    sizes = check_move("point_to_point", source, target, shape, item_bytes, reduces=False)
-    item_bytes = int(item_bytes)  # of NumPy it would wrap
+    move = checked_move("point_to_point", source, target, shape, item_bytes, reduces=False)
     where = places("point_to_point", source.mesh, target.mesh, topology)
-    found = regions(source, target, sizes)
+    return sends_of(regions_of(move), where, move.item_bytes)
+
+
+def sends_of(found: Regions, where: Places, item_bytes: int) -> PointToPoint:
+    """Return the sends of a move that reduces nothing, given its regions and its devices."""
     _refuse_many(found)
     moved = list(found)
     hosts = where.hosts.tolist()

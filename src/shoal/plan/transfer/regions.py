@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from shoal.colour import local
 from shoal.plan.layout import Layout
 from shoal.plan.shards import Box
-from shoal.plan.transfer.checks import check_move, terms_of
+from shoal.plan.transfer.checks import Move, checked_move, terms_of
 
 __all__ = ["Pieces", "Region", "Regions", "regions"]
 
@@ -209,11 +209,15 @@ def regions(source: Layout, target: Layout, shape: Sequence[int]) -> Regions:
       ((0, 4),) ((0, 1),) (2,)
       ((4, 8),) ((2, 3),) (1,)
     """
-    sizes = check_move("regions", source, target, shape)
-    source_counts, target_counts = _counts(source), _counts(target)
-    dims = tuple(map(_pieces, sizes, source_counts, target_counts))
-    holders = _devices_of_shards(source)
-    wanted = _devices_of_shards(target)
+    return regions_of(checked_move("regions", source, target, shape))
+
+
+def regions_of(move: Move) -> Regions:
+    """Return the regions of a move that has been checked."""
+    source_counts, target_counts = _counts(move.source), _counts(move.target)
+    dims = tuple(map(_pieces, move.shape, source_counts, target_counts))
+    holders = _devices_of_shards(move.source)
+    wanted = _devices_of_shards(move.target)
     wanted = wanted.reshape(len(wanted), -1)
     own = np.full(wanted.shape, -1, np.int64)
     cells = np.arange(math.prod(len(dim.first) for dim in dims), dtype=np.int64)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.plan.layout import Layout
+from shoal.plan.layout import Layout, shard_of
 from shoal.plan.transfer.move_steps import CHUNK_BYTES
 from shoal.plan.transfer.plan import Transfer
 
@@ -79,7 +79,7 @@ def staging_of(plan: Transfer) -> Staging:
     rank = len(plan.shape)
     tiles = [math.lcm(*(layout.num_shards(dim) for layout in layouts)) for dim in range(rank)]
     places = [size // count for size, count in zip(plan.shape, tiles, strict=True)]
-    largest = max(math.prod(layout.shard_shape(plan.shape)) for layout in layouts)
+    largest = max(math.prod(shard_of(layout, plan.shape)) for layout in layouts)
     widths = _widths(places, largest * plan.item_bytes)
     return Staging(tuple(tiles), tuple(places), widths)
 

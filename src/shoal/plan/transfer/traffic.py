@@ -13,6 +13,7 @@ from shoal.arguments import check_kind
 from shoal.colour import local
 from shoal.plan.hardware.hosts import Hosts
 from shoal.plan.hardware.wiring import Topology
+from shoal.plan.layout import shard_of
 from shoal.plan.transfer.blocks import exchange_rounds, tiles_of
 from shoal.plan.transfer.move_steps import Step, pairs
 from shoal.plan.transfer.places import Places, places
@@ -116,7 +117,7 @@ def _sent(step: Step, plan: Transfer, where: Places) -> list[_Messages]:
     """Return the messages of a step."""
     mesh = step.before.mesh
     at = where.at(mesh.device_ids.ravel())
-    held = math.prod(step.before.shard_shape(plan.shape)) * plan.item_bytes
+    held = math.prod(shard_of(step.before, plan.shape)) * plan.item_bytes
     if step.kind == "permute":
         return [_single(pairs(step.before, step.after), at, held)]
     if step.kind == "exchange":
