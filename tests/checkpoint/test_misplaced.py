@@ -16,7 +16,7 @@ from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import plan_restore, restore
-from shoal.checkpoint.saving.save import save_with
+from shoal.checkpoint.saving.save import save
 from shoal.cli.main import build
 from shoal.errors import CorruptCheckpointError, NotCommittedError, UsageError
 from shoal.runtime.client.in_process import LocalJob
@@ -137,5 +137,5 @@ def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
 
 def test_a_step_is_not_saved_as_another(tmp_path, alone):
     with pytest.raises(UsageError, match=r"step=10, and the folder is named after step 40"):
-        save_with(alone, tmp_path / step_name(40), {"w": 1}, step=10)
+        save.on(alone, tmp_path / step_name(40), {"w": 1}, step=10)
     assert not (tmp_path / step_name(40)).exists()

@@ -14,14 +14,14 @@ from shoal.checkpoint.disk import committing, step_folder
 from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.saving.save import save_with
+from shoal.checkpoint.saving import save as saving
 from shoal.runtime.client.in_process import LocalJob
 
 KILLED = """
 import sys, numpy as np
-from shoal.checkpoint.saving.save import save_with
+from shoal.checkpoint.saving.save import save
 from shoal.runtime.client.in_process import LocalJob
-save_with(LocalJob(1).coordinators[0], sys.argv[1], {"w": np.arange(6.0)}, step=30)
+save.on(LocalJob(1).coordinators[0], sys.argv[1], {"w": np.arange(6.0)}, step=30)
 """
 
 
@@ -37,7 +37,7 @@ def tree(step):
 
 def save(path, value, step=None, **options):
     """Save as a job of one process."""
-    save_with(LocalJob(1).coordinators[0], str(path), value, step=step, **options)
+    saving.save.on(LocalJob(1).coordinators[0], str(path), value, step=step, **options)
 
 
 def run_of_two(root):

@@ -20,7 +20,7 @@ from shoal.collectives.live_processes import live_processes
 from shoal.collectives.same import assert_same
 from shoal.errors import ShoalError
 from shoal.runtime.barrier import barrier
-from shoal.runtime.preemption import clear, preempted_with
+from shoal.runtime.preemption import clear, preempted
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.fault_points import InjectedError
 
@@ -241,7 +241,7 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
     if kind == "put":
         coordinator.trails.record(_entry(at, faults), group=group, lane="main")
     elif kind == "step":
-        return preempted_with(coordinator, at, timeout_s=more["timeout_s"]) in (True, False)
+        return preempted.on(coordinator, at, timeout_s=more["timeout_s"]) in (True, False)
     elif kind == "rearm":
         clear.on(coordinator, timeout_s=more["timeout_s"])
     elif kind == "barrier":

@@ -13,7 +13,6 @@ from compat.torch_xla_cases import of_kind
 from shoal.errors import CorruptCheckpointError, StepAlreadyCommittedError, StorageError
 from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.preemption import exit_code_with
 from shoal.runtime.rules.stopping import ReceivedNotice
 
 STATE = {"w": np.arange(6.0, dtype=np.float32)}
@@ -178,6 +177,6 @@ def test_a_notice_is_a_reason_to_save_and_stops_only_who_asks(tmp_path, monkeypa
     assert not manager.save(13, STATE)
     alone.give_notice(ReceivedNotice("drained", "a test"))
     assert manager.save(14, STATE)
-    assert exit_code_with(alone) == 0
+    assert alone.stop.exit_code == 0
     assert manager.reached_preemption(14)
-    assert exit_code_with(alone) == 75
+    assert alone.stop.exit_code == 75

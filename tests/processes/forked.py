@@ -162,21 +162,22 @@ def tree_of(seed: int, process: int | None = None) -> dict[str, Any]:
 
 def save_step(coordinator: Any, path: str, step: int, seed: int, timeout_s: float) -> None:
     """Save one step."""
-    from shoal.checkpoint.saving.save import save_with
+    from shoal.checkpoint.saving.save import save
 
     tree = tree_of(seed, coordinator.process)
-    save_with(coordinator, path, tree, step=step, name="a step", timeout_s=timeout_s)
+    save.on(coordinator, path, tree, step=step, name="a step", timeout_s=timeout_s)
 
 
 def save_behind(coordinator: Any, path: str, step: int, seed: int, timeout_s: float) -> None:
     """Save one step in a thread."""
     from shoal.checkpoint.blocks.memory import Arena
-    from shoal.checkpoint.saving.background import start_save_with
+    from shoal.checkpoint.saving.background import start_save
+    from shoal.checkpoint.saving.save import request_of
 
     tree = tree_of(seed, coordinator.process)
-    saving = start_save_with(
-        coordinator, path, tree, step=step, name="a step", timeout_s=timeout_s, arena=Arena()
-    )
+    request = request_of(path, step=step, name="a step", timeout_s=timeout_s)
+    with coordinator.call("save", "main"):
+        saving = start_save(coordinator, request, tree, arena=Arena())
     tree["large"][:] = -1
     saving.wait()
 

@@ -16,7 +16,7 @@ from collectives import random_programs as programs
 from collectives.random_programs import APART, wide_program_of
 from shoal.errors import ShoalError
 from shoal.runtime import process
-from shoal.runtime.preemption import clear, preempted_with
+from shoal.runtime.preemption import clear, preempted
 from shoal.runtime.rules.stopping import ReceivedNotice
 
 PROCESSES = 3
@@ -114,7 +114,7 @@ class Play:
             with self._disturbed(faults):
                 if operation.kind == "step":
                     step = self.first_step + at
-                    stop = preempted_with(self.coordinator, step, timeout_s=timeout_s)
+                    stop = preempted.on(self.coordinator, step, timeout_s=timeout_s)
                     self.stops.append([step, stop])
                 else:
                     assert programs.perform(self.coordinator, operation, at, faults), operation

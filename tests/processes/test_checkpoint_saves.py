@@ -15,8 +15,8 @@ from checkpoint.saved_contents import CLEAN, files_of, kept, same_bits
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.saving.background import start_save_with
-from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.saving.background import start_save
+from shoal.checkpoint.saving.save import request_of, save
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import ProcessLostError, SaveAbortedError
 from shoal.runtime.process import coordinator
@@ -60,7 +60,7 @@ def saves(root):
     arena = Arena()
     step = jax.jit(lambda x: x * 2, donate_argnums=0)
     for turn in range(2):
-        saving = start_save_with(coordinator(), f"{root}/behind{turn}", tree, arena=arena)
+        saving = start_save(coordinator(), request_of(f"{root}/behind{turn}"), tree, arena=arena)
         x = tree["rows"]
         for _ in range(3):
             x = step(x)
@@ -95,7 +95,7 @@ def dies(root):
     """Save; process 2 is killed in the middle. Say how it went, and that the program goes on."""
     index = shoal.process_index()
     tree = {name: spread(spec) for name, spec in SPECS.items()}
-    saving = start_save_with(coordinator(), f"{root}/a", tree, arena=Arena())
+    saving = start_save(coordinator(), request_of(f"{root}/a"), tree, arena=Arena())
     try:
         saving.wait(30)
         told = "saved"

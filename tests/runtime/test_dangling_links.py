@@ -15,7 +15,7 @@ from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore
-from shoal.checkpoint.saving.save import save_with
+from shoal.checkpoint.saving.save import save
 from shoal.cli.main import build
 from shoal.errors import (
     CorruptCheckpointError,
@@ -72,7 +72,7 @@ def test_the_first_link_of_a_path_that_leads_nowhere(link, tmp_path):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda path, one: save_with(one, path, {"w": np.ones(2)}),
+        lambda path, one: save.on(one, path, {"w": np.ones(2)}),
         lambda path, one: Checkpoints(path, coordinator=one).save(1, {"w": np.ones(2)}),
         lambda path, one: LocalFolder(path).make(),
         lambda path, one: restore.on(one, path),
@@ -111,7 +111,7 @@ def test_a_step_that_is_such_a_link(link, tmp_path, alone):
 
 @pytest.mark.parametrize("file", ["COMMIT", "manifest-", "index-", "data-"])
 def test_a_file_of_a_checkpoint_that_is_such_a_link(tmp_path, alone, file):
-    save_with(alone, tmp_path / "one", {"w": np.ones(2)})
+    save.on(alone, tmp_path / "one", {"w": np.ones(2)})
     (path,) = (tmp_path / "one").glob(f"{file}*")
     path.unlink()
     path.symlink_to("../blobs/1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -14,8 +13,7 @@ import shoal
 from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restoring.restore import restore
-from shoal.checkpoint.saving.background import start_save_with
-from shoal.checkpoint.saving.save import save_with
+from shoal.checkpoint.saving.save import save
 from shoal.cli import run as run_command
 from shoal.cli import watch as watch_command
 from shoal.cli.main import build
@@ -23,6 +21,7 @@ from shoal.cli.observer import find
 from shoal.errors import UsageError, UsageTypeError
 from shoal.launch.log_dir import open_log_dir
 from shoal.paths import local_path
+from shoal.runtime.client.in_process import LocalJob
 from shoal.testing.bench_programs import program_of
 
 
@@ -95,18 +94,10 @@ def log_dir(path):
 W = {"w": np.ones(3)}
 
 
-class Silent:
-    """A coordinator to which only the beginning and the end of a call are said."""
-
-    def call(self, *_, **__):
-        return contextlib.nullcontext()
-
-
 # What takes a path; nobody is asked for anything where the path is wrong.
 TAKERS = {
-    "save": lambda path: save_with(Silent(), path, W),
-    "start_save_with": lambda path: start_save_with(Silent(), path, W, arena=None),
-    "restore": lambda path: restore.on(Silent(), path),
+    "save": lambda path: save.on(LocalJob(1).coordinators[0], path, W),
+    "restore": lambda path: restore.on(LocalJob(1).coordinators[0], path),
     "plan_restore": shoal.plan_restore,
     "Checkpoints": shoal.Checkpoints,
     "LocalFolder": LocalFolder,

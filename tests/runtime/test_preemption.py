@@ -25,10 +25,9 @@ from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.preemption import (
     clear,
-    exit_code_with,
     mark_saved,
     note_failed,
-    preempted_with,
+    preempted,
     stops_at_save,
 )
 from shoal.runtime.rules.point import Point
@@ -53,7 +52,7 @@ def loop(coordinator, steps, *, on_step=lambda step: None):
     for step in steps:
         if step % 5 == 0:
             coordinator.arrive(Point(f"step {step}"), timeout_s=PATIENCE_S)
-        if preempted_with(coordinator, step, timeout_s=PATIENCE_S):
+        if preempted.on(coordinator, step, timeout_s=PATIENCE_S):
             return step
         on_step(step)
     return None
@@ -93,23 +92,23 @@ def test_a_long_phase_asks_for_one_step_again_and_again(make_job):
     job = make_job(2)
     first, second = job.coordinators
     for _ in range(100):
-        assert preempted_with(first, 5) is False
-    assert preempted_with(second, 4) is False
+        assert preempted.on(first, 5) is False
+    assert preempted.on(second, 4) is False
     second.give_notice(TERM)
     until_known(first, 1)
-    assert job.on_all(lambda c: preempted_with(c, 5)) == [False, False]
-    assert job.on_all(lambda c: preempted_with(c, 6)) == [True, True]
-    assert job.on_all(lambda c: preempted_with(c, 5)) == [False, False]  # the loop goes back
-    assert job.on_all(lambda c: preempted_with(c, 10**5000)) == [True, True]
+    assert job.on_all(lambda c: preempted.on(c, 5)) == [False, False]
+    assert job.on_all(lambda c: preempted.on(c, 6)) == [True, True]
+    assert job.on_all(lambda c: preempted.on(c, 5)) == [False, False]  # the loop goes back
+    assert job.on_all(lambda c: preempted.on(c, 10**5000)) == [True, True]
 
 
 def test_nobody_waits_for_a_process_that_computes(make_job):
     """The main line of process 1 does not come: its watcher answers."""
     job = make_job(2)
-    assert preempted_with(job.coordinators[1], 3) is False
+    assert preempted.on(job.coordinators[1], 3) is False
     job.coordinators[0].give_notice(TERM)
     until_known(job.coordinators[0], 1)
-    assert preempted_with(job.coordinators[0], 4, timeout_s=PATIENCE_S) is True
+    assert preempted.on(job.coordinators[0], 4, timeout_s=PATIENCE_S) is True
 
 
 def test_without_a_notice_nothing_is_sent(make_job, monkeypatch):
@@ -117,22 +116,22 @@ def test_without_a_notice_nothing_is_sent(make_job, monkeypatch):
     for coordinator in job.coordinators:
         for name in ("arrive", "report_stop", "awaited", "members"):
             monkeypatch.setattr(coordinator, name, None)
-    assert [preempted_with(c, 2**40) for c in job.coordinators] == [False, False]
+    assert [preempted.on(c, 2**40) for c in job.coordinators] == [False, False]
 
 
 def test_steps_of_numpy_are_numbers():
     coordinator = alone()
-    assert preempted_with(coordinator, np.int64(7)) is False
+    assert preempted.on(coordinator, np.int64(7)) is False
     coordinator.give_notice(TERM)
-    assert preempted_with(coordinator, np.uint8(7)) is False
-    assert preempted_with(coordinator, np.int32(8)) is True
+    assert preempted.on(coordinator, np.uint8(7)) is False
+    assert preempted.on(coordinator, np.int32(8)) is True
 
 
 WRONG = [-1, True, 1.0, "3", [], np.bool_(True), np.float32(2), -(2**80), -(10**5000)]
 
 
 @pytest.mark.parametrize("step", WRONG, ids=range(len(WRONG)))
-@pytest.mark.parametrize("call", [preempted_with, mark_saved.on])
+@pytest.mark.parametrize("call", [preempted.on, mark_saved.on])
 def test_a_step_that_is_none_is_refused(call, step):
     is_number = isinstance(step, int) and step is not True
     with pytest.raises(UsageError if is_number else UsageTypeError, match="the step must"):
@@ -144,14 +143,14 @@ def test_going_on_closes_what_all_knew_of(make_job):
     job.coordinators[1].give_notice(TERM)
     for coordinator in job.coordinators:
         until_known(coordinator, 1)
-    assert job.on_all(lambda c: preempted_with(c, 0)) == [True] * 3
+    assert job.on_all(lambda c: preempted.on(c, 0)) == [True] * 3
     assert job.on_all(partial(clear.on, timeout_s=PATIENCE_S)) == [None] * 3
     assert [c.stop.notice() for c in job.coordinators] == [None] * 3
-    assert job.on_all(lambda c: preempted_with(c, 0)) == [False] * 3
+    assert job.on_all(lambda c: preempted.on(c, 0)) == [False] * 3
     job.coordinators[1].give_notice(TERM)  # the same again
     for coordinator in job.coordinators:
         until_known(coordinator, 2)
-    assert job.on_all(lambda c: preempted_with(c, 1)) == [True] * 3
+    assert job.on_all(lambda c: preempted.on(c, 1)) == [True] * 3
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -165,17 +164,17 @@ def test_survivors_of_a_loss_go_on_after_a_notice(make_job, named):
 
     def go_on(coordinator):
         alive = live_processes.on(coordinator, timeout_s=PATIENCE_S)
-        stops = [preempted_with(coordinator, 0, timeout_s=PATIENCE_S)]
+        stops = [preempted.on(coordinator, 0, timeout_s=PATIENCE_S)]
         with pytest.raises(PeerFailedError if coordinator.process else UsageError):
             clear.on(coordinator, timeout_s=PATIENCE_S if coordinator.process else "x")
         among = {"processes": iter(alive)} if named else {}
         clear.on(coordinator, timeout_s=PATIENCE_S, **among)
-        stops.append(preempted_with(coordinator, 0, timeout_s=PATIENCE_S))
+        stops.append(preempted.on(coordinator, 0, timeout_s=PATIENCE_S))
         coordinator.arrive(Point("go", alive), timeout_s=PATIENCE_S)
         if coordinator.process == 2:
             coordinator.give_notice(TERM)
         until_known(coordinator, 2)
-        stops.append(preempted_with(coordinator, 1, timeout_s=PATIENCE_S))
+        stops.append(preempted.on(coordinator, 1, timeout_s=PATIENCE_S))
         return alive, stops
 
     assert (
@@ -190,14 +189,14 @@ def test_the_exit_code_asks_to_start_again_after_a_save(make_job):
     first.give_notice(TERM)
     for coordinator in job.coordinators:
         until_known(coordinator, 1)
-    assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
+    assert [c.stop.exit_code for c in job.coordinators] == [0, 0]
     mark_saved.on(first, 4)
-    assert [exit_code_with(c) for c in job.coordinators] == [75, 0]
+    assert [c.stop.exit_code for c in job.coordinators] == [75, 0]
     assert job.until_reported(0, "saved step 4")
     mark_saved.on(second)
-    assert exit_code_with(second) == 75
+    assert second.stop.exit_code == 75
     job.on_all(partial(clear.on, timeout_s=PATIENCE_S))
-    assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
+    assert [c.stop.exit_code for c in job.coordinators] == [0, 0]
 
 
 NUMBERS = {
@@ -221,7 +220,7 @@ def test_a_loop_that_saves_before_it_asks_saves_where_it_stops(make_job, number,
             if len(found) == 5 and coordinator.process == 2:
                 coordinator.give_notice(TERM)
             found.append(stops_at_save(coordinator, "save", number(step)))
-            stop = preempted_with(coordinator, step, timeout_s=PATIENCE_S)
+            stop = preempted.on(coordinator, step, timeout_s=PATIENCE_S)
             step += stride
         return found
 
@@ -241,7 +240,7 @@ def test_saves_without_preempted_have_an_agreed_step_of_their_own(make_job):
             if step == 1_005_000 and coordinator.process == 1:
                 coordinator.give_notice(TERM)
             step += 1000
-        return step, [preempted_with(coordinator, number) for number in (0, 1)]
+        return step, [preempted.on(coordinator, number) for number in (0, 1)]
 
     first, second = job.on_all(run)
     assert first == second
@@ -251,31 +250,31 @@ def test_saves_without_preempted_have_an_agreed_step_of_their_own(make_job):
 
 def test_a_program_that_has_finished_before_the_agreed_step_is_not_preempted(make_job):
     job = make_job(2)
-    job.on_all(lambda c: preempted_with(c, 9))
+    job.on_all(lambda c: preempted.on(c, 9))
     job.coordinators[1].give_notice(TERM)
     for coordinator in job.coordinators:
         until_known(coordinator, 1)
-    assert job.on_all(lambda c: preempted_with(c, 9)) == [False] * 2
+    assert job.on_all(lambda c: preempted.on(c, 9)) == [False] * 2
     job.on_all(lambda c: mark_saved.on(c, 9))
-    assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
+    assert [c.stop.exit_code for c in job.coordinators] == [0, 0]
 
 
 def test_who_has_stopped_is_to_start_again_unless_a_save_has_failed_since(make_job):
     job = make_job(2)
     first, second = job.coordinators
-    job.on_all(lambda c: preempted_with(c, 9))
+    job.on_all(lambda c: preempted.on(c, 9))
     note_failed(first, "run", first.stop.number_of(9))  # the program knows, and goes on
     second.give_notice(TERM)
     for coordinator in job.coordinators:
         until_known(coordinator, 1)
-    assert job.on_all(lambda c: preempted_with(c, 10)) == [True] * 2
-    assert [exit_code_with(c) for c in job.coordinators] == [75, 75]
+    assert job.on_all(lambda c: preempted.on(c, 10)) == [True] * 2
+    assert [c.stop.exit_code for c in job.coordinators] == [75, 75]
     note_failed(first, "run", first.stop.number_of(10))
-    assert [exit_code_with(c) for c in job.coordinators] == [0, 75]
+    assert [c.stop.exit_code for c in job.coordinators] == [0, 75]
     mark_saved.on(first, 10)
-    assert [exit_code_with(c) for c in job.coordinators] == [75, 75]
+    assert [c.stop.exit_code for c in job.coordinators] == [75, 75]
     job.on_all(partial(clear.on, timeout_s=PATIENCE_S))
-    assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
+    assert [c.stop.exit_code for c in job.coordinators] == [0, 0]
 
 
 def test_who_is_gone_is_everybodys_error(make_job):
@@ -283,13 +282,13 @@ def test_who_is_gone_is_everybodys_error(make_job):
     job.kill(1)
     job.until_known(0, [1])
     with pytest.raises(ProcessLostError) as caught:
-        preempted_with(job.coordinators[0], 7)
+        preempted.on(job.coordinators[0], 7)
     assert set(caught.value.lost) == {1}
     assert "preempted(7) (" in str(caught.value)
     job.coordinators[2].report("failed", "ValueError: no")
     job.until_known(0, [1, 2])
     with pytest.raises(ProcessLostError):
-        preempted_with(job.coordinators[0], 7)
+        preempted.on(job.coordinators[0], 7)
 
 
 def test_who_failed_is_everybodys_error(make_job):
@@ -297,7 +296,7 @@ def test_who_failed_is_everybodys_error(make_job):
     job.coordinators[1].report("failed", "ValueError: no")
     job.until_known(0, [1])
     with pytest.raises(PeerFailedError):
-        preempted_with(job.coordinators[0], 7)
+        preempted.on(job.coordinators[0], 7)
 
 
 class Mute:
@@ -344,7 +343,7 @@ def waiting_for_the_step(mute):
     until_known(mute.coordinator, 1)
     results = []
     wait = threading.Thread(
-        target=lambda: results.extend(_error(lambda: preempted_with(mute.coordinator, 1)))
+        target=lambda: results.extend(_error(lambda: preempted.on(mute.coordinator, 1)))
     )
     wait.start()
     return results, wait
@@ -361,7 +360,7 @@ def test_a_deadline_names_who_has_not_said_how_far_it_is(mute, monkeypatch, shoa
     mute.coordinator.give_notice(TERM)
     until_known(mute.coordinator, 1)
     with pytest.raises(DeadlineError) as caught:
-        preempted_with(mute.coordinator, 12, timeout_s=0.1)
+        preempted.on(mute.coordinator, 12, timeout_s=0.1)
     assert caught.value.missing == (1,)
     assert set(caught.value.last_words) == {1}
     assert re.search(r"preempted\(12\) \(\S*test_preemption.py:", str(caught.value))
@@ -395,12 +394,12 @@ def test_it_ends_the_wait_when_this_process_leaves(mute):
 
 def test_who_answers_late_is_heard(mute):
     """What a bare connection says as a process does: hexadecimal, of any size."""
-    assert preempted_with(mute.coordinator, 2) is False
+    assert preempted.on(mute.coordinator, 2) is False
     mute.other.say("notice", reason="spot", source="aws", deadline_s=120)
     until_known(mute.coordinator, 1)
     mute.other.say("stop", b"%x" % 2**70, round=0, knows=True, saved=False)
-    assert preempted_with(mute.coordinator, 2**70, timeout_s=PATIENCE_S) is False
-    assert preempted_with(mute.coordinator, 2**70 + 1) is True
+    assert preempted.on(mute.coordinator, 2**70, timeout_s=PATIENCE_S) is False
+    assert preempted.on(mute.coordinator, 2**70 + 1) is True
     notice = mute.coordinator.stop.notice()
     assert notice[:3] == ("spot", "aws", 1)
     assert 0 < notice.deadline_s <= 120
@@ -490,7 +489,7 @@ def test_it_prints_what_a_job_leaves_behind(meeting_places):
     )
     coordinator.give_notice(TERM)
     until_known(coordinator, 1)
-    assert preempted_with(coordinator, 3, timeout_s=PATIENCE_S)
+    assert preempted.on(coordinator, 3, timeout_s=PATIENCE_S)
     note_failed(coordinator, "run", coordinator.stop.number_of(3))
     mark_saved.on(coordinator, 3)
     coordinator.members(timeout_s=PATIENCE_S)

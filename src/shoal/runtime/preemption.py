@@ -31,7 +31,7 @@ from shoal.runtime.rules.stopping import (
 from shoal.runtime.startup.membership import wait_for_saves
 from shoal.runtime.system.callsite import callsite, line_of
 from shoal.runtime.system.failure_words import listed
-from shoal.runtime.system.progress_file import note_ended, note_saved, note_step
+from shoal.runtime.system.progress_file import note_saved, note_turn
 from shoal.runtime.verb import verb
 
 _LOG = logging.getLogger("shoal")
@@ -39,8 +39,17 @@ _ASK_S = 2.0  # how long late processes may take to report
 _DAY_S = 86_400.0  # a longer wait would overflow a lock's timeout
 
 
+def _watching_coordinator() -> Coordinator:
+    """Return the coordinator of this process, which from now on is notified of SIGTERM."""
+    coordinator = process.coordinator()
+    if not process.is_watching():
+        process.sources().watch_by_default()
+    return coordinator
+
+
 @collective("processes")
-def preempted(step: int) -> bool:
+@verb(of=_watching_coordinator)
+def preempted(coordinator: Coordinator, step: int, *, timeout_s: float | None = None) -> bool:
     """Return whether to stop at this step: equal on all processes, from one agreed step on.
 
     Collective over processes.
@@ -62,12 +71,14 @@ def preempted(step: int) -> bool:
     Args:
       step: the number of the step that is about to begin or has just ended (on all processes
         alike), 0 or greater, of any size.
+      timeout_s: deadline of the wait for the other processes' steps, in seconds; None:
+        SHOAL_TIMEOUT_S (600).
 
     Raises:
       ProcessLostError: a process is dead or unreachable, or the meeting place is.
       PeerFailedError: another process raised.
       DivergenceError: on each process, once: they made different calls of those that send nothing.
-      DeadlineError: a process did not report its step within SHOAL_TIMEOUT_S: it is frozen.
+      DeadlineError: a process did not report its step in time: it is frozen.
       UsageError: on this process: `step` is negative or not an integer.
 
     >>> for step in range(3):
@@ -76,26 +87,21 @@ def preempted(step: int) -> bool:
     >>> step
     2
     """
-    return preempted_with(_watching_coordinator(), step)
+    if stops := _stops_at(coordinator, step, timeout_s):
+        _send(coordinator, coordinator.stop.stop_at(int(step)))
+    return stops
 
 
-def preempted_with(
-    coordinator: Coordinator, step: int, *, timeout_s: float | None = None, stops: bool = True
-) -> bool:
-    """Like `preempted`, with an explicit coordinator; watches no signal.
-
-    Args:
-      stops: True ends the program's loop, and its exit code says so; False: a library asks.
-    """
+def _stops_at(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
+    """Return whether to stop at a step, without saying that this process does."""
     if type(step) is not int or step < 0:
         step = checked_step("preempted", step)
     if coordinator.troubles.any():
         coordinator.check(f"preempted({shown_step(step)}) ({callsite()})")
     if coordinator.trails.found is not None:
         raise_found(coordinator, f"preempted({shown_step(step)})", callsite())
-    note_step(step)
+    note_turn(step)  # at least the step before has ended: this one may be about to begin
     coordinator.progress.turns += 1
-    note_ended(step - 1)  # at least: this one may be about to begin
     stop = coordinator.stop
     answer = stop.should_stop(step)
     if answer is False:  # nearly always
@@ -103,21 +109,12 @@ def preempted_with(
     if answer is None:
         caller = f"preempted({shown_step(step)})"
         answer = _wait(coordinator, caller, lambda: stop.should_stop(step), timeout_s)
-    if answer and stops:
-        _send(coordinator, stop.stop_at(step))
     return answer
 
 
 def reached(step: int) -> bool:
     """Return what `preempted` returns, for a library: it does not stop the program by that."""
-    return preempted_with(_watching_coordinator(), step, stops=False)
-
-
-def _watching_coordinator() -> Coordinator:
-    coordinator = process.coordinator()
-    if not process.is_watching():
-        process.sources().watch_by_default()
-    return coordinator
+    return _stops_at(_watching_coordinator(), step, None)
 
 
 def stops_at_save(coordinator: Coordinator, caller: str, step: int) -> bool:
@@ -300,12 +297,7 @@ def exit_code() -> int:
         wait_for_saves(coordinator, limit, "preemption.exit_code")
         if coordinator.process == 0 and not settings.is_set("SHOAL_ATTEMPT"):
             _explain(coordinator)  # else `shoal run` does, at the end of the job
-    return exit_code_with(coordinator)
-
-
-def exit_code_with(coordinator: Coordinator) -> int:
-    """Like `exit_code`, with an explicit coordinator; waits for no save, and says nothing."""
-    return REQUEUE if coordinator.stop.verdict == 1 else 0
+    return coordinator.stop.exit_code
 
 
 def _explain(coordinator: Coordinator) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from shoal.errors import InitializeError
 from shoal.runtime.client.interface import Coordinator
@@ -24,14 +24,35 @@ class Verb(Protocol[P, T]):
         """Call it with the coordinator of this process."""
 
 
-def verb(function: Callable[Concatenate[Coordinator, P], T]) -> Verb[P, T]:
-    """Decorate a function of (coordinator, …) to be called without it; `on` takes it explicitly."""
+@overload
+def verb(function: Callable[Concatenate[Coordinator, P], T]) -> Verb[P, T]: ...
+@overload
+def verb(
+    *, of: Callable[[], Coordinator]
+) -> Callable[[Callable[Concatenate[Coordinator, P], T]], Verb[P, T]]: ...
+def verb(function: Any = None, *, of: Any = None) -> Any:
+    """Decorate a function of (coordinator, …) to be called without it; `on` takes it explicitly.
 
+    Args:
+      of: returns the coordinator of a call without one; None: that of this process.
+    """
+    if function is None:
+        return functools.partial(_verb, of)
+    return _verb(_coordinator, function)
+
+
+def _coordinator() -> Coordinator:
+    from shoal.runtime.process import coordinator
+
+    return coordinator()
+
+
+def _verb(
+    of: Callable[[], Coordinator], function: Callable[Concatenate[Coordinator, P], T]
+) -> Verb[P, T]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        from shoal.runtime.process import coordinator
-
-        return function(coordinator(), *args, **kwargs)
+        return function(of(), *args, **kwargs)
 
     signature = inspect.signature(function)
     _, *parameters = signature.parameters.values()

@@ -26,7 +26,7 @@ from shoal.errors import (
 from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.preemption import exit_code_with, preempted_with
+from shoal.runtime.preemption import preempted
 from shoal.runtime.rules.stopping import EARLIER, LAST, ReceivedNotice
 from shoal.runtime.system.fault_points import InjectedError
 
@@ -441,12 +441,12 @@ NOTICE = ReceivedNotice("drained", "a test")
 def test_a_notice_wants_a_step_that_every_does_not(tmp_path, alone, rule):
     with Checkpoints(tmp_path, every=rule, coordinator=alone) as ckpts:
         for step in range(13):
-            assert preempted_with(alone, step) is False
+            assert preempted.on(alone, step) is False
             assert ckpts.save(step, state(step)) is (step == 9)
         alone.give_notice(NOTICE)
-        assert preempted_with(alone, 12) is False
+        assert preempted.on(alone, 12) is False
         assert not ckpts.should_save(12)
-        assert preempted_with(alone, 13) is True
+        assert preempted.on(alone, 13) is True
         assert ckpts.should_save(12), "a loop that asks first saves what it has done"
         assert ckpts.should_save(13)
         assert ckpts.save(13, state(13)) is True
@@ -457,7 +457,7 @@ def test_a_notice_wants_a_step_that_every_does_not(tmp_path, alone, rule):
         with pytest.raises(StepAlreadyCommittedError):
             ckpts.save(9, state(9), force=True)
         assert ckpts.all_steps() == (9, 13)
-    assert (exit_code_with(alone), alone.stop.stopped.kept) == (75, LAST)
+    assert (alone.stop.exit_code, alone.stop.stopped.kept) == (75, LAST)
 
 
 def test_the_step_that_was_saved_last_is_enough(tmp_path, alone):
@@ -467,36 +467,36 @@ def test_the_step_that_was_saved_last_is_enough(tmp_path, alone):
             assert ckpts.should_save(9) is (ckpts.latest() is None)
             if ckpts.latest() is None:
                 ckpts.save(9, state(9))
-            assert preempted_with(alone, 8) is False
+            assert preempted.on(alone, 8) is False
             alone.give_notice(NOTICE)
-            assert preempted_with(alone, 9) is True
+            assert preempted.on(alone, 9) is True
             assert ckpts.save(9, state(9)) is False
-            assert exit_code_with(alone) == 75
+            assert alone.stop.exit_code == 75
 
 
 def test_what_failed_before_the_notice_is_repeated(tmp_path, alone, monkeypatch):
     """The program knew, and went on; the newest step is that before."""
     ckpts = Checkpoints(tmp_path, coordinator=alone)
-    preempted_with(alone, 0)
+    preempted.on(alone, 0)
     ckpts.save(0, state(0))
     ckpts.wait()
     monkeypatch.setenv("SHOAL_FAULTS", "save.open:raise")
     ckpts.save(1, state(1))
     with pytest.raises(InjectedError):
         ckpts.wait()
-    assert preempted_with(alone, 5) is False
+    assert preempted.on(alone, 5) is False
     alone.give_notice(NOTICE)
-    assert preempted_with(alone, 6) is True
-    assert (exit_code_with(alone), alone.stop.stopped.kept) == (75, EARLIER)
+    assert preempted.on(alone, 6) is True
+    assert (alone.stop.exit_code, alone.stop.stopped.kept) == (75, EARLIER)
     assert "step 0 is the newest saved" in alone.stop.stopped.words
     monkeypatch.setenv("SHOAL_FAULTS", "save.open:raise")
     with pytest.raises(InjectedError):
         ckpts.save(6, state(6))
-    assert exit_code_with(alone) == 0
+    assert alone.stop.exit_code == 0
 
 
 def test_a_wrong_step_is_refused_as_before_in_a_program_that_asks(tmp_path, alone, monkeypatch):
     monkeypatch.setattr(process, "coordinator", lambda: alone)
-    preempted_with(alone, 3)
+    preempted.on(alone, 3)
     with pytest.raises(UsageTypeError, match="must be a whole number"):
         shoal.save(tmp_path / "one", state(1), step="4")

@@ -14,7 +14,7 @@ from collectives.thread_jobs import run_all
 from shoal.checkpoint.history import saver
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore
-from shoal.checkpoint.saving.save import save_with
+from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.together import lead, lease
 from shoal.errors import (
     CorruptCheckpointError,
@@ -135,16 +135,16 @@ def test_the_lease_is_a_setting_and_a_save_that_runs_fits_it(tmp_path, alone, mo
         seen.append(self._every_s)
 
     monkeypatch.setattr(lease.ProgressReporter, "__init__", begins)
-    save_with(alone, tmp_path / "one", state(1))
+    save.on(alone, tmp_path / "one", state(1))
     assert seen == [2.0]
     monkeypatch.setenv("SHOAL_LEASE_S", "soon")
-    for begin_with in (lambda: Checkpoints(tmp_path), lambda: save_with(alone, "two", state(1))):
+    for begin_with in (lambda: Checkpoints(tmp_path), lambda: save.on(alone, "two", state(1))):
         with pytest.raises(UsageError, match="SHOAL_LEASE_S"):
             begin_with()
 
 
 def test_a_long_restore_tells_how_far_it_is(tmp_path, monkeypatch, caplog):
-    save_with(LocalJob(1).coordinators[0], tmp_path / "one", {"w": np.ones(1_000_000)})
+    save.on(LocalJob(1).coordinators[0], tmp_path / "one", {"w": np.ones(1_000_000)})
     begin = lease.ProgressReporter.__init__
 
     def begins(self, *arguments):
@@ -212,7 +212,7 @@ def test_one_checkpoint_is_no_history_and_a_history_none(tmp_path):
         found = []
         for wrong in (
             lambda: Checkpoints(ckpts.path_of(1), coordinator=coordinator),
-            lambda: save_with(coordinator, tmp_path / "run", state(2)),
+            lambda: save.on(coordinator, tmp_path / "run", state(2)),
         ):
             with pytest.raises(UsageError, match="history of") as told:
                 wrong()

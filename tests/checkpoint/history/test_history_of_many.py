@@ -29,7 +29,7 @@ from shoal.errors import (
     StorageError,
 )
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.preemption import exit_code_with, preempted_with
+from shoal.runtime.preemption import preempted
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
@@ -198,13 +198,13 @@ def test_a_notice_makes_a_save_synchronous_and_its_deadline_counts(tmp_path, cap
         if coordinator.process == 1:
             coordinator.give_notice(ReceivedNotice("maintenance", "a test", deadline_s=500.0))
         step = 2
-        while not preempted_with(coordinator, step):
+        while not preempted.on(coordinator, step):
             step += 1
         ckpts._saver._rate = Rate(1, 1000.0)  # a very slow disk
         ckpts.save(step, state(step))
         latest = ckpts.latest()  # nobody waited
         ckpts.close()
-        return latest == step, exit_code_with(coordinator)
+        return latest == step, coordinator.stop.exit_code
 
     with caplog.at_level(logging.WARNING, "shoal"):
         assert run_all(job, run) == [(True, 75)] * 2
@@ -221,13 +221,13 @@ def saving_of(monkeypatch, limits):
     """Note the deadline of each save that begins."""
     from shoal.checkpoint.saving import background
 
-    start = background.start_save_with
+    start = background.start_save
 
-    def noting(*arguments, **named):
-        limits.append(named["timeout_s"])
-        return start(*arguments, **named)
+    def noting(coordinator, request, *arguments, **named):
+        limits.append(request.waits.until and request.waits.each_s)
+        return start(coordinator, request, *arguments, **named)
 
-    monkeypatch.setattr(background, "start_save_with", noting)
+    monkeypatch.setattr(background, "start_save", noting)
     return start
 
 
@@ -241,12 +241,12 @@ def test_the_loop_of_the_documents_survives_preemption(tmp_path):
                 value = {"w": value["w"] + step}
                 if step == told_at and coordinator.process == 0:
                     coordinator.give_notice(ReceivedNotice("drained", "a test", None))
-                stop = preempted_with(coordinator, step)
+                stop = preempted.on(coordinator, step)
                 if stop or step % 10 == 9:
                     ckpts.save(step, value)
                 if stop:
                     break
-        return step, value["w"].tolist(), exit_code_with(coordinator)
+        return step, value["w"].tolist(), coordinator.stop.exit_code
 
     first = run_all(LocalJob(3), lambda coordinator: train(coordinator, 23))
     stopped = first[0][0]

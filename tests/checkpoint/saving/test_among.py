@@ -17,7 +17,7 @@ from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.who_writes import own_boxes
 from shoal.checkpoint.restoring.restore import restore
-from shoal.checkpoint.saving.save import save_with
+from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.saving.state import Spread, among, held_of, own_of, read_state
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.checkpoint.tree.flatten import PerProcess
@@ -32,7 +32,7 @@ from shoal.errors import (
     UsageTypeError,
 )
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.preemption import exit_code_with, preempted_with
+from shoal.runtime.preemption import preempted
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
@@ -46,9 +46,9 @@ def tree_of(process):
 def works_among(coordinator, path, group):
     """Save and restore among a group; return who wrote, and what came back of one's own."""
     options = {"processes": group, "timeout_s": PATIENCE_S}
-    save_with(coordinator, path, tree_of(coordinator.process), **options)
+    save.on(coordinator, path, tree_of(coordinator.process), **options)
     with pytest.raises(StepAlreadyCommittedError):
-        save_with(coordinator, path, tree_of(coordinator.process), **options)
+        save.on(coordinator, path, tree_of(coordinator.process), **options)
     back = restore.on(coordinator, path, **options)
     assert same_bits(back["w"], WORDS)
     return back["n"], back["own"].value["of"]
@@ -127,10 +127,10 @@ def test_survivors_that_are_told_to_leave_save_and_ask_to_be_started_again(tmp_p
             coordinator.give_notice(ReceivedNotice("maintenance", "a test", deadline_s=500.0))
         with Checkpoints(tmp_path, coordinator=coordinator, processes=alive) as ckpts:
             step = 0
-            while not preempted_with(coordinator, step):
+            while not preempted.on(coordinator, step):
                 step += 1
             ckpts.save(step, tree_of(coordinator.process))
-            return ckpts.latest() == step, exit_code_with(coordinator)
+            return ckpts.latest() == step, coordinator.stop.exit_code
 
     assert in_job(3, go, job) == [None, (True, 75), (True, 75)]
 
@@ -150,7 +150,7 @@ def test_who_is_lost_in_a_save_of_a_group_ends_it_there_and_is_named(tmp_path, m
 
     def go(coordinator):
         if coordinator.process in (1, 3):
-            save_with(coordinator, tmp_path / "x", tree_of(0), processes=[1, 3], timeout_s=600)
+            save.on(coordinator, tmp_path / "x", tree_of(0), processes=[1, 3], timeout_s=600)
 
     _, error, _, _ = in_job(4, go, job)
     assert isinstance(error, SaveAbortedError), error
@@ -174,7 +174,7 @@ def test_who_is_lost_after_its_data_is_written_takes_nothing_away(tmp_path, monk
         if coordinator.process in (0, 2):
             return None
         options = {"processes": [1, 3], "timeout_s": 600}
-        return save_with(coordinator, tmp_path / "x", tree_of(coordinator.process), **options)
+        return save.on(coordinator, tmp_path / "x", tree_of(coordinator.process), **options)
 
     assert in_job(4, go, job)[1] is None
     monkeypatch.setattr(fault_points, "reach", reach)
@@ -198,7 +198,7 @@ def test_the_first_of_the_group_keeps_the_lease(tmp_path, group):
 
 
 CALLS = {
-    "save": lambda c, path, **more: save_with(c, path, {"n": 1}, **more),
+    "save": lambda c, path, **more: save.on(c, path, {"n": 1}, **more),
     "restore": lambda c, path, **more: restore.on(c, path, **more),
     "Checkpoints": lambda c, path, **more: Checkpoints(path, coordinator=c, **more),
 }

@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, same_bits
 from shoal.checkpoint.blocks.memory import Arena
-from shoal.checkpoint.saving.background import start_save_with
+from shoal.checkpoint.saving.background import start_save
+from shoal.checkpoint.saving.save import request_of
 from shoal.errors import DeadlineError, SaveAbortedError, StepAlreadyCommittedError, StorageError
 from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
@@ -56,7 +57,7 @@ def test_what_is_changed_donated_or_deleted_afterwards_is_saved_as_it_was(path, 
     key = jax.random.key(3)
     tree = {"changed": changed, "turned": turned, "gone": gone, "donated": donated, "key": key}
     expected = {name: np.array(value) for name, value in tree.items() if name != "key"}
-    saving = start_save_with(coordinator(), path, tree, arena=Arena())
+    saving = start_save(coordinator(), request_of(path), tree, arena=Arena())
     assert not saving.done
     changed[:] = -1
     turned[:] = -1
@@ -80,7 +81,7 @@ def test_arrays_are_let_go_when_they_are_copied(path, held):
 
     array = np.zeros(1000)
     alive = weakref.ref(array)
-    saving = start_save_with(coordinator(), path, [array], arena=Arena())
+    saving = start_save(coordinator(), request_of(path), [array], arena=Arena())
     del array
     assert alive() is None
     held.set()
@@ -91,7 +92,7 @@ def test_memory_is_used_again(tmp_path):
     arena = Arena()
     for step in range(3):
         values = np.full(100_000, step)
-        start_save_with(coordinator(), tmp_path / str(step), [values], arena=arena).wait()
+        start_save(coordinator(), request_of(tmp_path / str(step)), [values], arena=arena).wait()
         size = arena.num_bytes
         assert same_bits(kept(tmp_path / str(step))["0"], values)
     assert arena.num_bytes == size
@@ -103,7 +104,7 @@ def test_the_main_line_meets_others_meanwhile(path, held):
     met = threading.Barrier(3)
 
     def work(one):
-        saving = start_save_with(one, path, {"w": np.arange(9)}, arena=Arena())
+        saving = start_save(one, request_of(path), {"w": np.arange(9)}, arena=Arena())
         for turn in range(3):
             barrier.on(one, f"turn {turn}")
         met.wait(DEADLINE_S)
@@ -116,8 +117,8 @@ def test_the_main_line_meets_others_meanwhile(path, held):
 
 def test_two_saves_at_once_do_not_meet_each_other(tmp_path, held):
     def work(one):
-        first = start_save_with(one, tmp_path / "a", [one.num_processes], arena=Arena())
-        second = start_save_with(one, tmp_path / "b", [np.arange(4)], arena=Arena())
+        first = start_save(one, request_of(tmp_path / "a"), [one.num_processes], arena=Arena())
+        second = start_save(one, request_of(tmp_path / "b"), [np.arange(4)], arena=Arena())
         held.set()
         # The order of waiting differs.
         for saving in (first, second)[:: 1 if one.process else -1]:
@@ -136,7 +137,7 @@ def test_an_error_surfaces_once_on_each(path, monkeypatch):
     monkeypatch.setattr(fault_points, "reach", reach)
 
     def work(one):
-        saving = start_save_with(one, path, [np.arange(4)], arena=Arena())
+        saving = start_save(one, request_of(path), [np.arange(4)], arena=Arena())
         with pytest.raises(StorageError, match="process 1 of 3"):
             saving.wait(DEADLINE_S)
         saving.wait(DEADLINE_S)
@@ -154,7 +155,7 @@ def test_what_goes_wrong_with_a_copy_is_told_by_the_thread(path, monkeypatch):
     monkeypatch.setattr(fault_points, "reach", reach)
 
     def work(one):
-        saving = start_save_with(one, path, [np.arange(4)], arena=Arena())
+        saving = start_save(one, request_of(path), [np.arange(4)], arena=Arena())
         saving.wait(DEADLINE_S)
 
     errors = in_job(2, work)
@@ -163,13 +164,13 @@ def test_what_goes_wrong_with_a_copy_is_told_by_the_thread(path, monkeypatch):
 
 
 def test_what_is_known_before_the_copy_is_raised_at_once(path):
-    start_save_with(coordinator(), path, [1], arena=Arena()).wait()
+    start_save(coordinator(), request_of(path), [1], arena=Arena()).wait()
     with pytest.raises(StepAlreadyCommittedError):
-        start_save_with(coordinator(), path, [1], arena=Arena())
+        start_save(coordinator(), request_of(path), [1], arena=Arena())
 
 
 def test_a_wait_has_an_end(path, held):
-    saving = start_save_with(coordinator(), path, [1], arena=Arena())
+    saving = start_save(coordinator(), request_of(path), [1], arena=Arena())
     with pytest.raises(DeadlineError, match=r"still runs after 0\.01 s"):
         saving.wait(0.01)
     assert not saving.done
@@ -189,7 +190,7 @@ def test_what_follows_the_commit_is_called_with_it_before_the_save_is_over(path)
                 (one.process, commit.step, commit.data_bytes > 0, (path / "COMMIT").exists())
             )
 
-        start_save_with(one, path, [np.arange(4)], arena=Arena(), step=5, on_done=done).wait(
+        start_save(one, request_of(path, step=5), [np.arange(4)], arena=Arena(), on_done=done).wait(
             DEADLINE_S
         )
 
@@ -201,7 +202,7 @@ def test_what_follows_may_fail(path):
     def done(commit):
         raise RuntimeError("afterwards")
 
-    saving = start_save_with(coordinator(), path, [1], arena=Arena(), on_done=done)
+    saving = start_save(coordinator(), request_of(path), [1], arena=Arena(), on_done=done)
     with pytest.raises(RuntimeError, match="afterwards"):
         saving.wait(DEADLINE_S)
     assert kept(path) == {"0": 1}
@@ -217,13 +218,14 @@ PROGRAM = """
     import numpy as np
     import jax, jax.numpy as jnp
     import shoal
-    from shoal.checkpoint.saving.background import start_save_with
+    from shoal.checkpoint.saving.background import start_save
+    from shoal.checkpoint.saving.save import request_of
     from shoal.checkpoint.blocks.memory import Arena
     from shoal.runtime.process import coordinator
     if "joined" in sys.argv[2]:
         shoal.initialize(virtual_devices=2)
     tree = {"w": np.arange(1 << 22), "d": jnp.arange(5)}
-    start_save_with(coordinator(), sys.argv[1], tree, arena=Arena())
+    start_save(coordinator(), request_of(sys.argv[1]), tree, arena=Arena())
 """
 
 
@@ -308,7 +310,7 @@ def test_device_arrays_need_not_be_ready(path):
     step = jax.jit(lambda x: x @ x / 512)
     for _ in range(20):
         x = step(x)
-    saving = start_save_with(coordinator(), path, [x], arena=Arena())
+    saving = start_save(coordinator(), request_of(path), [x], arena=Arena())
     expected = np.asarray(x)
     saving.wait(DEADLINE_S)
     assert same_bits(kept(path)["0"], expected)

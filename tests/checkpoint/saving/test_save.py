@@ -22,7 +22,7 @@ from shoal.checkpoint.disk import step_folder
 from shoal.checkpoint.disk.opening import open_folder
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import agreeing
-from shoal.checkpoint.saving.save import save, save_with
+from shoal.checkpoint.saving.save import request_of, save, write_tree
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
     DivergenceError,
@@ -69,7 +69,7 @@ def test_arrays_of_any_layout(path, spec, arena):
     from shoal.runtime.process import coordinator
 
     array, values = grid(*spec)
-    save_with(coordinator(), path, {"w": array}, arena=arena)
+    write_tree(coordinator(), request_of(path), {"w": array}, arena=arena)
     assert same_bits(kept(path)["w"], values)
     assert files_of(path) == CLEAN
 
@@ -191,7 +191,7 @@ def test_processes_share_what_all_of_them_hold(path, processes):
     def work(coordinator):
         tree = {"large": large, "n": 3, "own": PerProcess(coordinator.process), "s": grid("x")[0]}
         tree["on devices"] = on_devices(large, None, "x")
-        return save_with(coordinator, path, tree, step=1)
+        return save.on(coordinator, path, tree, step=1)
 
     assert in_job(processes, work) == [None] * processes
     found = kept(path)
@@ -256,7 +256,7 @@ def test_nothing_is_overwritten(path):
     with pytest.raises(StepAlreadyCommittedError) as caught:
         save(path, {"w": 2})
     assert caught.value.path == str(path)
-    errors = in_job(3, lambda coordinator: save_with(coordinator, path, {"w": 3}))
+    errors = in_job(3, lambda coordinator: save.on(coordinator, path, {"w": 3}))
     assert {type(error) for error in errors} == {StepAlreadyCommittedError}
     assert {error.attempt for error in errors} == {caught.value.attempt}
     assert "process 0 of 3" in str(errors[2])
@@ -279,7 +279,7 @@ DIFFERENT = [
 
 @pytest.mark.parametrize(("tree", "words"), DIFFERENT)
 def test_what_differs_between_processes_is_shown_and_nothing_is_written(path, tree, words):
-    errors = in_job(3, lambda one: save_with(one, path, tree(one.process // 2), name="a"))
+    errors = in_job(3, lambda one: save.on(one, path, tree(one.process // 2), name="a"))
     assert {type(error) for error in errors} == {DivergenceError}, messages(errors)
     assert words in str(errors[0])
     shown = list(errors[0].sides)
@@ -293,7 +293,7 @@ def test_options_must_be_equal(tmp_path, field):
         options = {"step": one.process, "user": {"p": one.process}, "metrics": {"p": one.process}}
         named = {field: options[field]} if field in options else {}
         place = one.process if field == "path" else 0
-        return save_with(one, tmp_path / str(place), {"w": 1}, name="a", **named)
+        return save.on(one, tmp_path / str(place), {"w": 1}, name="a", **named)
 
     errors = in_job(2, work)
     assert {type(error) for error in errors} == {DivergenceError}
@@ -306,7 +306,7 @@ def test_equal_values_may_lie_on_other_devices_of_each_process(path):
 
     def work(one):
         kinds = [values, jnp.asarray(values), on_devices(values, "x")]
-        return save_with(one, path, {"w": kinds[one.process]})
+        return save.on(one, path, {"w": kinds[one.process]})
 
     assert in_job(3, work) == [None] * 3
     assert same_bits(kept(path)["w"], values)
@@ -326,7 +326,7 @@ def test_a_path_that_is_not_shared_is_named(path, monkeypatch):
         import threading
 
         threading.current_thread().name = "blind" if one.process else "sees"
-        return save_with(one, path, {"w": np.arange(9)})
+        return save.on(one, path, {"w": np.arange(9)})
 
     errors = in_job(3, work)
     assert {type(error) for error in errors} == {NotSharedError}
@@ -338,7 +338,7 @@ def test_a_path_that_is_not_shared_is_named(path, monkeypatch):
 def test_a_path_that_is_a_file(path):
     path.write_text("mine")
     for place in (path, path / "below"):
-        errors = in_job(2, lambda one, place=place: save_with(one, place, {"w": 1}))
+        errors = in_job(2, lambda one, place=place: save.on(one, place, {"w": 1}))
         assert {type(error) for error in errors} == {StorageError}
         assert {error.errno for error in errors} == {errno.ENOTDIR}
     assert path.read_text() == "mine"
@@ -346,7 +346,7 @@ def test_a_path_that_is_a_file(path):
 
 def test_no_permission_or_a_read_only_disk(path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
-    errors = in_job(2, lambda one: save_with(one, path, {"w": 1}))
+    errors = in_job(2, lambda one: save.on(one, path, {"w": 1}))
     assert {(type(error), error.errno) for error in errors} == {(StorageError, errno.EACCES)}
     assert not path.exists()
 
@@ -354,7 +354,7 @@ def test_no_permission_or_a_read_only_disk(path, monkeypatch):
 def test_too_little_space_is_known_before_anything_is_written(path, monkeypatch):
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 4_300_000)
     big = np.zeros(1 << 20, np.float32)
-    errors = in_job(3, lambda one: save_with(one, path, {"w": big}))
+    errors = in_job(3, lambda one: save.on(one, path, {"w": big}))
     assert {type(error) for error in errors} == {StorageFullError}
     assert {error.free_bytes for error in errors} == {4_300_000}
     assert 4_300_000 < errors[0].needed_bytes < 5_000_000  # of all three, with headers
@@ -363,7 +363,5 @@ def test_too_little_space_is_known_before_anything_is_written(path, monkeypatch)
 
 def test_there_is_enough_space_if_it_fits(path, monkeypatch):
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 9_000_000)
-    assert in_job(1, lambda one: save_with(one, path, {"w": np.zeros(2 << 20, np.float32)})) == [
-        None
-    ]
+    assert in_job(1, lambda one: save.on(one, path, {"w": np.zeros(2 << 20, np.float32)})) == [None]
     assert agreeing.check_folder(LocalFolder(path.parent / "other")) == 9_000_000

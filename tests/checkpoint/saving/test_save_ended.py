@@ -15,7 +15,7 @@ from shoal.checkpoint.disk import step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import save_members
 from shoal.checkpoint.saving.agreeing import check_numbers
-from shoal.checkpoint.saving.save import save, save_with
+from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.together.lead import decode_error, encode_error, failed_processes
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import (
@@ -79,7 +79,7 @@ def full(path):
 @pytest.mark.parametrize("point", ["snapshot", "write", "written"])
 def test_a_full_disk_on_one_process_is_the_error_of_all(path, at_point, point, process):
     at_point(point, process, raises(full(path)))
-    errors = in_job(3, lambda one: save_with(one, path, TREE))
+    errors = in_job(3, lambda one: save.on(one, path, TREE))
     assert {type(error) for error in errors} == {StorageFullError}, messages(errors)
     for error in errors:
         assert (error.errno, error.needed_bytes, error.free_bytes) == (errno.ENOSPC, 5, 3)
@@ -103,7 +103,7 @@ def test_an_error_that_is_not_of_shoal_is_raised_as_it_is_and_told_to_the_others
     path, at_point, point
 ):
     at_point(point, 0, raises(ZeroDivisionError("mine")))
-    errors = in_job(3, lambda one: save_with(one, path, TREE))
+    errors = in_job(3, lambda one: save.on(one, path, TREE))
     assert [type(error) for error in errors] == [
         ZeroDivisionError,
         SaveAbortedError,
@@ -124,7 +124,7 @@ def test_of_several_errors_all_raise_the_same(path, monkeypatch):
             raise StorageError("broken", path="x", errno=errno.EIO)
 
     monkeypatch.setattr(fault_points, "reach", reach)
-    errors = in_job(3, lambda one: save_with(one, path, TREE))
+    errors = in_job(3, lambda one: save.on(one, path, TREE))
     assert {type(error) for error in errors} == {StorageFullError}
 
 
@@ -147,7 +147,7 @@ def test_an_error_of_the_lead_when_it_commits(path, monkeypatch, point, is_saved
             raise StorageError("broken", path=str(path), errno=errno.EIO)
 
     monkeypatch.setattr(fault_points, "reach", reach)
-    results = in_job(2, lambda one: save_with(one, path, TREE))
+    results = in_job(2, lambda one: save.on(one, path, TREE))
     if is_saved:
         assert results == [None, None], messages(results)
         assert set(kept(path)) == set(TREE)
@@ -191,7 +191,7 @@ def test_the_others_do_not_wait_for_who_was_interrupted_and_left(path, at_point)
 
     def work(one):
         try:
-            save_with(one, path, TREE)
+            save.on(one, path, TREE)
         finally:
             if one.process == 1:
                 one.report("failed", "KeyboardInterrupt")
@@ -220,7 +220,7 @@ def test_who_is_lost(path, at_point, point, is_saved):
     at_point(point, 2, vanish)
     if point == "parted":  # not told: lost on the way to the others
         at_point(point, 2, lambda: job.lose(2))
-    results = in_job(3, lambda one: save_with(one, path, TREE, timeout_s=30), job)
+    results = in_job(3, lambda one: save.on(one, path, TREE, timeout_s=30), job)
     assert isinstance(results[2], ShoalError | InjectedError) or point == "parted"
     if is_saved:
         assert results[:2] == [None, None], messages(results)
@@ -254,7 +254,7 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
             job.lose(2)
 
     monkeypatch.setattr(fault_points, "reach", reach)
-    results = in_job(3, lambda one: save_with(one, path, TREE), job)
+    results = in_job(3, lambda one: save.on(one, path, TREE), job)
     assert results[:2] == [None, None], messages(results)
     assert set(kept(path)) == set(TREE)
 
@@ -263,7 +263,7 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
 def test_who_was_frozen_and_collected_learns_that(path, at_point, point):
     """Whether its folder is gone or not; nothing of it remains."""
     at_point(point, 0, lambda: sweep.collect_garbage(LocalFolder(path), idle_s=0))
-    errors = in_job(2, lambda one: save_with(one, path, {"w": np.arange(1 << 18)}))
+    errors = in_job(2, lambda one: save.on(one, path, {"w": np.arange(1 << 18)}))
     assert {type(error) for error in errors} == {SaveAbortedError}, messages(errors)
     assert "ended by another process" in str(errors[0])
     assert files_of(path) == []
@@ -276,7 +276,7 @@ def test_who_is_late_is_not_waited_for_beyond_the_deadline(path, at_point):
 
     def work(one):
         try:
-            save_with(one, path, TREE, timeout_s=2.0)
+            save.on(one, path, TREE, timeout_s=2.0)
         finally:
             ended.append(one.process)
             if sorted(ended) == [0, 2]:
@@ -293,16 +293,16 @@ def test_who_is_late_is_not_waited_for_beyond_the_deadline(path, at_point):
 def test_after_an_error_the_next_save_works(path, at_point, monkeypatch):
     at_point("write", 1, raises(full(path)))
     job = LocalJob(3)
-    in_job(3, lambda one: save_with(one, path, TREE), job)
+    in_job(3, lambda one: save.on(one, path, TREE), job)
     monkeypatch.undo()
-    assert in_job(3, lambda one: save_with(one, path, TREE), job) == [None] * 3
+    assert in_job(3, lambda one: save.on(one, path, TREE), job) == [None] * 3
     assert set(kept(path)) == set(TREE)
 
 
 def test_a_save_under_a_notice_says_that_the_state_is_safe(path):
     job = LocalJob(2)
     job.coordinators[1].give_notice(ReceivedNotice("SIGTERM", "a test", None))
-    assert in_job(2, lambda one: save_with(one, path, TREE, step=7), job) == [None, None]
+    assert in_job(2, lambda one: save.on(one, path, TREE, step=7), job) == [None, None]
     assert all(one.stop.has_saved for one in job.coordinators)
 
 
@@ -310,7 +310,7 @@ def test_an_aborted_save_under_a_notice_does_not(path, at_point):
     at_point("write", 1, raises(full(path)))
     job = LocalJob(2)
     job.coordinators[1].give_notice(ReceivedNotice("SIGTERM", "a test", None))
-    in_job(2, lambda one: save_with(one, path, TREE, step=7), job)
+    in_job(2, lambda one: save.on(one, path, TREE, step=7), job)
     assert not any(one.stop.has_saved for one in job.coordinators)
 
 

@@ -12,7 +12,7 @@ from checkpoint.saved_contents import files_of, in_job, kept, messages
 from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import save_members
-from shoal.checkpoint.saving.save import request_of, save_with
+from shoal.checkpoint.saving.save import request_of, save
 from shoal.errors import StorageError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.system import fault_points
@@ -45,7 +45,7 @@ def test_a_commit_that_cannot_be_made_durable_is_no_success(path, monkeypatch, i
 
     monkeypatch.setattr(LocalFolder, "sync", fails_once)
     monkeypatch.setattr(fault_points, "reach", reach)
-    errors = in_job(2, lambda one: save_with(one, path, TREE), job)
+    errors = in_job(2, lambda one: save.on(one, path, TREE), job)
     assert StorageError in {type(error) for error in errors}, messages(errors)
     if not is_lead_lost:
         assert {type(error) for error in errors} == {StorageError}
@@ -89,7 +89,7 @@ def test_who_failed_before_another_process_committed_reports_that_and_ends_nothi
     """What a process met with in committing stays its answer when another one's commit stands."""
     one, folder = Save("00000000000a", 7), LocalFolder(path)
     commit = one.save(folder)
-    request = request_of(path, 5, None, None, None, 1.0)
+    request = request_of(path, step=5, timeout_s=1.0)
     scene = save_members.SaveScene(LocalJob(2).coordinators[1], request, one.attempt, (0, 1))
     met = StorageError("cannot fsync", path=str(path), errno=errno.EIO)
     with pytest.raises(StorageError, match="a crash of this host may undo that"):

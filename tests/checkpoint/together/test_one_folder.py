@@ -10,7 +10,7 @@ import pytest
 from collectives.thread_jobs import run_all
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore
-from shoal.checkpoint.saving.save import save_with
+from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.together import one_folder
 from shoal.errors import DivergenceError
 from shoal.runtime.client.in_process import LocalJob
@@ -36,7 +36,7 @@ def each(function):
 def test_a_checkpoint_has_as_many_names_as_processes(names):
     def run(coordinator):
         path = names[coordinator.process]
-        save_with(coordinator, path, state(3), step=3)
+        save.on(coordinator, path, state(3), step=3)
         return restore.on(coordinator, path)["step"]
 
     assert each(run) == [3, 3]
@@ -77,12 +77,12 @@ def test_paths_that_lead_to_different_folders_are_refused(tmp_path, recover):
         each(lambda one: Checkpoints(paths[one.process], recover=recover, coordinator=one)), paths
     )
     paths = [tmp_path / "a", tmp_path / "b"]
-    refused(each(lambda one: save_with(one, paths[one.process], state(1))), paths)
+    refused(each(lambda one: save.on(one, paths[one.process], state(1))), paths)
     assert not any(path.exists() for path in paths), "what was begun is gone"
 
 
 def test_of_a_folder_that_cannot_be_written_the_content_is_compared(names, monkeypatch):
-    each(lambda one: save_with(one, names[one.process] / "step_000000000001", state(1), step=1))
+    each(lambda one: save.on(one, names[one.process] / "step_000000000001", state(1), step=1))
     monkeypatch.setattr(one_folder, "_leave_mark", lambda *_: None)  # root may write anywhere
     assert each(lambda one: Checkpoints(names[one.process], coordinator=one).latest()) == [1, 1]
 
@@ -90,13 +90,13 @@ def test_of_a_folder_that_cannot_be_written_the_content_is_compared(names, monke
 def test_a_restore_says_which_paths_lead_elsewhere(tmp_path):
     paths = [tmp_path / "0", tmp_path / "1"]
     alone = LocalJob(1).coordinators[0]
-    save_with(alone, paths[0], state(1))
+    save.on(alone, paths[0], state(1))
 
     def run(one):
         return restore.on(one, paths[one.process])
 
     refused(each(run), paths)
-    save_with(alone, paths[1], state(2))
+    save.on(alone, paths[1], state(2))
     for error in each(run):
         assert type(error) is DivergenceError
         assert "see different checkpoints" in str(error)

@@ -20,7 +20,7 @@ from shoal.checkpoint.disk.saved_steps import delete_step
 from shoal.checkpoint.disk.step_folder import KEEP
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.saving.save import save_with
+from shoal.checkpoint.saving.save import save
 from shoal.cli.main import build
 from shoal.cli.tables import print_table
 from shoal.errors import InitializeError, NotCommittedError, UsageError
@@ -106,7 +106,7 @@ def test_json_is_json_whatever_a_metric_is(tmp_path):
 
     one = LocalJob(1).coordinators[0]
     metrics = {"loss": float("nan"), "best": float("-inf"), "acc": 0.5}
-    save_with(one, tmp_path / "one", {"w": np.ones(3)}, metrics=metrics)
+    save.on(one, tmp_path / "one", {"w": np.ones(3)}, metrics=metrics)
     (facts,) = json.loads(ckpt("ls", tmp_path / "one", "--json"), parse_constant=refuse)
     assert facts["metrics"] == {"loss": "nan", "best": "-inf", "acc": 0.5}
     shown = json.loads(ckpt("show", tmp_path / "one", "--json"), parse_constant=refuse)
@@ -281,7 +281,7 @@ def test_processes_own_values_are_shown_and_compared(tmp_path):
     for name, rows in (("a", (1, 2)), ("b", (1, 3)), ("c", (1, "three"))):
         run_all(
             LocalJob(2),
-            lambda one, path=tmp_path / name, rows=rows: save_with(
+            lambda one, path=tmp_path / name, rows=rows: save.on(
                 one, path, value(rows[one.process])
             ),
         )

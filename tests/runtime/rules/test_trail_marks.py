@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from runtime.coordinator_contract import KillableJob, meet, run_together
 from shoal.errors import DivergenceError
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.preemption import preempted_with
+from shoal.runtime.preemption import preempted
 from shoal.runtime.rules.messages import trails_of
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.rules.trail_marks import (
@@ -226,7 +226,7 @@ class TestSignsOfLife:
         meets = [lambda c=c: meet(c) for c in job.coordinators]
         assert [type(error) for error in run_together(*meets)] == [DivergenceError] * 2
         assert self.told_by_steps(job) == ["went on"] * 2
-        assert preempted_with(job.coordinators[0], 3) is False
+        assert preempted.on(job.coordinators[0], 3) is False
 
     def test_equal_calls_of_unequal_number_are_no_difference(self):
         job = LocalJob(3)

@@ -37,7 +37,7 @@ from shoal.plan.layout import Layout, shard_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.move_steps import ChunkCut, Step, chunks_of
 from shoal.plan.transfer.permutes import Permute, Permutes, permutes_of
-from shoal.plan.transfer.plan import Transfer, plan_transfer
+from shoal.plan.transfer.plan import Transfer, plan_of_chunk, plan_transfer
 
 _DEVICE = "device"  # axis name of a row
 
@@ -161,7 +161,7 @@ def programs_across(
     sizes = list(plan.shape)
     if chunks is not None:
         sizes[chunks.dim] //= chunks.parts
-    part = plan.of_shape(tuple(sizes))
+    part = plan_of_chunk(plan, tuple(sizes))
     takes, gives = shard_of(source, part.shape), shard_of(target, part.shape)
     if part.sends is None:
         raise UsageError(f"programs_across: {plan!r} is between the same devices: it has no sends")

@@ -41,7 +41,7 @@ from shoal.plan.hardware.links import Links
 from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout, shard_of
 from shoal.plan.transfer.move_steps import Step
-from shoal.plan.transfer.plan import Transfer
+from shoal.plan.transfer.plan import Transfer, plan_of_chunk
 from shoal.plan.transfer.staging import staging_of
 from shoal.plan.transfer.traffic import Traffic, traffic_of
 
@@ -136,7 +136,7 @@ class RelayoutPlan:
             if plan.sends is not None:
                 raise UsageError("plan_relayout: no collectives move this array: it is not staged")
             staging = staging_of(plan)
-            part = plan.of_shape(staging.shape_of(next(staging.boxes())))
+            part = plan_of_chunk(plan, staging.shape_of(next(staging.boxes())))
             programs = compiled_programs(part, self.dtype, self.devices)
             chunk = max(map(_peak, programs))
         if donate:

@@ -21,7 +21,7 @@ from shoal.arrays.moving.planned_move import ArrayMove, move_as_planned
 from shoal.arrays.moving.weak_type import as_weak_as
 from shoal.arrays.moving.whole_words import must_be_words
 from shoal.plan.layout import shard_of
-from shoal.plan.transfer.plan import Transfer
+from shoal.plan.transfer.plan import Transfer, plan_of_chunk
 from shoal.plan.transfer.staging import staging_of
 
 HostArray = np.ndarray[Any, Any]
@@ -151,7 +151,7 @@ def _exchanged(array: jax.Array, held: Shards, plan: Transfer, target: NamedShar
         wanted[device] = distinct[box]
     staging = staging_of(plan)
     for places in staging.boxes():
-        part = plan.of_shape(staging.shape_of(places))
+        part = plan_of_chunk(plan, staging.shape_of(places))
         tile = shard_of(part.source, part.shape)
         chunk = [
             np.array(staging.view(shard, plan.source, places), order="C").reshape(tile)

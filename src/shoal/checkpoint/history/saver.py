@@ -129,26 +129,25 @@ class Saver:
             self._rate = Rate(commit.data_bytes, time.monotonic() - began)
             self._retain(step, site)
 
+        from shoal.checkpoint.saving.save import request_of, write_tree
+
         path = self._root.folder(step_names.step_name(step)).path
-        options: dict[str, Any] = {"step": step, "user": user, "metrics": metrics}
-        options |= {"processes": self._group.named, "timeout_s": timeout_s}
+        request = request_of(path, step=step, user=user, metrics=metrics, timeout_s=timeout_s)
         if self._asynchronous:
-            from shoal.checkpoint.saving.background import start_save_with
+            from shoal.checkpoint.saving.background import start_save
 
             self._await_memory()
             # It counts as a failure of now, whenever that is, until it is raised.
             failed = partial(note_failed, self._coordinator, self._root.path, math.inf)
-            saving = start_save_with(
-                self._coordinator, path, state, arena=self._arena, on_done=committed,
-                on_failed=failed, **options,
+            saving = start_save(
+                self._coordinator, request, state, self._group.named,
+                arena=self._arena, on_done=committed, on_failed=failed,
             )  # fmt: skip
             self._running = _Running(step, saving)
             if self._coordinator.stop.notice() is None:
                 return
         else:
-            from shoal.checkpoint.saving.save import save_with
-
-            save_with(self._coordinator, path, state, **options)
+            write_tree(self._coordinator, request, state, self._group.named)
             note_kept(self._coordinator, self._root.path, number)
             self._rate = Rate(total_bytes(state), time.monotonic() - began)
             self._retain(step, site)

@@ -5,23 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.disk.step_folder import new_attempt
-from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.saving.agreeing import agree_on
 from shoal.checkpoint.saving.protocol import complete, snapshot
-from shoal.checkpoint.saving.save import request_of
+from shoal.checkpoint.saving.request import Request
 from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import read_state
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.lanes import one_call
 from shoal.runtime.startup.membership import SAVES
 from shoal.runtime.system.interrupts import interrupts_delivered
 
@@ -94,23 +92,17 @@ class Saving:
 
 
 @interrupts_delivered
-@one_call("save")
-def start_save_with(
+def start_save(
     coordinator: Coordinator,
-    path: str | os.PathLike[str] | Folder,
+    request: Request,
     tree: Any,
+    processes: Iterable[int] | None = None,
     *,
     arena: Arena,
-    step: int | None = None,
-    user: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, float] | None = None,
-    processes: Iterable[int] | None = None,
     on_done: Callable[[Commit], None] = lambda _: None,
     on_failed: Callable[[], None] = lambda: None,
-    name: str | None = None,
-    timeout_s: float | None = None,
 ) -> Saving:
-    """Like `save`, in a thread from the moment when all agree and the values are copied.
+    """Save a tree as requested, in a thread as soon as all agree and the values are copied.
 
     Afterwards the values may be modified, donated and deleted. The thread communicates in a lane of
     its own.
@@ -123,7 +115,6 @@ def start_save_with(
     Raises:
       What `save` raises before anything is written.
     """
-    request = request_of(path, step, user, metrics, name, timeout_s)
     state = read_state(tree, coordinator.num_processes, request.operation)
     group = group_in(coordinator, request.operation, processes)
     agreed = agree_on(SaveMembers(coordinator, request, group, new_attempt()), state)

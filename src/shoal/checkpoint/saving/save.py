@@ -92,37 +92,27 @@ def save(
     from shoal.runtime.preemption import failure_noted, note_kept
 
     with failure_noted(coordinator, str(path), step) as number:
-        save_with(
-            coordinator,
-            path,
-            tree,
-            step=step,
-            user=user,
-            metrics=metrics,
-            processes=processes,
-            name=name,
-            timeout_s=timeout_s,
+        request = request_of(
+            path, step=step, user=user, metrics=metrics, name=name, timeout_s=timeout_s
         )
+        write_tree(coordinator, request, tree, processes)
     note_kept(coordinator, str(path), number)
 
 
 @interrupts_delivered
-@one_call("save")
-def save_with(
+def write_tree(
     coordinator: Coordinator,
-    path: str | os.PathLike[str] | Folder,
+    request: Request,
     tree: Any,
-    *,
-    step: int | None = None,
-    user: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, float] | None = None,
     processes: Iterable[int] | None = None,
-    name: str | None = None,
-    timeout_s: float | None = None,
+    *,
     arena: Arena | None = None,
 ) -> None:
-    """Like `save`, with an explicit coordinator, and memory to copy the values to first."""
-    request = request_of(path, step, user, metrics, name, timeout_s)
+    """Save a tree as requested.
+
+    Args:
+      arena: memory to copy the values to first.
+    """
     state = read_state(tree, coordinator.num_processes, request.operation)
     group = group_in(coordinator, request.operation, processes)
     agreed = agree_on(SaveMembers(coordinator, request, group, new_attempt()), state)
@@ -131,11 +121,12 @@ def save_with(
 
 def request_of(
     path: str | os.PathLike[str] | Folder,
-    step: int | None,
-    user: Mapping[str, Any] | None,
-    metrics: Mapping[str, float] | None,
-    name: str | None,
-    timeout_s: float | None,
+    *,
+    step: int | None = None,
+    user: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    name: str | None = None,
+    timeout_s: float | None = None,
 ) -> Request:
     """Check the arguments of a save.
 

@@ -71,11 +71,6 @@ class Transfer:
         """Bytes that a device holds before and after."""
         return self._shard_bytes(self.source), self._shard_bytes(self.target)
 
-    def of_shape(self, shape: tuple[int, ...]) -> Transfer:
-        """Return the plan of an array of another shape that both layouts cut: of a chunk, say."""
-        move = Move(self.source, self.target, shape, self.item_bytes)
-        return self if shape == self.shape else transfer_of(move)
-
     def seconds(self, topology: Topology, links: Links | None = None) -> float:
         """Return how long the steps take on a topology, one after the other, by `plan.cost`.
 
@@ -200,6 +195,12 @@ def plan_transfer(
 def transfer_of(move: Move) -> Transfer:
     """Return the plan of a move that has been checked, weighed by bytes."""
     return _plan(move, by_bytes)
+
+
+def plan_of_chunk(plan: Transfer, shape: tuple[int, ...]) -> Transfer:
+    """Return the plan by which an array of another shape moves as in `plan`: a chunk of its own."""
+    move = Move(plan.source, plan.target, shape, plan.item_bytes)
+    return plan if shape == plan.shape else transfer_of(move)
 
 
 def _plan(move: Move, weigh: Weigh, topology: Topology | None = None) -> Transfer:

@@ -376,6 +376,11 @@ class Stop:
         stopped = self.stopped
         return max(self._verdict_of_job, 0 if stopped is None else 1 + stopped.has_failed)
 
+    @property
+    def exit_code(self) -> int:
+        """75 (requeue) if all processes stopped and no save failed; else 0."""
+        return REQUEUE if self.verdict == 1 else 0
+
     def join_verdicts(self, verdicts: Iterable[int]) -> None:
         """Take the verdicts of all processes, which then have the same one."""
         with self._lock:

@@ -101,6 +101,13 @@ def note_ended(number: int) -> None:
     _raise(2, number)
 
 
+def note_turn(number: int) -> None:
+    """Record that this process is between two steps, and that the one before `number` has ended."""
+    if _own_file() is not None:  # under no launcher, as fast as can be: called in each turn
+        _raise(0, number)
+        _raise(2, number - 1)
+
+
 @contextlib.contextmanager
 def saving() -> Iterator[None]:
     """Record that a save is running, in the block."""
