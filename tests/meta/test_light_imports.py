@@ -75,7 +75,7 @@ def test_a_job_on_this_host_is_launched_with_little():
         sys.argv = ["shoal", "run", "-n", "1", "--log-dir", os.devnull, os.devnull]
         import shoal.cli.main as m
         from shoal.launch.restarts import Attempts
-        from shoal.launch.nodes.choosing import crew_of
+        from shoal.launch.crew import Alone
         try:
             m.main()
         except SystemExit as end:

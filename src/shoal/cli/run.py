@@ -8,17 +8,21 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from shoal import settings
 from shoal.errors import InitializeError, UsageError, nearest, raise_all
-from shoal.launch.nodes.ports import NUM_PORTS
-from shoal.launch.order import NodesOrder, Restarts
+from shoal.launch.order import NUM_PORTS, NodesOrder, Restarts
 from shoal.paths import dangling_link, local_path
 from shoal.runtime.system.local_devices import overruled
 from shoal.runtime.wire.frames import address_text, split_address
+
+if TYPE_CHECKING:
+    from shoal.launch.crew import Crew, Judge
+    from shoal.launch.loop import Console
+    from shoal.launch.order import JobOrder
 
 _BETWEEN_S = 0.2  # for the others after a failure that a new attempt follows
 _HELP = """\
@@ -291,11 +295,29 @@ def _restarts(request: RunRequest, problems: list[str]) -> Restarts | None:
     return Restarts(most or 0, request.restart_preempted)
 
 
+def _crew_of(order: JobOrder, attempt: int, console: Console, judge: Judge) -> Crew:
+    """Return the launchers of an attempt of a job: this one alone, or those of all nodes."""
+    from shoal.launch.crew import Alone
+
+    nodes = order.nodes
+    if nodes is None:
+        env = os.environ | {"SHOAL_TOKEN": os.urandom(16).hex()}
+        return Alone(order, attempt, console, env, judge)
+    # A launcher alone starts without these: 15 ms.
+    from shoal.launch.nodes.follower import Follower
+    from shoal.launch.nodes.joining import own_card
+    from shoal.launch.nodes.leader import Leader
+
+    card = own_card(order, nodes, attempt)
+    if nodes.node:
+        return Follower(nodes, card, console, judge)
+    return Leader(order, nodes, card, console, judge)
+
+
 def _launch(request: RunRequest) -> int:
     """Check, run, and clean up; return the exit code."""
     from shoal.launch.keeper import run_in_keeper
     from shoal.launch.log_dir import open_log_dir
-    from shoal.launch.nodes.choosing import crew_of
     from shoal.launch.order import JobOrder
     from shoal.launch.restarts import Attempts
     from shoal.runtime.system.service_commands import ignored_sigint_line
@@ -337,7 +359,7 @@ def _launch(request: RunRequest) -> int:
             checked.restarts,
             math.inf if os.environ.get("SHOAL_FAILURE_GRACE_S") else _BETWEEN_S,
         )
-        return run_in_keeper(Attempts(order, crew_of).run)
+        return run_in_keeper(Attempts(order, _crew_of).run)
 
 
 def _wrong_log_dir(folder: str) -> list[str]:

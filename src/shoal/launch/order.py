@@ -6,6 +6,14 @@ import math
 import os
 from typing import NamedTuple
 
+# Of node 0, all of which all hosts must reach: four in a row, so that a firewall can open them.
+#
+#     P      the launchers of all nodes
+#     P + 1  the meeting place
+#     P + 2  JAX's service
+#     P + 3  torch's store (MASTER_PORT), where the program starts it
+NUM_PORTS = 4
+
 
 class NodesOrder(NamedTuple):
     """The place of this launcher among those of a job on several hosts."""

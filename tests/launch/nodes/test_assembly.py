@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.launch.nodes.messages import Assembly, NodeCard, missing_words
+from shoal.launch.nodes.joining import Assembly, NodeCard, missing_words
 
 
 def card(node: int, nodes: int = 3, processes: int = 2, **changed: object) -> NodeCard:

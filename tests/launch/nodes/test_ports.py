@@ -8,7 +8,8 @@ import pytest
 
 from quiet_ports import quiet_row
 from shoal.errors import InitializeError
-from shoal.launch.nodes.ports import NUM_PORTS, open_ports, strange_address
+from shoal.launch.nodes.joining import open_ports, strange_address
+from shoal.launch.order import NUM_PORTS
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from processes.clusters.pages import Started
 from quiet_ports import quiet_row
-from shoal.launch.nodes.ports import NUM_PORTS
+from shoal.launch.order import NUM_PORTS
 from shoal.testing import enter
 from shoal.testing.network import address_of
 from shoal.testing.warden import MARK, environment_of, marked

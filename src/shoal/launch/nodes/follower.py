@@ -9,30 +9,27 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
 
 from shoal.launch.conclusion import Conclusion, Loss, conclude
 from shoal.launch.crew import JobEnd, Judge, PassedSignal, facts_of
-from shoal.launch.environment import JobStart
 from shoal.launch.loop import Console
 from shoal.launch.news import News
+from shoal.launch.nodes.joining import NodeCard
 from shoal.launch.nodes.messages import (
     MAX_BODY_BYTES,
-    NodeCard,
     pack_card,
     pack_end,
     signal_of,
     start_of,
     verdict_of,
 )
+from shoal.launch.nodes.peer import Peer
 from shoal.launch.order import NodesOrder
-from shoal.launch.services import ServiceProcesses
-from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.rules.liveness import Limits
 from shoal.runtime.wire.connection import open_socket
 from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
-    address_text,
     number_field,
     pack_frame,
     text_field,
@@ -41,56 +38,32 @@ from shoal.runtime.wire.frames import (
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
 _AGAIN_S = 0.5  # until the next attempt, after an answer of an earlier job
-_TICK_S = 0.25
 _BETWEEN_S = 6.0  # node 0 does not listen meanwhile: it ends the rest of the earlier attempt
 
 
-class Follower:
+class Follower(Peer):
     """The launcher of a node, connected to that of node 0."""
 
-    services: ServiceProcesses | None = None  # node 0 runs them
-
     def __init__(self, nodes: NodesOrder, own: NodeCard, console: Console, judge: Judge) -> None:
-        self._nodes, self._own, self._console, self._judge = nodes, own, console, judge
-        self._connections = Connections([], self, time.monotonic)
+        super().__init__(nodes, own, console, judge)
         self._connecting: Connecting | None = None
         self._connection: Connection | None = None
-        self._began_s = self._answered_s = time.monotonic()
-        self._has_warned = self._has_joined = False
+        self._answered_s = self._began_s
+        self._has_joined = False
         self._problem = "no answer"
         self._leader, self._leader_processes = "node 0", 0
-        self._limits: Limits | None = None  # node 0's, once it has answered
-        self._living: Liveness[int] | None = None
-        self._running = RunningClock(self._began_s, tick_s=_TICK_S)
         self._beat_at_s = math.inf
-        self._names_others_s = math.inf  # when to say that other nodes still run
         self._least_trip_s = math.inf
         self._shift_s = 0.0  # from this clock to node 0's
-        self._start: JobStart | None = None
         self._start_s = math.inf
         self._loss: Loss | None = None
         self._verdict: Conclusion | None = None
-        self._signals: list[PassedSignal] = []
-        self._lines: list[str] = []
-        self.news = News(1)
-        self.trouble = ""
-        self.has_failure = False
-        self.next_s = 0.0
-
-    @property
-    def start(self) -> JobStart | None:
-        """The addresses for this host's processes, once node 0 has sent them."""
-        return self._start
-
-    @property
-    def _where(self) -> str:
-        return address_text(self._nodes.host, self._nodes.port)
 
     # Joining.
 
     def open(self) -> None:
         """Begin to connect to node 0."""
-        self._console.loop.watch(self._connections.fileno(), self._poll)
+        self._listen(Connections([], self, time.monotonic))
         self._connect(0.0)
 
     def _connect(self, after_s: float) -> None:
@@ -104,20 +77,16 @@ class Follower:
             return
         self._console.loop.ignore(connecting.fd)
         connecting.close()
-        if connecting.socket is not None:
+        if connecting.socket is not None and self._connections is not None:
             self._connection = self._connections.adopt(connecting.socket, self)
             self._connections.trust(self._connection, max_body_bytes=MAX_BODY_BYTES)
-            self._send(pack_card(self._own, self._nodes.token))
-
-    def _poll(self) -> None:
-        self._connections.poll(0)
+            self._tell(pack_card(self._own, self._nodes.token))
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle a frame of node 0. See `server_sockets.Listener`."""
         kind, now = text_field(frame.header, "is"), time.monotonic()
         self._answered_s = now
-        if self._living is not None:
-            self._living.beat(self._running.read(now), 0)
+        self._note_beat(0, now)
         if kind == "heard":
             self._on_accepted(frame, now)
         elif kind == "later":
@@ -152,7 +121,7 @@ class Follower:
                     self._problem = f"what listens there is no launcher of shoal: {reason}"
                 self._connect(_AGAIN_S)
             return
-        self._lose(f"its launcher ended, or its host: {reason}", time.monotonic())
+        self._on_closed(0, reason)
 
     def _on_accepted(self, frame: Frame, now: float) -> None:
         lost_after_s = frame.header.get("lost_after_s")
@@ -160,10 +129,9 @@ class Follower:
         limits = Limits(number_field(frame.header, "heartbeat_s"), lost_after_s, lost_after_s)
         self._leader = f"node 0 ({text_field(frame.header, 'host')})"
         self._leader_processes = whole_field(frame.header, "processes")
-        self._limits, self._living, self._has_joined = limits, Liveness(limits), True
-        self._running = RunningClock(now, tick_s=limits.tick_s)
-        self._living.watch(self._running.read(now), 0)
-        self._beat_at_s = now
+        self._live_by(limits)  # node 0's
+        self._expect_beats(0)
+        self._beat_at_s, self._has_joined = now, True
 
     def _take_time(self, frame: Frame, now: float) -> None:
         """Estimate node 0's clock from the fastest answer, assuming symmetric delays."""
@@ -183,27 +151,15 @@ class Follower:
 
     # While the processes run.
 
-    def turn(self) -> Sequence[str]:
-        """Give signs of life, and judge node 0's silence."""
-        now = time.monotonic()
-        if now >= self.next_s:
-            self.next_s = now + (self._limits.tick_s if self._limits else _TICK_S)
-            self._poll()
-            self._check_time(now)
-            if self._living is not None:
-                for _, state, words, silent_s in self._living.tick(self._running.read(now)):
-                    if state == "lost":
-                        words = f"its launcher gave no sign of life: {words}"
-                        self._lose(words, now - silent_s)
-        if now >= self._beat_at_s and self._limits is not None:
+    def _advance(self, now: float) -> None:
+        """Give signs of life."""
+        if now >= self._beat_at_s:
             self._beat_at_s = now + self._limits.heartbeat_s
-            self._send(pack_frame({"do": "beat", "at": now}))
-        if now >= self._names_others_s and self.is_waiting:
-            self._names_others_s = math.inf
-            words = f"all processes of node {self._own.node} ({self._own.host}) have ended"
-            self._lines.append(f"{words}; those of other nodes still run")
-        lines, self._lines = self._lines, []
-        return lines
+            self._tell(pack_frame({"do": "beat", "at": now}))
+
+    def _still_running(self) -> list[str]:
+        words = f"all processes of node {self._own.node} ({self._own.host}) have ended"
+        return [f"{words}; those of other nodes still run"] if self.is_waiting else []
 
     def _check_time(self, now: float) -> None:
         if self._has_joined or self.trouble:
@@ -212,7 +168,7 @@ class Follower:
             self._problem = self._connecting.problem
         waited_s = now - self._began_s
         words = (
-            f"the launcher of node 0 cannot be reached at {self._where} after {waited_s:.0f} s: "
+            f"the launcher of node 0 cannot be reached at {self._address} after {waited_s:.0f} s: "
             f"{self._problem}"
         )
         lost_after_s = max(self._nodes.lost_after_s, _BETWEEN_S)
@@ -224,11 +180,12 @@ class Follower:
             self._has_warned = True
             self._lines.append(words)
 
-    def _lose(self, words: str, last_seen_s: float) -> None:
+    def _lose(self, node: int, words: str, last_seen_s: float) -> None:
         """Record that node 0 is lost, unless it has reported how the job ended."""
-        if self._connection is not None:
+        if self._connection is not None and self._connections is not None:
             self._connections.close(self._connection)
-        self._connection, self._living, self._beat_at_s = None, None, math.inf
+        self._living.forget(node)
+        self._connection, self._beat_at_s = None, math.inf
         if self._verdict is None:
             processes = tuple(range(self._leader_processes))  # node 0's come first
             self._loss = Loss(self._leader, words, last_seen_s, processes)
@@ -236,18 +193,13 @@ class Follower:
             if self._start is None:
                 self.trouble = f"{self._leader} was lost before the job began: {words}"
 
-    def take_signals(self) -> Sequence[PassedSignal]:
-        """Return the signals of other nodes since the last call."""
-        orders, self._signals = self._signals, []
-        return orders
-
     def report_failure(self) -> None:
         """Report the first failure on this host."""
-        self._send(pack_frame({"do": "failure"}))
+        self._tell(pack_frame({"do": "failure"}))
 
     def report_signal(self, number: signal.Signals) -> None:
         """Report a signal that ends the job."""
-        self._send(pack_frame({"do": "signal", "number": int(number)}))
+        self._tell(pack_frame({"do": "signal", "number": int(number)}))
 
     # The end.
 
@@ -258,8 +210,8 @@ class Follower:
 
     def finish(self, end: JobEnd) -> None:
         """Report that all processes of this host have ended."""
-        self._names_others_s = time.monotonic() + self._nodes.warn_after_s
-        self._send(pack_end(end, self._shift_s))
+        self._name_others_later()
+        self._tell(pack_end(end, self._shift_s))
 
     def conclude(self, end: JobEnd) -> Conclusion:
         """Return how the whole job ended: as reported by node 0, or if that is lost, as known."""
@@ -278,15 +230,15 @@ class Follower:
 
     def close(self) -> None:
         """End the connection to node 0."""
-        self._console.loop.ignore(self._connections.fileno())
-        self._connections.close_all()
+        super().close()
         if self._connecting is not None:
             self._console.loop.ignore(self._connecting.fd)
             self._connecting.close()
 
-    def _send(self, data: bytes) -> None:
+    def _tell(self, data: bytes) -> None:
+        """Send to node 0, if it is there."""
         if self._connection is not None:
-            self._connections.send(self._connection, data)
+            self._send(self._connection, data)
 
 
 # ---- Connecting to the launcher of node 0, which may start later.

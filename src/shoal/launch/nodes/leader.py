@@ -1,8 +1,4 @@
-"""The launcher of node 0: it runs the services, and the launchers of all nodes meet at it.
-
-Everything happens in the loop of the launcher; nothing blocks. A launcher that gives no sign of
-life for `lost_after_s` is lost, as is one whose connection closes before the job has ended.
-"""
+"""The launcher of node 0: it runs the services, and the launchers of all nodes meet at it."""
 
 from __future__ import annotations
 
@@ -19,16 +15,20 @@ from shoal.launch.conclusion import Conclusion, Loss, conclude
 from shoal.launch.crew import JobEnd, Judge, PassedSignal, facts_of
 from shoal.launch.environment import Addresses, HostShare, JobStart
 from shoal.launch.loop import Console
-from shoal.launch.news import News
-from shoal.launch.nodes.messages import (
-    MAX_BODY_BYTES,
+from shoal.launch.nodes.joining import (
     Assembly,
     NodeCard,
-    NodeEnd,
     Refused,
+    missing_words,
+    open_ports,
+    strange_address,
+    stranger_words,
+)
+from shoal.launch.nodes.messages import (
+    MAX_BODY_BYTES,
+    NodeEnd,
     card_of,
     end_of,
-    missing_words,
     pack_news,
     pack_refused,
     pack_signal,
@@ -36,13 +36,11 @@ from shoal.launch.nodes.messages import (
     pack_verdict,
     process_of,
     signal_of,
-    stranger_words,
 )
-from shoal.launch.nodes.ports import open_ports, strange_address
+from shoal.launch.nodes.peer import Peer
 from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.services import ServiceProcesses, late_words
 from shoal.runtime.rules.joining import is_same_secret
-from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.system.progress_file import Reached, reached_together
 from shoal.runtime.wire.frames import (
     Frame,
@@ -60,7 +58,7 @@ _SERVICES_S = 60.0  # for the services to listen
 _PARTING_S = 2.0  # for the other launchers to take the verdict
 
 
-class Leader:
+class Leader(Peer):
     """The launcher of node 0 among those of all nodes."""
 
     def __init__(
@@ -71,45 +69,20 @@ class Leader:
         console: Console,
         judge: Judge,
     ) -> None:
-        self._nodes, self._own, self._console, self._judge = nodes, own, console, judge
+        super().__init__(nodes, own, console, judge)
         self._order, self._attempt = order, own.attempt
         self._rules = Assembly(own)
-        self._limits = Limits.of_settings()
-        self._limits = self._limits._replace(silent_lost_after_s=self._limits.lost_after_s)
-        self._began_s = time.monotonic()
-        self._running = RunningClock(self._began_s, tick_s=self._limits.tick_s)
-        self._living: Liveness[int] = Liveness(self._limits)
-        self._connections: Connections | None = None
         self._joined: dict[int, Connection] = {}
-        self._has_warned = False
         self._refused = Refused()
         self._node_of: list[int] = []  # each process
         self._has_spread_failure = False
         self._spread_signals: set[signal.Signals] = set()
-        self._signals: list[PassedSignal] = []
-        self._lines: list[str] = []
         self._services_by_s = math.inf
         self._is_late = False
-        self._names_others_s = math.inf  # when to say which nodes still run
         self._parts_by_s = math.inf
-        self._start: JobStart | None = None
         self._losses: list[Loss] = []
         self._ends: dict[int, NodeEnd] = {}  # by node
         self._token = secrets.token_hex(16)  # of the job; that of the launchers stays theirs
-        self.services: ServiceProcesses | None = None
-        self.news = News(1)
-        self.trouble = ""
-        self.has_failure = False
-        self.next_s = 0.0
-
-    @property
-    def _address(self) -> str:
-        return address_text(self._nodes.host, self._nodes.port)
-
-    @property
-    def start(self) -> JobStart | None:
-        """What the processes of this host need, once the services listen."""
-        return self._start
 
     # Before the processes.
 
@@ -125,12 +98,7 @@ class Leader:
                 f"without SHOAL_TOKEN any program that reaches {self._address} can join this job, "
                 "and end it: set it to one secret on all nodes"
             )
-        self._connections = Connections([server], self, time.monotonic)
-        self._console.loop.watch(self._connections.fileno(), self._poll)
-
-    def _poll(self) -> None:
-        if self._connections is not None:
-            self._connections.poll(0)
+        self._listen(Connections([server], self, time.monotonic))
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle the first frame of a connection. See `server_sockets.Listener`."""
@@ -165,7 +133,7 @@ class Leader:
         self._joined[card.node] = connection
         self._attempt = max(self._attempt, card.attempt)
         self._connections.trust(connection, self._caller(card.node), max_body_bytes=MAX_BODY_BYTES)
-        self._living.watch(self._running.read(time.monotonic()), card.node)
+        self._expect_beats(card.node)
         own = {"host": self._own.host, "processes": self._own.processes}
         heard = {"is": "heard", **own, **self._limits.words}
         self._send(connection, pack_frame(heard))
@@ -182,7 +150,7 @@ class Leader:
             "signal": lambda frame: self._take_signal(node, signal_of(frame)),
             "done": lambda frame: self._note_done(node, frame.body),
         }
-        return NodeCaller(verbs, lambda reason: self._end_node(node, reason))
+        return NodeCaller(verbs, lambda reason: self._on_closed(node, reason))
 
     def _start_services(self) -> None:
         env = {**os.environ, "SHOAL_TOKEN": self._token}
@@ -233,23 +201,10 @@ class Leader:
             gone = self.news.gone.get(process)
             self._send_to(self._node_of[process], pack_news(line, gone))
 
-    def turn(self) -> Sequence[str]:
-        """Judge silence, and whether all is there."""
-        now = time.monotonic()
-        if now >= self.next_s:
-            self.next_s = now + self._limits.tick_s
-            self._poll()  # signs of life that arrived while this launcher was busy
-            for node, state, words, silent_s in self._living.tick(self._running.read(now)):
-                if state == "lost":
-                    self._lose(node, f"its launcher gave no sign of life: {words}", now - silent_s)
+    def _advance(self, now: float) -> None:
+        """Let the job begin, once the services listen."""
         if self.services is not None and self._start is None and self.services.addresses:
             self._begin(self.services.addresses)
-        self._check_time(now)
-        if now >= self._names_others_s:
-            self._names_others_s = math.inf
-            self._lines += self._still_running()
-        lines, self._lines = self._lines, []
-        return lines
 
     def _check_time(self, now: float) -> None:
         if self._start is not None or self.trouble:
@@ -277,7 +232,7 @@ class Leader:
     def _beat(self, node: int, frame: Frame) -> None:
         """Take a sign of life, and answer it with the time."""
         now = time.monotonic()
-        self._living.beat(self._running.read(now), node)
+        self._note_beat(node, now)
         sent_s = number_field(frame.header, "at")
         self._send_to(node, pack_frame({"is": "beat", "sent": sent_s, "at": now}))
 
@@ -307,10 +262,6 @@ class Leader:
         if end.trouble:
             self._abandon(f"{card.name}: {end.trouble}")
 
-    def _end_node(self, node: int, reason: str) -> None:
-        """Handle the end of a launcher's connection."""
-        self._lose(node, f"its launcher ended, or its host: {reason}", time.monotonic())
-
     def _lose(self, node: int, words: str, last_seen_s: float) -> None:
         connection = self._joined.pop(node, None)
         self._living.forget(node)
@@ -332,11 +283,6 @@ class Leader:
             self._abandon(f"{card.name} was lost before the job began: {words}")
         self._spread_failure(node)
 
-    def take_signals(self) -> Sequence[PassedSignal]:
-        """Return the signals of other nodes since the last call."""
-        orders, self._signals = self._signals, []
-        return orders
-
     def report_failure(self) -> None:
         """Let the other nodes begin their aftermath."""
         self._spread_failure(0)
@@ -357,7 +303,7 @@ class Leader:
     def finish(self, end: JobEnd) -> None:
         """Report that all processes of this host have ended."""
         host = self._own.host
-        self._names_others_s = time.monotonic() + self._nodes.warn_after_s
+        self._name_others_later()
         self._ends[0] = NodeEnd([ending._replace(host=host) for ending in end.endings])
 
     def conclude(self, end: JobEnd) -> Conclusion:
@@ -378,14 +324,6 @@ class Leader:
     def _reached(self, end: JobEnd) -> Reached:
         return reached_together([end.reached, *(node.reached for node in self._ends.values())])
 
-    def close(self) -> None:
-        """End the services and the connections, and listen no more."""
-        if self.services is not None:
-            self.services.close()
-        if self._connections is not None:
-            self._console.loop.ignore(self._connections.fileno())
-            self._connections.close_all()
-
     def _broadcast(self, data: bytes, *, but: int = 0) -> None:
         for node in list(self._joined):
             if node != but:
@@ -394,10 +332,6 @@ class Leader:
     def _send_to(self, node: int, data: bytes) -> None:
         if node in self._joined:
             self._send(self._joined[node], data)
-
-    def _send(self, connection: Connection, data: bytes, *, then_close: bool = False) -> None:
-        if self._connections is not None:
-            self._connections.send(connection, data, then_close=then_close)
 
 
 # ---- The connection of another node's launcher, at that of node 0.

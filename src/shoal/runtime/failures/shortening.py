@@ -12,8 +12,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shoal.runtime.failures.facts import ProcessSet
-from shoal.runtime.system.failure_words import range_text
+from shoal.runtime.system.failure_words import listed
 
 HIDDEN = "(hidden)"
 MESSAGE_HEAD, MESSAGE_TAIL = 240, 80  # characters of a message that are kept
@@ -234,20 +233,9 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def process_ranges(processes: Iterable[int], limit: int = 5) -> str:
-    """Return `process 1`, or `processes 0, 2-4`; after `limit` ranges, how many more there are.
-
-    >>> process_ranges([0, 2, 3, 4]), process_ranges([7]), process_ranges([0, 2, 4, 6], limit=3)
-    ('processes 0, 2-4', 'process 7', 'processes 0, 2, 4 and 1 more')
-    """
-    numbers = ProcessSet(processes)
-    if not numbers:
-        return "no process"
-    ranges = numbers.ranges
-    noun = "process" if len(numbers) == 1 else "processes"
-    shown = ", ".join(map(range_text, ranges[:limit]))
-    left = sum(b - a + 1 for a, b in ranges[limit:])
-    return f"{noun} {shown}" + (f" and {left} more" if left else "")
+def process_ranges(processes: Iterable[int]) -> str:
+    """Return processes as a report names them: five ranges, and how many more there are."""
+    return listed(set(processes), most=5)
 
 
 def message_parts(message: str, characters: int | None, *, is_whole: bool) -> MessageParts:

@@ -142,13 +142,13 @@ class Visit:
                 advice = self._advice()
                 if self._where.on_one_host:
                     advice = "does a child of theirs call initialize(), too?"
-                raise self._error(f"{_words(twice)} arrived more than once: {advice}")
+                raise self._error(f"{listed(twice)} arrived more than once: {advice}")
             missing = [index for index in range(self._num_processes) if index not in came]
             if not missing:
                 return
-            if not pause.wait(f"waiting for {_words(missing)}"):
+            if not pause.wait(f"waiting for {listed(missing)}"):
                 raise self._error(
-                    f"{_words(missing)} did not arrive within {given_s(deadline):g} s: "
+                    f"{listed(missing)} did not arrive within {given_s(deadline):g} s: "
                     f"{self._advice()}",
                     missing=missing,
                 )
@@ -179,7 +179,7 @@ class Visit:
 
     def _came_words(self) -> str:
         came = sorted(self._came())
-        return f"{_words(came)} of {self._num_processes} arrived"
+        return f"{listed(came)} of {self._num_processes} arrived"
 
     def _files(self) -> list[Path]:
         return [
@@ -228,10 +228,6 @@ def _make_private(directory: str) -> None:
     found = os.lstat(directory)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{directory} is not a directory of this user alone")
-
-
-def _words(processes: list[int]) -> str:
-    return listed(processes) if processes else "no process"
 
 
 def own_host() -> str:

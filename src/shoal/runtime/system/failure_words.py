@@ -196,11 +196,20 @@ def one_line(text: str, limit: int = _MAX_LINE) -> str:
     return line if len(text) <= limit else line[: limit - 3].rstrip() + "..."
 
 
-def listed(processes: Iterable[int]) -> str:
-    """Return `process 3`, or `processes 0-2, 5`: consecutive indices become a range."""
+def listed(processes: Iterable[int], most: int | None = None) -> str:
+    """Return processes as text; after `most` ranges, how many more there are.
+
+    >>> listed([7]), listed([0, 2, 3, 4]), listed([0, 2, 4, 6], most=3)
+    ('process 7', 'processes 0, 2-4', 'processes 0, 2, 4 and 1 more')
+    """
     numbers = sorted(processes)
+    if not numbers:
+        return "no process"
+    ranges = ranges_of(numbers)
+    shown = ranges if most is None else ranges[:most]
+    left = len(numbers) - sum(last - first + 1 for first, last in shown)
     noun = "process" if len(numbers) == 1 else "processes"
-    return f"{noun} " + ", ".join(map(range_text, ranges_of(numbers)))
+    return f"{noun} {', '.join(map(range_text, shown))}" + (f" and {left} more" if left else "")
 
 
 def ranges_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
