@@ -1,6 +1,6 @@
 """What to give in place of an object that can be neither sent nor saved: its plain form.
 
-Classes of other libraries are recognised by name, so that none is imported.
+Classes of other libraries are recognized by name, so that none is imported.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def test_rows_are_where_they_belong(dataset, dims, specs):
         for batch in found:
             dtensor.check_layout(batch, rows)
             assert batch.sharding == spec.sharding
-    dtensor.barrier(mesh, "after the loop")  # which is cancelled there
+    dtensor.barrier(mesh, "after the loop")  # which is canceled there
 
 
 def test_trees_and_batches_that_are_made_already():

@@ -102,7 +102,7 @@ def test_version_2_costs_nothing_per_device():
     mesh = Mesh({"a": 1 << 20, "b": 1 << 20, "c": 1 << 20})
     layout = Layout(mesh, ("c", "a"), None)
     tiles = f"{1 << 40},1,{1 << 20}"
-    assert hlo_text(layout, 2) == (  # a and b stay neighbours: one axis
+    assert hlo_text(layout, 2) == (  # a and b stay neighbors: one axis
         f"{{devices=[{tiles}]<=[{1 << 40},{1 << 20}]T(1,0) last_tile_dim_replicate}}"
     )
 

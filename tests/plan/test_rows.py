@@ -38,7 +38,7 @@ def test_a_process_holds_what_its_devices_hold(case):
         rows = [row for piece in slices for row in range(piece.start, piece.stop)]
         assert rows == sorted(held.get(process, ()))
         ends = [edge for piece in slices for edge in (piece.start, piece.stop)]
-        assert ends == sorted(set(ends)), "neighbours are one slice, and none is empty"
+        assert ends == sorted(set(ends)), "neighbors are one slice, and none is empty"
         shards = {row // each for row in rows} if each else set(found.held_by(process))
         assert set(found.held_by(process)) == shards
 

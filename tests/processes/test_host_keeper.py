@@ -9,12 +9,12 @@ import pytest
 
 KEEPER = "shoal.runtime.jax_service.keeper"
 GO = """
-signalled, wake = os.pipe()
+signaled, wake = os.pipe()
 os.set_blocking(wake, False)
 signal.set_wakeup_fd(wake)  # no handler may take a lock: the wait that it interrupts may hold it
 def await_signal(number):
     signal.signal(number, lambda *_: None)
-    return lambda: os.read(signalled, 1)
+    return lambda: os.read(signaled, 1)
 go = await_signal(signal.SIGUSR1)
 """
 WAIT = (

@@ -132,7 +132,7 @@ def weights_of_replicas(s):
     return y
 
 
-def initialisers(s):
+def initializers(s):
     table = VALUES + s.odd
     made = shoal.create(lambda: table * 2, layouts=s.rows)
     shoal.barrier("after it")
@@ -156,7 +156,7 @@ def told_by(call, s):
 WAYS = {one.__name__: one for one in (
     targets, dtypes, trees, sources, nothing_to_send, meshes, another_call, donated, staged, keys,
     under_grad, entered, constrained, constrained_under_vmap, regions, functions, maps, weights,
-    weights_of_replicas, initialisers,
+    weights_of_replicas, initializers,
 )}  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def check_texts(texts):
     assert "process 1: the result: float32[8,8] as (-, x)" in texts["maps"]
     assert "process 1: weight: float32[8, 8]: values " in texts["weights"]
     assert "process 1: weight: float32[8,8] as (-, -): values " in texts["weights_of_replicas"]
-    assert "initialiser closes over: float32[8,8]: values " in texts["initialisers"]
+    assert "initializer closes over: float32[8,8]: values " in texts["initializers"]
 
 
 REFUSED = {  # what process 1 alone gets wrong

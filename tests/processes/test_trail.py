@@ -210,10 +210,10 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
         *["args[0]: float32[] as () ="] * 2,
         "float32[6] as (-)",
         "float32[6] as (x)",
-        *["array 0 of those that the initialiser closes over: float32[9]:"] * 2,
-        *["array 0 of those that the initialiser closes over: float32[9]:"] * 2,
-        *["array 0 of those that the initialiser closes over: uint32[2]:"] * 2,
-        *["the initialiser's program:"] * 4,
+        *["array 0 of those that the initializer closes over: float32[9]:"] * 2,
+        *["array 0 of those that the initializer closes over: float32[9]:"] * 2,
+        *["array 0 of those that the initializer closes over: uint32[2]:"] * 2,
+        *["the initializer's program:"] * 4,
     ]
     rows = told[2]["late"][0].splitlines()
     assert [row.partition(": ")[0].strip() for row in rows[2:4]] == ["process 1", "processes 0, 2"]

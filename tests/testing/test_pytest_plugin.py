@@ -54,7 +54,7 @@ def test_fails():
 def test_skips():
     pytest.skip("not today")
 
-@pytest.mark.processes(2, initialise=False)
+@pytest.mark.processes(2, initialize=False)
 def test_is_wrong():
     pass
 
@@ -97,7 +97,7 @@ def test_failures_are_told_with_their_traceback(child_env, tmp_path):
         "process 1 of 2 failed; so did [0] after it",
         "    assert 1 + 1 == 3",
         "Skipped: not today",
-        "@pytest.mark.processes(2, initialise=False)",
+        "@pytest.mark.processes(2, initialize=False)",
         "is a MonkeyPatch, which cannot be sent",
         "UnspeakableError: <exception str() failed>",
     ):

@@ -80,10 +80,10 @@ def make_mesh(
 
     Collective over the mesh's processes.
 
-    TPU devices are placed by `planning.place`: neighbours along an axis are neighbours on the
+    TPU devices are placed by `planning.place`: neighbors along an axis are neighbors on the
     wires, and the first axes span slices; devices of CPU and GPU hosts are ordered by process.
     `place` has further options: give the `device_ids.ravel()` of its mesh as `devices`. The logger
-    "shoal" reports at level DEBUG the recognised topology, the chosen order, and why.
+    "shoal" reports at level DEBUG the recognized topology, the chosen order, and why.
 
     It is impossible that a device is left out unnoticed: a subset must be named. It is also
     impossible that it returns if the processes that own the mesh's devices pass different
@@ -92,7 +92,7 @@ def make_mesh(
     or not; where one process owns all devices, nothing is sent. No call relies on an earlier one:
     after an interrupt one process might not remember the same calls as the others.
 
-    The devices are initialised if necessary; meanwhile the other processes are watched.
+    The devices are initialized if necessary; meanwhile the other processes are watched.
 
     Args:
       axes: name → size, major first, the busiest axis last; a dict or pairs. One size may be
@@ -188,7 +188,7 @@ def _coordinator(devices: object) -> Coordinator:
 
 
 def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -> _Found:
-    """Return the devices that `devices=` names; initialise them if necessary."""
+    """Return the devices that `devices=` names; initialize them if necessary."""
     platform = devices if isinstance(devices, str) else None
     is_listed = devices is not None and platform is None
     limit_s, present = _ENOUGH_S, []
@@ -441,7 +441,7 @@ class Order(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The recognised topology, the chosen order, and its cost; computed lazily."""
+        """The recognized topology, the chosen order, and its cost; computed lazily."""
         if self.topology is None:
             return "in the order given by devices= (order='wires' would place them)"
         count = len(self.mesh.process_indices)

@@ -55,7 +55,7 @@ def sync_devices(
     Collective over the mesh's processes.
 
     First all meet, and agree on the earliest of their deadlines; then each process waits until its
-    own arrays on the mesh's devices are computed and its effects done; then the devices synchronise
+    own arrays on the mesh's devices are computed and its effects done; then the devices synchronize
     by a small sum over all of them, whose result must be the size of the mesh. It is impossible
     that it returns while a process of the mesh has not called it, or while an array on the mesh,
     created before the call, is not computed. Processes without a device in the mesh do not take

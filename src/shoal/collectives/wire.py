@@ -1,4 +1,4 @@
-"""Serialise a tree of values to one flat buffer and back, bit-exactly.
+"""Serialize a tree of values to one flat buffer and back, bit-exactly.
 
 ::
 

@@ -191,7 +191,7 @@ def _as_there(is_tiled: bool, given: Any, gathered: Any) -> Any:
     return gathered[0, ...] if is_scalar else gathered
 
 
-# ---- `sync_global_devices`, `reached_preemption_sync_point`: synchronisation points.
+# ---- `sync_global_devices`, `reached_preemption_sync_point`: synchronization points.
 
 
 @collective()

@@ -248,9 +248,9 @@ def _explicit_order(layout: Layout) -> str:
 
 
 def _iota_order(layout: Layout) -> str:
-    """Positions as a reshape and a transpose of 0..n-1, with neighbours merged: [4,2]T(1,0).
+    """Positions as a reshape and a transpose of 0..n-1, with neighbors merged: [4,2]T(1,0).
 
-    Axes of size 1 drop out; axes that stay neighbours in the transposed order are one.
+    Axes of size 1 drop out; axes that stay neighbors in the transposed order are one.
     """
     names, sizes = layout.mesh.axis_names, layout.mesh.axes
     axes = [*_used(layout), *_rest(layout)]

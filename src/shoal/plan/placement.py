@@ -83,7 +83,7 @@ def place(
     Example:
       >>> from shoal.plan.topology import parse
       >>> mesh = place(parse("v5e:2x4"), {"data": 8})
-      >>> mesh.device_ids.tolist()  # each is a neighbour of the next, and the last of the first
+      >>> mesh.device_ids.tolist()  # each is a neighbor of the next, and the last of the first
       [0, 2, 4, 6, 7, 5, 3, 1]
     """
     if not isinstance(topology, Topology):

@@ -26,7 +26,7 @@ class RowHolders(NamedTuple):
         return tuple(n for n, holders in enumerate(self.holders) if process in holders)
 
     def slices(self, size: int, process: int) -> tuple[slice, ...]:
-        """Return the indices that a process holds: ascending, disjoint, neighbours joined.
+        """Return the indices that a process holds: ascending, disjoint, neighbors joined.
 
         Of 12 indices in 4 shards, of which it holds 0, 1 and 3: 0..6 and 9..12.
         """

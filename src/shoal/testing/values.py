@@ -28,7 +28,7 @@ _BUILDERS: Mapping[str, Callable[[Any], object]] = {
 
 
 def encoded(value: object, name: str = "the value") -> object:
-    """Return `value` as JSON-serialisable data.
+    """Return `value` as JSON-serializable data.
 
     Raises:
       UsageTypeError: a part of it is not a plain value; says where.

@@ -99,5 +99,5 @@ def test_seconds_are_those_of_the_permutes():
     pod = parse("v5e:2x4")
     assert 0 < plan.seconds(pod) < twice.seconds(pod)
     uneven = plan_transfer(half, whole, (63, 64), 4)
-    with pytest.raises(UsageError, match="uneven shards, whose time is not modelled"):
+    with pytest.raises(UsageError, match="uneven shards, whose time is not modeled"):
         uneven.seconds(pod)

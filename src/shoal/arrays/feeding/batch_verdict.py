@@ -33,7 +33,7 @@ class Status(NamedTuple):
     words: str = ""  # reason of a failure; number of batches before closing
 
     def pack(self) -> bytes:
-        """Serialise it."""
+        """Serialize it."""
         return json.dumps(self._asdict()).encode(errors="surrogatepass")
 
     @classmethod

@@ -168,7 +168,7 @@ class Feed:
         self._rows = meeting.start
         self._reader: ReaderState | None = None  # as of the last delivered batch
         self._batches = 0
-        self._turn = threading.Lock()  # serialises threads of the program
+        self._turn = threading.Lock()  # serializes threads of the program
         self._has_ended = False
         self._pid = os.getpid()
         self._forgotten = weakref.finalize(self, line.close, wait_s=_FORGET_S, tells=False)

@@ -18,13 +18,13 @@ def program_lines(program: Any) -> list[str]:
     """Return lines that differ where programs, or the arrays that they close over, do."""
     constants: list[Any] = []
     words = "\n".join(_words_of(program, constants))
-    lines = [f"the initialiser's program: {short_digest(words.encode()).hex()}"]
+    lines = [f"the initializer's program: {short_digest(words.encode()).hex()}"]
     for number, constant in enumerate(constants):
         if isinstance(constant, jax.Array) and not constant.is_fully_addressable:
             continue
         value = np.asarray(jax.random.key_data(constant) if is_key(constant) else constant)
         shape = ",".join(map(str, value.shape))
-        name = f"array {number} of those that the initialiser closes over"
+        name = f"array {number} of those that the initializer closes over"
         lines.append(f"{name}: {value.dtype}[{shape}]: values {digest(value)}")
     return lines
 

@@ -207,7 +207,7 @@ def _few_as_text(array: Any) -> str:
 
 
 def _number(number: Any) -> str:
-    """Return as many digits as tell a number from its neighbours, whatever the print options."""
+    """Return as many digits as tell a number from its neighbors, whatever the print options."""
     if not isinstance(number, np.floating):
         return str(number.item())
     is_plain = number == 0 or 1e-4 <= abs(float(number)) < 1e6

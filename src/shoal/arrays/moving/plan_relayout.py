@@ -182,7 +182,7 @@ class RelayoutPlan:
         """Return the estimated duration of the steps on a topology, by the model of `plan.cost`.
 
         Raises:
-          UsageError: the way is "copy", which is not modelled.
+          UsageError: the way is "copy", which is not modeled.
         """
         if self._program_way == "copy":
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Initialise arrays in sharded form."""
+"""Initialize arrays in sharded form."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from shoal.plan.mesh import Mesh
 
 @collective("the mesh's processes")
 def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
-    """Run an initialiser so that its results are sharded from the start.
+    """Run an initializer so that its results are sharded from the start.
 
     Collective over the mesh's processes.
 
-    The initialiser is compiled for the whole mesh (`jax.jit` with `out_shardings`), so that each
+    The initializer is compiled for the whole mesh (`jax.jit` with `out_shardings`), so that each
     device computes what it holds: it is impossible that a result is first materialised whole on one
     device. The random bits do not depend on the layout or the number of processes; floats computed
     from them may differ in the last bit, as the compiler orders operations.
@@ -74,7 +74,7 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
 def created(
     init: Callable[..., Any], args: tuple[Any, ...], layouts: Layouts, options: Sequence[str] = ()
 ) -> Any:
-    """Run an initialiser, as `create` does.
+    """Run an initializer, as `create` does.
 
     Args:
       options: further lines that must be equal on all processes.
@@ -103,7 +103,7 @@ def created(
     placed = _on_mesh(args, mesh)
     with on_row(row_of(targets[0])):
         if len(owners_of_mesh(mesh)) > 1 and not is_tracing():
-            # The trace that runs: what the initialiser closes over is in it.
+            # The trace that runs: what the initializer closes over is in it.
             options = (*options, *program_lines(program.trace(*placed).jaxpr))
         _record(args, leaves, options)
         return jax.tree.map(with_shards_of_its_layout, program(*placed))

@@ -1,4 +1,4 @@
-"""Optimisation barriers: everything before completes before anything after begins."""
+"""Optimization barriers: everything before completes before anything after begins."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class DirectFile:
     def _allocate(self) -> None:
         """Allocate all blocks up front: a full disk is found before anything is written.
 
-        Writes that extend a file are serialised; writes into allocated space are not.
+        Writes that extend a file are serialized; writes into allocated space are not.
         """
         try:
             _allocate(self._fd, self._num_bytes)

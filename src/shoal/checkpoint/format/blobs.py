@@ -1,4 +1,4 @@
-"""Serialise a per-process tree of plain values and NumPy arrays to bytes, without pickle.
+"""Serialize a per-process tree of plain values and NumPy arrays to bytes, without pickle.
 
 The bytes are a small safetensors file: an entry for each array; the tree and all other values are
 JSON in its metadata.
@@ -32,7 +32,7 @@ _FORMAT = "shoal-values"
 def encode_tree(
     tree: Any, nodes: Nodes | None = None, *, operation: str = "a process's own value"
 ) -> bytes:
-    """Serialise a tree of plain values and NumPy arrays.
+    """Serialize a tree of plain values and NumPy arrays.
 
     Args:
       nodes: handles further node types, as for `flatten_tree`.

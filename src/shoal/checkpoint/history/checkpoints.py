@@ -304,7 +304,7 @@ class Checkpoints(ReadOnlyHistory):
         timeout_s: float | None = None,
         **options: Unpack[RestoreOptions],
     ) -> tuple[Any, int]:
-        """Restore the newest step, or initialise: return the state and the next step.
+        """Restore the newest step, or initialize: return the state and the next step.
 
         Collective over processes.
 

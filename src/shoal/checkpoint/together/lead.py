@@ -105,7 +105,7 @@ def meet_lead(
     return json.loads(answers[group.lead]), answers
 
 
-# ---- Serialise an exception so that other processes can raise the same type.
+# ---- Serialize an exception so that other processes can raise the same type.
 
 
 _KNOWN: Mapping[str, type[ShoalError]] = {

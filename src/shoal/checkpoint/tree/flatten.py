@@ -1,4 +1,4 @@
-"""Flatten trees into leaves and a serialisable structure, and back. Without JAX.
+"""Flatten trees into leaves and a serializable structure, and back. Without JAX.
 
 Built in: dict (keys sorted by their text), list, tuple, namedtuple, OrderedDict, defaultdict; None
 is a leaf. Other node types are handled by a `Nodes`. A structure contains the numbers of its
@@ -29,7 +29,7 @@ class Level(NamedTuple):
 
     keys: tuple[Key, ...]  # distinct
     children: tuple[Any, ...]
-    static: Any  # auxiliary data; serialised if it consists of plain values
+    static: Any  # auxiliary data; serialized if it consists of plain values
 
 
 class Nodes(Protocol):

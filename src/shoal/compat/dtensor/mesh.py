@@ -159,7 +159,7 @@ class Mesh:
 
     @property
     def strides(self) -> list[int]:
-        """Distance in ids of neighbours along each dim."""
+        """Distance in ids of neighbors along each dim."""
         shape = self.shape()
         return [math.prod(shape[place + 1 :]) for place in range(len(shape))] or [1]
 

@@ -21,7 +21,7 @@ class EagerOnly(UsageError, RuntimeError):
 
 
 class StartError(InitializeError, ValueError):
-    """The devices were initialised twice, or too late, or not at all."""
+    """The devices were initialized twice, or too late, or not at all."""
 
 
 def prefix_errors(name: str) -> AbstractContextManager[None]:

@@ -84,7 +84,7 @@ class EinsumLinear:
       bias: whether it has one.
       device: None; `mark_sharding` places parameters.
       dtype: None: float32.
-      key: initialises the parameters, as torch's layer does; None: seeded by NumPy's global
+      key: initializes the parameters, as torch's layer does; None: seeded by NumPy's global
         generator, which processes must seed equally, as with `torch.manual_seed`.
 
     >>> layer = EinsumLinear(4, 2, key=jax.random.key(0))

@@ -127,7 +127,7 @@ class Scene(NamedTuple):
 
 # ---- Topologies of every kind as boxes of devices in three dims, which a picture can show.
 #
-# Torus    one box, links between neighbours        x, y, z
+# Torus    one box, links between neighbors        x, y, z
 # Slices   a box for each                           x, y, z
 # Hosts    one box, no links                        devices, hosts, switches
 # Flat     one box, no links                        devices, line after line

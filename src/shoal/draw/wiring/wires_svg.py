@@ -284,7 +284,7 @@ class _Wires:
 
 # ---- The hops of rings as arrows in SVG.
 #
-# A hop to a neighbour is a straight arrow between two chips; one over other chips is an arc
+# A hop to a neighbor is a straight arrow between two chips; one over other chips is an arc
 # beside them; one across a wrap-around link, or to another panel, leaves and re-enters.
 
 

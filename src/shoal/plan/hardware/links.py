@@ -35,7 +35,7 @@ class Links(NamedTuple):
     network: Link | None  # per host, shared by its devices
 
 
-# Data centre network of a chip, in bytes per second: the table "DCN bandwidth per chip" of
+# Data center network of a chip, in bytes per second: the table "DCN bandwidth per chip" of
 # https://docs.cloud.google.com/tpu/docs/tpu7x for v5p, v6e and TPU7x; for v5e the NICs of a host of
 # 8 chips, 2 x 100 Gbit/s, of https://docs.cloud.google.com/tpu/docs/v6e. No figure is given for
 # others.

@@ -1,7 +1,7 @@
 """The device order of TensorFlow DTensor's `create_tpu_mesh`, with all of its options.
 
 DTensor cuts a slice into rings of cores, orders each along a snake that returns through its first
-column, and concatenates the rings. Reimplemented from its behaviour, including its weaknesses: a
+column, and concatenates the rings. Reimplemented from its behavior, including its weaknesses: a
 row of chips is not closed to a ring, and rings that begin at an odd row have hops of two links.
 """
 

@@ -3,7 +3,7 @@
 The results of `jax.experimental.mesh_utils.create_device_mesh` and `create_hybrid_device_mesh` of
 JAX 0.10.2 for the same devices, including their weaknesses: broken rings on a 2x4 slice, shapes
 refused although they fit, an order that depends on the order of the device list. Reimplemented from
-their behaviour; the tests compare it with JAX itself where it is installed.
+their behavior; the tests compare it with JAX itself where it is installed.
 """
 
 from __future__ import annotations

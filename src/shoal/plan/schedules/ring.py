@@ -129,7 +129,7 @@ def _folded(count: int) -> IntArray:
 
 
 def _snake(counts: Sequence[int]) -> IntArray:
-    """Visit all chips of a box, each a neighbour of the last [chips, dims].
+    """Visit all chips of a box, each a neighbor of the last [chips, dims].
 
     >>> _snake([2, 3]).tolist()
     [[0, 0], [0, 1], [0, 2], [1, 2], [1, 1], [1, 0]]

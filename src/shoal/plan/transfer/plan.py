@@ -88,7 +88,7 @@ class Transfer:
         if not self._move.is_even:
             raise UsageError(
                 "Transfer.seconds: this plan consists of single sends of uneven shards, whose "
-                "time is not modelled; print(plan) shows their bytes"
+                "time is not modeled; print(plan) shows their bytes"
             )
         side = side_of(self.source, self.target, self.shape)
         ids, hosts = zip(*sends.hosts, strict=True)

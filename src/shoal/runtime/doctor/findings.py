@@ -199,7 +199,7 @@ def _clocks(reports: Sequence[Report]) -> list[Finding]:
     words += f"; and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
     others = [report for at, report in enumerate(reports) if at in times and at not in off]
     words += f", compared with {others[0]}"
-    return [Finding("clock", words, "synchronise the clocks of the hosts (chrony, ntpd)")]
+    return [Finding("clock", words, "synchronize the clocks of the hosts (chrony, ntpd)")]
 
 
 def _apart(off_s: float) -> str:

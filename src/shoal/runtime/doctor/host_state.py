@@ -176,7 +176,7 @@ class FolderMarks:
             }
             if abs(ahead_s) > CLOCK_OFF_S:
                 words = f"the clock of {folder} is {ahead_s:+.0f} s from that of this host"
-                findings.append(Finding("clock", words, "synchronise both (chrony, ntpd)"))
+                findings.append(Finding("clock", words, "synchronize both (chrony, ntpd)"))
             if free is not None and free < LITTLE_DISK_BYTES:
                 findings.append(Finding("folders", f"only {free >> 20} MiB are free in {folder}"))
         return CheckResult(facts, tuple(findings))
