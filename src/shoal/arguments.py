@@ -28,16 +28,16 @@ def no_fixed_bits(dtype: Any) -> str:
     if dtype.names == ("float0",):
         return "which is the tangent of an integer, always 0; leave it out"
     if dtype.kind == "T":
-        return "whose elements have any length; give np.array(….tolist()) of it"
+        return "whose elements have any length; pass np.array(….tolist()) of it"
     if dtype.hasobject:
-        return "whose elements are Python objects; give .tolist() of it, or of text .astype('U')"
+        return "whose elements are Python objects; pass .tolist() of it, or of text .astype('U')"
     if dtype.names or dtype.subdtype:
-        return "which has fields; give each field as a leaf of its own"
+        return "which has fields; pass each field as a leaf of its own"
     library = dtype.type.__module__.partition(".")[0]
     if library == "ml_dtypes":
         return ""
     if dtype.kind == "V":
-        return "which is raw memory and cannot be stored or sent; give its bytes as uint8"
+        return "which is raw memory and cannot be stored or sent; pass its bytes as uint8"
     if dtype.char in "gG":
         return "whose size depends on the machine; convert it to float64 or complex128"
     is_known = library == "numpy" and dtype.kind in "biufcSUmM"
@@ -67,10 +67,10 @@ def not_texts(**values: object) -> list[str]:
     """Return a problem for each value that is neither text nor None.
 
     >>> not_texts(address=3, bind_address=None)
-    ['address=3 must be text']
+    ['address=3 must be a string']
     """
     return [
-        WrongType(f"{name}={shown(value)} must be text")
+        WrongType(f"{name}={shown(value)} must be a string")
         for name, value in values.items()
         if value is not None and not isinstance(value, str)
     ]

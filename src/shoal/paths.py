@@ -34,7 +34,7 @@ def local_path(path: object, said: str = "") -> str:
     try:
         text = os.fsdecode(path)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageTypeError(f"{said} must be text or a pathlib.Path") from None
+        raise UsageTypeError(f"{said} must be a string or a pathlib.Path") from None
     if match := _ADDRESS.fullmatch(text):
         raise UsageError(f"{said}: {_no_address(text, *match.groups())}")
     try:
@@ -48,7 +48,7 @@ def local_path(path: object, said: str = "") -> str:
         user = whole[1:].partition("/")[0]
         raise UsageError(
             f"{said}: there is no home directory of a user {user!r}\n"
-            f"a folder of that very name is {'./' + whole!r}"
+            f"for a local directory with this name, pass {'./' + whole!r}"
         )
     return whole
 
@@ -148,6 +148,6 @@ def _no_address(text: str, scheme: str, rest: str) -> str:
         return f"file:// is not supported, only paths are: write {'/' + unquote(path)!r}"
     return (
         f"{scheme}:// is not supported, only file systems are\n"
-        "give a path on one that all processes share, such as /shared/run "
-        f"(a folder of that very name is {'./' + text!r})"
+        "pass a path on one that all processes share, such as /shared/run "
+        f"(for a local directory with this name, pass {'./' + text!r})"
     )

@@ -84,11 +84,11 @@ def advice(value: Any, verb: str, done: str, *, can_register: bool = False) -> s
     """Return what to do instead of sending or saving a value; "" if unknown.
 
     Args:
-      verb: "save" or "give". done: "saved" or "sent".
+      verb: "save" or "pass". done: "saved" or "sent".
       can_register: would registering its class with JAX help?
 
-    >>> advice({1, 2}, "give", "sent"), advice(len, "save", "saved")
-    ('give a sorted list of it', 'functions cannot be saved; leave it out')
+    >>> advice({1, 2}, "pass", "sent"), advice(len, "save", "saved")
+    ('pass a sorted list of it', 'functions cannot be saved; leave it out')
     """
     form = plain_form(value)
     if form or not callable(value):

@@ -38,15 +38,15 @@ class Setting(NamedTuple):
 
 _ROWS = (
     # identity (set by `shoal run`, or by you)
-    ("SHOAL_COORDINATOR", "", "host:port", "the meeting place of the job"),
+    ("SHOAL_COORDINATOR", "", "host:port", "the coordinator of the job"),
     ("SHOAL_RENDEZVOUS", "", "folder", "shared by all hosts, in which process 0 publishes the "
-     "meeting place; for launchers that give no address"),
+     "coordinator; for launchers that pass no address"),
     ("SHOAL_JAX_SERVICE", "", "host:port", "JAX's coordination service, if already running"),
     ("SHOAL_NUM_PROCESSES", "", "processes", "number of processes of the job"),
     ("SHOAL_PROCESS_ID", "", "index", "index of this process, from 0"),
-    ("SHOAL_TOKEN", "", "text", "the secret that processes present to the meeting place"),
+    ("SHOAL_TOKEN", "", "text", "the secret that processes present to the coordinator"),
     ("SHOAL_JOB", "", "text", "the name of the job, which `ps` shows with shoal's own processes "
-     "(set by `shoal run`); not set: the address of the meeting place"),
+     "(set by `shoal run`); not set: the address of the coordinator"),
     ("SHOAL_ATTEMPT", "0", "number", "of this attempt of `shoal run --max-restarts`, from 0"),
     ("SHOAL_PROGRESS_FILE", "", "file", "in which a process of `shoal run` notes its step"),
     ("SHOAL_RECORD_FILE", "", "PID:FILE", "in which a process of `shoal run` records its failure"),
@@ -61,7 +61,7 @@ _ROWS = (
     ("SHOAL_INITIALIZE_TIMEOUT_S", "300", "seconds", "time limit for all processes to join"),
     ("SHOAL_TIMEOUT_S", "600", "seconds", "default deadline of a wait"),
     ("SHOAL_WARN_AFTER_S", "10", "seconds", "a wait this long logs the missing processes"),
-    ("SHOAL_HEARTBEAT_S", "2", "seconds", "interval between signs of life of a process"),
+    ("SHOAL_HEARTBEAT_S", "2", "seconds", "interval between heartbeats of a process"),
     ("SHOAL_LOST_AFTER_S", "10", "seconds", "a process that is stopped or cut off this long is "
      "lost; inf: never"),
     ("SHOAL_SILENT_LOST_AFTER_S", "60", "seconds", "a process that runs but gives no sign of life "
@@ -69,14 +69,14 @@ _ROWS = (
     ("SHOAL_ABORT_AFTER_S", "30", "seconds", "a process stuck in native code after a peer was "
      "lost, or has made other calls, is ended; inf: never"),
     ("SHOAL_STALL_WARN_S", "300", "seconds", "a job in which no process has made progress for this "
-     "long is reported, with the place where each stands; inf: never"),
+     "long is reported, with the call site of each; inf: never"),
     ("SHOAL_STALLED_AFTER_S", "inf", "seconds", "the same, in which no process does anything, is "
      "ended with 77; inf: never"),
     ("SHOAL_FAILURE_GRACE_S", "3", "seconds", "from the first failure in a job until the other "
      "processes get SIGTERM; not set: 0.2 if a new attempt follows, except for a running save"),
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
-    ("SHOAL_LEAVE_S", "300", "seconds", "the same for processes that took SIGTERM as a notice, "
-     "to save and exit"),
+    ("SHOAL_LEAVE_S", "300", "seconds", "the same for processes that took SIGTERM as a preemption "
+     "notice, to save and exit"),
     # storage
     ("SHOAL_LEASE_S", "60", "seconds", "a save that was not touched for this long is stale, and "
      "others may end it; a running save is touched several times as often"),

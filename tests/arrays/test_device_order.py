@@ -109,7 +109,7 @@ def test_a_part_of_a_slice_has_not_the_links_of_the_whole():
 def test_why_is_said():
     why = made(SLICES, {"data": 2, "model": 16}).why
     assert "v5e:4x4 x 2 slices" in why
-    assert "8 processes: placed on the wires" in why
+    assert "8 processes: placed to match the interconnect" in why
     assert "data has hops of 0 links at most, over 2 slices" in why
     assert why.endswith("model has hops of 1 link at most")
     assert "process after process" in made(hosts("cpu", (4, 4)), {"a": 8}).why

@@ -164,7 +164,7 @@ def test_not_a_mesh():
 
 
 def test_without_a_default_mesh_the_error_says_how_to_get_one():
-    with pytest.raises(UsageError, match=r"'x' needs a mesh: give a Layout, .* use_mesh\(mesh\)"):
+    with pytest.raises(UsageError, match=r"'x' needs a mesh: pass a Layout, .* use_mesh\(mesh\)"):
         put(np.ones(8, np.float32), "x")
 
 

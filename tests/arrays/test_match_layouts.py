@@ -125,7 +125,7 @@ def test_the_mesh_of_the_layouts_is_that_of_the_names_if_there_is_one():
     shapes = {"a": jnp.ones((8, 2)), "b": jnp.ones(8)}
     rules = {"a": Layout(MESH, "data", None), "b": "data"}
     assert match_layouts(rules, shapes)["b"] == Layout(MESH, "data")
-    with pytest.raises(UsageError, match="rules of axis names need a mesh: give mesh="):
+    with pytest.raises(UsageError, match="rules of axis names need a mesh: pass mesh="):
         match_layouts({"**": ()}, shapes)
     with pytest.raises(UsageTypeError, match="mesh='data' must be a Mesh"):
         match_layouts(rules, shapes, mesh="data")
@@ -160,12 +160,13 @@ def test_everything_that_is_wrong_is_said_at_once():
         "did you mean 'model'?",
         "embed/0, embed/1: no rule matches; '**': () at the end replicates all other leaves",
         "name: a str has no shape",
-        "shape: (3, 4) are numbers, not a shape: give jax.ShapeDtypeStruct((3, 4), dtype)",
+        "shape: (3, 4) are numbers, not a shape: pass jax.ShapeDtypeStruct((3, 4), dtype)",
         "dense/bias: dim 0 of (5,) has size 5, which 4 shards (data=4) do not divide; 4 or 8",
         "rule '**/kernal': matches nothing; did you mean '**/kernel'?",
         "rule 'kernel': matches nothing; did you mean '**/kernel'?",
         "rule '.*bias': matches nothing; patterns are not regular expressions",
-        "rule 'dense/*': earlier rules take all that it matches ('**/bias' takes 'dense/bias')",
+        "rule 'dense/*': earlier rules already match every leaf that it matches ('**/bias' "
+        "takes 'dense/bias')",
     ):
         assert words in text, words
 
@@ -194,7 +195,7 @@ def test_rules_may_decide_nothing_where_a_table_serves_several_trees():
         ({"": ()}, "'' is not a pattern"),
         ([("w",)], "must be a pair of a pattern and a layout"),
         ({"[z-a]": ()}, "the characters in \\[ \\] are not a valid range"),
-        ({"w": ["data", None]}, "\\['data', None\\] is not a layout; give a tuple"),
+        ({"w": ["data", None]}, "\\['data', None\\] is not a layout; pass a tuple"),
         ({"w": {"b": ()}}, "is not a layout"),
     ],
 )
@@ -213,7 +214,7 @@ def test_layouts_that_do_not_fit_a_leaf(given):
 def test_pending_sums_are_no_layout_of_a_parameter():
     explicit = Mesh({"x": 8}, axis_types="explicit")
     pending = Layout(explicit, None, partial={"x": "sum"})
-    with pytest.raises(UsageError, match="values are whole: leave it out"):
+    with pytest.raises(UsageError, match="values are never partial: leave it out"):
         match_layouts({"w": pending}, {"w": jnp.ones(8)})
 
 

@@ -47,7 +47,9 @@ def test_ls_says_that_the_time_is_to_come(run):
     attempt = sample_checkpoints.begun(run)
     set_ahead(run, attempt)
     told = ckpt("ls", run)
-    assert f"attempt {attempt} by h7 (pid 123), its time lies 24.0 h in the future, waits" in told
+    assert (
+        f"attempt {attempt} by h7 (pid 123), its timestamp is 24.0 h in the future, waits"
+    ) in told
     assert "0 us" not in told
     (begun,) = json.loads(ckpt("ls", run, "--json"))[2]["attempts"]
     assert begun["idle_s"] is None
@@ -83,7 +85,7 @@ def test_gc_says_what_it_does_with_it(run):
     attempt = sample_checkpoints.begun(run)
     path = set_ahead(run, attempt)
     told = ckpt("gc", run, "--dry-run")
-    assert f"attempt {attempt} is spared: its time lies 24.0 h in the future, and" in told
+    assert f"attempt {attempt} is spared: its timestamp is 24.0 h in the future, and" in told
     assert path.stat().st_mtime > time.time() + 3600, "a dry run changes nothing"
     assert ckpt("gc", run) == told
     assert path.stat().st_mtime < time.time() + 60

@@ -63,7 +63,7 @@ def test_a_memory_that_is_not_here(tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.checkpoint.saving.state.memory_of", lambda given: "far")
     place = Layout(Mesh({"never": 8}, kind="cpu"), "never", None)  # texts of layouts are kept
     shoal.save(tmp_path / "one", {"w": shoal.put(np.ones((8, 4), np.float32), place)})
-    told = "w: was saved in far memory, which .*device.*; give a target of layouts"
+    told = "w: was saved in far memory, which .*device.*; pass a target of layouts"
     with pytest.raises(RestoreMismatchError, match=told):
         shoal.restore(tmp_path / "one", "stored")
     assert shoal.restore(tmp_path / "one", MESH)["w"].shape == (8, 4)

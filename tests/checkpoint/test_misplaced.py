@@ -21,7 +21,7 @@ from shoal.cli.main import build
 from shoal.errors import CorruptCheckpointError, NotCommittedError, UsageError
 from shoal.runtime.client.in_process import LocalJob
 
-WORDS = r"step_000000000040: COMMIT is of step 10, and the folder is named after step 40"
+WORDS = r"step_000000000040: COMMIT is of step 10, and the directory is named after step 40"
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def ckpt(*arguments):
 def test_commands_that_look_at_all_say_it_of_the_one(run, command):
     code, told, _ = ckpt(command, run)
     assert code == 76
-    assert "COMMIT is of step 10, and the folder is named after step 40" in told
+    assert "COMMIT is of step 10, and the directory is named after step 40" in told
     code, told, _ = ckpt(command, run, "--json")
     problems = [one.get("problem") or one.get("problems") for one in json.loads(told)]
     assert [bool(one) for one in problems] == [False] * (len(problems) - 1) + [True]
@@ -136,6 +136,6 @@ def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
 
 
 def test_a_step_is_not_saved_as_another(tmp_path, alone):
-    with pytest.raises(UsageError, match=r"step=10, and the folder is named after step 40"):
+    with pytest.raises(UsageError, match=r"step=10, and the directory is named after step 40"):
         save.on(alone, tmp_path / step_name(40), {"w": 1}, step=10)
     assert not (tmp_path / step_name(40)).exists()

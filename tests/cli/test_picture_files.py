@@ -86,7 +86,7 @@ def test_files_are_written_and_named(arguments, tmp_path):
 @pytest.mark.parametrize("option", ["--svg", "--html"])
 @pytest.mark.parametrize(
     ("name", "part"),
-    [("no/such/a", "there is no folder"), (".", "cannot be written: Is a directory"),
+    [("no/such/a", "there is no directory"), (".", "cannot be written: Is a directory"),
      ("-", "is not a file"), ("", "is not a file"), ("a\0b", "cannot be written")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp_path, monkeypatch):
@@ -103,17 +103,20 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp
     [
         (["v5e:2x4", "data=8", "-n", "2"], "-n does not go with a topology"),
         (["v5e:2x4", "data=8", "-n", "1"], "-n does not go with a topology"),
-        (["v5e:2x4", "data=2", "model"], "'v5e:2x4 data=2 model' is not a topology and axes: give"),
+        (
+            ["v5e:2x4", "data=2", "model"],
+            "'v5e:2x4 data=2 model' is not a topology and axes: write",
+        ),
         (
             ["torus:2x4", "cores=2", "x=8"],
-            "give shoal mesh 'torus:2x4' 'cores=2 x=8' or shoal mesh 'torus:2x4 cores=2' 'x=8'",
+            "pass shoal mesh 'torus:2x4' 'cores=2 x=8' or shoal mesh 'torus:2x4 cores=2' 'x=8'",
         ),
         (["v5e:2x4", "data=2", "model=2"], "has 4 devices, and v5e:2x4 has 8"),
-        (["v5e:2x4"], "is a topology: also give the axes of the mesh"),
+        (["v5e:2x4"], "is a topology: also pass the axes of the mesh"),
         (["data=8", "v5e:2x4"], "the topology comes first: shoal mesh 'v5e:2x4' 'data=8'"),
         (["v5e:2x4", "data=7"], "has 7 devices, and v5e:2x4 has 8"),
         (["v5x:2x4", "data=8"], "'v5x:2x4' is not a topology"),
-        (["v5e:2x4", "data=8 | ids 7..0", "--order", "jax"], "give its axes only"),
+        (["v5e:2x4", "data=8 | ids 7..0", "--order", "jax"], "pass its axes only"),
         (["v5e:2x4", "data=8 | ids 7..0", "--across", "data=2"], "lists its device ids"),
         (["v5e:2x4", "data=8", "--weights", "data"], "must be axes with bytes"),
         (["v5e:2x4", "data=8", "--weights", "dat=1GiB"], "did you mean 'data'?"),

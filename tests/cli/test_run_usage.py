@@ -222,7 +222,7 @@ def test_the_place_of_a_host_is_taken_in_either_spelling(monkeypatch):
         ({"nodes": "2", "node": "1"}, "--nnodes requires --coordinator HOST:PORT"),
         ({"nodes": "2", "node": "1", "master_port": "1"}, "--master-port 1 requires --master-addr"),
         ({"nodes": "2", "coordinator": "a:1"}, "--nnodes 2 requires --node-rank"),
-        ({**HERE, "nodes": "1:2"}, "the number of hosts is fixed; give --nnodes 2"),
+        ({**HERE, "nodes": "1:2"}, "the number of hosts is fixed; pass --nnodes 2"),
         ({**HERE, "nodes": "0"}, "--nnodes 0 must be a whole number, at least 1"),
         ({**HERE, "nodes": "1"}, "--node-rank 1: the ranks of --nnodes 1 are 0 to 0"),
         ({**HERE, "nodes": "2", "node": "-1"}, "--node-rank -1 must be a whole number, at least 0"),
@@ -245,7 +245,7 @@ def test_a_wrong_place_is_refused(options, words):
 
 def test_options_of_torchrun_that_are_not_taken_say_what_to_write(child_env):
     for option, words in (
-        ("--rdzv-backend=c10d", "the hosts meet at --coordinator"),
+        ("--rdzv-backend=c10d", "the hosts join at --coordinator"),
         ("--standalone", "without --nnodes all processes run on this host"),
     ):
         ended = shoal("run", option, "train.py", env=child_env)

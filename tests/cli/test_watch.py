@@ -126,9 +126,7 @@ def test_the_only_job_that_runs_here_is_found(folder, place):
 
 
 def test_no_job_or_several_are_said(folder):
-    words = (
-        "no running job of shoal run is found here; give host:port of a meeting place, or the log"
-    )
+    words = "no running job of shoal run is found here; pass host:port of a coordinator, or the log"
     with pytest.raises(UsageError, match=f"^watch: {words}"):
         find("watch", None, None)
     for port, name in ((5, "a"), (6, "b")):
@@ -151,7 +149,7 @@ def test_a_record_that_somebody_else_wrote_is_not_believed(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("nowhere", "'nowhere' is neither host:port of a meeting place nor a folder or file"),
+        ("nowhere", "'nowhere' is neither host:port of a coordinator nor a directory or file"),
         ("empty", "'empty': no job is running, or not its log directory: it has no job.json"),
         ("bad.json", "'bad.json' has no address of a job"),
         ("list.json", "'list.json' has no address of a job"),
@@ -234,7 +232,7 @@ def test_something_else_that_listens_is_no_meeting_place():
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(InitializeError, match="is not a meeting place of this shoal"):
+        with pytest.raises(InitializeError, match="is not a coordinator of this shoal"):
             Observer("watch", ServerAddress(f"127.0.0.1:{other.getsockname()[1]}", ""))
         thread.join()
 
@@ -253,13 +251,13 @@ def test_it_follows_until_the_job_is_over_and_logs_each_answer(server, child_env
         titles = (line for line in watch.stdout if line.startswith("3 processes at"))
         assert next(titles) == next(titles)
         server.popen.send_signal(signal.SIGSTOP)
-        note = next(line for line in watch.stdout if line.startswith("the meeting place"))
+        note = next(line for line in watch.stdout if line.startswith("the coordinator"))
         assert "has not answered for " in note
         server.popen.send_signal(signal.SIGCONT)
         server.close()
         last = watch.stdout.read().splitlines()[-1]
         assert watch.wait(PATIENCE_S) == 0
-    told = f"the job is over: its meeting place at {server.address} has closed"
+    told = f"the job is over: its coordinator at {server.address} has closed"
     assert last == f"{told}; last seen: 3 absent"
     first, *lines = log.read_text().splitlines()
     assert first == "what was there before"
@@ -298,7 +296,7 @@ def test_sigterm_ends_it_though_a_destructor_takes_the_exception(child_env):
 def test_indices_are_read():
     assert read_processes("3") == [3]
     assert read_processes("0-2, 12,1") == [0, 1, 2, 12]
-    with pytest.raises(UsageError, match="'x' is not a list of ranks; give ranks, as in 3 or"):
+    with pytest.raises(UsageError, match="'x' is not a list of ranks; pass ranks, as in 3 or"):
         read_processes("x")
     with pytest.raises(UsageError) as caught:
         read_processes("5-2,99999999999")
@@ -308,7 +306,7 @@ def test_indices_are_read():
 def test_all_offenders_are_named_at_once(shoal):
     ended = shoal("watch", "a:1", "--sort", "tim", "--every", "0", "--no-table")
     assert ended.returncode == 2
-    for words in ("3 problems", "did you mean 'time'?", "--every 0 must be", "give --log FILE"):
+    for words in ("3 problems", "did you mean 'time'?", "--every 0 must be", "pass --log FILE"):
         assert words in ended.stderr
 
 

@@ -153,7 +153,7 @@ def test_texts_of_several_widths_are_named_by_their_width():
         assert isinstance(error, DivergenceError)
         assert "['host']: U2[2]" in str(error)
         assert "['host']: U4[2]" in str(error)
-        assert "give json.dumps(….tolist())" in str(error)
+        assert "pass json.dumps(….tolist())" in str(error)
 
 
 def test_lists_of_several_lengths_are_one_leaf_of_text():

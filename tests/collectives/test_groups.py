@@ -20,7 +20,7 @@ from shoal.runtime.client.in_process import LocalJob
 LARGE = 300_000  # bytes: more than travel with a call
 
 
-@pytest.fixture(params=["host memory", "meeting place"])
+@pytest.fixture(params=["host memory", "coordinator"])
 def way(request, monkeypatch):
     """Go through the memory of the host, or without it through the meeting place."""
     monkeypatch.setenv("SHOAL_HOST_MEMORY", "1" if request.param == "host memory" else "0")

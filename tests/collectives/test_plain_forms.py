@@ -159,7 +159,7 @@ LEFT_OUT = {
 }
 CALLS = {
     "save": ("save", shoal.save),
-    "give": ("give", lambda _, tree: shoal.broadcast(tree)),
+    "pass": ("pass", lambda _, tree: shoal.broadcast(tree)),
 }
 
 
@@ -214,7 +214,7 @@ def test_what_has_no_plain_form_is_left_out(case, verb, tmp_path):
 
 @pytest.mark.parametrize("verb", CALLS)
 def test_functions_and_those_of_an_optimizer(verb, tmp_path):
-    call, done = CALLS[verb][1], {"save": "saved", "give": "sent"}[verb]
+    call, done = CALLS[verb][1], {"save": "saved", "pass": "sent"}[verb]
     assert f"functions cannot be {done}; leave it out" in refused(call, tmp_path / "one", abs)
     init = types.FunctionType((lambda: None).__code__, {"__name__": "optax.transforms"})
     message = refused(call, tmp_path / "one", init)
@@ -224,7 +224,7 @@ def test_functions_and_those_of_an_optimizer(verb, tmp_path):
 def test_a_dataclass_may_be_registered():
     with pytest.raises(UsageTypeError) as caught:
         shoal.broadcast(Config())
-    remedy = "decorate it with @jax.tree_util.register_dataclass, or give dataclasses.asdict(…)"
+    remedy = "decorate it with @jax.tree_util.register_dataclass, or pass dataclasses.asdict(…)"
     assert remedy in str(caught.value)
 
 
@@ -240,14 +240,14 @@ def test_a_module_of_flax_is_no_dataclass_of_the_program(tmp_path):
 @pytest.mark.parametrize(
     ("value", "follow", "words"),
     [
-        (TORCH, lambda x: x.detach().cpu().numpy(), "give its .detach().cpu().numpy()"),
-        (SERIES, lambda x: x.to_numpy(), "give its .to_numpy()"),
-        (range(3), np.asarray, "give np.asarray(…) of it"),
-        (collections.deque([1.0]), np.asarray, "give np.asarray(…) of it"),
-        (array.array("f", [1.0]), np.asarray, "give np.asarray(…) of it"),
-        (ArrayLike(), np.asarray, "give np.asarray(…) of it"),
-        (np.random.default_rng(), None, "give a numpy array, a scalar or a jax.Array"),
-        ("text", None, "give a numpy array, a scalar or a jax.Array"),
+        (TORCH, lambda x: x.detach().cpu().numpy(), "pass its .detach().cpu().numpy()"),
+        (SERIES, lambda x: x.to_numpy(), "pass its .to_numpy()"),
+        (range(3), np.asarray, "pass np.asarray(…) of it"),
+        (collections.deque([1.0]), np.asarray, "pass np.asarray(…) of it"),
+        (array.array("f", [1.0]), np.asarray, "pass np.asarray(…) of it"),
+        (ArrayLike(), np.asarray, "pass np.asarray(…) of it"),
+        (np.random.default_rng(), None, "pass a numpy array, a scalar or a jax.Array"),
+        ("text", None, "pass a numpy array, a scalar or a jax.Array"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -302,7 +302,7 @@ def test_arrays_of_objects(value, follow, tmp_path):
 def test_what_is_no_json_of_the_user(value, words, follow, tmp_path):
     with pytest.raises(UsageError) as caught:
         shoal.save(tmp_path / "one", {"w": 1}, user={"a": value})
-    assert f"is {with_article(type(value).__name__)}; give {words}" in str(caught.value)
+    assert f"is {with_article(type(value).__name__)}; pass {words}" in str(caught.value)
     if follow:
         shoal.save(tmp_path / "one", {"w": 1}, user={"a": follow(value)})
         assert shoal.checkpoint_info(tmp_path / "one").user["a"] == follow(value)

@@ -154,7 +154,7 @@ def test_numbers_and_lists_of_them_are_saved_as_arrays(mesh, tmp_path):
         (["a"], ["16 4 0,8:-"], "do not make up one array"),
         (["a", "a"], ["16 4 0,8:-", "16 4 4,8:-"], "do not make up one array"),
         (["a", "a"], ["", ""], "do not make up one array"),
-        ([3], [""], "must be text"),
+        ([3], [""], "must be a string"),
     ],
 )
 def test_slices_that_are_refused(mesh, tmp_path, names, slices, words):

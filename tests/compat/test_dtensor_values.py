@@ -139,7 +139,7 @@ def test_members_of_a_mesh():
     assert not mesh.contains_dim("z")
     with pytest.raises(ValueError, match=r"z does not exist in mesh. Available dimensions: x, y"):
         mesh.dim_size("z")
-    with pytest.raises(TypeError, match="must be text"):
+    with pytest.raises(TypeError, match="must be a string"):
         assert 3 in mesh
     for offset in (-1, 8):
         with pytest.raises(ValueError, match="cannot be negative or exceed"):
@@ -358,5 +358,5 @@ def test_shoals_values_behind_them():
         assert Mesh.from_string("empty_mesh").shoal_mesh
     assert Mesh.from_device("CPU:5").shoal_mesh.device_ids.tolist() == 5
     assert grid().host_mesh().shoal_mesh == grid().shoal_mesh
-    with pytest.raises(UsageTypeError, match="must be text"):
+    with pytest.raises(UsageTypeError, match="must be a string"):
         Mesh.from_string(3)

@@ -62,7 +62,7 @@ def test_checkpoint_manager(case, tmp_path, monkeypatch):
         assert manager.save_async(1, STATE)
         manager.join()
         (tmp_path / "run").rename(tmp_path / "gone")
-        (tmp_path / "run").write_text("a file where the folder was")
+        (tmp_path / "run").write_text("a file where the directory was")
         with pytest.raises(StorageError):  # there it is never heard of
             _ = manager.save_async(2, STATE) and manager.join()
     elif "BUG" in case.get("note", ""):

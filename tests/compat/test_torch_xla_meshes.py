@@ -203,7 +203,7 @@ def test_a_hybrid_mesh_off_tpus():
         ),
         (([0, 1], (2, 1), ("x", "x")), SpmdError, "axis 'x' is repeated"),
         (([0, -1], (2,)), SpmdError, "device ids are negative: -1"),
-        (([0.5, 1.0], (2,)), SpmdTypeError, "row of integers"),
+        (([0.5, 1.0], (2,)), SpmdTypeError, "sequence of integers"),
         (([0, 1], (2,), ("",)), SpmdError, "axis name is empty"),
         (([0], ("1",)), SpmdTypeError, "must be an integer"),
     ],

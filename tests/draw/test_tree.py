@@ -69,7 +69,7 @@ def test_a_prefix_of_layouts_and_values_of_the_host():
 
 
 def test_what_cannot_be_described():
-    with pytest.raises(UsageError, match="has no sizes; give the tree of shapes, too"):
+    with pytest.raises(UsageError, match="has no sizes; pass the tree of shapes, too"):
         shoal.describe(LAYOUTS)
     with pytest.raises(UsageError, match=r"describe: \['head'\]: shape \(8, 8\) has rank 2"):
         shoal.describe(LAYOUTS | {"head": Layout(MESH)}, shape=SHAPES)

@@ -31,7 +31,7 @@ SETTINGS = {
     "SHOAL_GRACE_S": "1",
 }
 PROCESSES = range(3)
-PLACE, SERVICE = "the meeting place", "JAX's service"
+PLACE, SERVICE = "the coordinator", "JAX's service"
 NATIVE = ("collective", "stream")
 AGREEMENTS = ("barrier", "broadcast", "allgather", "assert_same")
 # Where the bench holds a process inside a call of shoal: all have agreed, one does not go on.

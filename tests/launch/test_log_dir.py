@@ -37,7 +37,7 @@ def test_the_second_is_refused_and_the_next_is_not(folder):
                 f"run: --log-dir {name!r} holds the logs of {told}"
             )
             assert re.search(
-                r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\ngive each job", str(refused.value)
+                r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\nuse a separate", str(refused.value)
             )
     assert os.listdir("logs") == []
     with open_log_dir("logs", COMMAND):

@@ -36,7 +36,7 @@ def missing_folders(tree: Tree, page: str) -> list[str]:
     """Find folders that the page does not list."""
     on_page = listed(page)
     folders = dict.fromkeys(_split(path)[0] for path in sorted(tree))
-    return [f"{f or TOP}: this folder is not on the page" for f in folders if f not in on_page]
+    return [f"{f or TOP}: this directory is not on the page" for f in folders if f not in on_page]
 
 
 def unknown_files(tree: Tree, page: str) -> list[str]:
@@ -73,7 +73,7 @@ def knowing_folders(tree: Tree) -> list[str]:
         if path.endswith("/__init__.py")
     }
     return [
-        f"{path}: its docstring does not say what the folder does not know"
+        f"{path}: its docstring does not say what the directory does not know"
         for path, docstring in docstrings.items()
         if not IGNORANCE.search(docstring)
     ]

@@ -52,7 +52,7 @@ def lazy_problems(module: ModuleType, sources: Mapping[str, str]) -> list[str]:
     problems = []
     for name, source in sources.items():
         if not hasattr(module, name):
-            problems.append(f"{name}: {module.__name__} does not give it")
+            problems.append(f"{name}: {module.__name__} does not pass it")
         elif getattr(module, name) is not getattr(importlib.import_module(source), name, None):
             problems.append(f"{name}: not the one of {source}")
         elif name not in dir(module):

@@ -49,9 +49,9 @@ def test_a_good_page_and_tree_pass_every_check():
 BAD = (
     # the tree has more, what the page has instead of what, the check, what it must say
     ({"attic/__init__.py": ""}, ("", ""), architecture.missing_folders,
-     "attic/: this folder is not on the page"),
+     "attic/: this directory is not on the page"),
     ({}, ("- **`src/shoal/`**", "-"), architecture.missing_folders,
-     "src/shoal/: this folder is not on the page"),
+     "src/shoal/: this directory is not on the page"),
     ({}, ("`mesh`", "`mesh` `wires`"), architecture.unknown_files,
      "plan/wires.py: does not exist"),
     ({}, ("`mesh`", "`mesh` · `mesh`"), architecture.unknown_files, "plan/mesh.py: listed twice"),
@@ -75,7 +75,7 @@ def test_a_page_that_is_stale_is_found(more, change, check, words):
 def test_a_folder_that_claims_to_know_everything_is_found(docstring):
     tree = {**GOOD_TREE, "draw/__init__.py": f"'''{docstring}'''"}
     assert architecture.knowing_folders(tree) == [
-        "draw/__init__.py: its docstring does not say what the folder does not know"
+        "draw/__init__.py: its docstring does not say what the directory does not know"
     ]
 
 

@@ -65,7 +65,7 @@ def test_lazy_names_that_disagree_are_found():
     source = dict.fromkeys(["colour_of", "local", "collective"], "shoal.colour")
     assert exports.lazy_problems(fake, source) == [
         "local: not the one of shoal.colour",
-        "collective: fake does not give it",
+        "collective: fake does not pass it",
     ]
 
 

@@ -51,5 +51,5 @@ def test_any_text_is_a_layout_or_a_usage_error(text):
 
 
 def test_what_is_no_text_is_refused():
-    with pytest.raises(TypeError, match="must be text"):
+    with pytest.raises(TypeError, match="must be a string"):
         layout_of_text(3)

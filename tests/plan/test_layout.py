@@ -112,7 +112,7 @@ BAD = [
     (lambda: Layout({"x": 2}, "x"), ["the first argument must be a Mesh"]),
     (lambda: Layout(MESH, "data").shard_shape((2, 3)), ["rank 2", "rank 1"]),
     (lambda: Layout(MESH, "data").shard_shape((-2,)), ["negative"]),
-    (lambda: Layout(MESH, "data").shard_shape((2.0,)), ["row of integers"]),
+    (lambda: Layout(MESH, "data").shard_shape((2.0,)), ["sequence of integers"]),
     (lambda: Layout(MESH, "data").global_shape(()), ["rank 0", "rank 1"]),
     (lambda: Layout(MESH, "data").num_shards(1), ["rank 1"]),
     (lambda: Layout(MESH, "data").num_shards(-2), ["rank 1"]),

@@ -99,10 +99,10 @@ NET = ["params/w", "params/b", "step", "opt/0/mu/w", "w[0]"]
 @pytest.mark.parametrize(
     ("pattern", "told"),
     [
-        ("params", "; did you mean 'params/**'? 'params' is a folder of 2 leaves"),
-        ("params/", "; did you mean 'params/**'? 'params' is a folder of 2 leaves"),
-        ("parms", "; did you mean 'params/**'? 'params' is a folder of 2 leaves"),
-        ("opt/0", "; did you mean 'opt/0/**'? 'opt/0' is a folder of 1 leaf"),
+        ("params", "; did you mean 'params/**'? 'params' is a directory of 2 leaves"),
+        ("params/", "; did you mean 'params/**'? 'params' is a directory of 2 leaves"),
+        ("parms", "; did you mean 'params/**'? 'params' is a directory of 2 leaves"),
+        ("opt/0", "; did you mean 'opt/0/**'? 'opt/0' is a directory of 1 leaf"),
         ("parms/w", "; did you mean 'params/w'?"),
         ("parms/**", "; did you mean 'params/**'?"),
         ("opt/*/mv/w", "; did you mean 'opt/*/mu/w'?"),
@@ -123,7 +123,7 @@ def test_what_may_have_been_meant(pattern, told):
 
 def test_a_folder_with_the_characters_of_patterns_is_suggested_so_that_it_works():
     told = near("layers[0]", ["layers[0]/w"])
-    assert "did you mean 'layers[[]0]/**'? 'layers[0]' is a folder" in told
+    assert "did you mean 'layers[[]0]/**'? 'layers[0]' is a directory" in told
     assert taken("layers[[]0]/**", ["layers[0]/w"]) == {"layers[0]/w"}
 
 

@@ -225,7 +225,7 @@ def test_hosts_of_a_torus_are_blocks():
         (lambda: from_json({"topology": "v5e:2x2", "origin": [1 << 70, 0]}), "be whole numbers"),
         (lambda: from_json({"topology": "v5e:2x2", "origin": [1]}), "each of the 2 dims"),
         (lambda: from_json({"topology": "v5e:2x2 x 2 slices", "origin": [1]}), "the 2 dims"),
-        (lambda: from_json({"topology": "v5e:2x2", "kind": 3}), "kind=3 must be text"),
+        (lambda: from_json({"topology": "v5e:2x2", "kind": 3}), "kind=3 must be a string"),
         (lambda: from_json({"topology": "v5e:2x2", "ids": [[0], [1, 2]]}), "4 whole numbers"),
         (lambda: from_json({"topology": "v5e:2x2", "ids": [1 << 70, 1, 2, 3]}), "4 whole numbers"),
         (lambda: from_json({"topology": "v5e:2x2", "listed": [[0], [1, 2]]}), "4 whole numbers"),

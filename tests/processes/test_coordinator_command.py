@@ -161,7 +161,7 @@ def test_what_is_wrong_is_said(job, start):
     taken = start("--port", port)
     code, out, err = taken.finish()
     assert (code, out) == (74, "")
-    assert f"the meeting place cannot start at 127.0.0.1:{port}" in err
+    assert f"the coordinator cannot start at 127.0.0.1:{port}" in err
     assert "in use" in err
     wrong = start("--port", "x", "--jax-port", "70000")
     code, out, err = wrong.finish()

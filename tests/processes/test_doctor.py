@@ -217,7 +217,7 @@ def test_the_port_of_a_job_that_runs(see_fork, child_env):
         code, out = see_fork("--alone", **member(0, 2, address)).ended()
         popen.stdin.close()
     assert code == 0
-    assert f"a job of shoal meets at port {address.rpartition(':')[2]} of this host: pid " in out
+    assert f"a shoal job uses port {address.rpartition(':')[2]} of this host: pid " in out
 
 
 def test_the_address_of_another_host(see_fork):

@@ -232,7 +232,7 @@ def test_a_dead_meeting_place_is_a_python_error(job):
     os.kill(place, signal.SIGKILL)
     ended = job.wait_for(0)
     assert ended.code == 71, ended
-    assert "meeting place" in ended.err
+    assert "coordinator" in ended.err
     other.kill()
     job.wait()
     assert job.leaves_no_orphan()

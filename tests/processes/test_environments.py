@@ -26,8 +26,8 @@ assert line.startswith(b'{{"address"'), place.last_words()
 assert place.wait() == 0
 """
 READ_ONLY = """
-for folder in /tmp /var/tmp; do
-    mount --bind $folder $folder && mount -o remount,bind,ro $folder || exit 5
+for directory in /tmp /var/tmp; do
+    mount --bind $directory $directory && mount -o remount,bind,ro $directory || exit 5
 done
 cd /proc && exec "$@"
 """

@@ -267,9 +267,9 @@ def test_a_meeting_place_that_is_killed_ends_the_waits(stage):
     stage.server.kill()
     told = child.answer()
     assert told["error"] == "ProcessLostError"
-    assert f"the meeting place at {stage.address} is lost" in told["words"]
+    assert f"the coordinator at {stage.address} is lost" in told["words"]
     for _ in range(2):
-        with pytest.raises(ProcessLostError, match="the meeting place"):
+        with pytest.raises(ProcessLostError, match="the coordinator"):
             barrier.on(me, "epoch", timeout_s=PATIENCE_S)
 
 

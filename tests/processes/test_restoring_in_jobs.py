@@ -181,7 +181,7 @@ def run_in_parts(path):
             ckpts.wait()
         for only, told in (
             (["y/**", "xx"], "only='xx' takes no leaf"),
-            (["y", "x"], "'y' is a folder of 2 leaves"),
+            (["y", "x"], "'y' is a directory of 2 leaves"),
         ):
             with pytest.raises(shoal.errors.RestoreMismatchError, match=told):
                 ckpts.restore(1, target, only=only)

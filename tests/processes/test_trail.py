@@ -264,4 +264,4 @@ def test_processes_that_hang_in_their_own_programs_end_with_the_call_that_differ
         assert f"process {process} of 2 (" in one.err
         assert "processes gave put different values" in one.err
         assert "put at tests/processes/test_trail.py:" in one.err
-        assert "the main thread has stood in native code, at tests/processes/test_trail" in one.err
+        assert "the main thread has been in native code, at tests/processes/test_trail" in one.err

@@ -104,7 +104,7 @@ def test_the_own_name_of_one_host_of_several_is_refused_at_once(child_env, tmp_p
     assert done.returncode == 74, done
     said = " ".join(done.stderr.split())
     assert said.count(f"this host's own name '{NAME}' does not resolve: ") == 2, done
-    assert said.count("add it to /etc/hosts; if all processes are on this host, give 127.") == 2
+    assert said.count("add it to /etc/hosts; if all processes are on this host, pass 127.") == 2
 
 
 def test_the_next_job_of_a_process_may_be_on_several_hosts(job, said):

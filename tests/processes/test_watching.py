@@ -183,7 +183,7 @@ def test_a_frozen_meeting_place_is_lost_to_a_program_that_asks_nothing(stage, to
     for ended in stage.job.wait():
         assert ended.code == 0, ended
         assert told(ended)[0].startswith("ProcessLostError -> process ")
-        assert f"the meeting place at {stage.job.address} is lost (silent for 1 s" in "\n".join(
+        assert f"the coordinator at {stage.job.address} is lost (silent for 1 s" in "\n".join(
             told(ended)
         )
 
@@ -214,7 +214,7 @@ def test_the_dead_meeting_place_ends_who_hangs(stage):
     stage.place.kill()
     for ended in stage.job.wait():
         assert ended.code == 71, ended
-        assert f"the meeting place at {stage.job.address} is lost" in ended.err
+        assert f"the coordinator at {stage.job.address} is lost" in ended.err
 
 
 def test_a_thread_that_hangs_keeps_no_process_whose_main_one_is_through(stage):

@@ -111,7 +111,7 @@ def test_where_only_the_call_sites_differ_a_name_is_advised_and_helps():
     assert texts(agree_all(calls)) == [
         "  process 0: broadcast at a.py:1 (f)",
         "  process 1: broadcast at a.py:2 (f)",
-        "If these are one call made at several places, give each of them the same name=.",
+        "If these are one call made at several places, pass the same name= in each.",
     ]
     assert agree_all([call._replace(name="w") for call in calls]) == [{0: b"", 1: b""}] * 2
 

@@ -63,7 +63,7 @@ def test_what_is_no_local_path(given, words):
 
 @pytest.mark.parametrize("given", [None, 3, ["a"]])
 def test_what_is_no_path_at_all(given):
-    with pytest.raises(UsageTypeError, match=r"^.* must be text or a pathlib\.Path"):
+    with pytest.raises(UsageTypeError, match=r"^.* must be a string or a pathlib\.Path"):
         local_path(given)
 
 

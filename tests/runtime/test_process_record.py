@@ -315,7 +315,7 @@ def test_cpu_devices_beside_accelerators(run):
     lines = run(IMPORTED.format(given={"JAX_PLATFORMS": "tpu"}) + script).stdout.splitlines()
     assert lines[:2] == ["tpu,cpu 3", "3"]
     assert lines[2].startswith("InitializeError too late for host_devices=4")
-    assert any("give one of them" in line for line in lines)
+    assert any("pass one of them" in line for line in lines)
     assert lines[-1].endswith("host_devices=0 must be a whole number, at least 1")
 
 

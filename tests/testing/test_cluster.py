@@ -130,7 +130,7 @@ def test_the_services_are_found_by_name(cluster, child_env, services):
     bench.start(functions.meet, "here")
     for process in (0, 1):
         bench.wait_for_pause("barrier.before_arrive", process)
-    names = [0, 1, "the meeting place", "JAX's service"]
+    names = [0, 1, "the coordinator", "JAX's service"]
     pids = [bench.pid(who) for who in names]
     assert len(set(pids)) == 4
     assert set(pids) <= set(bench.pids())
@@ -206,10 +206,10 @@ def test_a_wrong_program_is_refused(cluster, child_env):
         bench.start(functions.who, only=[2])
     with pytest.raises(UsageError, match="process 1 was not started"):
         bench.kill(1)
-    with pytest.raises(UsageError, match="the meeting place does not run"):
-        bench.kill("the meeting place")
-    with pytest.raises(UsageError, match="did you mean 'the meeting place'"):
-        bench.kill("meeting place")
+    with pytest.raises(UsageError, match="the coordinator does not run"):
+        bench.kill("the coordinator")
+    with pytest.raises(UsageError, match="did you mean 'the coordinator'"):
+        bench.kill("coordinator")
     with pytest.raises(UsageError, match="has no network"):
         bench.cut(0)
 

@@ -48,14 +48,14 @@ def test_the_names_stay_inside(cluster, child_env):
 
 def test_who_has_no_cable(cluster, child_env):
     bench = cluster(2, network=True, env=child_env)
-    for who in (2, "the meeting place", "JAX's service"):
+    for who in (2, "the coordinator", "JAX's service"):
         with pytest.raises(UsageError, match="has no network link of its own"):
             bench.cut(who)
 
 
 def test_each_service_that_stands_alone_has_a_cable(cluster, child_env):
     bench = cluster(2, network=True, services="stand-alone", env=child_env)
-    for who in (0, 1, "the meeting place", "JAX's service"):
+    for who in (0, 1, "the coordinator", "JAX's service"):
         bench.cut(who)
         bench.mend(who)
     assert bench.run(functions.global_sum) == [(1.0, 2)] * 2

@@ -229,7 +229,7 @@ def _limit(timeout_s: object) -> float:
 
 
 def _lane_problems(lane: object) -> list[str]:
-    return ["lane must be text"] if lane is None else lane_problems(lane)
+    return ["lane must be a string"] if lane is None else lane_problems(lane)
 
 
 def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Order:
@@ -449,7 +449,7 @@ class Order(NamedTuple):
         if self.wish.compatible_with is not None:
             chosen = f"in the order that compatible_with={self.wish.compatible_with!r} asks for"
         elif isinstance(self.topology, Torus | Slices):
-            chosen = "placed on the wires, the last axis on the shortest"
+            chosen = "placed to match the interconnect, the last axis on the shortest links"
         else:
             chosen = "process after process, for no links are known"
         hops = hops_of(self.topology, self.mesh)

@@ -154,7 +154,8 @@ class _Filling:
         for name in (one for one in self.names if one in self._taken[number]):
             earlier = next(n for n in range(number) if name in self._taken[n])
             return (
-                f"earlier rules take all that it matches ({self._table[earlier].pattern!r} takes "
+                "earlier rules already match every leaf that it matches "
+                f"({self._table[earlier].pattern!r} takes "
                 f"{name!r}); the first that matches decides: put it before them"
             )
         return f"matches nothing{near(self._table[number].pattern, self.names)}"
@@ -163,7 +164,7 @@ class _Filling:
 def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_rule: bool) -> Layout:
     if _is_bare_shape(value):
         raise UsageTypeError(
-            f"{value!r} are numbers, not a shape: give jax.ShapeDtypeStruct({value!r}, dtype), or "
+            f"{value!r} are numbers, not a shape: pass jax.ShapeDtypeStruct({value!r}, dtype), or "
             "numbers that are leaves as np.int32"
         )
     if not hasattr(value, "shape") and not isinstance(value, bool | int | float | complex):
@@ -211,7 +212,7 @@ def _rules(rules: Any, problems: list[str]) -> list[_Rule]:
         if not isinstance(pattern, str) or not pattern:
             problems.append(WrongType(f"rule {one!r}: {pattern!r} is not a pattern such as '**/w'"))
         elif not is_one_layout(given):
-            text = f"{given!r} is not a layout; give a tuple of axis names and None, or a Layout"
+            text = f"{given!r} is not a layout; pass a tuple of axis names and None, or a Layout"
             problems.append(WrongType(f"rule {pattern!r}: {text}"))
         else:
             table.append(_Rule(pattern, given))
@@ -231,7 +232,7 @@ def _mesh(given: Mesh | jax.sharding.Mesh | None, table: Sequence[_Rule]) -> Mes
     if len(named) == 1:
         return next(iter(named))
     raise UsageError(
-        "match_layouts: rules of axis names need a mesh: give mesh=, or enter use_mesh"
+        "match_layouts: rules of axis names need a mesh: pass mesh=, or enter use_mesh"
     )
 
 

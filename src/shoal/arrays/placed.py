@@ -34,7 +34,7 @@ def placed_leaves(tree: Any, shapes: Any) -> list[tuple[str, Any, Layout | None]
     values = jax.tree.leaves(tree)
     if any(isinstance(value, Layout) or hasattr(value, "spec") for value in values):
         raise UsageError(
-            "describe: a tree of layouts has no sizes; give the tree of shapes, too: "
+            "describe: a tree of layouts has no sizes; pass the tree of shapes, too: "
             "describe(layouts, jax.eval_shape(…))"
         )
     layouts = [layout_of(value) if hasattr(value, "sharding") else None for value in values]

@@ -34,11 +34,12 @@ from shoal.runtime.system.service_commands import (
 from shoal.runtime.wire.frames import address_text, split_address
 
 _HELP = """\
-Run the services of a job separately: shoal's meeting place and JAX's service.
+Run the services of a job separately: shoal's coordinator and JAX's service.
 
-Without it process 0 of a job starts both (under shoal run the launcher does). Run it on a host or
-in a pod that outlives the processes: then any process may die, and the others go on. It prints
-one line of JSON on stdout (addresses, pids) and, on stderr, the variables for the processes.
+By default, process 0 of the job starts both services. Under shoal run, the launcher does. Run this
+command on a host or in a pod that outlives the processes. Any process can then die, and the others
+continue. It prints one line of JSON on stdout (addresses, pids) and, on stderr, the variables for
+the processes.
 
 \b
 Examples:
@@ -47,24 +48,24 @@ Examples:
   shoal coordinator -n 4 --keep                     one job after another
 
 \b
-Each process is then started with the variables on stderr, and its rank:
+Start each process with the variables printed on stderr, and its rank:
   SHOAL_COORDINATOR=… SHOAL_JAX_SERVICE=… SHOAL_TOKEN=…
   SHOAL_NUM_PROCESSES=4 SHOAL_PROCESS_ID=0 python train.py
 
 \b
-The token is a secret: with it a process may join the job, or end it. It is
-taken from SHOAL_TOKEN; if that is not set, one is made and printed. The time
-until a process counts as lost is a setting of this command, not of the
+The token is a secret: a process that has it can join the job, or end it. It is
+read from SHOAL_TOKEN. If that is not set, a token is generated and printed. Set
+the limits after which a process counts as lost for this command, not for the
 processes: SHOAL_HEARTBEAT_S, SHOAL_LOST_AFTER_S, SHOAL_SILENT_LOST_AFTER_S.
 
 \b
-It ends when the job is over; Ctrl-C or SIGTERM ends it, and the job with it.
-Signals that are ignored at the start stay ignored: SIGHUP after nohup, SIGINT
-in a script that starts it with &.
+The command exits when the job is over. Ctrl-C or SIGTERM ends it, and the job
+with it. Signals that are ignored at the start stay ignored: SIGHUP after nohup,
+SIGINT in a script that starts it with &.
 Exit code:
   0      the job is over
   2      wrong usage
-  71     the meeting place or JAX's service ended before the job
+  71     the coordinator or JAX's service ended before the job
   74     they failed to start, for example because a port is taken
   128+n  ended by signal n
 """
@@ -81,7 +82,7 @@ _Bind = Annotated[
     str,
     typer.Option(metavar="HOST", help="Address to listen at; 0.0.0.0: all, for other hosts."),
 ]
-_Port = Annotated[str, typer.Option(metavar="P", help="Port of the meeting place; 0: any.")]
+_Port = Annotated[str, typer.Option(metavar="P", help="Port of the coordinator; 0: any.")]
 _JaxPort = Annotated[str, typer.Option(metavar="P", help="Port of JAX's service; 0: any.")]
 _Keep = Annotated[
     bool, typer.Option("--keep", help="Serve one job after another, at the same addresses.")
@@ -199,7 +200,7 @@ class _Services:
         """Return their addresses, as seen from other hosts; let one monitor the other."""
         found = []
         for name, port, spawned in (
-            ("the meeting place", request.port, self.place),
+            ("the coordinator", request.port, self.place),
             ("JAX's service", request.jax_port, self.jax_service),
         ):
             line = spawned.first_line(_START_S)
@@ -227,7 +228,7 @@ class _Services:
         if self.place.stdout.fileno() in ended:
             code = self.place.wait()
             if code:
-                raise _lost("the meeting place", code, self.place)
+                raise _lost("the coordinator", code, self.place)
             return
         lost = _lost("JAX's service", self.jax_service.wait(), self.jax_service)
         with contextlib.suppress(subprocess.TimeoutExpired):  # it notifies the processes

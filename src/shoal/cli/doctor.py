@@ -37,17 +37,17 @@ from shoal.runtime.system.child_process import own_environment
 from shoal.runtime.system.failure_words import listed
 
 _HELP = """\
-Find why a job does not start: launcher, addresses, versions, devices, clocks, folders.
+Find out why a job does not start: launcher, addresses, versions, devices, clocks, directories.
 
-Start it in place of the program, by the same launcher: the processes meet as those of the program
-would, compare what they see, and process 0 prints it. If they cannot meet, each process prints
-what it found, with the reason. Alone, it checks this process and this host.
+Start it in place of the program, with the same launcher. The processes join as those of the program
+would, compare what they see, and process 0 prints the result. If they cannot join, each process
+prints what it found, and the reason. Without a launcher, it checks this process and this host.
 
 \b
 Examples:
   shoal doctor                                    this process, this host
   shoal doctor -n 4                               4 processes here, as under shoal run
-  srun shoal doctor --shared /home/me train.py    all tasks; is the folder shared, and is
+  srun shoal doctor --shared /home/me train.py    all tasks; is the directory shared, and is
                                                   train.py the same file everywhere?
   mpirun -n 16 shoal doctor
   torchrun --nproc-per-node 4 -m shoal doctor
@@ -57,16 +57,17 @@ Examples:
 \b
 What it checks:
   launcher   the variables of which launcher are used, and why those of others are not
-  address    what it resolves to; that process 0 can listen and the others connect
+  address    what it resolves to; whether process 0 can listen and the others connect
   versions   Python, JAX, jaxlib, NumPy, shoal, drivers; PROGRAM: a digest of the file
-  devices    they start, in a child process, within --timeout
-  clock      at one moment, on all hosts
-  folders    each process sees the files of all others in --shared and SHOAL_RENDEZVOUS
+  devices    whether they start, in a child process, within --timeout
+  clock      whether the clocks of all hosts agree
+  files      whether each process sees the files of all others in --shared and
+             SHOAL_RENDEZVOUS
   memory, disk, proxy
 
 \b
 Exit code:
-  0      nothing is wrong; notes do not count
+  0      no problem was found; notes do not count
   1      a problem was found; under a launcher, on all processes
   2      wrong usage
 """
@@ -85,7 +86,7 @@ _Devices = Annotated[
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 _Shared = Annotated[
     list[str] | None,
-    typer.Option(metavar="DIR", help="A folder that all processes must share; may be repeated."),
+    typer.Option(metavar="DIR", help="A directory that all processes must share; may be repeated."),
 ]
 _Timeout = Annotated[
     float,

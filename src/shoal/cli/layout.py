@@ -63,7 +63,7 @@ def layout(
 def _read(dims: str, mesh: str, processes: int) -> Layout:
     text, at, inner = halves(dims)
     if bool(at) == bool(mesh):
-        raise UsageError(f"layout {dims!r}: give the mesh once, after '@' or with --mesh")
+        raise UsageError(f"layout {dims!r}: pass the mesh once, after '@' or with --mesh")
     grid = read_mesh(inner.strip() if at else mesh, processes)
     return Layout.parse(f"{text} @ {grid.text}")
 

@@ -90,9 +90,10 @@ def _joined(words: list[str]) -> list[str]:
         return words
     if found:
         forms = " or ".join(f"shoal mesh {first!r} {second!r}" for first, second in found)
-        raise UsageError(f"the axes may begin in several places: give {forms}")
+        raise UsageError(f"the axes may begin in several places: pass {forms}")
     raise UsageError(
-        f"{' '.join(words)!r} is not a topology and axes: give shoal mesh v5p:4x4x8 data=16 model=8"
+        f"{' '.join(words)!r} is not a topology and axes: write shoal mesh v5p:4x4x8 data=16 "
+        "model=8"
     )
 
 
@@ -142,7 +143,7 @@ def _refuse_without_topology(
             raise UsageError(f"{option} requires a topology: shoal mesh v5p:4x4x4 {text!r} …")
     if _is_topology(text):
         raise UsageError(
-            f"{text!r} is a topology: also give the axes of the mesh, as in "
+            f"{text!r} is a topology: also pass the axes of the mesh, as in "
             f"shoal mesh {text!r} 'data=2 model=4'"
         )
 
@@ -231,12 +232,12 @@ def write_pictures(
 
 def _write(option: str, name: str, text: str) -> None:
     if name in ("", "-"):
-        raise UsageError(f"{option} {name!r} is not a file; for standard output give /dev/stdout")
+        raise UsageError(f"{option} {name!r} is not a file; for standard output pass /dev/stdout")
     path = Path(name)
     try:
         path.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = why_refused(error, name) if isinstance(error, OSError) else error
         folder = path.parent
-        missing = "" if folder.is_dir() else f"; there is no folder {str(folder)!r}"
+        missing = "" if folder.is_dir() else f"; there is no directory {str(folder)!r}"
         raise UsageError(f"{option} {name!r} cannot be written: {reason}{missing}") from None

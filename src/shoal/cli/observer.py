@@ -79,7 +79,7 @@ def _address(command: str, where: str) -> str:
     try:
         split_address(where)
     except UsageError:
-        reason = "is neither host:port of a meeting place nor a folder or file"
+        reason = "is neither host:port of a coordinator nor a directory or file"
         raise UsageError(f"{command}: {where!r} {reason}") from None
     return where
 
@@ -95,7 +95,7 @@ def _only_job(command: str) -> ServerAddress:
                 records[record.place.address] = record
     if len(records) == 1:
         return next(iter(records.values())).place
-    options = "give host:port of a meeting place, or the log directory of shoal run"
+    options = "pass host:port of a coordinator, or the log directory of shoal run"
     if not records:
         raise UsageError(f"{command}: no running job of shoal run is found here; {options}")
     paths = sorted(os.path.dirname(record.path) for record in records.values())
@@ -166,7 +166,7 @@ class Observer:
         except TimeoutError:
             raise self._late() from None
         except (OSError, FrameError) as error:
-            reason = f"what listens at {self.place.address} is not a meeting place of this shoal"
+            reason = f"what listens at {self.place.address} is not a coordinator of this shoal"
             raise InitializeError(f"{self._command}: {reason} ({error})") from None
         if welcome.header.get("is") != "welcome":
             answer = welcome.body.decode(errors="replace")
@@ -277,7 +277,7 @@ class Observer:
         return ProcessLostError(f"{self._name()} is gone ({error})")
 
     def _late(self) -> DeadlineError:
-        reason = f"has not answered for {self._answer_s:g} s: frozen or cut off"
+        reason = f"has not answered for {self._answer_s:g} s: frozen or disconnected"
         return DeadlineError(f"{self._name()} {reason}", waited_s=self._answer_s)
 
     def _strange(self, error: object) -> ShoalError:
@@ -285,7 +285,7 @@ class Observer:
         return InitializeError(f"{self._name()} {reason}")
 
     def _name(self) -> str:
-        return f"{self._command}: the meeting place at {self.place.address}"
+        return f"{self._command}: the coordinator at {self.place.address}"
 
 
 def _connected(command: str, place: ServerAddress, limit: float) -> Channel:

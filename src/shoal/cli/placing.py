@@ -56,7 +56,7 @@ def placed(
     if not grid.is_iota:
         raise UsageError(
             f"--order {order} places devices, and the mesh {grid.text!r} lists its device ids: "
-            "give its axes only, or --order given"
+            "pass its axes only, or --order given"
         )
     return place(
         topology,

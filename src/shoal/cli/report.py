@@ -18,8 +18,8 @@ from shoal.runtime.failures.rendering import Style, report
 _HELP = """\
 Show the report of a job that failed, again.
 
-PATH is a failure.json, or the log directory of shoal run; default: the directory ./logs, or this
-one. Of a job that was restarted, it shows the report of each attempt.
+PATH is a failure.json, or the log directory of shoal run. Default: the directory ./logs, or this
+one. If the job was restarted, the report of each attempt is shown.
 
 \b
 Examples:
@@ -28,9 +28,9 @@ Examples:
   shoal report logs/failure.json    of this file
 
 \b
-It is as wide as the terminal and in colour there (NO_COLOR, FORCE_COLOR and
-COLUMNS do as usual), whatever it was printed to before. Programs read the
-file itself: docs/failures.md lists its fields.
+The report is as wide as the terminal, and in color there (NO_COLOR, FORCE_COLOR
+and COLUMNS work as usual). Programs should read the file itself:
+docs/failures.md lists its fields.
 
 \b
 Exit code:
@@ -69,7 +69,8 @@ def failure_files(path: str | None) -> list[str]:
             return attempts or [os.path.join(folder, FAILURE_FILE)]
     where = "in ./logs or here" if path is None else f"in {path}"
     raise UsageError(
-        f"report: there is no {FAILURE_FILE} {where}: shoal run writes it beside the logs of a job "
+        f"report: there is no {FAILURE_FILE} {where}: shoal run writes it next to the logs of "
+        "a job "
         "that fails"
     )
 

@@ -32,7 +32,7 @@ In it, `shoal.initialize()` and `jax.distributed.initialize()` need no arguments
 variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Lines are prefixed with their rank: `p1|`.
 (gloo's messages about its connections are only in the logs, which hold all output.)
 
-On a cluster: one page for each in docs/clusters. If a job does not start: shoal doctor.
+docs/clusters has a page for each kind of cluster. If a job does not start, run shoal doctor.
 
 \b
 Examples:
@@ -43,67 +43,68 @@ Examples:
   shoal run -n 4 --log-dir logs train.py     keep logs/p0000.log … p0003.log
 
 \b
-Several hosts: the same command on each, with its own --node-rank (a, then b):
+Several hosts: run the same command on each, with its own --node-rank (a, b):
   shoal run --nnodes 2 --node-rank 0 --coordinator a:8476 -n 4 train.py
   shoal run --nnodes 2 --node-rank 1 --coordinator a:8476 -n 4 train.py
-  All start together and end together; the counts of -n may differ. Ranks are
-  those of node 0 first. Set SHOAL_TOKEN to one secret on all hosts, and open
-  four ports of node 0 to them, here 8476 to 8479 (of the launchers, meeting
-  place, JAX's service, torch's store); computing on CPUs uses any ports. A host
-  that is off or cut off ends the job after {lost} s (SHOAL_LOST_AFTER_S). Every
-  launcher names the same first failure and its host, with the same exit code.
-  Under Slurm, MPI, torchrun or Kubernetes the program needs no shoal run: see
-  docs/starting.md.
+  All hosts start and end together. The counts of -n can differ. The ranks of
+  node 0 come first. Set SHOAL_TOKEN to one secret on all hosts, and open four
+  ports of node 0 to them, here 8476 to 8479 (launchers, the coordinator, JAX's
+  service, torch's store). CPU computations use any ports. If a host is off or
+  disconnected, the job ends after {lost} s (SHOAL_LOST_AFTER_S). Every
+  launcher prints the same first failure and its host, and returns the same exit
+  code. Under Slurm, MPI, torchrun or Kubernetes the program needs no shoal run:
+  see docs/starting.md.
 
 \b
-While it runs, job.json beside the logs (of node 0) holds its address and token
-(only you can read it): for shoal watch, shoal stacks and other observers.
+While the job runs, job.json next to the logs (of node 0) has its address and
+token, for shoal watch, shoal stacks and other observers. Only you can read it.
 
 \b
 When a process fails:
-  The others learn of it through shoal and have {aftermath} s to end by themselves
-  (SHOAL_FAILURE_GRACE_S); then they get SIGTERM and, {grace} s later
+  The other processes are notified through shoal and have {aftermath} s to exit
+  (SHOAL_FAILURE_GRACE_S). Then they get SIGTERM and, {grace} s later
   (SHOAL_GRACE_S), SIGKILL. One report says what failed first, where, and what
-  the others did; failure.json beside the logs holds the same facts
+  the others did. failure.json next to the logs has the same facts
   (docs/failures.md).
-  A process that the others have lost while it is alive (frozen, for example) is
-  ended once they have ended; one that is only slower is named, and never ended.
-  Nothing outlives the launcher, grandchildren included, even if it is
-  itself killed. (macOS: except those that left their process group.)
+  If a process is alive but lost to the others (frozen, for example), shoal run
+  terminates it after they have exited. A process that is only slower is named
+  in the report and never terminated. No process outlives the launcher, not even
+  a grandchild or if the launcher itself is killed. (On macOS, processes that
+  left their process group can.)
 
 \b
-Again after a failure:
-  shoal run --max-restarts 3 …    at most 3 new attempts, all nodes together
-  shoal run --restart-preempted … after exit code 75, too; these do not count
-  Each attempt has new services and a new token; SHOAL_ATTEMPT is its number,
-  from 0. The same exception at the same line and step, twice with no new saved
-  step in between, ends the job. So do three failures without progress, which is
-  a new saved step or, until one is saved, a step that all processes have ended
-  (shoal.step, shoal.preempted). An attempt that a signal, a preemption or the
-  loss of a host ended counts for neither, except for an out-of-memory kill that
-  the cgroup counted. Exit code 2, Ctrl-C, and signals to shoal run end the job
-  for good.
-  If a new attempt follows, the other processes have {between:g} s, not {aftermath} s, unless
-  SHOAL_FAILURE_GRACE_S is set; one that is saving has {aftermath} s.
+Restarting after a failure:
+  shoal run --max-restarts 3 …    at most 3 restarts, all nodes together
+  shoal run --restart-preempted … also after exit code 75; these do not count
+  Each restart attempt has new services and a new token. SHOAL_ATTEMPT is its
+  number, from 0. If the same exception occurs at the same line and step twice,
+  with no new saved step in between, the job ends. It also ends after three
+  failures without progress. Progress is a new saved step or, until one is
+  saved, a step that all processes have finished (shoal.step, shoal.preempted).
+  If a signal, a preemption or the loss of a host ended an attempt, it counts for
+  neither rule, except for an out-of-memory kill that the cgroup counted. Exit
+  code 2, Ctrl-C, and signals to shoal run end the job for good.
+  Before a restart, the other processes have {between:g} s instead of {aftermath} s, unless
+  SHOAL_FAILURE_GRACE_S is set. A process that is saving has {aftermath} s.
 
 \b
 Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
-         After SIGTERM the processes have {grace} s to end (SHOAL_GRACE_S); or, where
-         they took it as a notice (shoal.preempted), {leave} s (SHOAL_LEAVE_S).
+         After SIGTERM the processes have {grace} s to exit (SHOAL_GRACE_S), or {leave} s
+         (SHOAL_LEAVE_S) if they took it as a notice (shoal.preempted).
          Signals that are ignored at the start stay ignored: SIGHUP after nohup,
          and SIGINT in a script that starts it with &, which prints a line.
-Input:   with -n 1 the program reads yours; with more it reads /dev/null.
+Input:   with -n 1 the program reads your stdin; with more, /dev/null.
 Exit code:
   0      all processes ended with 0
   n      the code of the process that failed first; 128 + n for signal n
          (one that failed because of another, 70-74, is not the first)
   2      wrong usage
-  70-74  shoal: processes disagree, lost process, failed peer, deadline,
-         the job did not start
+  70-74  raised by shoal: processes disagree, lost process, failed peer,
+         deadline, the job did not start
   75     all processes ended with 0 (or 75) because shoal.preempted was True:
          requeue the job. The last line says which steps will be repeated. Not
-         after a save that failed since the notice
-  77     --stalled-after: all processes lived, and none moved
+         returned if a save failed after the notice
+  77     --stalled-after: all processes were alive, and none made progress
 """
 
 
@@ -262,7 +263,7 @@ def check(request: RunRequest) -> _Checked:
     indices = _indices(request.only, processes if is_alone else None, problems)
     restarts, stalled_after_s = _restarts(request, problems), _time(request, problems)
     if not request.program:
-        problems.append("no program: give a script, or -m and a module (shoal run --help)")
+        problems.append("no program: pass a script, or -m and a module (shoal run --help)")
     elif request.module:
         problems += _wrong_module(request.program[0])
     else:
@@ -386,7 +387,7 @@ def _indices(only: str | None, processes: int | None, problems: list[str]) -> fr
     shown = set()
     for part in (part.strip() for part in only.split(",")):
         if not (part.isascii() and part.isdigit()):
-            problems.append(f"--only {only!r}: {part!r} is not a rank; give ranks, as in 0,3")
+            problems.append(f"--only {only!r}: {part!r} is not a rank; pass ranks, as in 0,3")
         elif processes is not None and int(part) >= processes:
             problems.append(f"--only {part}: the ranks of -n {processes} are 0 to {processes - 1}")
         else:
@@ -501,22 +502,22 @@ MasterPort = Annotated[
 
 # Options of torchrun with a value, and without: what to write instead.
 _INSTEAD: Mapping[str, str] = {
-    "--rdzv-backend": "leave it out: the hosts meet at --coordinator, each with its --node-rank",
+    "--rdzv-backend": "leave it out: the hosts join at --coordinator, each with its --node-rank",
     "--rdzv-id": "leave it out: a job is known by its address and SHOAL_TOKEN",
     "--rdzv-conf": "set SHOAL_INITIALIZE_TIMEOUT_S, how long to wait for all hosts",
     "--monitor-interval": "leave it out: the end of a process is noticed at once",
     "--start-method": "leave it out: each process is a new Python",
     "--role": "leave it out: all processes are of one kind",
-    "--redirects": "give --log-dir DIR, which keeps the output of each process",
-    "--tee": "give --log-dir DIR, which keeps what is also shown",
-    "--local-ranks-filter": "give --only I,J with ranks of the whole job",
-    "--local-addr": "leave it out: give --coordinator a name that all hosts resolve",
-    "--logs-specs": "give --log-dir DIR",
+    "--redirects": "pass --log-dir DIR, which keeps the output of each process",
+    "--tee": "pass --log-dir DIR, which keeps what is also shown",
+    "--local-ranks-filter": "pass --only I,J with ranks of the whole job",
+    "--local-addr": "leave it out: pass --coordinator a name that all hosts resolve",
+    "--logs-specs": "pass --log-dir DIR",
 }
 _INSTEAD_OF_FLAGS: Mapping[str, str] = {
     "--standalone": "leave it out: without --nnodes all processes run on this host",
-    "--no-python": "give a Python script, or -m and a module: nothing else is started",
-    "--run-path": "give the script itself",
+    "--no-python": "pass a Python script, or -m and a module: nothing else is started",
+    "--run-path": "pass the script itself",
 }
 
 
@@ -624,7 +625,7 @@ def _number(option: str, value: str, least: int, problems: list[str]) -> int | N
         return int(value)
     least_text, _, most = value.partition(":")
     if option == "--nnodes" and least_text.isdigit() and most.isdigit():
-        problems.append(f"--nnodes {value}: the number of hosts is fixed; give --nnodes {most}")
+        problems.append(f"--nnodes {value}: the number of hosts is fixed; pass --nnodes {most}")
     else:
         problems.append(f"{option} {value} must be a whole number, at least {least}")
     return None

@@ -22,7 +22,7 @@ from shoal.runtime.system.failure_words import listed
 _HELP = """\
 Show the Python stacks of a running job's processes.
 
-WHERE is host:port of the job's meeting place, or the log directory of shoal run (with its
+WHERE is host:port of the job's coordinator, or the log directory of shoal run (with its
 job.json). Default: SHOAL_COORDINATOR, else your only running job on this host. PROCESSES are
 ranks, as in 3 or 0-7,12; default: all.
 
@@ -31,30 +31,30 @@ Examples:
   shoal stacks                     all processes of the job on this host
   shoal stacks 3                   rank 3
   shoal stacks logs 0-7,12         some ranks, of shoal run --log-dir logs
-  shoal stacks 10.0.0.1:8476       of the job with this meeting place
+  shoal stacks 10.0.0.1:8476       of the job with this coordinator
   shoal stacks --json              everything, for programs
 
 \b
 Processes whose main threads are at the same line are shown once, as Python
-shows a traceback: the calls of the program, the innermost last, and how many
-of each library are below (SHOAL_TRACEBACK=full shows all). shoal's own
+shows a traceback: the calls of the program, the innermost last, and the number
+of frames of each library below (SHOAL_TRACEBACK=full shows all). shoal's own
 threads are omitted (--json has them, and full stacks). A process answers even
 while its main thread hangs in native code, such as a collective. It cannot
-answer while it is frozen, cut off, or native code holds its interpreter lock:
-such processes are listed last. A debugger on their host (py-spy, gdb) may
-show more.
+answer while it is frozen or disconnected, or while native code holds its
+interpreter lock. Such processes are listed last. A debugger on their host
+(py-spy, gdb) may show more.
 
 \b
 Exit code:
   0      shown, even if some did not answer
   2      wrong usage, or no such job
-  71     the meeting place closed before it answered
-  73     the meeting place does not answer: frozen or cut off
+  71     the coordinator closed before it answered
+  73     the coordinator does not answer: frozen or disconnected
   74     nothing listens there, or the token is wrong
 """
 
 _INDICES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*")
-_MAY_BE = "frozen, cut off, or native code holds its interpreter lock"
+_MAY_BE = "frozen, disconnected, or native code holds its interpreter lock"
 _MOST_PROCESSES = 1 << 20
 
 _Processes = Annotated[str | None, typer.Argument(metavar="PROCESSES", hidden=True)]
@@ -97,7 +97,7 @@ def read_processes(text: str) -> list[int]:
       UsageError: it is malformed.
     """
     if not _INDICES.fullmatch(text):
-        raise UsageError(f"stacks: {text!r} is not a list of ranks; give ranks, as in 3 or 0-7,12")
+        raise UsageError(f"stacks: {text!r} is not a list of ranks; pass ranks, as in 3 or 0-7,12")
     found: set[int] = set()
     problems = []
     for part in text.split(","):

@@ -26,9 +26,9 @@ from shoal.paths import local_path
 _HELP = """\
 Show the processes of a running job: where each one is, and since when.
 
-WHERE is host:port of the job's meeting place, or the log directory of shoal run (with its
-job.json). Default: SHOAL_COORDINATOR, else your only running job on this host. It only
-observes: the job is not affected.
+WHERE is host:port of the job's coordinator, or the log directory of shoal run (with its
+job.json). Default: SHOAL_COORDINATOR, else your only running job on this host. The command
+only observes. The job is not affected.
 
 \b
 Examples:
@@ -40,27 +40,27 @@ Examples:
   shoal watch --log watch.jsonl     also a line of JSON for each refresh
 
 \b
-Read it from the top: processes that are not where most are come first, because
-the others wait for them. Lost, failed, stopped and silent processes lead; then
-the slow (1.5 times the median or more) and the furthest behind. If rows do not
-fit, processes at the same place share one, with their largest compute time,
-time there and memory.
+Read it from the top. Processes that are not at the same call as the majority
+come first, because the others are waiting for them. Lost, failed, stopped and
+silent processes lead, then slow ones (1.5 times the median or more), then those
+furthest behind. If the rows do not fit, processes at the same call share a row,
+with their largest compute time, time there and memory.
   step time     the median of a process's last 64 steps (in the summary)
-  compute time  the step time without waits for others in calls of shoal, and
-                its ratio to the median over all processes
-  waits at barrier 'x' (train.py:31)   in a call that waits for others
-  last at barrier 'x' (train.py:31)    its last call of shoal, which returned
+  compute time  the step time without waits for other processes in shoal calls,
+                and its ratio to the median over all processes
+  waits at barrier 'x' (train.py:31)   in a call that waits for other processes
+  last at barrier 'x' (train.py:31)    its last shoal call, which has returned
   stopped                              frozen by a signal (SIGSTOP, a debugger)
-  silent                               runs, but gives no sign of life
+  silent                               runs, but sends no heartbeats
 
 \b
-It ends when the job is over; Ctrl-C ends it before.
+The command exits when the job is over, or with Ctrl-C.
 Without a terminal it prints plain text: once, unless --every or --log is given.
 Exit code:
   0      the job is over, or it was shown once
   2      wrong usage, or no such job
-  71     the meeting place closed before its first answer
-  73     the meeting place does not answer: frozen or cut off
+  71     the coordinator closed before its first answer
+  73     the coordinator does not answer: frozen or disconnected
   74     nothing listens there, or the token is wrong
   130    ended by Ctrl-C
 """
@@ -207,7 +207,7 @@ def _check(sort: str, every: float | None, log: str | None, table: bool) -> str 
     if every is not None and not 0 < every < math.inf:
         problems.append(f"--every {every:g} must be a positive number of seconds")
     if not (table or log):
-        problems.append("--no-table shows nothing; give --log FILE")
+        problems.append("--no-table shows nothing; pass --log FILE")
     raise_all("watch", problems)
     return log
 
@@ -238,11 +238,11 @@ def _follow(
                     show(roll, _stale(silent_s))
     except ProcessLostError:
         seen = f"; last seen: {_counted(roll)}" if roll is not None else ""
-        return f"the job is over: its meeting place at {observer.place.address} has closed{seen}"
+        return f"the job is over: its coordinator at {observer.place.address} has closed{seen}"
 
 
 def _stale(silent_s: float) -> str:
-    return f"the meeting place has not answered for {silent_s:.0f} s: frozen or cut off"
+    return f"the coordinator has not answered for {silent_s:.0f} s: frozen or disconnected"
 
 
 def _counted(roll: Roll) -> str:

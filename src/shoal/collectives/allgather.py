@@ -159,7 +159,7 @@ def _advice(error: DivergenceError) -> str:
         how = "an array with tiled=True, or text by json.dumps(…)"
         return f"\na list of another length on each process is one leaf: {how}"
     if len({*re.findall(r": U\d+\[", sides)}) > 1:
-        return "\ntext of another width on each process: give json.dumps(….tolist())"
+        return "\ntext of another width on each process: pass json.dumps(….tolist())"
     return ""
 
 

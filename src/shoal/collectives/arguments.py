@@ -53,7 +53,7 @@ def deadline_of(operation: str, name: object, timeout_s: object, lane: object) -
         if text is None and argument == "name":
             continue
         if not isinstance(text, str):
-            raise UsageTypeError(f"{operation}: {argument}={text!r} must be text")
+            raise UsageTypeError(f"{operation}: {argument}={text!r} must be a string")
         if not text:
             raise UsageError(f"{operation}: {argument} must not be empty")
     return Deadline(time.monotonic(), settings.timeout(operation, timeout_s, "SHOAL_TIMEOUT_S"))

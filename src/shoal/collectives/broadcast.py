@@ -133,7 +133,7 @@ def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -
     raise compared(
         f"{ThisProcess(coordinator.process, coordinator.hosts)}: broadcast: {detail}",
         [here._replace(processes=who, said=words) for words, who in sides.items() if who],
-        advice="Give is_source=True on exactly one process.",
+        advice="Pass is_source=True on exactly one process.",
     )
 
 

@@ -27,8 +27,8 @@ Buffer: TypeAlias = bytes | memoryview  # of bytes
 
 _OPEN = ("int", "str", "bytes")
 _PLAIN_BYTES: Mapping[str, int] = {"bool": 1, "float": 8, "complex": 16, "None": 0}
-_KNOWN = "give arrays, numbers, str, bytes, PRNG keys or None"
-_ABSTRACT = "stands for an array, but this process's value is needed; give the array"
+_KNOWN = "pass arrays, numbers, str, bytes, PRNG keys or None"
+_ABSTRACT = "stands for an array, but this process's value is needed; pass the array"
 _ELSEWHERE = (
     "is wholly or partly on devices of other processes; allgather it with tiled=True, or "
     "relayout it to be replicated"
@@ -96,7 +96,7 @@ def leaf_of(path: str, value: Any) -> LeafSpec | str:
         if why := no_fixed_bits(value.dtype):
             return WrongType(f"{path}: has dtype {value.dtype}, {why}")
         return LeafSpec(path, "array", value.dtype, value.shape)
-    instead = advice(value, "give", "sent", can_register=True) or _KNOWN
+    instead = advice(value, "pass", "sent", can_register=True) or _KNOWN
     return WrongType(f"{path}: is {with_article(type(value).__name__)}; {instead}")
 
 

@@ -73,7 +73,7 @@ def live_processes(
     (0,)
     """
     if not isinstance(lane, str):
-        raise UsageTypeError(f"live_processes: lane={lane!r} must be text")
+        raise UsageTypeError(f"live_processes: lane={lane!r} must be a string")
     if not lane:
         raise UsageError("live_processes: lane must not be empty")
     timeout_s = settings.timeout("live_processes()", timeout_s, "SHOAL_TIMEOUT_S")

@@ -86,7 +86,7 @@ def _text(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
             raise UsageTypeError(f"assert_same_program: {detail}")
         return str(jitted.as_text())
     if not isinstance(jitted, jax.stages.Wrapped):
-        detail = f"{jitted!r} cannot be lowered; give what jax.jit returns"
+        detail = f"{jitted!r} cannot be lowered; pass what jax.jit returns"
         raise UsageTypeError(f"assert_same_program: {detail}")
     return str(jitted.lower(*args, **kwargs).as_text())
 

@@ -88,7 +88,7 @@ def sync_devices(
     """
     name = "sync_devices" if name is None else name
     if not isinstance(name, str):
-        raise UsageTypeError(f"sync_devices: name={name!r} must be text")
+        raise UsageTypeError(f"sync_devices: name={name!r} must be a string")
     deadline = deadline_of(f"sync_devices({name!r})", name, timeout_s, "main")
     if not isinstance(mesh, Mesh | jax.sharding.Mesh):
         raise UsageTypeError(f"sync_devices({name!r}): {mesh!r} must be a shoal Mesh or a JAX Mesh")

@@ -49,7 +49,7 @@ _LEARNED = (PeerFailedError.__name__, ProcessLostError.__name__)
 _NOT_OUTPUT = ("shoal: ", "[Gloo] Rank ")
 _CTRL_C = KeyboardInterrupt.__name__
 _SAID = 240  # characters of a later error
-_REQUEUED = f"Exit code {REQUEUE} means preempted and saved, but there was no notice."
+_REQUEUED = f"Exit code {REQUEUE} means preempted and saved, but there was no preemption notice."
 
 
 class EndedJob(NamedTuple):

@@ -353,7 +353,10 @@ class Job:
             self._passed_on_s = math.inf
             self._has_time = True
             if self._processes.alive:
-                reason = f"they took it as a notice, and have {self._order.leave_s:g} s to save"
+                reason = (
+                    f"they took it as a preemption notice, and have {self._order.leave_s:g} s "
+                    "to save"
+                )
                 self._print(f"{reason} and end (SHOAL_LEAVE_S)")
 
     def _take_orders(self, data: bytes) -> None:
@@ -497,7 +500,7 @@ class Job:
         failure = dataclasses.replace(conclusion.failure, advice=advice, logs=folder)
         are_there = os.path.isdir(self._log_dir)
         if not are_there:
-            self._print(f"the folder of the logs was removed while the job ran: {self._log_dir}")
+            self._print(f"the directory of the logs was removed while the job ran: {self._log_dir}")
             causes = (dataclasses.replace(cause, log="") for cause in failure.causes)
             failure = dataclasses.replace(failure, causes=tuple(causes), logs="")
         failure = facts_without_secrets(failure)

@@ -51,7 +51,7 @@ def open_log_dir(
         try:
             path = os.path.abspath(tempfile.mkdtemp(prefix="shoal-run-"))
         except OSError as error:
-            words = f"no temporary directory for the logs ({error.strerror}); give --log-dir"
+            words = f"no temporary directory for the logs ({error.strerror}); pass --log-dir"
             raise UsageError(f"run: {words}") from None
         yield path
         return
@@ -120,7 +120,7 @@ def _refusal(folder: str, path: str, owner_text: str = "another running job") ->
         quoted = str(owner["command"])
         quoted = quoted if len(quoted) <= _LETTERS else f"{quoted[:_LETTERS]}…"
         owner_text = f"`{quoted}` (pid {owner['pid']}{where}), running since {owner['since']}"
-    advice = "give each job a folder of its own, or wait until that one has ended"
+    advice = "use a separate directory for each job, or wait until that one has ended"
     return UsageError(f"run: --log-dir {folder!r} holds the logs of {owner_text}\n{advice}")
 
 

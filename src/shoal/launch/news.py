@@ -127,7 +127,7 @@ class News:
         if self.joined:
             return f"{listed(absent)} of {len(self._all)} never joined the job: each must call {by}"
         return (
-            f"no process joined the job, by {by}: unless they met by other means, these were "
+            f"no process joined the job, by {by}: unless they joined by other means, these were "
             f"{len(self._all)} separate programs"
         )
 

@@ -31,14 +31,14 @@ from shoal.runtime.wire.sockets import bind_host, moved
 
 # (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (
-    ("meeting place", MEETING_PLACE, "--print-leaving", "--print-news"),
+    ("coordinator", MEETING_PLACE, "--print-leaving", "--print-news"),
     ("JAX service", JAX_SERVICE),
 )
 
 
 def late_words(within_s: float) -> str:
     """Return the words about services that do not listen in time."""
-    return f"the meeting place or JAX's service did not start within {within_s:g} s"
+    return f"the coordinator or JAX's service did not start within {within_s:g} s"
 
 
 class ServiceProcess:

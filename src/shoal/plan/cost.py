@@ -286,7 +286,7 @@ def _needed(link: Link | None, topology: Topology, name: str, option: str) -> Li
     if link is None:
         what = "network" if option == "--network" else "links"
         raise UsageError(
-            f"cost: the speed of the {what} of {topology.text} is not known; give "
+            f"cost: the speed of the {what} of {topology.text} is not known; pass "
             f"links=links_of(topology, {name}=…), or {option} to shoal plan"
         )
     return link

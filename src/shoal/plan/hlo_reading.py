@@ -47,7 +47,7 @@ def layout_of_text(text: str) -> Layout:
       Layout(dim0, - @ dim0=2 dim1=1 replica=2)
     """
     if not isinstance(text, str):
-        raise UsageTypeError(f"layout_of_text: {text!r} must be text")
+        raise UsageTypeError(f"layout_of_text: {text!r} must be a string")
     if one := re.fullmatch(rf"\{{maximal device=({_NUMBER})\}}", text):
         return Layout(Mesh({}, device_ids=[int(one[1])]))
     if text == "{replicated}":

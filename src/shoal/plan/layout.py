@@ -167,7 +167,7 @@ class Layout:
         found = tuple(map(as_integer, shape)) if is_row else (None,)
         sizes = tuple(size for size in found if size is not None)
         if len(sizes) < len(found):
-            raise UsageTypeError(f"shape {shape!r} must be a row of integers")
+            raise UsageTypeError(f"shape {shape!r} must be a sequence of integers")
         if len(sizes) != self.rank:
             raise UsageError(
                 f"shape {sizes} has rank {len(sizes)}, but {self!r} has rank {self.rank}"

@@ -23,7 +23,7 @@ class Selection:
     >>> sorted(Selection(["params/**", "!**/b"], ["params/w", "params/b", "step"]).names)
     ['params/w']
     >>> Selection(["params", "step"], ["params/w", "params/b", "step"]).idle()
-    ["'params' takes no leaf; did you mean 'params/**'? 'params' is a folder of 2 leaves"]
+    ["'params' takes no leaf; did you mean 'params/**'? 'params' is a directory of 2 leaves"]
     """
 
     def __init__(self, patterns: Sequence[str] | None, names: Iterable[str]) -> None:
@@ -113,7 +113,7 @@ def near(pattern: str, names: Collection[str], sign: str = "") -> str:
         if text and (count := sum(name.startswith(f"{text}/") for name in names)):
             leaves = "1 leaf" if count == 1 else f"{count} leaves"
             below = f"{sign}{escaped(text)}/**"
-            return f"; did you mean {below!r}? {text!r} is a folder of {leaves}"
+            return f"; did you mean {below!r}? {text!r} is a directory of {leaves}"
     if re.search(r"\.[*+]|[\\^$|()]", pattern):
         return (
             "; patterns are not regular expressions: '*' matches part of one component, '**' any "

@@ -145,7 +145,7 @@ def _weights(
             problems.append(f"weights: {name}={weight!r} must be a number of bytes")
     if not problems and not any(weights.values()):
         problems.append(
-            "weights: all are 0; give at least one axis a positive weight, or omit weights="
+            "weights: all are 0; set a positive weight for at least one axis, or omit weights="
         )
     return None if problems else tuple(float(weights.get(name, 0)) for name in names)
 

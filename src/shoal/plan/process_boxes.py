@@ -100,7 +100,7 @@ def _parts(layout: Layout) -> dict[int, _Part]:
 
 _ADVICE = (
     "order the mesh so that each process's devices form one block of it, all of one shape, as "
-    "make_mesh does, or give pack a piece for each device"
+    "make_mesh does, or pass a piece for each device to pack"
 )
 _UNEVEN = (
     "no order of the mesh makes each process's devices form one block of it, all of one shape, "

@@ -65,7 +65,7 @@ def barrier(
     """
     for argument, text in (("name", name), ("lane", lane)):
         if not isinstance(text, str):
-            raise UsageTypeError(f"barrier({name!r}): {argument}={text!r} must be text")
+            raise UsageTypeError(f"barrier({name!r}): {argument}={text!r} must be a string")
         if not text:
             raise UsageError(f"barrier({name!r}): {argument} must not be empty")
     timeout_s = settings.timeout(f"barrier({name!r})", timeout_s, "SHOAL_TIMEOUT_S")

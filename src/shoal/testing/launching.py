@@ -37,7 +37,7 @@ __all__ = ["SERVICES", "WAYS", "BenchJob"]
 
 WAYS = ("process 0", "stand-alone", "launcher")
 _SERVICES: Mapping[str, tuple[str, ...]] = {  # name: what their command lines contain
-    "the meeting place": (MEETING_PLACE,),
+    "the coordinator": (MEETING_PLACE,),
     "JAX's service": ("shoal.runtime.startup.services", JAX_SERVICE),
 }
 SERVICES = len(_SERVICES)
@@ -101,7 +101,7 @@ class BenchJob:
         place = ["-P", "-m", MEETING_PLACE, *of_place, *idle]
         service = ["-P", "-m", JAX_SERVICE, *of_service, "--until-stdin-closes"]
         rows = [
-            Running("the meeting place", self._popen(place, self._env, at, pass_fds=[writes])),
+            Running("the coordinator", self._popen(place, self._env, at, pass_fds=[writes])),
             Running("JAX's service", self._popen(service, self._env, at + 1, stdin=reads)),
         ]  # fmt: skip
         os.close(reads)

@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
     for line in (
         "processes(n, devices=1, ...): run the body of the test in each of n processes",
-        "cuts: the test cuts processes off, which needs Linux, root and pyroute2",
+        "cuts: the test disconnects processes, which needs Linux, root and pyroute2",
     ):
         config.addinivalue_line("markers", line)
 

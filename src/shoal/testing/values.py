@@ -52,7 +52,7 @@ def encoded(value: object, name: str = "the value") -> object:
         return items if kind is list else {kind.__name__: items}
     raise UsageTypeError(
         f"{name} is {with_article(kind.__qualname__)}, which cannot be sent between processes\n"
-        "give plain values: numbers, text, bytes, None, paths, and lists, tuples, dicts and sets "
+        "pass plain values: numbers, text, bytes, None, paths, and lists, tuples, dicts and sets "
         "of them (an array's .tolist(), a scalar's .item())"
     )
 

@@ -153,7 +153,7 @@ def test_a_tuple_of_dims_that_can_mean_one_thing_is_taken_so():
 def test_what_is_no_layout(given):
     (problem,) = refused({"w": np.ones((8, 2))}, {"w": given})
     assert problem.startswith("['w']: ")
-    assert "is not a layout; give a Layout or a spec" in problem
+    assert "is not a layout; pass a Layout or a spec" in problem
 
 
 def test_other_memories_are_refused():

@@ -32,7 +32,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_layout_in_another_memory(call, layout, pinned):
-    with pytest.raises(UsageError, match="give the layout without it, and move the result by jax"):
+    with pytest.raises(UsageError, match="pass the layout without it, and move the result by jax"):
         CALLS[call](pinned)
     moved = jax.device_put(CALLS[call](layout), pinned)
     assert moved.sharding.memory_kind == "pinned_host"
@@ -59,7 +59,7 @@ def test_a_piece_in_another_memory(layout):
         for number in devices
     ]
     pieces = [jax.device_put(VALUE[:2], place) for place in places]
-    words = "is in pinned_host memory; .* give jax.device_put.…, its .sharding.with_memory_kind"
+    words = "is in pinned_host memory; .* pass jax.device_put.…, its .sharding.with_memory_kind"
     with pytest.raises(UsageError, match=words):
         shoal.compat.pack(pieces, layout)
     moved = [jax.device_put(piece, piece.sharding.with_memory_kind("device")) for piece in pieces]

@@ -127,7 +127,7 @@ def test_batches_that_are_none(batch, words):
 @pytest.mark.parametrize(
     ("source", "options", "kind", "words"),
     [
-        (DATA, {}, UsageTypeError, "a dict is not an iterable of batches: give batch="),
+        (DATA, {}, UsageTypeError, "a dict is not an iterable of batches: pass batch="),
         (
             DATA["n"],
             {"layouts": ROWS["n"]},
@@ -138,7 +138,7 @@ def test_batches_that_are_none(batch, words):
         (3, {}, UsageTypeError, "3 is not an iterable of batches"),
         (3, {"batch": 8}, UsageTypeError, "not from an int"),
         ({"x": "abc"}, {"batch": 8}, UsageTypeError, "not from a dict"),
-        (len, {"batch": 8}, UsageError, "does not say how many rows there are: give order="),
+        (len, {"batch": 8}, UsageError, "does not say how many rows there are: pass order="),
         (DATA, {"batch": 6}, UsageError, r"6 rows, which 4 shards \(data=4\) do not divide; 4 or"),
         (
             DATA,
@@ -152,12 +152,12 @@ def test_batches_that_are_none(batch, words):
             UsageError,
             "44 rows are 5 batches of 8, and 4 more",
         ),
-        (DATA, {"batch": 8, "order": [[1]]}, UsageTypeError, "must be a row of row numbers"),
-        (DATA, {"batch": 8, "order": [0.5]}, UsageTypeError, "must be a row of row numbers"),
+        (DATA, {"batch": 8, "order": [[1]]}, UsageTypeError, "must be a sequence of row numbers"),
+        (DATA, {"batch": 8, "order": [0.5]}, UsageTypeError, "must be a sequence of row numbers"),
         (DATA, {"batch": 8, "order": [44]}, UsageError, r"44 to 44; there are rows 0\.\.43"),
         (DATA, {"batch": 8, "order": range(-1, 9)}, UsageError, "has the row numbers -1 to 8"),
         ({"x": DATA["x"], "n": DATA["n"][1:]}, {"batch": 8}, UsageError, "these have 43, 44"),
-        ([], {"order": [1]}, UsageError, "order= is for rows read by number: give batch="),
+        ([], {"order": [1]}, UsageError, "order= is for rows read by row index: pass batch="),
         (
             [],
             {"remainder": "dorp"},

@@ -74,7 +74,7 @@ def test_a_state_is_of_one_order():
     assert in_turn == {"order": 0, "rows": 8}
     other = state(batch=8, order=[*range(43, -1, -1)])
     assert 0 < other["order"] < 2**31
-    for saved, was in ((other, "rows by number in order"), (in_turn, "an iterable")):
+    for saved, was in ((other, "rows by index in order"), (in_turn, "an iterable")):
         with pytest.raises(
             UsageError, match=f"was saved by a feed of {was}.*\n.*or start=8 to continue"
         ):

@@ -155,7 +155,7 @@ def test_all_that_is_wrong_is_said_at_once():
         "['a']: dim 0 of the part (3, 4) of process 0 has size 3, which its 4 of the 4 shards over "
         "data do not divide; 4 would fit",
         "['b']: holds 1e+39, which does not fit float32; cast, or turn 64-bit values on",
-        "['c']: is a str; give a numpy array",
+        "['c']: is a str; pass a numpy array",
         "['d']: has dtype object, which arrays on devices cannot have",
         "['e']: was deleted (donated or released)",
         "['f']: Layout(-, - | sum over x @ x=4 explicit over x) is partial over x",
@@ -173,10 +173,10 @@ def test_all_that_is_wrong_is_said_at_once():
 def test_wrong_options_and_layouts_are_named():
     with pytest.raises(UsageTypeError, match="check_values=1 must be True or False"):
         from_host_local(VALUE, ROWS, check_values=1)
-    with pytest.raises(UsageTypeError, match="lane=3 must be text"):
+    with pytest.raises(UsageTypeError, match="lane=3 must be a string"):
         from_host_local(VALUE, ROWS, lane=3)
     for convert in (from_host_local, to_host_local):
-        with pytest.raises(UsageError, match="needs a mesh: give a Layout"):
+        with pytest.raises(UsageError, match="needs a mesh: pass a Layout"):
             convert(VALUE, P("data"))
         with pytest.raises(UsageError, match="a leaf, but no layout"):
             convert({"w": VALUE, "b": VALUE}, {"w": ROWS})
@@ -215,5 +215,5 @@ def test_arrays_on_devices_need_no_way_over_the_host():
 
 def test_a_mesh_is_no_layout():
     for mesh in (MESH, jax_mesh(MESH)):
-        with pytest.raises(UsageError, match=r"Mesh .* is not a layout; give a Layout or a spec"):
+        with pytest.raises(UsageError, match=r"Mesh .* is not a layout; pass a Layout or a spec"):
             from_host_local(VALUE, mesh)

@@ -194,7 +194,7 @@ def test_a_tree_has_a_plan_for_each_leaf_and_all_problems_are_named():
 def test_only_a_way_can_be_asked_for():
     array = put(np.ones((8, 8), np.float32), ROWS)
     for function in (plan_relayout, relayout):
-        with pytest.raises(UsageError, match="give 'collectives', or nothing"):
+        with pytest.raises(UsageError, match="pass 'collectives', or nothing"):
             function(array, COLUMNS, way="fast")
 
 

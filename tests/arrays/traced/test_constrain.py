@@ -361,7 +361,7 @@ def test_pending_sums_are_for_explicit_axes_inside_jit():
         for given in (value, put(value, whole)):
             there_and_back = jax.jit(lambda x: constrain(constrain(x, pending), whole))(given)
             np.testing.assert_array_equal(there_and_back, value)
-    with pytest.raises(UsageError, match="partial over data; values are whole"):
+    with pytest.raises(UsageError, match="partial over data; values are never partial"):
         constrain(value, pending)
 
 

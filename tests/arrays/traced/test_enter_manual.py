@@ -85,7 +85,7 @@ def test_what_is_wrong():
         leave_manual(shards[:7], ROWS, (8, 6))
     with pytest.raises(UsageTypeError, match="must be a list, not an ArrayImpl"):
         leave_manual(jnp.ones((8, 6)), ROWS, (8, 6))
-    with pytest.raises(UsageTypeError, match="row of integers"):
+    with pytest.raises(UsageTypeError, match="sequence of integers"):
         leave_manual(shards, ROWS, "ab")
     with pytest.raises(UsageError, match="no pieces for the 8 devices"):
         leave_manual([], ROWS, (8, 6))

@@ -125,12 +125,12 @@ def test_sums_of_narrow_values_are_as_wide_as_asked():
 
 X, W = np.ones((2, 3, 4), np.float32), np.ones((5, 4), np.float32)
 WRONG = [
-    ((X, W.T), r"x \(2, 3, 4\) has 4 in, weight \(4, 5\) 5; weight is \[out, in\]: give its .T"),
+    ((X, W.T), r"x \(2, 3, 4\) has 4 in, weight \(4, 5\) 5; weight is \[out, in\]: pass its .T"),
     ((X, np.ones((5, 7), np.float32)), r"has 4 in, weight \(5, 7\) 7$"),
-    ((X, W[None]), r"weight: shape \(1, 5, 4\) has rank 3; give \[out, in\]"),
+    ((X, W[None]), r"weight: shape \(1, 5, 4\) has rank 3; pass \[out, in\]"),
     ((np.float32(1), W), r"x: a scalar has no last dim"),
     ((X, W, np.ones(4, np.float32)), r"bias \(4,\) must be \[5\], one for each row"),
-    ((X, W, X[:1, :, 0]), r"bias: shape \(1, 3\) has rank 2; give \[out\]"),
+    ((X, W, X[:1, :, 0]), r"bias: shape \(1, 3\) has rank 2; pass \[out\]"),
     ((X, W.astype(np.float16)), "dtypes differ: x float32, weight float16; cast"),
     ((X > 0, W > 0), "bool values cannot be multiplied"),
     ((np.full((2, 4), 1e39), W), r"x: holds 1e\+39, which does not fit float32"),

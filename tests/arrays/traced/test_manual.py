@@ -245,7 +245,7 @@ WRONG = {
     r"the Manual axes \(model\) must come first": lambda: manual(
         body, Layout(AUTO, ("data", "model"), None), ROWS, axes="model"
     ),
-    "partial over data; values are whole": lambda: manual(
+    "partial over data; values are never partial": lambda: manual(
         body, Layout(EXPLICIT, None, None, partial={"data": "sum"}), Layout(EXPLICIT, None, None)
     ),
     "in_layouts|a layout, but no leaf": lambda: manual(body, (ROWS, ROWS), ROWS),

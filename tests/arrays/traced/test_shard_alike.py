@@ -185,7 +185,7 @@ def test_what_differs_is_named_by_path():
         jax.jit(shard_alike)([x], [x, None])
     with pytest.raises(UsageError, match=r"\['a'\]: shapes \(8,\) and \(2,\) differ"):
         jax.jit(shard_alike)({"a": x}, {"a": jnp.ones(2)})
-    with pytest.raises(UsageError, match="give keys with keys"):
+    with pytest.raises(UsageError, match="pass keys with keys"):
         jax.jit(shard_alike)(jax.random.key(0), 1.0)
     with pytest.raises(UsageError, match="is a str"):
         shard_alike("a", x)

@@ -144,7 +144,7 @@ SCENARIOS = {
     "delete, save again": Scenario(
         lambda d: FIRST.save(_one(d)), _delete_then_save, ("", A, B), (B,)
     ),
-    "give back": Scenario(_renamed_by_mistake, lambda d: sweep.recover_step(_one(d)), (B,), (B,)),
+    "pass back": Scenario(_renamed_by_mistake, lambda d: sweep.recover_step(_one(d)), (B,), (B,)),
     "collect beside a commit": Scenario(
         lambda d: (FIRST.prepare(_one(d)), SECOND.save(_one(d))),
         lambda d: sweep.collect_garbage(_one(d), idle_s=0), (B,), (B,),

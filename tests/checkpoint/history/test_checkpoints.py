@@ -238,7 +238,7 @@ def test_an_exception_of_the_block_wins_over_that_of_a_save(tmp_path, alone, mon
     ckpts = Checkpoints(tmp_path, coordinator=alone)
     with pytest.raises(KeyError), ckpts:
         save_and_fail(ckpts)
-    assert "beside KeyError" in caplog.text
+    assert "next to KeyError" in caplog.text
 
 
 def test_a_failed_deletion_never_loses_the_save(tmp_path, alone, monkeypatch, caplog):

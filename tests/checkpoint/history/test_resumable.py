@@ -47,7 +47,7 @@ def test_a_layout_for_what_is_no_array_is_refused(ckpts, mesh):
     with pytest.raises(RestoreMismatchError) as info:
         ckpts.restore(0, {**target, "epoch": place, "name": shoal.named_sharding(place)})
     assert info.value.wrong_dtype == ("epoch", "name")
-    told = "epoch: was saved as int, which is not an array; give any int in place of the layout"
+    told = "epoch: was saved as int, which is not an array; pass any int in place of the layout"
     assert told in str(info.value)
 
 

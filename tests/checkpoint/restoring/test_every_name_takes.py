@@ -165,7 +165,10 @@ def test_what_is_restored_is_what_brute_force_restores(folder, seed):
 
 STATE = {"params": {"w": np.ones(2), "b": np.zeros(2)}, "opt": {"mu": np.ones(2)}, "step": 7}
 IDLE = {
-    "a folder": ({"only": ["params", "step"]}, "'params/**'? 'params' is a folder of 2 leaves"),
+    "a directory": (
+        {"only": ["params", "step"]},
+        ("'params/**'? 'params' is a directory of 2 leaves"),
+    ),
     "a typo": ({"only": ["params/**", "stp"]}, "only='stp' takes no leaf; did you mean 'step'?"),
     "left out": ({"only": ["!op/**"]}, "only='!op/**' leaves out no leaf; did you mean '!opt/**'?"),
     "taken back": ({"only": ["step", "!step"]}, "'step' takes nothing but what '!step' leaves out"),
@@ -201,7 +204,7 @@ def test_a_name_beside_others_is_an_error_in_every_way_to_restore(tmp_path, case
 
 def test_without_a_target_as_well(tmp_path):
     hand_written.write(tmp_path / "saved", STATE)
-    with pytest.raises(RestoreMismatchError, match="'params' is a folder of 2 leaves"):
+    with pytest.raises(RestoreMismatchError, match="'params' is a directory of 2 leaves"):
         restore(tmp_path / "saved", only=["params", "step"])
     assert restore(tmp_path / "saved", only=["nothing", "step"], missing_ok=True) == {"step": 7}
     assert restore(tmp_path / "saved", only="!params/**").keys() == {"opt", "step"}

@@ -86,7 +86,7 @@ def test_without_a_target_a_run_begins_only_if_it_can_go_on(tmp_path, alone, kin
             return
         with pytest.raises(RestoreMismatchError, match="what `init` made could not be") as caught:
             ckpts.resume(None, init)
-        assert "give a target that has the class" in str(caught.value)
+        assert "pass a target that has the class" in str(caught.value)
 
 
 def test_values_of_each_process(tmp_path, alone, kind):
@@ -119,13 +119,13 @@ def test_a_class_that_is_not_found_says_what_to_import(tmp_path):
     save(tmp_path / "saved", {"state": local_namedtuple()(1, 2), "n": 3})
     back = restore(tmp_path / "saved")["state"]
     assert type(back) is UnknownNode
-    assert "give a target that has the class" in repr(back)
+    assert "pass a target that has the class" in repr(back)
     assert "State of checkpoint.kinds_of_nodes" in repr(back)
     with pytest.raises(AttributeError, match="no attribute 'x': import State of"):
         _ = back.x
     node = UnknownNode("not_loaded:Net", ("w",), (1,))
     assert repr(node) == (
-        "UnknownNode(w=1; import Net of not_loaded before it is restored, or give a target that "
+        "UnknownNode(w=1; import Net of not_loaded before it is restored, or pass a target that "
         "has the class)"
     )
     assert "was defined in a function" in UnknownNode("m:f.<locals>.Net", (), ()).remedy
@@ -160,12 +160,12 @@ def test_a_value_of_each_process_may_have_grown(tmp_path):
 @pytest.mark.parametrize(
     ("saved", "target", "told"),
     [
-        (1, None, "v: was saved as an int; give an int in place of None"),
-        (np.ones(2), None, "v: was saved as an array; give an array in place of None"),
-        (None, 1, "v: was saved as None; give None in place of it"),
+        (1, None, "v: was saved as an int; pass an int in place of None"),
+        (np.ones(2), None, "v: was saved as an array; pass an array in place of None"),
+        (None, 1, "v: was saved as None; pass None in place of it"),
         (None, np.ones(2), "v: was saved as none, which is not an array"),
-        (1, PerProcess(1), "v: was saved as an int; give an int in place of a PerProcess"),
-        (PerProcess(1), None, "v: was saved as a PerProcess; give a PerProcess in place of None"),
+        (1, PerProcess(1), "v: was saved as an int; pass an int in place of a PerProcess"),
+        (PerProcess(1), None, "v: was saved as a PerProcess; pass a PerProcess in place of None"),
     ],
 )
 def test_none_and_values_of_each_process_stand_for_nothing_else(tmp_path, saved, target, told):
@@ -295,7 +295,7 @@ def test_a_function_that_is_a_leaf_is_not_lost(tmp_path):
     """With two arguments it could say where an array shall be, but there is none."""
     save(tmp_path / "saved", {"w": np.ones(2, np.float32), "gate": None})
     with pytest.raises(
-        RestoreMismatchError, match="gate: was saved as None; give None in place of it"
+        RestoreMismatchError, match="gate: was saved as None; pass None in place of it"
     ):
         restore(tmp_path / "saved", {"w": MESH, "gate": lambda a, b: a * b})
 

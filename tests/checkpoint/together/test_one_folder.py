@@ -64,7 +64,7 @@ def refused(results, paths):
     for error in results:
         assert type(error) is DivergenceError, error
         assert error.sides == {str(path): (p,) for p, path in enumerate(paths)}
-        assert "lead to different folders" in str(error)
+        assert "lead to different directories" in str(error)
 
 
 @pytest.mark.parametrize("recover", [True, False])

@@ -61,7 +61,7 @@ CASES = {
     "counter": (collections.Counter("a"), "is a Counter; save dict(…) of it"),
     "text": (Names("a"), "is a Names; save str(…) of it"),
     "function": (len, "functions cannot be saved; leave it out"),
-    "other": (object(), "is an object; give arrays, numbers, str"),
+    "other": (object(), "is an object; pass arrays, numbers, str"),
 }
 
 

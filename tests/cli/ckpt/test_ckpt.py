@@ -339,7 +339,10 @@ def test_where_nothing_is_is_not_committed(command, tmp_path):
         (["show", "RUN", "--step", 11], "has no step 11; it has 10, 20"),
         (["verify", "RUN/step_000000000010", "--step", 10], "is one checkpoint"),
         (["show", "RUN", "--leaf", "params/ww"], "did you mean 'params/w'"),
-        (["show", "RUN", "--leaf", "params"], "did you mean 'params/**'? 'params' is a folder of"),
+        (
+            ["show", "RUN", "--leaf", "params"],
+            ("did you mean 'params/**'? 'params' is a directory of"),
+        ),
         (["show", "RUN", "--leaf", "!parms/**"], "leaves out no leaf; did you mean '!params/**'"),
         (
             ["diff", "RUN", "RUN", "--leaf", "params/ww"],

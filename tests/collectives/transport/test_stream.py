@@ -16,7 +16,7 @@ from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, Proces
 from shoal.runtime.client.in_process import LocalJob
 
 
-@pytest.fixture(params=["host memory", "meeting place"])
+@pytest.fixture(params=["host memory", "coordinator"])
 def way(request, monkeypatch):
     """Go through the memory of the host, or without it through the meeting place."""
     monkeypatch.setenv("SHOAL_HOST_MEMORY", "1" if request.param == "host memory" else "0")

@@ -140,7 +140,7 @@ def test_what_is_wrong_is_said_at_once():
         assert words in str(caught.value)
     with pytest.raises(UsageTypeError, match=r"source=\(2, 2\) must be a Layout"):
         regions((2, 2), layout, (4, 4))  # type: ignore[arg-type]
-    with pytest.raises(UsageTypeError, match="row of integers"):
+    with pytest.raises(UsageTypeError, match="sequence of integers"):
         regions(layout, layout, (4.0, 4))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"more than 2\^62 bytes"):
         regions(layout, layout, (1 << 40, 1 << 40))

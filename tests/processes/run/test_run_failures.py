@@ -93,7 +93,7 @@ def test_logs_that_the_program_removed_are_not_named(launch):
     script = WAIT + "import shutil\nif me == 1: shutil.rmtree('logs'); 1 / 0\ntime.sleep(60)\n"
     finished = launch.run("-n", "2", "--log-dir", "logs", script=script)
     assert finished.code == 1, finished.err
-    assert "shoal run: the folder of the logs was removed while the job ran: /" in finished.err
+    assert "shoal run: the directory of the logs was removed while the job ran: /" in finished.err
     assert finished.err.endswith("\n  Exit code 1.\n")
 
 
@@ -288,7 +288,7 @@ def test_a_service_that_dies_is_reported_and_ends_the_job(launch):
     os.kill(pid, signal.SIGKILL)
     finished = launch.finish()
     assert finished.code == 71
-    assert "the meeting place ended, code -9" in finished.verdict
+    assert "the coordinator ended, code -9" in finished.verdict
     assert launch.leaves_nobody()
 
 

@@ -11,7 +11,7 @@ import threading
 
 APART = (
     "shoal run: no process joined the job, by shoal.initialize() or jax.distributed.initialize(): "
-    "unless they met by other means, these were 2 separate programs"
+    "unless they joined by other means, these were 2 separate programs"
 )
 SPEAK = """
     import os, sys

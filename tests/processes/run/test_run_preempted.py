@@ -48,7 +48,7 @@ def test_sigterm_to_the_launcher_leaves_time_to_save(launch):
     assert finished.code == 75, finished.err
     assert len(finished.lines) == 2
     assert len({line.partition("saved")[2] for line in finished.lines}) == 1
-    assert "they took it as a notice" in finished.err
+    assert "they took it as a preemption notice" in finished.err
     assert SAVED.fullmatch(finished.verdict)
 
 

@@ -200,7 +200,7 @@ def test_the_same_exception_is_known_however_it_is_printed(launch):
     assert "two failed alike, NameError at script.py:" in finished.err
 
 
-@pytest.mark.parametrize("service", ["meeting place", "JAX service"])
+@pytest.mark.parametrize("service", ["coordinator", "JAX service"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_the_kill_of_a_service_is_no_crash_loop_but_its_fault_is(launch, service, number):
     script = f"""
@@ -416,7 +416,7 @@ def test_services_that_fail_between_two_attempts_are_a_failed_attempt(launch, nu
     assert finished.code == 0, finished
     assert finished.lines == ["ran 0", "ran 2"]
     words = {"SIGKILL": "ended, code -9", "SIGSTOP": "is stopped (SIGSTOP?), for 1 s"}
-    assert f": the meeting place {words[number]}\n" in finished.err
+    assert f": the coordinator {words[number]}\n" in finished.err
     assert "shoal run: attempt 2 begins (2 of --max-restarts 2)" in finished.err
     assert launch.leaves_nobody()
 

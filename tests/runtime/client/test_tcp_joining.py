@@ -172,7 +172,7 @@ def test_a_silent_or_foreign_service_is_said(come, run_all):
 
         _, [error] = run_all(answer, lambda: come(address, 1, {"process": 0}))
         assert type(error) is InitializeError
-        assert "is not a meeting place" in str(error)
+        assert "is not a coordinator" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -169,5 +169,5 @@ def test_an_error_about_an_error_about_a_peer_has_the_same_cause():
     error.__context__ = RuntimeError("while it was handled")
     error.__context__.__cause__ = PeerFailedError("barrier", failed={3: "ValueError"})
     assert peers_behind(error, {}) == {3: "ValueError"}
-    assert peers_behind(ProcessLostError("the meeting place is lost"), {}) == {}
+    assert peers_behind(ProcessLostError("the coordinator is lost"), {}) == {}
     assert peers_behind(raised(), {}) is None

@@ -129,7 +129,7 @@ def test_a_slow_function_delays_only_itself(heard):
         ({"signals": "SIGTERM"}, "signals='SIGTERM' must be a list"),
         ({"signals": 15}, "signals=15 must be a list"),
         ({"files": "/run/x"}, "files='/run/x' must be a list"),
-        ({"files": [3.5]}, "files: 3.5 must be text or a pathlib.Path"),
+        ({"files": [3.5]}, "files: 3.5 must be a string or a pathlib.Path"),
         ({"poll": ["gce"]}, "poll: 'gce' cannot be called"),
         ({"every_s": 0}, "every_s=0 must be a positive number"),
         ({"every_s": "5"}, "every_s='5' must be a number"),

@@ -57,12 +57,12 @@ def test_any_process_may_bring_the_address_of_jax_and_the_servers_own_wins():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (hello(1, num_processes=4), "says that the job has 4 processes, the meeting place"),
+        (hello(1, num_processes=4), "says that the job has 4 processes, the coordinator"),
         (hello(0, pid=7), "two processes have the index 0: process 0 (host0, pid 100) and"),
         (hello(3), "process 3 (host3, pid 103) does not exist: the job has processes 0..2"),
         (hello(-1), "does not exist"),
         (hello(1, versions="shoal 2"), "runs shoal 1, but process 1 (host1, pid 101) runs shoal 2"),
-        (hello(1, protocol=99), f"speaks protocol 99, the meeting place {PROTOCOL}"),
+        (hello(1, protocol=99), f"speaks protocol 99, the coordinator {PROTOCOL}"),
     ],
 )
 def test_one_wrong_hello_ends_it_at_once_for_all_and_for_those_who_come_later(wrong, words):

@@ -106,8 +106,8 @@ def test_who_left_is_odd_if_the_others_may_wait_for_it():
         ),
         (SEEN._replace(limit_s=7.0), False, "in native code that holds"),
         (SEEN._replace(share=0.5), False, "slow, in native code that holds"),
-        (SEEN._replace(site=""), False, "without a sign of life"),  # frozen, or cut off
-        (None, False, "without a sign of life"),
+        (SEEN._replace(site=""), False, "without a heartbeat"),  # frozen, or cut off
+        (None, False, "without a heartbeat"),
     ],
 )
 def test_who_is_silent_is_stuck_only_if_it_is_seen_to_do_nothing(seen, is_final, words):

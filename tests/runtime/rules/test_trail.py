@@ -345,7 +345,7 @@ class TestLanes:
         for _ in range(2):
             self.in_thread(lambda: put(first, lane=None))
         (record,) = caplog.records
-        assert "process 0 of 2: put at train.py:12 (main): this thread has never met" in (
+        assert "process 0 of 2: put at train.py:12 (main): this thread has never synchronized" in (
             record.getMessage()
         )
         assert meet_all(job) == [2, 2]

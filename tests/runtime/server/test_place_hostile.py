@@ -218,7 +218,7 @@ def test_a_hello_of_an_earlier_protocol_is_refused_for_that(place):
     old.socket.sendall(pack_frame(hello))
     told = old.told()
     assert told["is"] == "refused"
-    assert f"speaks protocol 1, the meeting place {PROTOCOL}" in told["body"]
+    assert f"speaks protocol 1, the coordinator {PROTOCOL}" in told["body"]
 
 
 @pytest.mark.parametrize("wrong", [{"timeout_s": 10**400}, {"host": "\ud800"}])

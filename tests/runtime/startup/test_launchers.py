@@ -103,7 +103,7 @@ def test_an_index_must_be_below_the_count(process, count):
         ({"num_processes": 2.0, "process_id": 0}, {}, ["num_processes=2.0"]),
         ({"num_processes": 0, "process_id": 0}, {}, ["num_processes=0"]),
         ({"num_processes": 2, "process_id": 0}, {}, ["SHOAL_COORDINATOR=host:port"]),
-        ({"num_processes": 2, "process_id": 0, "coordinator_address": "h"}, {}, ["give host:port"]),
+        ({"num_processes": 2, "process_id": 0, "coordinator_address": "h"}, {}, ["pass host:port"]),
         ({}, {"SHOAL_PROCESS_ID": "0"}, ["without SHOAL_NUM_PROCESSES"]),
         ({}, {"JAX_NUM_PROCESSES": "2"}, ["without JAX_PROCESS_ID"]),
         ({}, {**OPEN_MPI, "PMIX_RANK": "0"}, ["OMPI_COMM_WORLD_RANK=1 contradicts PMIX_RANK=0"]),

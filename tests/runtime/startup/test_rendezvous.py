@@ -120,12 +120,12 @@ def test_a_wait_says_who_is_missing(where, caplog, monkeypatch):
     with pytest.raises(InitializeError):
         meet(where, 0, 2, timeout_s=0.2)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.endswith(f"meets in {where.base}/shoal-job: waiting for process 1")
+    assert line.endswith(f"joins in {where.base}/shoal-job: waiting for process 1")
 
 
 def test_a_directory_that_is_not_there(tmp_path):
     visit = Visit(Rendezvous(f"{tmp_path}/nowhere", "shoal-job", False), 0, 2)
-    with pytest.raises(InitializeError, match="give a directory that exists"):
+    with pytest.raises(InitializeError, match="pass a directory that exists"):
         visit.announce()
 
 

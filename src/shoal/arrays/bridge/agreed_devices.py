@@ -195,8 +195,11 @@ def _other_owners(
     shown = _strange(own, sorted(believed[wrong[me]])) if me in wrong else ""
     answers = meeting.bring(shown.encode(), "own devices")
     rows = [(answers[process].decode(errors="replace"), (process,)) for process in wrong]
-    heading = f"{_heading(meeting)}: own devices are not those of the list that all processes have"
-    advice = "a likely hardware fault, or two jobs mixed up: start the job anew, without that host"
+    heading = (
+        f"{_heading(meeting)}: some processes own devices that differ from the device list "
+        "that all processes share"
+    )
+    advice = "a likely hardware fault, or two jobs mixed up: restart the job without that host"
     return disagreement(heading, rows, advice)
 
 

@@ -94,7 +94,8 @@ def cannot_be_pending(leaf: Leaf, problems: list[str]) -> None:
     if leaf.layout.partial:
         axes = ", ".join(leaf.layout.partial)
         problems.append(
-            f"{leaf.path}: {leaf.layout!r} is partial over {axes}; values are whole: leave it out"
+            f"{leaf.path}: {leaf.layout!r} is partial over {axes}; values are never partial: "
+            "leave it out"
         )
 
 
@@ -121,7 +122,7 @@ def _pair(
     wanted, found = _children(given), _children(node)
     if wanted is None:
         what = _what(given)
-        problems.append(f"{path_text(path)}: {what} is not a layout; give a Layout or a spec")
+        problems.append(f"{path_text(path)}: {what} is not a layout; pass a Layout or a spec")
     elif found is None:
         problems.append(
             f"{path_text(path)}: one {_what(node)} here, but "
@@ -211,7 +212,7 @@ def layout_for(given: Any, value: Any, path: Path) -> Layout:
     mesh = default_mesh()
     if mesh is None:
         raise UsageError(
-            f"{given!r} needs a mesh: give a Layout, or call this inside `with use_mesh(mesh):`"
+            f"{given!r} needs a mesh: pass a Layout, or call this inside `with use_mesh(mesh):`"
         )
     spec = given if isinstance(given, PartitionSpec) else PartitionSpec(*_dims(given))
     partial = dict.fromkeys(spec.unreduced, "sum")
@@ -233,7 +234,7 @@ def _of_sharding(given: Sharding, rank: int) -> Layout:
         kinds = {"device"}
     if kind is not None and kind not in kinds:
         raise UsageError(
-            f"memory kind {kind!r}: shoal's arrays live in device memory; give the layout without "
+            f"memory kind {kind!r}: shoal's arrays live in device memory; pass the layout without "
             "it, and move the result by jax.device_put(…, this sharding)"
         )
     return layout

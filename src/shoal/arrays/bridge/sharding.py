@@ -95,7 +95,7 @@ def layout_of_sharding(given: jax.sharding.Sharding, rank: int) -> Layout:
     if not isinstance(given, NamedSharding | SingleDeviceSharding):
         raise UsageError(
             f"layout_of: {with_article(type(given).__name__)} does not say which axes split "
-            "which dims; relayout the array, or give the jit that made it out_shardings"
+            "which dims; relayout the array, or pass out_shardings to the jit that made it"
         )
     return _layout_of(given, rank)
 

@@ -114,7 +114,7 @@ def by_number(source: Any, order: object) -> ByNumber:
     if order is None:
         if count is None:
             raise UsageError(
-                "feed: a function does not say how many rows there are: give order=, their numbers "
+                "feed: a function does not say how many rows there are: pass order=, their numbers "
                 "in order, such as order=range(1000)"
             )
         return ByNumber(read, range(count))
@@ -134,7 +134,7 @@ def _numbers(order: Any) -> Numbers:
     numbers = np.asarray(order)
     if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise UsageTypeError(
-            "feed: order= must be a row of row numbers, such as a permutation, not "
+            "feed: order= must be a sequence of row numbers, such as a permutation, not "
             f"{numbers.dtype}{list(numbers.shape)}"
         )
     return numbers.astype(np.int64)
@@ -156,7 +156,7 @@ def _reader(source: Any) -> tuple[Read, int | None]:
     if is_sequence and len(columns) < 2 and not isinstance(source, Mapping):
         return lambda numbers: _stacked([source[n] for n in numbers.tolist()]), len(source)
     raise UsageTypeError(
-        "feed: batch= reads rows by number: from a function of row numbers, from arrays (one, or a "
+        "feed: batch= reads rows by index: from a function of row numbers, from arrays (one, or a "
         f"tuple or dict of them), or from samples with a length; not from "
         f"{with_article(type(source).__name__)}"
     )

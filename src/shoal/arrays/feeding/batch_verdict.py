@@ -109,14 +109,15 @@ def _first_size(
     if empty := [p for p in statuses if p not in having]:
         raise UsageError(
             f"{batch.me}: {batch.words}: the reader of {listed(empty)} is empty, that of "
-            f"{listed(having)} is not; give each process rows, or read by number (batch=)"
+            f"{listed(having)} is not; let each process read rows, or read by row index (batch=)"
         )
     sizes = {one.size for one in having.values()}
     is_whole = len(sizes) == 1 and all(one.is_exact for one in having.values())
     if batch.remainder != "pad" and not is_whole:
         raise UsageError(
             f"{batch.me}: {batch.words}: the first batch must be whole: {_rows(having)}, which "
-            "their devices do not share evenly; give equal rows, a multiple of the shards"
+            "their devices do not share evenly; read the same number of rows, a multiple of "
+            "the shards"
         )
     return max(sizes)
 

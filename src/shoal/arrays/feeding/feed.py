@@ -310,7 +310,8 @@ def _meeting(
     name = here.trails.record(TrailEntry("feed", site, spec), group=group, lane=lane)
     if not name and len(owners) > 1:
         raise UsageError(
-            "feed: this thread has never met other processes, so its calls cannot be matched with "
+            "feed: this thread has never synchronized with other processes, so its calls "
+            "cannot be matched with "
             "theirs: name its lane="
         )
     name = name or f"alone {os.urandom(8).hex()}"
@@ -359,13 +360,13 @@ def rows_before(start: Any, mark: int) -> int:
     if rows and was != mark:
         raise UsageError(
             f"feed: start= was saved by a feed of {_words(was)}; this one is of {_words(mark)}\n"
-            f"give it the order of that epoch, or start={rows} to continue anyway"
+            f"pass it the order of that epoch, or start={rows} to continue anyway"
         )
     return rows
 
 
 def _words(mark: int) -> str:
-    return f"rows by number in order {mark:08x}" if mark else "an iterable"
+    return f"rows by index in order {mark:08x}" if mark else "an iterable"
 
 
 # Wait for a batch: which process is late, and when lateness becomes an error.
@@ -400,7 +401,7 @@ class BatchWait:
         if waited_s >= self._meeting.timeout_s:
             raise DeadlineError(
                 f"{text} within {self._meeting.timeout_s:g} s\n"
-                "if it is only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S",
+                "if it is only slow, raise timeout_s=, or set SHOAL_TIMEOUT_S",
                 name=self._batch,
                 waited_s=waited_s,
                 missing=[here.process],
@@ -419,7 +420,7 @@ def problems_of(
     """Return what is wrong with the other arguments, each by itself or beside `batch`."""
     problems: list[str] = []
     if order is not None and batch is None:
-        problems.append("order= is for rows read by number: give batch=, too")
+        problems.append("order= is for rows read by row index: pass batch=, too")
     if not isinstance(remainder, str) or remainder not in LAST:
         problems.append(
             f"remainder={remainder!r} is not one of {', '.join(LAST)}{nearest(remainder, LAST)}"
@@ -428,7 +429,7 @@ def problems_of(
     if skip is not None and not isinstance(skip, bool):
         problems.append(WrongType(f"skip={skip!r} must be True, False or None"))
     if skip is not None and batch is not None:
-        problems.append("skip= is for iterables; rows by number (batch=) are never skipped")
+        problems.append("skip= is for iterables; rows by index (batch=) are never skipped")
     return problems
 
 
@@ -442,12 +443,12 @@ def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTur
         if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
             what = "a function of row numbers" if callable(source) else f"{source!r}"
             raise UsageTypeError(
-                f"feed: {what} is not an iterable of batches; rows by number need batch="
+                f"feed: {what} is not an iterable of batches; rows by index need batch="
             )
         if isinstance(source, dict | np.ndarray | jax.Array):
             raise UsageTypeError(
                 f"feed: {with_article(type(source).__name__)} is not an iterable of batches: "
-                "give batch=, the rows of a batch over all processes, to read it by number"
+                "pass batch=, the rows of a batch over all processes, to read it by number"
             )
         return InTurn(source)
     check_even_split("feed: batch", split.layout, batch, 0)
@@ -483,7 +484,7 @@ def rows_layout(layouts: Layouts) -> Layout:
     for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
         if callable(one) or not is_one_layout(one):
             raise UsageTypeError(
-                f"feed: {one!r} cannot be resolved before there are leaves: give layouts"
+                f"feed: {one!r} cannot be resolved before there are leaves: pass layouts"
             )
         layout = split_layout("feed", one)
         if layout.rank:

@@ -82,7 +82,7 @@ def split_layout(operation: str, given: Any, dim: int = 0) -> Layout:
     if isinstance(given, NamedSharding):
         return layout_of_sharding(given, max(len(given.spec), least))
     if callable(given) or not is_one_layout(given):
-        raise UsageTypeError(f"{operation}: {given!r} is not one layout: give that of one array")
+        raise UsageTypeError(f"{operation}: {given!r} is not one layout: pass that of one array")
     dims = given if isinstance(given, tuple | PartitionSpec) else (given,)
     rank = max(len(dims), least)
     try:

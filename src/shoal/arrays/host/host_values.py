@@ -44,7 +44,7 @@ def cannot_hold(value: Any) -> str:
         return "is a masked array, and the mask would be lost; fill it first"
     if not isinstance(value, np.ndarray | np.generic):
         form = array_form(value) or "a numpy array, a scalar or a jax.Array"
-        return f"is {with_article(type(value).__name__)}; give {form}"
+        return f"is {with_article(type(value).__name__)}; pass {form}"
     dtype = value.dtype
     numeric = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
     if not numeric or dtype.kind in "mM" or dtype.newbyteorder("=") in NO_ARRAYS:
@@ -68,7 +68,10 @@ def without_values(array: jax.Array) -> str:
     if not isinstance(sharding, jax.sharding.NamedSharding) or not sharding.spec.unreduced:
         return ""
     axes = ", ".join(sorted(sharding.spec.unreduced))
-    return f"is unreduced over {axes}: devices hold terms of a sum; relayout it to a whole layout"
+    return (
+        f"is unreduced over {axes}: devices hold terms of a sum; relayout it to a layout "
+        "without pending sums"
+    )
 
 
 def narrowed(value: Any) -> str:

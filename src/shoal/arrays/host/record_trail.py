@@ -138,7 +138,7 @@ def lane_problems(lane: object) -> list[str]:
         return []
     if isinstance(lane, str):
         return ["lane must not be empty"]
-    return [WrongType(f"lane={lane!r} must be text")]
+    return [WrongType(f"lane={lane!r} must be a string")]
 
 
 @lru_cache(maxsize=256)

@@ -36,7 +36,7 @@ def check_way(function: str, way: Any) -> None:
     """Reject unknown values of `way`."""
     if way is not None and not (isinstance(way, str) and way == "collectives"):
         raise UsageError(
-            f"{function}: way={way!r}: give 'collectives', or nothing for whatever is fastest"
+            f"{function}: way={way!r}: pass 'collectives', or nothing for whatever is fastest"
         )
 
 

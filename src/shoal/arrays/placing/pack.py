@@ -111,7 +111,7 @@ def unpack(tree: Any) -> list[Any]:
         "unpack",
         [
             f"{path_text(path)}: {with_article(type(value).__name__)} has no pieces; "
-            "give arrays on devices"
+            "pass arrays on devices"
             for path, value in paths
             if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer)
         ],
@@ -139,7 +139,7 @@ def _nothing(layouts: Layouts) -> str:
             "like=jax.ShapeDtypeStruct(shape, dtype)"
         )
     devices = f"the {counts.pop()} devices" if len(counts) == 1 else "each device"
-    return f"pack: no pieces for {devices} that this process owns; give one for each"
+    return f"pack: no pieces for {devices} that this process owns; pass one for each"
 
 
 def _structure_problems(pieces: Sequence[Any]) -> list[str]:
@@ -193,13 +193,13 @@ def _cannot_be_piece(array: jax.Array) -> str:
     if others:
         return "is spread over several devices"
     if not array.is_fully_addressable:
-        return f"is on a device of process {device.process_index}; give one of your own"
+        return f"is on a device of process {device.process_index}; pass one of your own"
     kind, usual = array.sharding.memory_kind, device.default_memory().kind
     if kind in (None, usual):
         return ""
     # Not `device_put` to the device: JAX fails where the array is on it already.
     there = f"jax.device_put(…, its .sharding.with_memory_kind({usual!r}))"
-    return f"is in {kind} memory; shoal's arrays live in device memory: give {there}"
+    return f"is in {kind} memory; shoal's arrays live in device memory: pass {there}"
 
 
 def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int]) -> list[str]:

@@ -116,7 +116,7 @@ def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
     """
     if not hasattr(jitted, "lower") or isinstance(jitted, str | bytes):
         raise UsageTypeError(
-            f"explain_program: {jitted!r} is not a jitted function: give jax.jit(function), "
+            f"explain_program: {jitted!r} is not a jitted function: pass jax.jit(function), "
             "and its arguments after it"
         )
     compiled = jitted.lower(*args, **kwargs).compile()

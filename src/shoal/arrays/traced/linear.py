@@ -139,16 +139,16 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
     shapes = {name: np.shape(value) for name, value in given.items()}
     expected = {"weight": (2, "[out, in]"), "bias": (1, "[out]")}
     if not shapes["x"]:
-        problems.append("x: a scalar has no last dim; give [..., in]")
+        problems.append("x: a scalar has no last dim; pass [..., in]")
     for name, (rank, dims) in expected.items():
         if name in shapes and len(shapes[name]) != rank:
             problems.append(
-                f"{name}: shape {shapes[name]} has rank {len(shapes[name])}; give {dims}"
+                f"{name}: shape {shapes[name]} has rank {len(shapes[name])}; pass {dims}"
             )
     raise_all("linear", problems)
     size, (rows, columns) = shapes["x"][-1], shapes["weight"]
     if size != columns:
-        hint = "; weight is [out, in]: give its .T" if size == rows else ""
+        hint = "; weight is [out, in]: pass its .T" if size == rows else ""
         problems.append(f"x {shapes['x']} has {size} in, weight {shapes['weight']} {columns}{hint}")
     if "bias" in shapes and shapes["bias"] != (rows,):
         problems.append(f"bias {shapes['bias']} must be [{rows}], one for each row of weight")

@@ -110,7 +110,7 @@ def manual(
         for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
             if not is_one_layout(given):
                 raise UsageTypeError(
-                    f"manual: {argument}: {given!r} is not a layout; give a Layout or a spec"
+                    f"manual: {argument}: {given!r} is not a layout; pass a Layout or a spec"
                 )
     program = _program(fn, name, out_layouts)
     results = [str(given) for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout)]
@@ -224,7 +224,7 @@ def _region(
     mesh = next(iter(named), default_mesh())
     if mesh is None:
         raise UsageError(
-            f"manual: {name}: no layout names a mesh: give a Layout, or call this inside "
+            f"manual: {name}: no layout names a mesh: pass a Layout, or call this inside "
             "`with use_mesh(mesh):`"
         )
     here: AnyMesh = jax.sharding.get_abstract_mesh()
@@ -342,7 +342,7 @@ def _specs(out_layouts: Layouts) -> Callable[[_Region], Any]:
 
     for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout):
         if is_one_layout(given) and callable(given):
-            raise UsageError("manual: out_layouts: give layouts, not functions of paths")
+            raise UsageError("manual: out_layouts: pass layouts, not functions of paths")
     return lambda region: jax.tree.map(
         lambda given: spec(given, region.axes), out_layouts, is_leaf=is_one_layout
     )

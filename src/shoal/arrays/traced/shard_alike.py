@@ -102,7 +102,7 @@ def _differences(first: Any, second: Any) -> list[str]:
     if shapes[0] != shapes[1]:
         return [f"shapes {shapes[0]} and {shapes[1]} differ; only equal shapes have one layout"]
     if is_key(first) != is_key(second):
-        return ["keys and numbers have no layout in common; give keys with keys"]
+        return ["keys and numbers have no layout in common; pass keys with keys"]
     if not all(isinstance(value, jax.Array) for value in (first, second)):
         return []
     if isinstance(first, jax.core.Tracer) or isinstance(second, jax.core.Tracer):

@@ -144,7 +144,7 @@ def _what_is_there(folder: Folder) -> str:
         return link
     steps = [name for name in names if name.startswith("step_")]
     if steps:
-        return f"is not a checkpoint but a history of {len(steps)} steps; give the path of one"
+        return f"is not a checkpoint but a history of {len(steps)} steps; pass the path of one"
     if words := step_folder.unfinished(folder):
         return f"nothing is committed; {words}"
     return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"

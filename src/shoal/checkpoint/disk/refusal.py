@@ -16,8 +16,8 @@ _WHAT_TO_DO: Mapping[int, str] = {
     errno.EACCES: "this user has no permission there",
     errno.EPERM: "the file system does not permit or support this",
     errno.EROFS: "the file system is mounted read-only; save somewhere else",
-    errno.ENOTDIR: "a component of the path is a file, not a folder",
-    errno.EISDIR: "this is a folder where a file of a checkpoint belongs; move it away",
+    errno.ENOTDIR: "a component of the path is a file, not a directory",
+    errno.EISDIR: "this is a directory where a file of a checkpoint belongs; move it away",
     errno.EIO: "the device failed: see the kernel's log; do not trust this disk",
     errno.EMFILE: "this process has too many open files: see `ulimit -n`",
     errno.ENFILE: "the system has too many open files",
@@ -25,7 +25,7 @@ _WHAT_TO_DO: Mapping[int, str] = {
     errno.ELOOP: "the path contains a loop of symbolic links",
     errno.ESTALE: "stale file handle: remount this file system",
     errno.EFBIG: "the file exceeds the size limit of this file system or user",
-    errno.ENOENT: "its folder was removed concurrently",
+    errno.ENOENT: "its directory was removed concurrently",
 }
 _NO_LINKS = (
     "this file system may not support hard links, which a commit needs; save to one that does, "
@@ -60,7 +60,7 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
         )  # fmt: skip
     hint = _WHAT_TO_DO.get(number)
     if number in _MAY_BE_A_LINK and (link := dangling_link(path)):
-        why, hint = os.strerror(errno.ENOENT), f"{link}; create that, or give another path"
+        why, hint = os.strerror(errno.ENOENT), f"{link}; create that, or pass another path"
     if doing == "link" and number in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
         hint = _NO_LINKS
     return StorageError(

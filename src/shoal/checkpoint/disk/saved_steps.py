@@ -72,7 +72,7 @@ def check_history(root: Folder) -> None:
     if COMMIT in root.names():
         raise UsageError(
             f"Checkpoints({root.path!r}): that is one checkpoint, not a history of steps\n"
-            "give the folder above it, or another; `shoal.restore` takes one checkpoint"
+            "pass the directory above it, or another one; `shoal.restore` takes one checkpoint"
         )
 
 
@@ -85,7 +85,7 @@ def check_single(folder: Folder) -> None:
     if count := len(folders(folder)):
         raise UsageError(
             f"save({folder.path!r}): that is a history of {count} steps\n"
-            "save to another folder, or a step by `Checkpoints.save`"
+            "save to another directory, or a step by `Checkpoints.save`"
         )
 
 
@@ -245,7 +245,7 @@ def _committed(
 
 def add_remedy(error: CorruptCheckpointError) -> None:
     """Add to the error about a damaged step what the user can do."""
-    detail = "delete that step, or repair its folder, or skip it with skip_corrupt=True"
+    detail = "delete that step, or repair its directory, or skip it with skip_corrupt=True"
     error.args = (f"{error}\n{detail}",)
 
 
@@ -283,7 +283,7 @@ def _warning(step: int) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        _LOG.warning("step %d could not be tidied: %s", step, error)
+        _LOG.warning("step %d could not be cleaned up: %s", step, error)
 
 
 def retain(

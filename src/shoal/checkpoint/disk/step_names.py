@@ -48,7 +48,7 @@ def check_place(path: str, step: int | None, file: str) -> None:
     if step is None or named is None or named == step:
         return
     raise CorruptCheckpointError(
-        f"{path}: {file} is of step {step}, and the folder is named after step {named}: it was "
+        f"{path}: {file} is of step {step}, and the directory is named after step {named}: it was "
         "copied, renamed or linked\n"
         f"name it {step_name(step)}, or remove it: the saved step counts",
         path=path,

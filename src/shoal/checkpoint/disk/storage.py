@@ -135,7 +135,7 @@ class LocalFolder:
                 return self._make()
             except FileNotFoundError as error:  # a parent was removed concurrently
                 if not left:
-                    raise refused(error, self._path, "make the folder") from error
+                    raise refused(error, self._path, "make the directory") from error
         return None
 
     def _make(self) -> None:
@@ -147,7 +147,7 @@ class LocalFolder:
                 break
             path = parent
         for path in reversed(missing):
-            with _refusals(path, "make the folder", FileNotFoundError):
+            with _refusals(path, "make the directory", FileNotFoundError):
                 with contextlib.suppress(FileExistsError):  # another process was faster
                     os.mkdir(path)
                 if not stat.S_ISDIR(os.stat(path).st_mode):
@@ -157,7 +157,7 @@ class LocalFolder:
         made = {os.path.dirname(path) for path in missing}
         found = {os.path.dirname(self._path), os.path.dirname(os.path.dirname(self._path))}
         for path in sorted(made | found, reverse=True):  # longest first: inner before outer
-            with _refusals(path, "fsync the folder", FileNotFoundError):
+            with _refusals(path, "fsync the directory", FileNotFoundError):
                 try:
                     _sync_folder(path)
                 except PermissionError:  # a parent made by another user long ago
@@ -166,7 +166,7 @@ class LocalFolder:
 
     def names(self) -> list[str]:
         """See `Folder.names`."""
-        with _refusals(self._path, "list the folder"):
+        with _refusals(self._path, "list the directory"):
             try:
                 return sorted(os.listdir(self._path))
             except FileNotFoundError:
@@ -260,7 +260,7 @@ class LocalFolder:
 
     def remove_folder(self) -> bool:
         """See `Folder.remove_folder`."""
-        with _refusals(self._path, "remove the folder"):
+        with _refusals(self._path, "remove the directory"):
             try:
                 os.rmdir(self._path)
             except FileNotFoundError:
@@ -314,7 +314,7 @@ class LocalFolder:
 
     def sync(self) -> None:
         """See `Folder.sync`."""
-        with _refusals(self._path, "fsync the folder"), contextlib.suppress(FileNotFoundError):
+        with _refusals(self._path, "fsync the directory"), contextlib.suppress(FileNotFoundError):
             _sync_folder(self._path)
 
     def free_bytes(self) -> int | None:

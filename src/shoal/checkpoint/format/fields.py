@@ -172,10 +172,10 @@ def _why_no_json(value: Any) -> str:
             return f"is {value}, which JSON does not have"
     elif kind is int:
         if abs(value) >= 1 << 63:
-            return "is an int of more than 63 bits; give text"
+            return "is an int of more than 63 bits; pass text"
     elif value is not None and kind is not bool:
         form = _json_form(value) or "None, bool, int, float, str, lists or dicts of these"
-        return f"is {with_article(kind.__name__)}; give {form}"
+        return f"is {with_article(kind.__name__)}; pass {form}"
     return ""
 
 

@@ -54,7 +54,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     check_json(user, "user")
     if manifest.step is not None and not is_step(manifest.step):
         raise UsageError(
-            f"step: is {json_excerpt(manifest.step)}; give an int of less than 62 bits"
+            f"step: is {json_excerpt(manifest.step)}; pass an int of less than 62 bits"
         )
     first = {
         **head("manifest"),
@@ -233,7 +233,7 @@ def metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
 
 def _metric(name: str, value: Any) -> float | str:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise UsageError(f"metrics: {name!r} is {with_article(type(value).__name__)}; give a float")
+        raise UsageError(f"metrics: {name!r} is {with_article(type(value).__name__)}; pass a float")
     try:
         number = float(value)
     except OverflowError:

@@ -420,7 +420,7 @@ class Checkpoints(ReadOnlyHistory):
             is_success = isinstance(error, SystemExit) and error.code in (None, 0, REQUEUE)
             if error is None or (is_success and not isinstance(late, UsageError)):
                 raise
-            _LOG.warning("beside %s, which ended the block: %s", type(error).__name__, late)
+            _LOG.warning("next to %s, which ended the block: %s", type(error).__name__, late)
 
     def __repr__(self) -> str:
         return f"Checkpoints({self._path!r})"

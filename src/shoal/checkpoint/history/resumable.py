@@ -120,7 +120,7 @@ class _Differences:
             return
         name = _name(path)
         if mine is None or theirs is None or type(one) is not type(other):
-            remedy = "; give a target that has the class"
+            remedy = "; pass a target that has the class"
             if isinstance(other, flatten.UnknownNode):
                 remedy = f": {other.remedy}"
             what = f"is {_kind(one)}, and would come back as {_kind(other)}"

@@ -227,7 +227,7 @@ def request_of(
     elif hasattr(path, "read_at"):
         folder = path  # type: ignore[assignment]
     else:
-        raise UsageTypeError(f"{operation}: path={path!r} must be text or a pathlib.Path")
+        raise UsageTypeError(f"{operation}: path={path!r} must be a string or a pathlib.Path")
     asked = options_of(operation, options, has_target=target is not None)
     mode = option_value(operation, "mode", options.get("mode", "auto"), get_args(Mode))
     request = parse_request(folder, target, asked, mode)

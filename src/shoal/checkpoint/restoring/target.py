@@ -325,7 +325,7 @@ class _Matching:
             name = self.options.stored_name(target.name)  # otherwise it stands for a subtree
             if target.has_dims and record.name == name != ROOT and record.kind != "none":
                 detail = f"was saved as {record.kind}, which is not an array"
-                detail += f"; give any {record.kind} in place of the layout"
+                detail += f"; pass any {record.kind} in place of the layout"
                 self._wrong("wrong_dtype", target, detail)
             if target.is_array:
                 return self._number(target, leaf)
@@ -354,7 +354,7 @@ class _Matching:
         if wanted == record.kind or (not wanted and record.kind != "none"):
             return
         saved = _KINDS.get(record.kind, with_article(record.kind))
-        detail = f"was saved as {saved}; give {saved} in place of {_KINDS.get(wanted, 'it')}"
+        detail = f"was saved as {saved}; pass {saved} in place of {_KINDS.get(wanted, 'it')}"
         self._wrong("wrong_dtype", target, detail)
         self.others_own.append(target.name)
 

@@ -193,13 +193,13 @@ def _stored_layout(record: LeafRecord) -> Layout | NamedSharding | None:
     except UsageError as error:
         raise UsageError(
             f"was saved as {record.layout}, which does not fit here: {error}; "
-            "give a target of layouts"
+            "pass a target of layouts"
         ) from None
     try:
         return place.with_memory_kind(memory) if memory else layout
     except ValueError as error:
         detail = f"was saved in {memory} memory, which devices here lack: {error}"
-        raise UsageError(f"{detail}; give a target of layouts") from None
+        raise UsageError(f"{detail}; pass a target of layouts") from None
 
 
 @lru_cache(maxsize=256)
@@ -220,7 +220,7 @@ def _on_mesh(given: Any, rank: int) -> Any:
         return given
     mesh = default_mesh()
     if mesh is None:
-        raise UsageError(f"{given!r} needs a mesh: give a Layout, or use `with use_mesh(mesh):`")
+        raise UsageError(f"{given!r} needs a mesh: pass a Layout, or use `with use_mesh(mesh):`")
     return NamedSharding(jax_mesh(mesh), given)
 
 
@@ -237,7 +237,7 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
             raise UsageError(f"has {len(shape)} dims, {given!r} has {given.rank}; {detail}")
         given.check_shape(shape)
         if given.partial:
-            raise UsageError(f"{given!r} is partial; values are whole: leave it out")
+            raise UsageError(f"{given!r} is partial; values are never partial: leave it out")
         problems: list[str] = []
         must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), given), problems)
         if problems:

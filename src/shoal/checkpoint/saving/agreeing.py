@@ -161,7 +161,7 @@ def _check_writable(path: str) -> None:
     else:
         is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
         why = errno.EROFS if is_read_only else errno.EACCES
-    doing = "write to" if there == path else "make a folder in"
+    doing = "write to" if there == path else "make a directory in"
     raise refused(OSError(why, os.strerror(why)), there, doing)
 
 
@@ -179,7 +179,7 @@ def check_space(folder: Folder, answers: Mapping[int, bytes]) -> None:
     known = [one["free"] for one in said.values() if one["free"] is not None]
     if known and needed > (free := min(known)):
         raise StorageFullError(
-            f"{folder.path}: the save needs {needed} bytes, and {free} are free\n"
+            f"{folder.path}: the save needs {needed} bytes, but only {free} are free\n"
             "remove something, or save elsewhere; nothing was written",
             path=folder.path,
             needed_bytes=needed,

@@ -138,10 +138,10 @@ def request_of(
     elif hasattr(path, "open_new"):
         folder = path
     else:
-        raise UsageTypeError(f"save: path={path!r} must be text or a pathlib.Path")
+        raise UsageTypeError(f"save: path={path!r} must be a string or a pathlib.Path")
     operation = f"save({folder.path!r})"
     if name is not None and (not isinstance(name, str) or not name):
-        raise UsageTypeError(f"{operation}: name={name!r} must be non-empty text")
+        raise UsageTypeError(f"{operation}: name={name!r} must be a non-empty string")
     for what, given in (("user", user), ("metrics", metrics)):
         if given is not None and not isinstance(given, Mapping):
             raise UsageTypeError(f"{operation}: {what}={given!r} must be a dict")
@@ -166,7 +166,9 @@ def _step(operation: str, step: object, path: str) -> int | None:
     if not 0 <= number < 1 << 62:
         raise UsageError(f"{operation}: step={number} must not be negative, and below 2**62")
     if (named := step_at(path)) not in (None, number):
-        raise UsageError(f"{operation}: step={number}, and the folder is named after step {named}")
+        raise UsageError(
+            f"{operation}: step={number}, and the directory is named after step {named}"
+        )
     return number
 
 
@@ -174,7 +176,7 @@ def _metrics(operation: str, metrics: Mapping[str, float] | None) -> dict[str, f
     found = {}
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
-            raise UsageTypeError(f"{operation}: metrics: the name {name!r} must be text")
+            raise UsageTypeError(f"{operation}: metrics: the name {name!r} must be a string")
         if isinstance(value, bool | str | bytes):
             raise UsageTypeError(f"{operation}: metrics: {name}={value!r} must be a number")
         try:

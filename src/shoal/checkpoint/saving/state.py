@@ -242,7 +242,7 @@ def _of_numpy(name: str, value: Any) -> StateLeaf:
         record = LeafRecord(name, "array", dtypes.dtype_name(plain.dtype), plain.shape)
         return StateLeaf(record, plain, None, ())
     if isinstance(value, jax.ShapeDtypeStruct):
-        _refuse("stands for an array, but its value is saved; give the array")
+        _refuse("stands for an array, but its value is saved; pass the array")
     what = WrongType(remedy(value))
     raise UsageError(what, problems=[what])
 

@@ -55,11 +55,11 @@ def in_one_folder(
     if len({*paths.values()}) == 1:
         return said, called
     mark = run_on_lead(
-        coordinator, operation, ("which folder",), lambda: _leave_mark(folder, may_write),
+        coordinator, operation, ("which directory",), lambda: _leave_mark(folder, may_write),
         group=group, timeout_s=timeout_s,
     )  # fmt: skip
     try:
-        call = Call(operation, None, callsite(), ("the same folder",))
+        call = Call(operation, None, callsite(), ("the same directory",))
         seen = agree(coordinator, call, _look(folder, mark), timeout_s=timeout_s, group=group.named)
     finally:
         if mark is not None and coordinator.process == group.lead:
@@ -80,8 +80,8 @@ def different_folders(
         sides[paths[process]] = (*sides.get(paths[process], ()), process)
     rows = "\n".join(f"  - {path}: {', '.join(map(me.name, who))}" for path, who in sides.items())
     return DivergenceError(
-        f"{me}: {operation}: the paths of the processes lead to different folders\n{rows}\n"
-        "give all of them paths that lead to one folder",
+        f"{me}: {operation}: the paths of the processes lead to different directories\n{rows}\n"
+        "pass paths that lead to one directory on all of them",
         sides=sides,
     )
 

@@ -79,8 +79,8 @@ class UnknownNode:
             how = f"{kind.__qualname__} of {module} does not take what was saved"
         else:
             how = f"import {name} of {module} before it is restored"
-            return f"{how}, or give a target that has the class"
-        return f"{how}: give a target that has the class"
+            return f"{how}, or pass a target that has the class"
+        return f"{how}: pass a target that has the class"
 
 
 def type_name(kind: type) -> str:

@@ -255,7 +255,7 @@ def _plain_value(found: Any, depth: int) -> Any:
 # ---- Suggest what to save instead of a value that cannot be saved.
 
 
-_KNOWN = "give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)"
+_KNOWN = "pass arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)"
 
 
 def remedy(value: Any, *, can_register: bool = True) -> str:
@@ -267,7 +267,7 @@ def remedy(value: Any, *, can_register: bool = True) -> str:
     >>> remedy({1, 2})
     'is a set; save a sorted list of it'
     >>> remedy(object())
-    'is an object; give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)'
+    'is an object; pass arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)'
     """
     kind = type(value)
     words = advice(value, "save", "saved", can_register=can_register) or _KNOWN

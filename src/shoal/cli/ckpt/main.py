@@ -26,7 +26,9 @@ from shoal.errors import CheckpointError, CorruptCheckpointError, UnsupportedChe
 
 
 def ckpt() -> typer.Typer:
-    """Inspect checkpoints, verify them, clean up after a crash; PATH: a history or a checkpoint.
+    """Inspect and verify checkpoints, and clean up after a crash.
+
+    PATH is a run directory or a single checkpoint.
 
     \b
     Exit code:
@@ -161,7 +163,7 @@ def _words(attempt: dict[str, Any]) -> str:
     by = f"by {owner.get('host', '?')} (pid {owner.get('pid', '?')}), "
     idle = f"touched {in_seconds(attempt['idle_s'] or 0.0)} ago"
     if attempt["ahead_s"] is not None:
-        idle = f"its time lies {in_seconds(attempt['ahead_s'])} in the future"
+        idle = f"its timestamp is {in_seconds(attempt['ahead_s'])} in the future"
     if attempt["complete"]:
         return f"{by}{idle}, is complete: `shoal ckpt recover` commits it"
     if attempt["missing"] is None:

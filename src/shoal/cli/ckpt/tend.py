@@ -177,7 +177,7 @@ def _print_results(results: list[dict[str, Any]], verb: str) -> None:
             why = "it was touched recently"
             if attempt in one.get("ahead_s", {}):
                 ahead = in_seconds(one["ahead_s"][attempt])
-                why = f"its time lies {ahead} in the future, and counts as now"
+                why = f"its timestamp is {ahead} in the future, and counts as now"
             print(f"{name}: attempt {attempt} is spared: {why}")
     if not any(
         one.get("removed") or one.get("spared") or {"problem", "link"} & one.keys()

@@ -208,7 +208,7 @@ class Flow:
             whose = "its deadline" if is_own else f"the deadline of process {self._whose}"
             raise DeadlineError(
                 f"{self.me}: {self.name}: not done by {whose} ({self._timeout_s:g} s): {detail}\n"
-                "give timeout_s= more, or find out why the devices are busy",
+                "raise timeout_s=, or find out why the devices are busy",
                 name=self.call.name or self.call.operation,
                 waited_s=time.monotonic() - self._began,
                 missing=late,

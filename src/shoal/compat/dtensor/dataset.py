@@ -285,7 +285,7 @@ def _first(dataset: Any) -> Any:
     rows = iter(dataset)
     if rows is dataset:
         raise UsageTypeError(
-            f"dtensor.{_OPERATION}: an iterator can be read only once; give an iterable such as a "
+            f"dtensor.{_OPERATION}: an iterator can be read only once; pass an iterable such as a "
             "list, or use shoal.feed, which takes iterators"
         )
     for first in rows:

@@ -148,7 +148,7 @@ class Layout:
     def from_string(cls, layout_str: str) -> Layout:
         """Read the text that `to_string`, or TensorFlow, wrote."""
         if not isinstance(layout_str, str):
-            raise UsageTypeError(f"dtensor.Layout.from_string: {layout_str!r} must be text")
+            raise UsageTypeError(f"dtensor.Layout.from_string: {layout_str!r} must be a string")
         kind, specs, mesh_text = split(layout_str)
         if kind == LayoutType.EMPTY:
             return cls._of((), None, LayoutType.EMPTY)

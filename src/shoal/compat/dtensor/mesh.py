@@ -113,7 +113,7 @@ class Mesh:
     def from_string(cls, mesh_str: str) -> Mesh:
         """Read the text that `to_string`, or TensorFlow, wrote."""
         if not isinstance(mesh_str, str):
-            raise UsageTypeError(f"dtensor.Mesh.from_string: {mesh_str!r} must be text")
+            raise UsageTypeError(f"dtensor.Mesh.from_string: {mesh_str!r} must be a string")
         return cls._of(read_mesh(mesh_str))
 
     @classmethod
@@ -193,7 +193,7 @@ class Mesh:
     def contains_dim(self, dim_name: str) -> bool:
         """Return whether the mesh has a dim of this name."""
         if not isinstance(dim_name, str):
-            raise UsageTypeError(f"dtensor.Mesh: a dim's name must be text, not {dim_name!r}")
+            raise UsageTypeError(f"dtensor.Mesh: a dim's name must be a string, not {dim_name!r}")
         return dim_name in dict(self._fields.dims)
 
     __contains__ = contains_dim
@@ -362,7 +362,7 @@ def _specs(fields: MeshFields) -> list[DeviceSpec]:
     if not is_block or (first - fields.first_id != me * len(own) and len(own) < fields.size):
         raise UsageError(
             f"dtensor.Mesh: local_device_ids={list(fields.local_ids)} do not determine the "
-            "devices of other processes; give global_devices=, or use create_distributed_mesh"
+            "devices of other processes; pass global_devices=, or use create_distributed_mesh"
         )
     others = range(fields.size // len(own))
     return own if len(own) == fields.size else [s.replace(task=n) for n in others for s in own]

@@ -52,7 +52,7 @@ def _specs(
     kinds = {spec.device_type for spec in specs} | ({device_type.upper()} if device_type else set())
     if not specs or len(kinds) > 1:
         why = f"Conflicting devices {sorted(map(str, kinds))}" if specs else "devices=[] is empty"
-        raise UsageError(f"dtensor.{operation}: {why}; give devices of one type")
+        raise UsageError(f"dtensor.{operation}: {why}; pass devices of one type")
     return specs
 
 

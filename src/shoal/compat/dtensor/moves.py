@@ -127,7 +127,7 @@ def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
             f"dtensor.pack: the pieces must be a list, not {type(tensors).__name__}"
         )
     if any(hasattr(one, "read_value") for one in tensors):
-        raise UsageError("dtensor.pack: Variable input is not supported; give its read_value()")
+        raise UsageError("dtensor.pack: Variable input is not supported; pass its read_value()")
     pieces = [_array(one) for one in tensors]
     with prefix_errors("pack"):
         wanted = layout_for("pack", pieces[0] if pieces else 0.0, layout)

@@ -62,7 +62,7 @@ def _check_fit(operation: str, given: np.ndarray[Any, Any], found: np.ndarray[An
     kept = found == given if is_whole else np.isfinite(found) | ~np.isfinite(given)
     if not np.all(kept):
         worst = given[~kept].flat[0] if given.ndim else given
-        detail = f"{worst} does not fit {found.dtype}; give dtype= or an array"
+        detail = f"{worst} does not fit {found.dtype}; pass dtype= or an array"
         raise UsageError(f"dtensor.{operation}: {detail}")
 
 

@@ -103,7 +103,7 @@ def _as_many(names: Any, slices: Any, tensors: Any) -> list[tuple[Any, Any, Any]
     if not len(names) == len(slices) == len(tensors) > 0:
         raise UsageError(
             f"dtensor.sharded_save: {len(names)} tensor_names, {len(slices)} shape_and_slices and "
-            f"{len(tensors)} tensors: give equally many of each, at least one"
+            f"{len(tensors)} tensors: pass equally many of each, at least one"
         )
     return [*zip(names, slices, tensors, strict=True)]
 
@@ -191,7 +191,7 @@ def _named(operation: str, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def _name(operation: str, name: object) -> str:
     if not isinstance(name, str):
-        raise UsageTypeError(f"dtensor.{operation}: the name {name!r} must be text")
+        raise UsageTypeError(f"dtensor.{operation}: the name {name!r} must be a string")
     return name
 
 

@@ -126,7 +126,7 @@ def _devices(operation: str, kind: str | None, count: int | None) -> dict[str, i
     if isinstance(count, int) and count < accelerators:
         raise UsageError(
             f"dtensor.{operation}: num_logical_cpu_devices={count} is less than the {accelerators} "
-            "accelerators of this process, each of which needs a CPU device beside it"
+            "accelerators of this process, each of which needs a CPU device next to it"
         )
     return {"virtual_devices" if not accelerators else "host_devices": count}
 

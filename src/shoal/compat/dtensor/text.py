@@ -106,7 +106,7 @@ def _count_problems(
     ids: Sequence[int], here: Sequence[DeviceSpec], everywhere: Sequence[DeviceSpec]
 ) -> list[str]:
     if not here and not everywhere:
-        return ["Empty list of devices not allowed: give local_devices or global_devices"]
+        return ["Empty list of devices not allowed: pass local_devices or global_devices"]
     if everywhere and len(everywhere) != len(ids):
         return [f"{len(everywhere)} global_devices for {len(ids)} global device ids"]
     return []

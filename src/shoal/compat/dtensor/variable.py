@@ -232,7 +232,7 @@ def _initial(value: Any, dtype: Any, layout: Layout | None) -> jax.Array:
         return value
     if layout is None:
         raise UsageError(
-            "dtensor.DVariable: Neither layout nor DTensor initial value are provided; give layout="
+            "dtensor.DVariable: Neither layout nor DTensor initial value are provided; pass layout="
         )
     if not isinstance(value, jax.Array | np.ndarray | np.generic) or dtype is not None:
         value = array_from("DVariable", value, dtype)

@@ -59,7 +59,7 @@ class SpmdFullyShardedDataParallel(_LeftOut):
 
     way = (
         "(shoal.match_layouts): parameters are arguments here; mark_sharding each by fsdp."
-        "_prepare_spmd_partition_spec, or give shoal.match_layouts rules by path"
+        "_prepare_spmd_partition_spec, or pass shoal.match_layouts rules by path"
     )
 
 

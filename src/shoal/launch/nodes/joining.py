@@ -205,8 +205,9 @@ def _difference(own: NodeCard, card: NodeCard) -> str:
                 f"{own.host} (node {own.node}): all nodes must run the same program"
             )
         return (
-            f"{card.name} runs `{card.program}`, but {own.name} `{own.program}`: give all nodes "
-            "the same program and arguments; what differs can be a variable of the environment"
+            f"{card.name} runs `{card.program}`, but {own.name} `{own.program}`: start "
+            "the same program with equal arguments on all nodes; a variable of the environment can "
+            "differ too"
         )
     if own.devices != card.devices:
         shown = [f"--devices {c.devices}" if c.devices else "no --devices" for c in (card, own)]
@@ -258,7 +259,7 @@ def _refusal(host: str, port: int, taken: int, number: int) -> str:
     words += os.strerror(number)
     if number == errno.EADDRINUSE:
         words += (
-            f"\nnode 0 uses the ports {port} to {port + NUM_PORTS - 1}: give another port on all "
+            f"\nnode 0 uses the ports {port} to {port + NUM_PORTS - 1}: pass another port on all "
             "nodes, or end what listens there (another launcher with --node-rank 0?)"
         )
     return words

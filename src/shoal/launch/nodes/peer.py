@@ -107,7 +107,7 @@ class Peer(ABC):
             self._poll()  # signs of life that arrived while this launcher was busy
             for node, state, words, silent_s in self._living.tick(self._running.read(now)):
                 if state == "lost":
-                    self._lose(node, f"its launcher gave no sign of life: {words}", now - silent_s)
+                    self._lose(node, f"its launcher sends no heartbeats: {words}", now - silent_s)
             self._check_time(now)
         self._advance(now)
         if now >= self._names_others_s:

@@ -189,7 +189,7 @@ class Torus(Topology):
         (cores,) = sizes_of((cores,), "cores", problems) or (1,)
         origin = origin_of(self.origin, rank, problems)
         if not isinstance(self.kind, str):
-            problems.append(WrongType(f"kind={self.kind!r} must be text"))
+            problems.append(WrongType(f"kind={self.kind!r} must be a string"))
         raise_all("Torus", problems)
         host = tuple(min(pair) for pair in zip(host, shape, strict=True))
         # A dim of one chip has no link at all.

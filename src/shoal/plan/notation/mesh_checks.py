@@ -124,10 +124,12 @@ def _integers(values: object, what: str, problems: list[str]) -> IntArray | None
     except ValueError:  # rows of unequal length
         array = np.empty(1, dtype=object)
     if array.size and array.dtype.kind not in "iu":
-        problems.append(WrongType(f"{what} must be a row of integers, not {_shown(values)}"))
+        problems.append(WrongType(f"{what} must be a sequence of integers, not {_shown(values)}"))
         return None
     if array.size and array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
-        problems.append(f"{what} must be a row of 64-bit signed integers, not {_shown(values)}")
+        problems.append(
+            f"{what} must be a sequence of 64-bit signed integers, not {_shown(values)}"
+        )
         return None
     return np.array(array, dtype=np.int64)  # a private copy
 

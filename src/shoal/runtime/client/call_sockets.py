@@ -149,7 +149,7 @@ class Calls:
         """Raise the reason why an exchange failed; the watcher may be about to receive it."""
         if isinstance(error, TimeoutError) or not self._is_judged.wait(_VERDICT_S):
             self._lose("it does not answer" if isinstance(error, TimeoutError) else str(error))
-        closed = self.closed or Closed(ProcessLostError, "the meeting place is lost")
+        closed = self.closed or Closed(ProcessLostError, "the coordinator is lost")
         raise closed.error(self._me, caller) from None
 
 

@@ -184,7 +184,9 @@ class Watcher:
                 if not self._on_frame(frame):
                     return
             elif now >= self._echo.due:
-                self._watched.lose(f"silent for {self._rhythm.lost_after_s:g} s: frozen or cut off")
+                self._watched.lose(
+                    f"silent for {self._rhythm.lost_after_s:g} s: frozen or disconnected"
+                )
                 return
             if self._watched.troubles.open() or trails.found is not None:
                 self.look(now)

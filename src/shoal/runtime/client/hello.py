@@ -89,7 +89,7 @@ def handshake(
         reason = f"{error.args[0]}; tried for {given_s(timeout_s):g} s"
         reason += f" ({error.args[1]})" if error.args[1] else ""
     except (OSError, FrameError) as error:
-        reason = f"the server there closed the connection, or is not a meeting place ({error})"
+        reason = f"the server there closed the connection, or is not a coordinator ({error})"
     else:
         known = incarnation, max_body_bytes
         return channel, _welcome_of(what, channel, frame, card.process, *known)
@@ -135,7 +135,7 @@ def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tu
             if frame is not None and frame.header.get("is") != "later":
                 return channel, frame
             channel.close()
-            reason = ("an earlier job is still ending there, or it is not a meeting place", "")
+            reason = ("an earlier job is still ending there, or it is not a coordinator", "")
         now = time.monotonic()
         if now >= limit:
             raise _NoMeetingPlace(*reason)

@@ -251,7 +251,8 @@ class Lanes:
     def _other_thread(self, point: Point) -> UsageError:
         return UsageError(
             f"{self._me}: {point.name!r} ({point.site or callsite()}): another thread waits in lane"
-            f" {point.lane!r}; give each thread that meets others a lane of its own"
+            f" {point.lane!r}; use a separate lane for each thread that synchronizes with "
+            "other processes"
         )
 
 

@@ -284,7 +284,7 @@ class TcpCoordinator(BaseCoordinator):
 
     def lose(self, reason: str) -> None:
         """Handle the loss of the meeting place. Does nothing if this process has left."""
-        place = f"the meeting place at {self.address}"
+        place = f"the coordinator at {self.address}"
         closed = Closed(ProcessLostError, f"{place} is lost ({reason})")
         if self._calls.closed is None:
             self.troubles.receive(None, place, "lost", reason)
@@ -343,7 +343,7 @@ class TcpCoordinator(BaseCoordinator):
     def _query(self, caller: str, question: Mapping[str, Any], timeout_s: float) -> Any:
         """Return the answer to a query, which the server gives at once."""
         limit = time.monotonic() + timeout_s
-        reason = f"the meeting place did not answer within {timeout_s:g} s"
+        reason = f"the coordinator did not answer within {timeout_s:g} s"
         late = DeadlineError(f"{self._me}: {caller}: {reason}", waited_s=timeout_s)
 
         def exchange(channel: Channel) -> Frame:

@@ -173,7 +173,7 @@ def exchange(
         names = {process: f"{token}-{process}" for process in range(joined.num_processes)}
         marks = FolderMarks(folders, names[joined.process])
         report = report.with_check("folders", marks.write())
-        joined.arrive(Point("shoal doctor: folders"), timeout_s=timeout_s)
+        joined.arrive(Point("shoal doctor: directories"), timeout_s=timeout_s)
         report = report.with_check("clock", CheckResult({"time_s": time.time()}))
         report = report.with_check("hidden", CheckResult(marks.see(names)))
         return _collect(joined, report, timeout_s)
@@ -250,13 +250,13 @@ def _why_not_bound(address: str, number: int) -> Finding:
     if number == errno.EADDRINUSE:
         owner = port_owner(port)
         if MEETING_PLACE in owner:
-            words = f"a job of shoal meets at port {port} of this host: {owner}"
+            words = f"a shoal job uses port {port} of this host: {owner}"
             return Finding("address", words, "if it is another job, choose another port", NOTE)
         words = f"port {port} of this host is taken" + (f" by {owner}" if owner else "")
         advice = "end that process, or choose another port in SHOAL_COORDINATOR"
     elif number == errno.EADDRNOTAVAIL:
         words = f"{host} is not an address of this host, and process 0 must listen there"
-        advice = "give the address of the host of process 0"
+        advice = "pass the address of the host of process 0"
     else:
         words = f"process 0 cannot listen at {address}: {os.strerror(number)}"
         advice = "ports below 1024 are for root"
@@ -288,7 +288,7 @@ def check_connecting(place: JobPlace) -> CheckResult:
         words = f"nothing listens at {place.address}, though its host answers"
         advice = "process 0 must run there, with the same SHOAL_COORDINATOR"
         if is_loopback(split_address(place.address)[0]):
-            advice += "; the loopback is this host: if process 0 is elsewhere, give its address"
+            advice += "; the loopback is this host: if process 0 is elsewhere, pass its address"
         findings.append(Finding("address", words, advice))
     elif tried.outcome == reachability.UNREACHABLE:
         words = f"the host of {place.address} cannot be reached: {tried.words}"

@@ -250,4 +250,4 @@ def _loopbacks(reports: Sequence[Report]) -> list[Finding]:
         return []
     address = next(iter(groups(reports, "address", "address")))
     words = f"{address} is the loopback of each host, and the processes are on {len(hosts)} hosts"
-    return [Finding("address", words, "give the address by which other hosts reach process 0")]
+    return [Finding("address", words, "pass the address by which other hosts reach process 0")]

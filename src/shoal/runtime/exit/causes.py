@@ -20,7 +20,7 @@ from shoal.runtime.system.failure_words import (
     text_of,
 )
 
-UNHEARD = "the meeting place does not answer"
+UNHEARD = "the coordinator does not answer"
 _ASK_S = 2.0  # how long an ending process waits for news of the other processes
 _BEHIND_S = 0.5
 # Of errors of JAX's runtime that no other process can cause.

@@ -144,7 +144,7 @@ class HangWatch:
             place = line_of(stands(innermost_frame()))
             with contextlib.suppress(Exception):  # handlers and filters may raise
                 _LOG.warning(
-                    "%s stands in native code at %s, after calls that differ between processes: "
+                    "%s is in native code at %s, after calls that differ between processes: "
                     "it hangs, and %s", me, place, _NOT_ENDED,
                 )  # fmt: skip
             return
@@ -161,7 +161,7 @@ class HangWatch:
             raise_found(here, "hang", place)
         except DivergenceError as error:
             error.add_note(
-                f"the main thread has stood in native code, at {line_of(place) or '?'}, for "
+                f"the main thread has been in native code, at {line_of(place) or '?'}, for "
                 f"{time.monotonic() - progress.since:.0f} s"
             )
             words = f"{error}\n{error.__notes__[-1]}"

@@ -198,7 +198,7 @@ class Joining(Generic[To]):
         return self._refuse(now, f"{gone} died or gave up before all had joined", (process,))
 
     def abandon(
-        self, now: float, reason: str = "the process that started the meeting place died or gave up"
+        self, now: float, reason: str = "the process that started the coordinator died or gave up"
     ) -> list[JoinReply[To]]:
         """End the joining, because what every job needs is gone."""
         if self.is_complete or self.refusal is not None:
@@ -245,13 +245,13 @@ class Joining(Generic[To]):
         problems = []
         if hello.protocol != PROTOCOL:
             problems.append(
-                f"{hello} speaks protocol {hello.protocol}, the meeting place {PROTOCOL}:"
+                f"{hello} speaks protocol {hello.protocol}, the coordinator {PROTOCOL}:"
                 " install the same shoal everywhere"
             )
         if hello.num_processes != count:
             problems.append(
                 f"{hello} says that the job has {hello.num_processes} processes,"
-                f" the meeting place was started for {count}"
+                f" the coordinator was started for {count}"
             )
         if not 0 <= hello.process < count:
             problems.append(f"{hello} does not exist: the job has processes 0..{count - 1}")

@@ -47,7 +47,7 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import TrailsDiffer
 from shoal.runtime.system.failure_words import fate_of, listed, one_line, particulars_of
 
-_NAME_HINT = "If these are one call made at several places, give each of them the same name=."
+_NAME_HINT = "If these are one call made at several places, pass the same name= in each."
 _PATIENCE_HINT = "\nif they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
 _MOST_WORDS = 2000  # characters of a reason
 _LINES = 8  # processes listed in a message; the attributes hold all

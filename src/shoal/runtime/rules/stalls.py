@@ -72,7 +72,7 @@ def idle_of(header: Mapping[str, Any]) -> Idle | None:
     idle_s, limit_s = number_field(header, "idle_s"), number_field(header, "limit_s")
     site, below = text_field(header, "site")[:MOST_SITE], text_field(header, "below")
     if below not in _BELOW:
-        raise FrameError("field 'below' is not where a process stands")
+        raise FrameError("field 'below' is not where a process is")
     source = text_field(header, "source")[:MOST_SITE]
     return Idle(idle_s, limit_s, site, below, source=source, **facts)  # type: ignore[arg-type]
 
@@ -84,7 +84,7 @@ def seen_words(seen: Seen | None) -> str:
 
 def _seen_at(seen: Seen | None) -> tuple[str, str]:
     if seen is None or not seen.site:
-        return "without a sign of life", ""
+        return "without a heartbeat", ""
     slow = "slow, " if seen.share >= BUSY else ""
     return f"{slow}in native code that holds the interpreter lock", line_of(seen.site)
 

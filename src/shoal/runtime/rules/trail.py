@@ -323,8 +323,9 @@ class Trails:
         if not self._has_warned:
             self._has_warned = True
             _LOG.warning(
-                "process %d of %d: %s: this thread has never met other processes, so its calls are "
-                "not compared with theirs; lane= names its line of execution (said once)",
+                "process %d of %d: %s: this thread has never synchronized with other "
+                "processes, so its calls are "
+                "not compared with theirs; pass lane= to name its lane (logged once)",
                 self._process, self._num_processes, entry.place,
             )  # fmt: skip
 

@@ -301,7 +301,7 @@ def _tpu_undetected(error: Exception) -> InitializeError:
     return InitializeError(
         "initialize: this is a TPU host, but JAX's detection of its slice failed: "
         f"{type(error).__name__}: {error}\n"
-        "give num_processes=, process_id= and coordinator_address=, or set JAX_PLATFORMS=cpu to "
+        "pass num_processes=, process_id= and coordinator_address=, or set JAX_PLATFORMS=cpu to "
         "leave the TPU alone"
     )
 
@@ -399,7 +399,7 @@ def _name(pid: int) -> str:
 # ---- The table, in the order in which it is searched.
 
 _PMIX = (
-    "give num_processes=, process_id= and coordinator_address=, or set SHOAL_NUM_PROCESSES,"
+    "pass num_processes=, process_id= and coordinator_address=, or set SHOAL_NUM_PROCESSES,"
     " SHOAL_PROCESS_ID and SHOAL_COORDINATOR (mpirun of Open MPI sets the count itself)"
 )
 

@@ -172,7 +172,7 @@ def _place(
         found = {name: value for name, value in given.items() if value is not None}
         if len(found) == 1:
             (lacking,) = given.keys() - found.keys()
-            problems.append(f"{shown(found)} without {lacking}: give both or neither")
+            problems.append(f"{shown(found)} without {lacking}: pass both or neither")
             return _JobNumbers(0, 1, "arguments")
         return _JobNumbers(*_fit(found, "process_id", "num_processes", problems), "arguments")
     numbers = _of_environment(env, problems, passed_over)
@@ -181,7 +181,7 @@ def _place(
         if alone:
             problems.append(
                 f"{shown(alone)} without a count: set SHOAL_NUM_PROCESSES and SHOAL_PROCESS_ID, "
-                "or give num_processes= and process_id= (num_processes=1: a job of one)"
+                "or pass num_processes= and process_id= (num_processes=1: a job of one)"
             )
         return _JobNumbers(0, 1, "no launcher's variables: a job of one process")
     index, count, words, launcher, completed = numbers
@@ -360,13 +360,13 @@ def _at(address: str, source: str, problems: list[str]) -> MeetsAt:
     try:
         split_address(address)
     except (ValueError, AttributeError, TypeError):
-        problems.append(f"{source}={address!r} is not an address: give host:port")
+        problems.append(f"{source}={address!r} is not an address: pass host:port")
     return MeetsAt(address, None, source)
 
 
 def _in_directory(directory: str, launched: Launched | None, problems: list[str]) -> MeetsAt:
     if not os.path.isabs(directory):
-        problems.append(f"SHOAL_RENDEZVOUS={directory!r} must be an absolute path: give /a/folder")
+        problems.append(f"SHOAL_RENDEZVOUS={directory!r} must be an absolute path: pass /a/folder")
     return MeetsAt(None, Rendezvous(directory, _name(launched), False), "SHOAL_RENDEZVOUS")
 
 

@@ -130,7 +130,7 @@ def by_loopback(cluster: JobPlace) -> JobPlace:
         return cluster._replace(address=address_text(_LOOPBACK, port))
     raise InitializeError(
         f"process {cluster.process} of {cluster.num_processes} cannot join the job at "
-        f"{cluster.address}: {why}\n{ADVICE}; if all processes are on this host, give "
+        f"{cluster.address}: {why}\n{ADVICE}; if all processes are on this host, pass "
         f"{address_text(_LOOPBACK, port)}"
     )
 
@@ -223,7 +223,7 @@ def _of_attached_job(cluster: JobPlace, jax_service: str, deadline: float, key: 
             published = json.loads(jax_runtime.look_up(key, timeout_s=left_of(deadline)))
         except TimeoutError:
             raise InitializeError(
-                "process 0 did not publish the meeting place: did it call shoal.initialize() too?",
+                "process 0 did not publish the coordinator: did it call shoal.initialize() too?",
                 missing=[0],
             ) from None
         return Place(published["address"], jax_service, published["token"])

@@ -64,7 +64,7 @@ def host_devices(arguments: Arguments, problems: list[str]) -> int | None:
     if arguments.virtual_devices is not None:
         problems.append(
             "virtual_devices= is for CPU devices alone, host_devices= for CPU devices beside "
-            "accelerators: give one of them"
+            "accelerators: pass one of them"
         )
     return whole("host_devices", arguments.host_devices, 1, problems)
 

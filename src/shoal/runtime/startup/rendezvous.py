@@ -57,7 +57,7 @@ class Visit:
         self._directory = Path(where.base, where.name)
         self._drawn = secrets.token_hex(8)
         self._own = self._directory / f"process-{process}-{self._drawn}"
-        self._waiting = f"process {process} of {num_processes} meets in {self._directory}"
+        self._waiting = f"process {process} of {num_processes} joins in {self._directory}"
 
     def announce(self) -> None:
         """Create the file of this process; process 0 first deletes existing files.
@@ -75,7 +75,7 @@ class Visit:
             self._own.touch(mode=0o600)
         except OSError as error:
             why = dangling_link(str(self._directory)) or error
-            raise self._error(f"{why}; give a directory that exists and can be written") from None
+            raise self._error(f"{why}; pass a directory that exists and can be written") from None
 
     def lead(self, place: Mapping[str, str], deadline: float) -> None:
         """Wait for all others, as process 0, and publish `place`.

@@ -83,7 +83,7 @@ def start(
     if not line:
         where, words = address_text(bind, port), spawned.last_words()
         raise InitializeError(
-            f"process 0 cannot start the meeting place at {where}: {words}\n"
+            f"process 0 cannot start the coordinator at {where}: {words}\n"
             "the address must belong to this host, and its port must be free"
         )
     spawned.detach()

@@ -31,7 +31,7 @@ __all__ = ["KINDS", "POINTS", "Fault", "InjectedError", "parse", "reach", "text_
 VARIABLE = "SHOAL_FAULTS"
 
 POINTS: Mapping[str, str] = {
-    "initialize.before_hello": "the services run, nothing was sent to the meeting place",
+    "initialize.before_hello": "the services run, nothing was sent to the coordinator",
     "initialize.after_hello": "all processes have joined, JAX's service was not contacted yet",
     "initialize.after_devices": "the devices are connected, the job has not begun",
     "barrier.before_arrive": "in barrier, before anything is sent",
@@ -43,7 +43,9 @@ POINTS: Mapping[str, str] = {
     "relayout.before_arrive": "in relayout between processes, before anything is sent",
     "relayout.after_arrive": "in relayout between processes, after all agreed, before data moves",
     "sync_devices.before_arrive": "in sync_devices, before anything is awaited",
-    "sync_devices.after_arrive": "in sync_devices, after all arrived, before the devices meet",
+    "sync_devices.after_arrive": (
+        "in sync_devices, after all arrived, before the devices synchronize"
+    ),
     "stream.before_chunk": "before a chunk of a large value moves, on each process",
     "stream.after_chunk": "after a chunk was sent on its way",
     "assert_same.before_arrive": "in assert_same, the values hashed, before anything is sent",

@@ -56,7 +56,7 @@ def chosen(
         return share(place.process, place.processes, gpus)
     seen = "1 GPU" if gpus == 1 else f"{gpus} GPUs"
     problems.append(
-        f"this process sees {seen} ({place.words}), and {problem}: give local_device_ids= or "
+        f"this process sees {seen} ({place.words}), and {problem}: pass local_device_ids= or "
         "JAX_LOCAL_DEVICE_IDS, or set JAX_PLATFORMS=cpu to use none"
     )
     return None

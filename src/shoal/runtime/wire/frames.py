@@ -234,5 +234,5 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{address!r} is not an address; give host:port, as in 10.0.0.1:8476")
+        raise UsageError(f"{address!r} is not an address; pass host:port, as in 10.0.0.1:8476")
     return host, int(port)
