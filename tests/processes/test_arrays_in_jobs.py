@@ -173,7 +173,7 @@ errors.append(refused(lambda: shoal.put({"w": gone}, rows)))
 source = shoal.put(value, Layout(first, None, None))
 if index == 1:  # process 0 holds it alone: there it is a host value
     assert "is only on devices of process 0; put needs" in refused(lambda: shoal.put(source, rows))
-    foreign = "piece 3 is on a device of process 0; give one of your own"
+    foreign = "piece 3 is on a device of process 0; pass one of your own"
     far = shoal.put(value[:4], Layout(shoal.Mesh({}, device_ids=[ids[0]], processes=0), None, None))
     assert foreign in refused(lambda: shoal.compat.pack([far] * 4, rows))
 else:

@@ -353,7 +353,7 @@ def refused_words(words):
     assert "its devices are at (x, y) = (0, 0), (1, 1)" in words["order"]
     assert "order the mesh so that each process's devices form one block of it" in words["order"]
     assert "process 0 holds shards 0,4 of dim 1, which x=8 cuts into 8" in words["gap"]
-    assert "or pass pack a piece for each device" in words["gap"]
+    assert "or pass a piece for each device to pack" in words["gap"]
     assert "of the 3 shards of dim 0 (x=3) process 0 holds 1 and process 1 2" in words["uneven"]
     for name in ("there", "back"):
         assert "['w']: is in Layout(data, - @" in words[name]

@@ -81,9 +81,9 @@ Restarting after a failure:
   with no new saved step in between, the job ends. It also ends after three
   failures without progress. Progress is a new saved step or, until one is
   saved, a step that all processes have finished (shoal.step, shoal.preempted).
-  If a signal, a preemption or the loss of a host ended an attempt, it counts for
-  neither rule, except for an out-of-memory kill that the cgroup counted. Exit
-  code 2, Ctrl-C, and signals to shoal run end the job for good.
+  If a signal, a preemption or the loss of a host ended an attempt, it counts
+  for neither rule, except for an out-of-memory kill that the cgroup counted.
+  Exit code 2, Ctrl-C, and signals to shoal run end the job for good.
   Before a restart, the other processes have {between:g} s instead of {aftermath} s, unless
   SHOAL_FAILURE_GRACE_S is set. A process that is saving has {aftermath} s.
 

@@ -86,7 +86,7 @@ def test_a_cut_cable_is_a_lost_host_on_both_sides(launchers, warden, other):
         assert verdict(started).endswith(
             f": node {lost} ({address_of(lost)}), with process {lost}, was lost"
         ), started.said
-        assert "gave no sign of life: silent for" in started.said
+        assert "sends no heartbeats: silent for" in started.said
     assert launchers.leaves_nobody()
 
 

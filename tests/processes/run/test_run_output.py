@@ -178,7 +178,7 @@ def test_where_the_job_meets_stands_beside_the_logs_as_long_as_it_runs(launch):
             assert told["jax_service"] == os.environ["SHOAL_JAX_SERVICE"]
             assert told["token"] == os.environ["SHOAL_TOKEN"]
             assert told["processes"][int(os.environ["RANK"])] == os.getpid()
-            assert set(told["services"]) == {"meeting place", "JAX service"}
+            assert set(told["services"]) == {"coordinator", "JAX service"}
             os.kill(told["launcher"], 0)
         """,
     )
