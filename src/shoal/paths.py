@@ -17,7 +17,7 @@ from shoal.errors import UsageError, UsageTypeError
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 
 
-def local_path(path: object, said: str = "") -> str:
+def local_path(path: object, prefix: str = "") -> str:
     """Return a path of a file system as text, with `~` expanded.
 
     Args:
@@ -30,24 +30,24 @@ def local_path(path: object, said: str = "") -> str:
     >>> local_path("runs/7"), local_path("./gs:/x")
     ('runs/7', './gs:/x')
     """
-    said = said or repr(path)
+    prefix = prefix or repr(path)
     try:
         text = os.fsdecode(path)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageTypeError(f"{said} must be a string or a pathlib.Path") from None
+        raise UsageTypeError(f"{prefix} must be a string or a pathlib.Path") from None
     if match := _ADDRESS.fullmatch(text):
-        raise UsageError(f"{said}: {_no_address(text, *match.groups())}")
+        raise UsageError(f"{prefix}: {_no_address(text, *match.groups())}")
     try:
         is_path = b"\0" not in os.fsencode(text or "\0")
     except UnicodeEncodeError:
         is_path = False
     if not is_path:
-        raise UsageError(f"{said} is not a path")
+        raise UsageError(f"{prefix} is not a path")
     whole = os.path.expanduser(text)
     if whole.startswith("~"):
         user = whole[1:].partition("/")[0]
         raise UsageError(
-            f"{said}: there is no home directory of a user {user!r}\n"
+            f"{prefix}: there is no home directory of a user {user!r}\n"
             f"for a local directory with this name, pass {'./' + whole!r}"
         )
     return whole

@@ -331,8 +331,8 @@ def _launch(request: RunRequest) -> int:
     leave_s = settings.seconds("SHOAL_LEAVE_S")
     aftermath_s = settings.seconds("SHOAL_FAILURE_GRACE_S")
     if checked.devices is not None:
-        said = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
-        print(f"shoal run: {said}\n" if said else "", end="", file=sys.stderr)
+        warning = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
+        print(f"shoal run: {warning}\n" if warning else "", end="", file=sys.stderr)
     if words := ignored_sigint_line():
         print(f"shoal run: {words}", file=sys.stderr)
     node = checked.nodes.node if checked.nodes else None

@@ -23,13 +23,13 @@ def errors_named(name: str, *also: type[ShoalError], facade: str = "") -> Iterat
         yield
     except ShoalError as error:
         is_named = bool(facade) and str(error).startswith(facade)
-        said = str(error) if is_named else f"{name}: {error}"
-        if isinstance(error, RestoreMismatchError) and "only=" in said:
-            said += "\n  only= is an option of shoal.restore, which reads the same checkpoints"
+        message = str(error) if is_named else f"{name}: {error}"
+        if isinstance(error, RestoreMismatchError) and "only=" in message:
+            message += "\n  only= is an option of shoal.restore, which reads the same checkpoints"
         kind = next((kind for kind in also if type(error) in kind.__mro__), None)
         if kind is None:
-            error.args = (said, *error.args[1:])
+            error.args = (message, *error.args[1:])
             raise
-        new = kind(said)
+        new = kind(message)
         vars(new).update(vars(error))
         raise new.with_traceback(error.__traceback__) from error.__cause__

@@ -55,8 +55,8 @@ def bars_svg(title: str, rows: Sequence[tuple[str, float, str]], *, alone: bool 
         if bar.value and most:
             canvas.rect(left, top + 4, _WIDE * bar.value / most, _HIGH - 8, "bar", round_=3)
         canvas.text(left + _WIDE + 12, top + 16, bar.text, 13)
-    said = "; ".join(f"{bar.label}: {bar.text}" for bar in bars)
-    return canvas.svg(f"{title}. {said}.", alone=alone)
+    summary = "; ".join(f"{bar.label}: {bar.text}" for bar in bars)
+    return canvas.svg(f"{title}. {summary}.", alone=alone)
 
 
 def _bars(rows: Sequence[tuple[str, float, str]]) -> list[Bar]:

@@ -70,10 +70,10 @@ def ribbons_svg(traffic: Traffic, *, alone: bool = True) -> str:
             high[end] = max(high[end], top - 60.0 - 4)
     for column, tall in enumerate(high):
         canvas.rect(column * _WIDE, 60, _BAR, tall, "bar", round_=2)
-    said = "; ".join(f"{ribbon.step + 1}. {ribbon.words}" for ribbon in ribbons)
+    summary = "; ".join(f"{ribbon.step + 1}. {ribbon.words}" for ribbon in ribbons)
     if hidden := len(traffic.flows) - len(high) + 1:
         canvas.text(0, 80 + max(high), f"{hidden} more rounds are not shown", 12, "dim")
-    return canvas.svg(f"{_title(traffic)}. {said or 'Nothing is sent'}.", alone=alone)
+    return canvas.svg(f"{_title(traffic)}. {summary or 'Nothing is sent'}.", alone=alone)
 
 
 def _ribbon(canvas: Canvas, left: float, top: float, wide: float, ribbon: Ribbon) -> None:

@@ -80,9 +80,9 @@ class ServiceProcess:
 
     def describe_end(self, code: int) -> str:
         """Describe its end, with its last output."""
-        said = self.log.tail.decode(errors="replace").strip()
-        said = said.replace("\n", "\n    ")
-        return f"the {self.name} ended, code {code}" + (f": {said}" if said else "")
+        tail = self.log.tail.decode(errors="replace").strip()
+        tail = tail.replace("\n", "\n    ")
+        return f"the {self.name} ended, code {code}" + (f": {tail}" if tail else "")
 
 
 class ServiceProcesses:

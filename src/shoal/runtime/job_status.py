@@ -76,9 +76,9 @@ class JobStatus(NamedTuple):
         hosts = sorted({member.host for member in group})
         where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
         most = "up to " if len(group) > 1 else ""
-        said = _AGE.sub(rf"{most}\1", _said(max(group, key=lambda member: member.since_s)))
+        text = _AGE.sub(rf"{most}\1", _said(max(group, key=lambda member: member.since_s)))
         label = process_label([member.process for member in group])
-        line = f"  {label} ({where}): {group[0].state}: {said}"
+        line = f"  {label} ({where}): {group[0].state}: {text}"
         slowest_s = max((m.own_s for m in group if m.own_s is not None), default=None)
         if slowest_s is not None and median_s:
             line += f"; compute time {most}{slowest_s:.3g} s ({slowest_s / median_s:.2f}x)"

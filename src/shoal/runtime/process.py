@@ -231,9 +231,9 @@ def _enter(
     membership.check_in_time(cluster, is_attached=is_attached, has_left=has_left)
     if not jax_runtime.backend_exists():
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
-        said = jax_runtime.configure_devices(*wishes)
-        if said:  # on one process: the others most likely have the same line
-            _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", said)
+        line = jax_runtime.configure_devices(*wishes)
+        if line:  # on one process: the others most likely have the same line
+            _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", line)
     _RECORD.attempts += 1
     if guard is not None:
         guard.begin_joining(cluster.process, cluster.num_processes)  # a child is no member

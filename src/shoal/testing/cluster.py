@@ -257,7 +257,7 @@ class Cluster:
     def lines_of(self, process: int | str) -> list[str]:
         """Return the output lines of a process (or "the launcher") so far, stdout first."""
         running = self._of(process)
-        streams = [said.decode(errors="replace") for said in (running.out, running.err)]
+        streams = [stream.decode(errors="replace") for stream in (running.out, running.err)]
         return [line for text in streams for line in text.split("\n")[:-1]]
 
     def wait_for_pause(self, point: str, process: int | None = None) -> int | None:

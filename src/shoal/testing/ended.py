@@ -39,7 +39,7 @@ class Ended(NamedTuple):
 
 def ended_of(running: Running, process: int, folder: str, *, log: bool = False) -> Ended:
     """Return a process's result; `log`: under a launcher, the file with its output."""
-    out, err = (said.decode(errors="replace") for said in (running.out, running.err))
+    out, err = (output.decode(errors="replace") for output in (running.out, running.err))
     code = running.code
     if log:
         path = Path(folder) / "logs" / f"p{process:04d}.log"
@@ -80,5 +80,5 @@ def _failure_text(one: Ended) -> str:
     code = "" if one.code is None else f" (exit code {one.code})"
     if one.error:
         return f"{one.error.rstrip()}{code}"
-    said = "\n".join((one.out + one.err).splitlines()[-_TAIL_LINES:])
-    return f"it ended{code or ' badly'}; its last lines:\n{said}"
+    output = "\n".join((one.out + one.err).splitlines()[-_TAIL_LINES:])
+    return f"it ended{code or ' badly'}; its last lines:\n{output}"

@@ -188,7 +188,7 @@ def _servers_of(pid: int) -> _Servers:
 def fork_all(starts: Sequence[ForkOrder]) -> list[Forked]:
     """Start a process for each of `starts`, which have one mark, as forks of one fork server."""
     folder = os.open(".", os.O_RDONLY)
-    reports, said = os.pipe()
+    reports, writes = os.pipe()
     pipes = [(os.pipe(), os.pipe()) for _ in starts]
     ends = [end for (_, out), (_, err) in pipes for end in (out, err)]
     env = starts[0].env
@@ -197,9 +197,9 @@ def fork_all(starts: Sequence[ForkOrder]) -> list[Forked]:
         "entries": [{**start._asdict(), "env": dict(start.env)} for start in starts],
     }
     try:
-        _servers_of(os.getpid()).order(env, order, [folder, said, *ends])
+        _servers_of(os.getpid()).order(env, order, [folder, writes, *ends])
     finally:
-        for end in (folder, said, *ends):
+        for end in (folder, writes, *ends):
             os.close(end)
     group = _Group(reports)
     return [Forked(group, i, out, err) for i, ((out, _), (err, _)) in enumerate(pipes)]

@@ -43,9 +43,9 @@ class Running:
     def tail(self, lines: int) -> str:
         """Return its status and last output."""
         state = "runs" if self.code is None else f"ended with code {self.code}"
-        said = (self.out + self.err).decode(errors="replace").splitlines()[-lines:]
+        output = (self.out + self.err).decode(errors="replace").splitlines()[-lines:]
         return "\n".join(
-            [f"{self.name} (pid {self.popen.pid}) {state}", *(f"  | {t}" for t in said)]
+            [f"{self.name} (pid {self.popen.pid}) {state}", *(f"  | {t}" for t in output)]
         )
 
 
@@ -68,7 +68,7 @@ class Pump:
 
     def follow(self, running: Running) -> None:
         """Read a process's output, and record its end."""
-        for stream, said in (
+        for stream, output in (
             (running.popen.stdout, running.out),
             (running.popen.stderr, running.err),
         ):
@@ -76,7 +76,9 @@ class Pump:
             os.set_blocking(pipe.fileno(), False)
             with self.changed:
                 self._selector.register(
-                    pipe, selectors.EVENT_READ, lambda pipe=pipe, said=said: self._read(pipe, said)
+                    pipe,
+                    selectors.EVENT_READ,
+                    lambda pipe=pipe, output=output: self._read(pipe, output),
                 )
         self._wake.send(b".")
         threading.Thread(target=self._await_end, args=(running,), daemon=True).start()
@@ -100,7 +102,7 @@ class Pump:
                     cast("Callable[[], None]", key.data)()
                     self.changed.notify_all()
 
-    def _read(self, pipe: IO[bytes], said: bytearray) -> bool:
+    def _read(self, pipe: IO[bytes], output: bytearray) -> bool:
         """Read what is available; return whether there may be more."""
         if pipe.closed:  # already read to its end
             return False
@@ -111,7 +113,7 @@ class Pump:
         if not data:
             self._selector.unregister(pipe)
             pipe.close()
-        said += data
+        output += data
         return bool(data)
 
     def _await_end(self, running: Running) -> None:
@@ -127,11 +129,11 @@ class Pump:
         while self._ended:
             running = self._ended.pop()
             # A grandchild may keep the pipe open for ever: take the available output now.
-            for pipe, said in (
+            for pipe, output in (
                 (running.popen.stdout, running.out),
                 (running.popen.stderr, running.err),
             ):
-                while pipe is not None and not pipe.closed and self._read(pipe, said):
+                while pipe is not None and not pipe.closed and self._read(pipe, output):
                     pass
             running.code = running.popen.returncode
 
@@ -143,18 +145,18 @@ class Pump:
 
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
-        said = bytearray()
+        output = bytearray()
 
         def read_message() -> None:
             data = connection.recv(4096)
-            said.extend(data)
-            if data and not said.endswith(b"\n"):
+            output.extend(data)
+            if data and not output.endswith(b"\n"):
                 return
             self._selector.unregister(connection)
             if not data:
                 connection.close()
                 return
-            report = json.loads(said)
+            report = json.loads(output)
             self.pauses.append(Pause(report["point"], report["process"], connection))
 
         self._selector.register(connection, selectors.EVENT_READ, read_message)

@@ -46,8 +46,8 @@ class Warden:
             stderr=self._errors,
             start_new_session=True,  # Ctrl-C reaches only the test, whose end ends the warden
         )
-        said = self._line()
-        self.namespaces: list[list[str]] = json.loads(said) if places else []
+        answer = self._line()
+        self.namespaces: list[list[str]] = json.loads(answer) if places else []
 
     def order(self, order: str, place: int) -> None:
         """Cut or mend the network; returns when done."""
@@ -74,7 +74,7 @@ class Warden:
         line = pipe.readline().decode() if readable.poll(_START_S * 1000) else ""
         if not line:
             self._errors.seek(0)
-            said = self._errors.read().decode(errors="replace").strip().splitlines()
+            answer = self._errors.read().decode(errors="replace").strip().splitlines()
             self.close()
-            raise DeadlineError(f"the test bench's warden does not respond: {(said or [''])[-1]}")
+            raise DeadlineError(f"the test bench's warden does not respond: {(answer or [''])[-1]}")
         return line

@@ -117,15 +117,15 @@ def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
             f"{call.operation}: {path}: process {jax.process_index()} owns no device of "
             f"{layout.mesh!r}: it has no part to compute with"
         )
-    lies = _laid_out(leaf, target, call)
-    if lies is None:
+    current = _laid_out(leaf, target, call)
+    if current is None:
         part = value[(*_own_slices(layout, value.shape), ...)]  # the dots keep a scalar an array
         return place_leaves([Leaf(path, part, box.layout)])[0]
     return jax.make_array_from_single_device_arrays(
-        local_shape(layout, lies.shape),
+        local_shape(layout, current.shape),
         named_sharding(box.layout),
-        [shard.data for shard in lies.addressable_shards],
-        dtype=lies.dtype,
+        [shard.data for shard in current.addressable_shards],
+        dtype=current.dtype,
     )
 
 
@@ -137,13 +137,13 @@ def lies_elsewhere(array: jax.Array, layout: Layout) -> str:
     if array.sharding.device_set != target.device_set:
         return "is on other devices than those of the layout's mesh"
     try:
-        lies = layout_of_sharding(array.sharding, array.ndim)
+        current = layout_of_sharding(array.sharding, array.ndim)
     except UsageError:
         return f"is not in {layout!r}; relayout moves it there"
-    if lies == layout:  # only the memory differs
+    if current == layout:  # only the memory differs
         kind = array.sharding.memory_kind
         return f"is in {kind} memory; jax.device_put(…, shoal.named_sharding(layout)) moves it"
-    return f"is in {lies!r}; relayout moves it to {layout!r}"
+    return f"is in {current!r}; relayout moves it to {layout!r}"
 
 
 def _laid_out(leaf: Leaf, target: NamedSharding, call: PartsCall) -> jax.Array | None:

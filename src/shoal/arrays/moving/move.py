@@ -279,11 +279,11 @@ def _identity(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 def _without_pending_sum(each: ArrayMove) -> ArrayMove:
     """Reduce a pending sum in place: only `jax.reshard` can."""
-    lies = each.array.sharding
-    if not isinstance(lies, NamedSharding) or not lies.spec.unreduced:
+    sharding = each.array.sharding
+    if not isinstance(sharding, NamedSharding) or not sharding.spec.unreduced:
         return each
-    summed = NamedSharding(lies.mesh, PartitionSpec(*lies.spec.partitions))
-    if not lies.addressable_devices:
+    summed = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec.partitions))
+    if not sharding.addressable_devices:
         array = _elsewhere(each.array, summed)
         return ArrayMove(array, array, each.target)
     array = jax.reshard(each.array, summed)

@@ -97,20 +97,20 @@ def inside_jit(
     """Return stages as part of a program traced by `jit`: the devices have one order."""
 
     def run(x: jax.Array) -> jax.Array:
-        lies = source
+        current = source
         for stage in found:
-            x = stage.run(_under_axes_of(x, lies, stage.takes))
-            lies = stage.gives
-        return _under_axes_of(x, lies, target)
+            x = stage.run(_under_axes_of(x, current, stage.takes))
+            current = stage.gives
+        return _under_axes_of(x, current, target)
 
     return run
 
 
-def _under_axes_of(x: jax.Array, lies: NamedSharding, wanted: NamedSharding) -> jax.Array:
+def _under_axes_of(x: jax.Array, current: NamedSharding, wanted: NamedSharding) -> jax.Array:
     """Return the same shards under the axes of another mesh, via blocks."""
-    if lies == wanted:
+    if current == wanted:
         return x
-    x = _in_terms_of(lies.mesh, x, lies.spec, _blocks(lies.mesh))
+    x = _in_terms_of(current.mesh, x, current.spec, _blocks(current.mesh))
     return _in_terms_of(wanted.mesh, x, _blocks(wanted.mesh), wanted.spec)
 
 

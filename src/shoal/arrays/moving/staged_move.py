@@ -108,8 +108,8 @@ def _index(index: tuple[slice, ...], shape: tuple[int, ...]) -> Index:
 
 def _put_together(array: jax.Array, held: Shards, target: NamedSharding) -> list[jax.Array]:
     """Assemble the new shards from the old ones on the host, one distinct box at a time."""
-    lies = array.sharding.addressable_devices_indices_map(array.shape)
-    pieces = {_index(lies[device], array.shape): shard for device, shard in held.items()}
+    placed = array.sharding.addressable_devices_indices_map(array.shape)
+    pieces = {_index(placed[device], array.shape): shard for device, shard in held.items()}
     owners: dict[Index, list[jax.Device]] = {}
     wanted = target.addressable_devices_indices_map(array.shape)
     for device, index in wanted.items():
@@ -168,13 +168,13 @@ def _exchanged(array: jax.Array, held: Shards, plan: Transfer, target: NamedShar
 def _moved_part(
     chunk: list[HostArray],
     devices: list[jax.Device],
-    lies: jax.sharding.Sharding,
+    placed: jax.sharding.Sharding,
     part: Transfer,
     target: NamedSharding,
 ) -> jax.Array:
     """Return a chunk in its new layout; none of the old one is left on the devices."""
     own = upload(chunk, devices)
-    array = jax.make_array_from_single_device_arrays(part.shape, lies, own)
+    array = jax.make_array_from_single_device_arrays(part.shape, placed, own)
     with on_row(()):
         moved = move_as_planned(array, part, target)
     jax.block_until_ready(moved)

@@ -31,10 +31,14 @@ def as_weak_as(array: jax.Array, source: jax.Array) -> jax.Array:
     return weak
 
 
-def weakened(x: jax.Array, lies: NamedSharding) -> jax.Array:
+def weakened(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     """Return a value inside `jit` weakly typed, per device, since Explicit axes forbid more."""
     on_shard = jax.shard_map(
-        _weakened, mesh=lies.mesh, in_specs=lies.spec, out_specs=lies.spec, check_vma=False
+        _weakened,
+        mesh=sharding.mesh,
+        in_specs=sharding.spec,
+        out_specs=sharding.spec,
+        check_vma=False,
     )
     weak: jax.Array = on_shard(x)
     return weak
@@ -58,8 +62,11 @@ def _weakened(shard: jax.Array) -> jax.Array:
 
 
 @lru_cache(maxsize=256)
-def _program(lies: NamedSharding) -> Callable[[Any], Any]:
+def _program(sharding: NamedSharding) -> Callable[[Any], Any]:
     """Return a program that computes nothing: XLA returns the donated memory."""
     return jax.jit(
-        lambda x: weakened(x, lies), in_shardings=lies, out_shardings=lies, donate_argnums=0
+        lambda x: weakened(x, sharding),
+        in_shardings=sharding,
+        out_shardings=sharding,
+        donate_argnums=0,
     )

@@ -27,8 +27,10 @@ def is_elsewhere(value: Any, mesh: jax.sharding.Mesh) -> bool:
         return False
     if not value.committed or value.sharding.device_set != set(mesh.devices.flat):
         return value.committed
-    lies = value.sharding
-    return isinstance(lies, NamedSharding) and [*lies.mesh.devices.flat] != [*mesh.devices.flat]
+    sharding = value.sharding
+    return isinstance(sharding, NamedSharding) and [*sharding.mesh.devices.flat] != [
+        *mesh.devices.flat
+    ]
 
 
 def place_arguments(operation: str, leaves: Sequence[Leaf]) -> list[Leaf]:

@@ -375,8 +375,8 @@ def _pinned_move(move: Transfer, devices: Sequence[jax.Device] | None) -> OnArra
     run = inside_jit(found, source, target)
 
     def pinned(x: jax.Array) -> jax.Array:
-        lies = jax.lax.with_sharding_constraint(x, source)
-        return jax.lax.with_sharding_constraint(run(lies), target)
+        at_source = jax.lax.with_sharding_constraint(x, source)
+        return jax.lax.with_sharding_constraint(run(at_source), target)
 
     return pinned
 

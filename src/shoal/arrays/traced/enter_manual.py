@@ -139,8 +139,8 @@ def _elsewhere(shards: Sequence[Any], mesh: Mesh) -> list[str]:
     own = [device for device in jax_mesh(mesh).devices.flat if device.process_index == owner]
     problems = []
     for number, (shard, device) in enumerate(zip(shards, own, strict=False)):
-        lies = {d for leaf in jax.tree.leaves(shard) if _is_placed(leaf) for d in leaf.devices()}
-        if away := sorted(d.id for d in lies & {*own} if d != device):
+        devices = {d for leaf in jax.tree.leaves(shard) if _is_placed(leaf) for d in leaf.devices()}
+        if away := sorted(d.id for d in devices & {*own} if d != device):
             problems.append(
                 f"shard {number} is on device {away[0]}, in the place of the shard of "
                 f"device {device.id}; keep the order of enter_manual"

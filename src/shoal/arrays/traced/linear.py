@@ -225,9 +225,9 @@ def _agree(arrays: dict[str, jax.Array], result: Leaf | None, dtype: Any) -> Non
         return
     own = {name: array for name, array in arrays.items() if name not in known}
     if result is None and all(a.is_fully_replicated for a in known.values()):
-        lies = next(iter(known.values())).sharding
-        if isinstance(lies, NamedSharding):
-            mesh = mesh_of(lies.mesh)
+        sharding = next(iter(known.values())).sharding
+        if isinstance(sharding, NamedSharding):
+            mesh = mesh_of(sharding.mesh)
             leaves = [Leaf(n, a, Layout.replicated(mesh, a.ndim)) for n, a in own.items()]
             record_trail("linear", leaves, lane=None, values=True)
         return

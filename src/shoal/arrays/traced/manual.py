@@ -367,11 +367,13 @@ def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
     try:
         jax.tree.map(lambda *_: None, layouts, result, is_leaf=is_one_layout)
     except ValueError:
-        said = str(jax.tree.structure(layouts, is_leaf=is_one_layout)).removeprefix("PyTreeDef")
+        containers = str(jax.tree.structure(layouts, is_leaf=is_one_layout)).removeprefix(
+            "PyTreeDef"
+        )
         found = str(treedef).removeprefix("PyTreeDef")
         raise UsageError(
             f"manual: results of {region.name}: the layouts are in other containers: "
-            f"{said[:200]} for {found[:200]}"
+            f"{containers[:200]} for {found[:200]}"
         ) from None
     values = [as_array(leaf.value) for leaf in leaves]
     typed = [jax.typeof(value).manual_axis_type.varying for value in values]

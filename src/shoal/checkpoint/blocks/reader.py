@@ -436,8 +436,8 @@ def _expected(checkpoint: Checkpoint, file: int) -> dict[str, tuple[str, _EntryR
             box = tuple(extent[: len(shape)])
             name = names.entry(leaf.name, None if box == shape else origin[: len(shape)])
         places = int(chunks.begin[row]), int(chunks.end[row])
-        said = _EntryRecord(storage_of(dtype).entry, entry_shape(dtype, box), *places)
-        found[name] = leaf.name, said
+        written = _EntryRecord(storage_of(dtype).entry, entry_shape(dtype, box), *places)
+        found[name] = leaf.name, written
     return found
 
 
@@ -445,12 +445,12 @@ def _difference(
     entries: dict[str, _EntryRecord], expected: dict[str, tuple[str, _EntryRecord]]
 ) -> tuple[str, str]:
     """Describe the first leaf that differs; empty if none does."""
-    for name, (leaf, said) in expected.items():
+    for name, (leaf, written) in expected.items():
         if name not in entries:
             return leaf, f"lacks the entry {name[:_SHOWN_CHARACTERS]!r}, which the index has there"
-        if entries[name] != said:
+        if entries[name] != written:
             detail = f"says that {name[:_SHOWN_CHARACTERS]!r} is {entries[name]}"
-            return leaf, f"{detail}; by manifest and index it is {said}"
+            return leaf, f"{detail}; by manifest and index it is {written}"
     if more := entries.keys() - expected.keys():
         return "", f"has an entry {min(more)[:_SHOWN_CHARACTERS]!r}, which the index lacks"
     return "", ""

@@ -71,13 +71,13 @@ def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) 
         raise
 
 
-def _write_pending(folder: Folder, attempt: str, said: bytes) -> None:
+def _write_pending(folder: Folder, attempt: str, content: bytes) -> None:
     """Create PENDING by a link: a lack of hard links is then found before any data is written."""
     for left in reversed(range(_TRIES)):
         folder.make()
         temporary = temporary_name(new_attempt())  # PENDING is the first file of its own attempt
         try:
-            folder.write_new(temporary, said)
+            folder.write_new(temporary, content)
             with contextlib.suppress(FileExistsError):  # already begun
                 folder.link(temporary, pending_name(attempt))
             return
@@ -179,8 +179,8 @@ def _link(folder: Folder, attempt: str) -> None:
     # Everything COMMIT vouches for, names included, is durable before COMMIT is.
     folder.sync()
     fault_points.reach("save.indexed", None)
-    said = commit_of(manifest, manifest_blob, index, blob_record(name, data))
-    folder.rewrite(pending_name(attempt), encode_commit(said))
+    content = commit_of(manifest, manifest_blob, index, blob_record(name, data))
+    folder.rewrite(pending_name(attempt), encode_commit(content))
     fault_points.reach("save.link", None)
     # COMMIT is a link to PENDING, and `abandon` removes PENDING first: whichever comes first wins,
     # so that an attempt is never both committed and given up. Of two attempts one link succeeds.
@@ -256,8 +256,8 @@ def give_back(folder: Folder) -> None:
     for attempt in listing(folder).tombstones:
         name = tombstone_name(attempt)
         with contextlib.suppress(CorruptCheckpointError):
-            said = read_commit(folder, name)
-            if said and said.attempt != attempt:
+            content = read_commit(folder, name)
+            if content and content.attempt != attempt:
                 rename_back(folder, name)
 
 

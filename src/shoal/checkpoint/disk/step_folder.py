@@ -277,8 +277,8 @@ def _look_at(folder: Folder, attempt: str, names: tuple[str, ...]) -> Attempt:
     try:
         age_s = folder.age_s(pending_name(attempt))
         with contextlib.suppress(ValueError):  # half written, or already COMMIT's text
-            said = json.loads(folder.read(pending_name(attempt)))
-            owner = said if isinstance(said, dict) else {}
+            pending = json.loads(folder.read(pending_name(attempt)))
+            owner = pending if isinstance(pending, dict) else {}
         is_live = True
     except FileNotFoundError:
         age_s, is_live = math.inf, False

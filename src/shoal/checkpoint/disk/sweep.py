@@ -175,8 +175,8 @@ def _finish_deletion(folder: Folder, attempt: str) -> None:
     # COMMIT and PENDING are durably gone before anything else is removed.
     folder.sync()
     with contextlib.suppress(CorruptCheckpointError):  # damaged since; its name says whose it is
-        said = read_commit(folder, name)
-        if said is None or said.attempt != attempt:
+        found_commit = read_commit(folder, name)
+        if found_commit is None or found_commit.attempt != attempt:
             return  # finished by another process, or about to be renamed back
     found = standing_commit(folder)
     if found is None or found[1].attempt != attempt:  # COMMIT takes precedence over any tombstone

@@ -42,16 +42,16 @@ def encode_tree(
     """
     leaves, structure = flatten_tree(tree, nodes, operation=operation)
     problems: list[str] = []
-    said: list[Any] = []
+    record: list[Any] = []
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     for path, value in leaves:
         name = name_of(path)
         try:
             if type(value) is np.ndarray:
-                said.append(["array", dtypes.dtype_name(value.dtype), list(value.shape)])
+                record.append(["array", dtypes.dtype_name(value.dtype), list(value.shape)])
                 arrays[name] = value
             else:
-                said.append([kind_of(value), value_json(value)])
+                record.append([kind_of(value), value_json(value)])
         except UsageError as why:
             problems += [type(one)(f"{name}: {one}") for one in why.problems]
     raise_all(operation, problems)
@@ -62,7 +62,7 @@ def encode_tree(
     metadata = {
         "format": _FORMAT,
         "tree": json.dumps(encode_structure(structure), separators=(",", ":")),
-        "leaves": json.dumps(said, separators=(",", ":")),
+        "leaves": json.dumps(record, separators=(",", ":")),
     }
     first = header.build_header(entries, metadata, page_bytes=8)
     return b"".join([first, *(dtypes.pack_elements(arrays[entry.name]).data for entry in entries)])
@@ -92,12 +92,12 @@ def decode_tree(
     if found.metadata.keys() != {"format", "tree", "leaves"}:
         raise CorruptCheckpointError(f"{file} does not hold a tree of values", file=file)
     structure, count = decode_structure(header.strict_json(found.metadata["tree"], file), file)
-    said = header.strict_json(found.metadata["leaves"], file)
-    if found.metadata["format"] != _FORMAT or type(said) is not list or len(said) != count:
+    record = header.strict_json(found.metadata["leaves"], file)
+    if found.metadata["format"] != _FORMAT or type(record) is not list or len(record) != count:
         raise CorruptCheckpointError(f"{file} does not hold a tree of values", file=file)
     entries = {entry.name: entry for entry in found.entries}
     leaves = []
-    for name, one in zip(names_of(structure), said, strict=True):
+    for name, one in zip(names_of(structure), record, strict=True):
         try:
             leaves.append(_leaf(one, entries.pop(name, None), view[found.num_bytes :]))
         except (UsageError, ValueError, TypeError) as why:
@@ -111,14 +111,14 @@ def decode_tree(
     return unflatten_like(structure, leaves, like.value, nodes)
 
 
-def _leaf(said: Any, entry: header.Entry | None, data: memoryview) -> Any:
-    if type(said) is list and len(said) == 2 and type(said[0]) is str and entry is None:
-        return decode_value(said[0], said[1])
-    if type(said) is not list or len(said) != 3 or said[0] != "array" or entry is None:
+def _leaf(record: Any, entry: header.Entry | None, data: memoryview) -> Any:
+    if type(record) is list and len(record) == 2 and type(record[0]) is str and entry is None:
+        return decode_value(record[0], record[1])
+    if type(record) is not list or len(record) != 3 or record[0] != "array" or entry is None:
         raise UsageError("is neither an array nor a plain value")
-    if type(said[1]) is not str or type(said[2]) is not list or {*map(type, said[2])} - {int}:
+    if type(record[1]) is not str or type(record[2]) is not list or {*map(type, record[2])} - {int}:
         raise UsageError("has no dtype or no shape")
-    dtype, shape = dtypes.dtype_of(said[1]), tuple(said[2])
+    dtype, shape = dtypes.dtype_of(record[1]), tuple(record[2])
     wanted = dtypes.entry_shape(dtype, shape)
     if entry.dtype != dtypes.storage_of(dtype).entry or entry.shape != wanted:
         raise UsageError("is not the array that its entry says")

@@ -108,7 +108,8 @@ def parse_header(data: bytes | memoryview, file_bytes: int, file: str) -> Header
     if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
         _refuse(file, "has a header whose __metadata__ is not text")
     entries = sorted(
-        (_entry(name, said, file) for name, said in found.items()), key=lambda e: (e.begin, e.end)
+        (_entry(name, record, file) for name, record in found.items()),
+        key=lambda e: (e.begin, e.end),
     )
     _check_places(entries, file_bytes - length, file)
     return Header(tuple(entries), metadata, length)
@@ -155,10 +156,10 @@ _STRICT: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def _entry(name: str, said: Any, file: str) -> Entry:
-    if type(said) is not dict or said.keys() != {"dtype", "shape", "data_offsets"}:
+def _entry(name: str, record: Any, file: str) -> Entry:
+    if type(record) is not dict or record.keys() != {"dtype", "shape", "data_offsets"}:
         _refuse(file, f"has an entry {name[:100]!r} that is invalid")
-    dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+    dtype, shape, offsets = record["dtype"], record["shape"], record["data_offsets"]
     if type(dtype) is not str or dtype not in _BITS:
         _refuse(file, f"has an entry {name[:100]!r} of no known dtype")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:

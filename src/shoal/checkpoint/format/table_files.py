@@ -101,9 +101,9 @@ def decode_index(data: bytes, file: str = "the index") -> Index:
 
 
 def _encode(
-    said: dict[str, Any], files: Sequence[FileRecord], chunks: Chunks, more: dict[str, Array]
+    head: dict[str, Any], files: Sequence[FileRecord], chunks: Chunks, more: dict[str, Array]
 ) -> bytes:
-    said["files"] = [[one.name, one.bytes, one.process] for one in files]
+    head["files"] = [[one.name, one.bytes, one.process] for one in files]
     tables: dict[str, Array] = {key: getattr(chunks, key) for key in _COLUMNS} | more
     tables = {
         key: np.ascontiguousarray(table, "<u8" if key == "block_hash" else "<i8")
@@ -115,7 +115,7 @@ def _encode(
         entries.append(header.Entry(key, dtype, table.shape, begin, begin + table.nbytes))
         begin += table.nbytes
     entries.append(header.Entry(_SEAL, "U8", (SEAL_BYTES,), begin, begin + SEAL_BYTES))
-    metadata = {key: one if type(one) is str else _text(one) for key, one in said.items()}
+    metadata = {key: one if type(one) is str else _text(one) for key, one in head.items()}
     first = header.build_header(entries, metadata, page_bytes=64)
     body = b"".join([first, *(table.tobytes() for table in tables.values())])
     return body + seal(body)
@@ -132,11 +132,11 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
             f"{file} is damaged: it does not end with the SHA-256 of the bytes before it", file=file
         )
     found = header.parse_header(data, len(data), file)
-    said = {
+    head = {
         key: strict_json(one, file) if key in _AS_JSON else one
         for key, one in found.metadata.items()
     }
-    fields = Fields(said, file)
+    fields = Fields(head, file)
     names = (*_COLUMNS, *(["first_block"] if kind == "index" else []), "block_hash", _SEAL)
     if check_version(fields, kind):
         fields.only(_KEYS)

@@ -202,12 +202,12 @@ class Restore:
         """Raise unless all processes see the same checkpoint."""
         sides: dict[str, tuple[int, ...]] = {}
         found = {process: json.loads(answers[process]) for process in sorted(answers)}
-        if len({(said["attempt"], said["index"]) for said in found.values()}) == 1:
+        if len({(seen["attempt"], seen["index"]) for seen in found.values()}) == 1:
             return  # even if their paths differ
-        is_one = len({said["path"] for said in found.values()}) == 1
-        for process, said in found.items():
-            text = f"step {said['step']}, attempt {said['attempt']}, index {said['index'][:12]}"
-            text += "" if is_one else f", at {said['path']}"
+        is_one = len({seen["path"] for seen in found.values()}) == 1
+        for process, seen in found.items():
+            text = f"step {seen['step']}, attempt {seen['attempt']}, index {seen['index'][:12]}"
+            text += "" if is_one else f", at {seen['path']}"
             sides[text] = (*sides.get(text, ()), process)
         path = self._request.folder.path
         rows = "\n".join(
@@ -339,13 +339,13 @@ def _nodes() -> flatten.Nodes | None:
 def _identity(opened: Opened, group: Group) -> bytes:
     """Return which checkpoint this process sees; in a group, also its number in JAX."""
     commit = opened.checkpoint.commit
-    said: dict[str, Any] = {"attempt": commit.attempt, "step": commit.step}
-    said |= {"index": commit.index.sha256, "path": opened.checkpoint.folder.path}
+    seen: dict[str, Any] = {"attempt": commit.attempt, "step": commit.step}
+    seen |= {"index": commit.index.sha256, "path": opened.checkpoint.folder.path}
     if not group.is_all and opened.geometry is not None:
         from jax import process_index
 
-        said["number"] = process_index()
-    return json.dumps(said).encode()
+        seen["number"] = process_index()
+    return json.dumps(seen).encode()
 
 
 def _tried(work: Callable[[], Value]) -> Value | Exception:

@@ -129,8 +129,8 @@ class TargetLeaf(NamedTuple):
     @property
     def line(self) -> str:
         """One line to compare between processes."""
-        said = f" {self.dtype or self.impl}{list(self.shape)}" if self.shape is not None else ""
-        return f"{self.name}:{said} {self.text}".rstrip()
+        what = f" {self.dtype or self.impl}{list(self.shape)}" if self.shape is not None else ""
+        return f"{self.name}:{what} {self.text}".rstrip()
 
 
 class Wish(NamedTuple):

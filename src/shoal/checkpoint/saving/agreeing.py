@@ -47,20 +47,20 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
     """
     process, group, folder = members.process, members.group, members.request.folder
     fault_points.reach("save.preflight", process)
-    said: dict[str, Any] = {"attempt": members.attempt} if members.is_lead else {}
-    said["path"] = folder.path
+    answer: dict[str, Any] = {"attempt": members.attempt} if members.is_lead else {}
+    answer["path"] = folder.path
     numbers = _numbers(members, state)
     own: list[Own] = []
     problem: Exception | None = None
     try:
         number, own = _share(members, state, numbers)
-        said |= {"bytes": bytes_needed(own)}
-        said |= {"number": number} if number != process else {}
-        said["free"] = check_folder(folder)
+        answer |= {"bytes": bytes_needed(own)}
+        answer |= {"number": number} if number != process else {}
+        answer["free"] = check_folder(folder)
     except (CheckpointError, UsageError) as error:
         problem = error
     lines = state_lines(state, members.request.lines, group.count)
-    payload = json.dumps(said).encode() if problem is None else encode_error(problem)
+    payload = json.dumps(answer).encode() if problem is None else encode_error(problem)
     answers = members.agree(lines, payload)
     members.raise_failure("agree", answers, problem)
     if group.is_all:
@@ -174,9 +174,9 @@ def check_space(folder: Folder, answers: Mapping[int, bytes]) -> None:
     Raises:
       StorageFullError: says how much is needed, and how much is free.
     """
-    said: dict[bytes, Any] = {text: json.loads(text) for text in {*answers.values()}}
-    needed = int(_SPARE * sum(said[text]["bytes"] for text in answers.values()))
-    known = [one["free"] for one in said.values() if one["free"] is not None]
+    answer: dict[bytes, Any] = {text: json.loads(text) for text in {*answers.values()}}
+    needed = int(_SPARE * sum(answer[text]["bytes"] for text in answers.values()))
+    known = [one["free"] for one in answer.values() if one["free"] is not None]
     if known and needed > (free := min(known)):
         raise StorageFullError(
             f"{folder.path}: the save needs {needed} bytes, but only {free} are free\n"

@@ -46,8 +46,8 @@ def start_copies(state: State, own: Sequence[Own]) -> None:
         leaf = state.leaves[one.held.leaf]
         if not leaf.here or leaf.here[0].device.platform == "cpu" or leaf.record.kind == "key":
             continue
-        for place, (lies, data) in enumerate(zip(leaf.here, _data(leaf), strict=True)):
-            if (one.held.leaf, place) not in seen and _overlap(lies.box, one.box):
+        for place, (held, data) in enumerate(zip(leaf.here, _data(leaf), strict=True)):
+            if (one.held.leaf, place) not in seen and _overlap(held.box, one.box):
                 seen.add((one.held.leaf, place))
                 copies.append((data.nbytes, data))
     for _, data in sorted(copies, key=lambda pair: -pair[0]):
@@ -60,7 +60,7 @@ def words_here(leaf: StateLeaf) -> list[tuple[Box, Array]]:
         whole = np.asarray(leaf.value)
         return [(Box((0,) * whole.ndim, whole.shape), whole)]
     data = _data(leaf)
-    return [(lies.box, words_of(one)) for lies, one in zip(leaf.here, data, strict=True)]
+    return [(held.box, words_of(one)) for held, one in zip(leaf.here, data, strict=True)]
 
 
 Cut = tuple[slice, ...]
@@ -112,10 +112,10 @@ class _Cutting:
         fits = self._fits.get(key)
         if fits is None:
             fits = self._fits[key] = []
-            for place, lies in enumerate(leaf.here):
-                common = box if lies.box == box else _overlap(lies.box, box)
+            for place, held in enumerate(leaf.here):
+                common = box if held.box == box else _overlap(held.box, box)
                 if common is not None:
-                    cut = None if common == lies.box else _within(common, lies.box.origin)
+                    cut = None if common == held.box else _within(common, held.box.origin)
                     fits.append(_Fit(place, _within(common, box.origin), cut))
         return fits
 
@@ -151,10 +151,10 @@ def _data(leaf: StateLeaf) -> list[Any]:
         if data.device == here[0].device:
             return [data]
     shards = leaf.value.addressable_shards
-    if all(shards[lies.place].device == lies.device for lies in here):
-        return [shards[lies.place].data for lies in here]
+    if all(shards[held.place].device == held.device for held in here):
+        return [shards[held.place].data for held in here]
     on = {shard.device: shard.data for shard in shards}  # their order is unspecified
-    return [on[lies.device] for lies in here]
+    return [on[held.device] for held in here]
 
 
 def _overlap(one: Box, other: Box) -> Box | None:

@@ -137,10 +137,10 @@ def _run(
         members.meet(phase, "parts", problem)
         phase = "commit"
         committed = _tried(lambda: _commit(members)) if members.is_lead else None
-        said = members.meet(phase, "committed", committed)
+        answers = members.meet(phase, "committed", committed)
     except MeetingFailed as ended:
         return save_members.settle(members.scene, phase, ended.cause, has_part=has_part)
-    return decode_commit(said[members.group.lead])
+    return decode_commit(answers[members.group.lead])
 
 
 def _open(members: SaveMembers, manifest: Manifest | None) -> None:

@@ -149,14 +149,14 @@ def failed_processes(answers: Mapping[int, bytes]) -> tuple[int, ...]:
 
 def decode_error(payload: bytes, process: int, me: ThisProcess) -> ShoalError:
     """Decode the error of `process`; one that is not shoal's becomes a PeerFailedError."""
-    said = json.loads(payload.removeprefix(_MARK))
+    record = json.loads(payload.removeprefix(_MARK))
     who = f"process {process} of {len(me.hosts)} ({me.hosts[process]})"
-    message = f"{who}: {said['message']}"
-    kind = _KNOWN.get(said.get("type", ""))
+    message = f"{who}: {record['message']}"
+    kind = _KNOWN.get(record.get("type", ""))
     if kind is None:
-        return PeerFailedError(message, failed={process: said["trace"]})
+        return PeerFailedError(message, failed={process: record["trace"]})
     error = kind(message)
-    for key, value in said["fields"].items():
+    for key, value in record["fields"].items():
         setattr(error, key, tuple(value) if isinstance(value, list) else value)
     return error
 

@@ -123,9 +123,9 @@ def borrowed_ring(
     """
     known = _known(coordinator)
     if not known.is_free:
-        said = json.dumps(None if known.users else _own_device()).encode()
+        rows = json.dumps(None if known.users else _own_device()).encode()
         call = Call("devices", "values between processes", site)
-        answers = agree(coordinator, call, said, timeout_s=timeout_s, lane=lane)
+        answers = agree(coordinator, call, rows, timeout_s=timeout_s, lane=lane)
         devices = _devices([json.loads(answers[p]) for p in range(coordinator.num_processes)])
         known.ring = None if devices is None else Ring(devices, coordinator.process)
     known.is_free = False
@@ -160,12 +160,12 @@ def _own_device() -> list[object] | None:
     return [own[0].platform, own[0].id] if own else None
 
 
-def _devices(said: list[list[object] | None]) -> tuple[jax.Device, ...] | None:
+def _devices(rows: list[list[object] | None]) -> tuple[jax.Device, ...] | None:
     """Return the devices that the processes chose, if all chose one and all are of one kind."""
     present = {(device.platform, device.id): device for device in jax.devices()}
-    found = [present.get((str(row[0]), row[1])) if row else None for row in said]
+    found = [present.get((str(row[0]), row[1])) if row else None for row in rows]
     devices = tuple(device for device in found if device is not None)
-    return devices if len(devices) == len(said) else None
+    return devices if len(devices) == len(rows) else None
 
 
 def _sharding(devices: tuple[jax.Device, ...]) -> NamedSharding:

@@ -108,10 +108,10 @@ def meet_at_windows(flow: Flow, passing: Passing) -> Windows | None:
 
 
 def _look(flow: Flow, has_room: bool) -> Windows | None:
-    def meet(stage: str, said: object) -> dict[int, Any]:
+    def meet(stage: str, answer: object) -> dict[int, Any]:
         name = flow.call.name or flow.call.operation  # named in errors
         call = Call("windows", name, flow.call.site, (f"memory of the host: {stage}",))
-        answers = flow.agree(call, json.dumps(said).encode())
+        answers = flow.agree(call, json.dumps(answer).encode())
         return {process: json.loads(answers[process]) for process in flow.members}
 
     with contextlib.ExitStack() as opened:

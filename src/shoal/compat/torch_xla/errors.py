@@ -67,5 +67,5 @@ def stands_for(ours: str) -> Callable[[T], T]:
 def _translated(error: UsageError, name: str, ours: str) -> UsageError:
     kind = SpmdTypeError if isinstance(error, UsageTypeError) else SpmdError
     words = str(error).removeprefix(ours.rpartition(".")[2] + ": ")
-    said = f"torch_xla {name.removesuffix('.__init__')} ({ours}): {words}"
-    return kind(said, problems=error.problems)
+    message = f"torch_xla {name.removesuffix('.__init__')} ({ours}): {words}"
+    return kind(message, problems=error.problems)

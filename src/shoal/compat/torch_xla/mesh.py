@@ -126,8 +126,8 @@ class Mesh:
         (True, None)
         """
         try:
-            said = ast.literal_eval(mesh_str.removeprefix("Mesh"))
-            facts = said["device_ids"], said["mesh_shape"], said["axis_names"]
+            fields = ast.literal_eval(mesh_str.removeprefix("Mesh"))
+            facts = fields["device_ids"], fields["mesh_shape"], fields["axis_names"]
         except (
             AttributeError,
             KeyError,

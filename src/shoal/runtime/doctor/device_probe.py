@@ -52,14 +52,14 @@ class DeviceProbe:
             self._child.detach()
 
     def _checked(self) -> CheckResult:
-        said = self._output()
-        if said is None:
+        output = self._output()
+        if output is None:
             words = f"the devices did not start within {self._timeout_s:g} s: the driver hangs"
             return CheckResult({}, (Finding("devices", words, _ADVICE),))
-        if "error" in said:
-            words = f"the devices do not start: {said['error']}"
+        if "error" in output:
+            words = f"the devices do not start: {output['error']}"
             return CheckResult({}, (Finding("devices", words, _ADVICE),))
-        return CheckResult(said)
+        return CheckResult(output)
 
     def _output(self) -> dict[str, Any] | None:
         """Return what the child printed; None: nothing by the deadline."""

@@ -246,18 +246,20 @@ class StallWatch:
             here.report("followed", f"stalled: {headline}")
         code = StalledError.exit_code
         place = line_of(stands(innermost_frame())) or "an unknown place"
-        said = [_own_stacks()] if is_shown else []
-        said += [rest] if rest else []
-        said += [f"shoal: {me} is at {place}: ended with exit code {code}, because {headline}"]
-        write_before_exit("\n".join([*said, ""]))
+        stacks_shown = [_own_stacks()] if is_shown else []
+        stacks_shown += [rest] if rest else []
+        stacks_shown += [
+            f"shoal: {me} is at {place}: ended with exit code {code}, because {headline}"
+        ]
+        write_before_exit("\n".join([*stacks_shown, ""]))
         os._exit(code)
 
     def _show_stacks(self, shows: Sequence[int]) -> None:
         with contextlib.suppress(Exception):  # they are gone, or the job is
             found = self._coordinator.stacks(shows, timeout_s=_ASK_S)
             lines = [
-                f"  process {process}:\n{indented(shown_stacks(said))}"
-                for process, said in found.items()
+                f"  process {process}:\n{indented(shown_stacks(stacks_shown))}"
+                for process, stacks_shown in found.items()
             ]
             _warn("\n".join(["stacks of the stalled processes:", *lines]))
 

@@ -213,9 +213,9 @@ def as_reported(words: str) -> Cause:
     if not kind:
         if is_exit(headline):
             code = _EXIT_CODE.match(headline)
-            said = f"{capital(headline)}."
+            sentence = f"{capital(headline)}."
             number = int(code[1]) if code else 1
-            return Cause(processes=ProcessSet(), kind="exit", exit_code=number, words=(said,))
+            return Cause(processes=ProcessSet(), kind="exit", exit_code=number, words=(sentence,))
         return Cause(processes=ProcessSet(), kind="exit", words=(f"It had reported: {headline}",))
     module, _, name = kind.rpartition(".")
     message = headline.removeprefix(kind).removeprefix(": ").rpartition(f" ({place} (")[0]

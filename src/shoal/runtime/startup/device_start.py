@@ -222,13 +222,13 @@ def _failure(coordinator: Coordinator, requested: str | None, error: Exception) 
     platform = requested or (found[1] if found else platforms.partition(",")[0])
     host = coordinator.hosts[coordinator.process]
     me = ThisProcess(coordinator.process, coordinator.hosts)
-    said = (str(error).splitlines() or [""])[0] or type(error).__name__
+    words_of_error = (str(error).splitlines() or [""])[0] or type(error).__name__
     kind = platform.upper() if platform else "default"
     is_absent = any(words in str(error) for words in _ABSENT) or not are_attached(platform)
     if is_absent:
         who = f"JAX_PLATFORMS={platforms}" if platforms and not requested else "the program"
         return NoDevicesError(
-            f"{me}: no {kind} device was found: {said}\n"
+            f"{me}: no {kind} device was found: {words_of_error}\n"
             f"{who} requests them: run on a host that has some, with JAX's plugin for them "
             "installed, or choose others",
             platform=platform,
@@ -240,9 +240,9 @@ def _failure(coordinator: Coordinator, requested: str | None, error: Exception) 
         "system log, and start the job without this host"
     )
     if platform == "cpu" and coordinator.num_processes > 1 and (words := why_unresolved()):
-        said, advice = words, ADVICE
+        words_of_error, advice = words, ADVICE
     return DeviceStartError(
-        f"{me}: the {kind} devices failed to start: {said}\n{advice}",
+        f"{me}: the {kind} devices failed to start: {words_of_error}\n{advice}",
         platform=platform,
         process=coordinator.process,
         host=host,

@@ -339,17 +339,17 @@ def meets_at(
         ("SHOAL_RENDEZVOUS", directory),
         ("JAX_COORDINATOR_ADDRESS", jax_address(env)),
     ]
-    for source, said in sources:
-        if said and source == "SHOAL_RENDEZVOUS":
+    for source, address_text in sources:
+        if address_text and source == "SHOAL_RENDEZVOUS":
             return _in_directory(directory, launched, problems)
-        if said:
-            return _at(said, source, problems)
+        if address_text:
+            return _at(address_text, source, problems)
     if launched is None:
         problems.append(f"no address given: {_SET}")
         return MeetsAt()
-    said = launched.launcher.address(launched.env)
-    if said:
-        return _at(said, launched.launcher.name, problems)
+    address_text = launched.launcher.address(launched.env)
+    if address_text:
+        return _at(address_text, launched.launcher.name, problems)
     if launched.is_on_one_host:
         return MeetsAt(None, _here(launched), ON_THIS_HOST)
     problems.append(_no_address(launched))

@@ -43,19 +43,19 @@ class _Launcher:
         self._place: TcpCoordinator | None = None
         self._lock = threading.RLock()  # a signal handler may report a save
 
-    def report(self, said: ReceivedNotice | StopReport) -> None:
+    def report(self, message: ReceivedNotice | StopReport) -> None:
         """Report a notice, or this process's answer to one."""
         with self._lock:
-            if isinstance(said, StopReport):
+            if isinstance(message, StopReport):
                 if self._place is not None:
-                    self._place.report_stop(said)
-                    if said.highest is None:  # all notices are closed; drop those echoed
+                    self._place.report_stop(message)
+                    if message.highest is None:  # all notices are closed; drop those echoed
                         self._place.stop.rearm(self._place.stop.known)
                 return
             if self._place is None:
                 self._place = self._join()
             if self._place is not None:
-                self._place.send({"do": "notice", **notice_header(said)})
+                self._place.send({"do": "notice", **notice_header(message)})
 
     def _join(self) -> TcpCoordinator | None:
         try:

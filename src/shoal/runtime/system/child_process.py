@@ -77,8 +77,8 @@ class Spawned:
     def last_words(self) -> str:
         """Return the last line that it wrote to stderr; if none, why there was no first line."""
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        return said[-1] if said else self._why
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else self._why
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait until it has ended; return its exit code.

@@ -213,8 +213,8 @@ def _pause(fault: Fault, process: int | None) -> None:
     """
     with socket.socket(socket.AF_UNIX) as bench:
         bench.connect(fault.value)
-        said = {"point": fault.point, "process": process, "pid": os.getpid()}
-        bench.sendall(json.dumps(said).encode() + b"\n")
+        record = {"point": fault.point, "process": process, "pid": os.getpid()}
+        bench.sendall(json.dumps(record).encode() + b"\n")
         bench.settimeout(_READ_S)
         with contextlib.suppress(ConnectionError):
             while True:
