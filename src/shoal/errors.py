@@ -114,7 +114,7 @@ class ProcessLostError(ShoalError):
     """Processes are dead or unreachable. Raised on the survivors.
 
     `lost` maps each lost process to the reason. It is empty if the loss is that of a service which
-    all processes need: the meeting place, or JAX's service.
+    all processes need: the coordinator, or JAX's service.
     """
 
     exit_code = 71

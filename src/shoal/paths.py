@@ -1,7 +1,7 @@
 """Validate paths: of a file system, with `~` for the home; not an address such as gs://.
 
 Every function and command that takes a path calls `local_path` first: otherwise an address would
-become a folder named `gs:`, and `~` a folder named `~`, in the working directory.
+become a directory named `gs:`, and `~` a directory named `~`, in the working directory.
 """
 
 from __future__ import annotations

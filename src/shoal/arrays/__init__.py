@@ -1,7 +1,7 @@
 """Device arrays: creating them, moving them, and pinning their layouts inside `jit`.
 
-Here: `make_mesh`, a mesh of this job's devices, and `match_layouts` (with
-`placed`), one table of rules for a whole tree. Each folder knows only those below it:
+Here: `make_mesh`, a mesh of this job's devices, and `match_layouts` (with `placed`), one table of
+rules for a whole tree. Each directory knows only those below it:
 
 * `feeding`: host batches, prefetched and agreed on. `host_local`: per-process arrays ⇄ global ones.
 * `traced`: what is used inside `jit`.

@@ -76,27 +76,27 @@ def make_mesh(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Mesh:
-    """Return a mesh over the devices of the job, in an order that suits their wires.
+    """Return a mesh over the devices of the job, in an order that matches their interconnect.
 
     Collective over the mesh's processes.
 
     TPU devices are placed by `planning.place`: neighbors along an axis are neighbors on the
-    wires, and the first axes span slices; devices of CPU and GPU hosts are ordered by process.
-    `place` has further options: give the `device_ids.ravel()` of its mesh as `devices`. The logger
-    "shoal" reports at level DEBUG the recognized topology, the chosen order, and why.
+    interconnect, and the first axes span slices; devices of CPU and GPU hosts are ordered by
+    process. `place` has further options: pass the `device_ids.ravel()` of its mesh as `devices`.
+    The logger "shoal" reports at level DEBUG the recognized topology, the chosen order, and why.
 
-    It is impossible that a device is left out unnoticed: a subset must be named. It is also
-    impossible that it returns if the processes that own the mesh's devices pass different
-    arguments, see different devices (ids, owners, coordinates) or own other devices than their
-    peers believe: they meet in one round trip. A process without a device in the mesh may call it
-    or not; where one process owns all devices, nothing is sent. No call relies on an earlier one:
-    after an interrupt one process might not remember the same calls as the others.
+    No device is ever left out silently: a subset must be named. The call raises if the processes
+    that own the mesh's devices pass different arguments, see different devices (ids, owners,
+    coordinates), or own devices other than those their peers list for them. They compare all this
+    in one round trip. A process without a device in the mesh may call it or not. If one process
+    owns all devices, nothing is sent. No call relies on an earlier one, because after an interrupt
+    one process might not remember the same calls as the others.
 
     The devices are initialized if necessary; meanwhile the other processes are watched.
 
     Args:
-      axes: name → size, major first, the busiest axis last; a dict or pairs. One size may be
-        -1: the remaining factor.
+      axes: name → size, major first, the axis with the most traffic last; a dict or pairs. One size
+        may be -1: the remaining factor.
       devices: JAX devices or their ids, in mesh order; or a platform, "tpu", "gpu" or
         "cpu", for all of its devices. None: all of `jax.devices()`.
       order: "wires": placed as above, even if `devices` lists them; "given": as listed.
@@ -109,7 +109,7 @@ def make_mesh(
       label: a name for messages and pictures; part of equality.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
         ends the wait for all.
-      lane: the line of execution; see `barrier`.
+      lane: the lane; see `barrier`.
 
     Returns:
       The mesh; equal meshes of one job are the same object, in the process's record.

@@ -58,8 +58,8 @@ def match_layouts(
     `opt/0/mu/dense/kernel`. The first matching rule decides. A scalar leaf (a step, a
     count) is replicated, whichever rule matches, and needs none.
 
-    It is impossible that a leaf is replicated because a rule for it was forgotten: write `"**": ()`
-    last if that is intended.
+    A leaf is never replicated because a rule for it was forgotten: add `"**": ()` last if that is
+    intended.
 
     Args:
       rules: pattern → layout, a mapping or pairs. Patterns are those of `restore(only=…)`:

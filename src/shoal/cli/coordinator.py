@@ -132,7 +132,7 @@ def coordinator(
     jax_port: _JaxPort = "0",
     keep: _Keep = False,
 ) -> None:
-    """Run the services of a job separately: shoal's meeting place and JAX's service."""
+    """Run the services of a job separately: shoal's coordinator and JAX's service."""
     given = settings.text("SHOAL_TOKEN")
     request = _Request(
         *_checked(processes, bind, port, jax_port), given or secrets.token_hex(16), not given
@@ -236,7 +236,7 @@ class _Services:
         raise lost
 
     def close(self) -> None:
-        """End both: the meeting place first, because JAX's service is needed until then."""
+        """End both: the coordinator first, because JAX's service is needed until then."""
         for spawned in (self.place, self.jax_service):
             with contextlib.suppress(OSError):
                 spawned.stdin.close()

@@ -109,7 +109,8 @@ def doctor(
     alone: _Alone = False,
     to: _To = None,
 ) -> None:
-    """Find why a job does not start: launcher, addresses, versions, devices, clocks, folders."""
+    """Find why a job does not start: launcher, addresses, versions, devices, clocks,
+    directories."""
     _check(processes, devices, timeout_s, alone)
     request = DoctorRequest(program, tuple(shared or ()), timeout_s, alone)
     if processes is not None:

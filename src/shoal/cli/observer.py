@@ -1,6 +1,6 @@
-"""Find a running job, and query its meeting place. An observer only reads.
+"""Find a running job, and query its coordinator. An observer only reads.
 
-The address of a job: `host:port` of its meeting place, or the `job.json` that `shoal run` keeps
+The address of a job: `host:port` of its coordinator, or the `job.json` that `shoal run` keeps
 beside the logs while the job runs.
 """
 
@@ -30,7 +30,7 @@ _MOST_QUERIED = 1000  # processes in one query, whose size is limited
 
 
 class ServerAddress(NamedTuple):
-    """A meeting place, and its token."""
+    """A coordinator, and its token."""
 
     address: str
     token: str
@@ -45,11 +45,11 @@ class _JobFile(NamedTuple):
 
 
 def find(command: str, where: str | None, token: str | None) -> ServerAddress:
-    """Return the meeting place to observe.
+    """Return the coordinator to observe.
 
     Args:
       command: the command, for messages.
-      where: host:port, a folder with a job.json, or such a file; None: SHOAL_COORDINATOR, else
+      where: host:port, a directory with a job.json, or such a file; None: SHOAL_COORDINATOR, else
         the only running job of this user on this host.
       token: None: that of job.json, else SHOAL_TOKEN.
 
@@ -137,13 +137,13 @@ def _read(command: str, path: str) -> _JobFile:
 
 
 class Observer:
-    """A read-only connection to a meeting place, with one small query at a time."""
+    """A read-only connection to a coordinator, with one small query at a time."""
 
     def __init__(self, command: str, place: ServerAddress, *, answer_s: float = ANSWER_S) -> None:
         """Connect.
 
         Raises:
-          InitializeError: nothing listens there, it is not a meeting place, or the token is wrong.
+          InitializeError: nothing listens there, it is not a coordinator, or the token is wrong.
           DeadlineError: it does not answer within `answer_s`.
         """
         self.place = place
@@ -185,7 +185,7 @@ class Observer:
         """Return the answer, or None at the time `limit` of the monotonic clock.
 
         Raises:
-          ProcessLostError: the meeting place is gone.
+          ProcessLostError: the coordinator is gone.
         """
         frame = self._receive(limit)
         return None if frame is None else self._roll(frame)
@@ -195,7 +195,7 @@ class Observer:
 
         Raises:
           DeadlineError: there was none in time.
-          ProcessLostError: the meeting place is gone.
+          ProcessLostError: the coordinator is gone.
         """
         self.query()
         roll = self.answer(time.monotonic() + self._answer_s)

@@ -56,14 +56,14 @@ def allgather(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Any:
-    """Return the values of all `processes`, side by side, on every one of them or on one.
+    """Return the values of all `processes`, side by side, on each of them or on one.
 
     Collective over processes.
 
-    It is impossible that two processes get different bits, or that values of one call are taken for
-    those of another: see `broadcast`, whose guarantees, costs and errors are the same here. Memory:
-    the result (plus those regions of distributed arrays that are contiguous in runs shorter than 8
-    KiB), and a few chunks of 4 MiB.
+    No two processes ever receive different bits, and values from one call are never delivered to
+    another. Guarantees, costs and errors are those of `broadcast`. Memory: the result (plus those
+    regions of distributed arrays that are contiguous in runs shorter than 8 KiB), and a few chunks
+    of 4 MiB.
 
     With N processes, also with N = 1, a leaf becomes, in the order of the processes,
 
@@ -80,12 +80,13 @@ def allgather(
         is fully replicated. Others need `tiled`.
       tiled: see above; equal on all.
       to: the one of `processes` that gets the result; None: all.
-      processes: the processes that call it, the caller among them; equal on all. None: all of
+      processes: the processes that make the call, including the caller; equal on all. None: all of
         the job.
-      name: identifies calls at different places as the same call; None: the call site does.
+      name: identifies the call if it is made at several call sites; None: the call site identifies
+        it.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
         ends the wait for all.
-      lane: the line of execution; see `barrier`, and `broadcast` for large values.
+      lane: the lane; see `barrier`, and `broadcast` for large values.
 
     Returns:
       The tree; None where `to` is another process. Arrays are new NumPy arrays.

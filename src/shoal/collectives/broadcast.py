@@ -47,14 +47,14 @@ def broadcast(
 
     Collective over processes.
 
-    It is impossible that two processes get different bits: -0.0, subnormals, NaN payloads and
-    64-bit values arrive unchanged, whatever JAX's configuration. It is also impossible that
-    values of one call are taken for those of another: tree, shapes, dtypes, `source` and the
-    call site are compared in the same round trip, before anything is delivered.
+    No two processes ever receive different bits: -0.0, subnormals, NaN payloads and 64-bit values
+    arrive unchanged, whatever JAX's configuration. Values from one call are never delivered to
+    another: tree, shapes, dtypes, `source` and the call site are compared in the same round trip,
+    before anything is delivered.
 
-    Up to 64 KiB are sent in that round trip, and nothing is compiled. Larger values go through
-    memory that the processes of one host share, or, between hosts, in chunks over one device of
-    each process; between hosts among a subset of the job, through the meeting place. Memory: the
+    Up to 64 KiB are sent in that round trip, and nothing is compiled. Larger values are sent
+    through memory that the processes of one host share. Between hosts they are sent in chunks over
+    one device of each process or, among a subset of the job, through the coordinator. Memory: the
     result, and a few chunks of 4 MiB.
 
     Args:
@@ -63,14 +63,15 @@ def broadcast(
         `jax.ShapeDtypeStruct`s may stand for arrays, and str and bytes may have any length.
       source: the process that has the values, one of `processes`; equal on all.
       is_source: instead of `source`, passed on all: True on the one process that has the values,
-        False on the others, which need not know the source.
-      processes: the processes that call it, the caller among them; equal on all. None: all of
+        False on the others.
+      processes: the processes that make the call, including the caller; equal on all. None: all of
         the job.
-      name: identifies calls at different places as the same call; None: the call site does.
+      name: identifies the call if it is made at several call sites; None: the call site identifies
+        it.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
         ends the wait for all.
-      lane: the line of execution; see `barrier`. In lanes other than "main", large values
-        go through the meeting place, which is slower.
+      lane: the lane; see `barrier`. In lanes other than "main", large values are sent through the
+        coordinator, which is slower.
 
     Returns:
       The tree, with arrays as new NumPy arrays (they may share one block of memory), keys as keys

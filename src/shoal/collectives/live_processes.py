@@ -41,20 +41,19 @@ def live_processes(
 
     Collective over processes.
 
-    All living processes among `processes` meet; processes that are dead, have failed or have left
-    are not waited for, even if that happens meanwhile. It is impossible that two processes that
-    return from the same call return different processes, or that the result names one that did not
-    take part.
+    All living processes among `processes` synchronize. Processes that are dead, have failed or have
+    left are not waited for, even if that happens during the call. All processes that return from
+    the same call return the same result, and it never names a process that did not take part.
 
     Nothing is reported about processes outside `processes`. Afterwards the loss of the missing ones
     is acknowledged: `step` no longer raises for it, and calls with `processes=` set to the result
     work. A later loss is reported again.
 
     Args:
-      processes: the candidates, the caller among them; equal on all. None: all of the job.
+      processes: the candidates, including the caller; equal on all. None: all of the job.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
         ends the wait for all.
-      lane: the line of execution; see `barrier`.
+      lane: the lane; see `barrier`.
 
     Returns:
       The living processes, in order.
@@ -63,7 +62,7 @@ def live_processes(
       DeadlineError: on all that arrived, and at once on one that is late: a process is alive and
         did not arrive in time. Call it again.
       DivergenceError: on all that arrived: others arrived at another point.
-      ProcessLostError: on all that arrived: the meeting place or JAX's service is lost; on this
+      ProcessLostError: on all that arrived: the coordinator or JAX's service is lost; on this
         process: the others have continued without it.
       PeerFailedError: on all that arrived: an exception (such as an interrupt) took a process out
         of this call, and it is alive. Call it again.
@@ -90,8 +89,8 @@ def live_processes(
 class LiveBlock:
     """A context manager over the living `processes`; yields them as `live_processes` returns them.
 
-    At its end they meet again. It is impossible that one of them leaves it without an exception
-    while another died inside or leaves it with an exception: the others then raise, too.
+    At its end they synchronize again. If one of them dies inside the block, or leaves it with an
+    exception, all the others raise.
 
     Args:
       name: a label for messages.

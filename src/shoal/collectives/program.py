@@ -42,8 +42,8 @@ def assert_same_program(
 
     JAX runs what each process compiled, without comparing: a constant that differs, or a branch
     taken on one process alone, gives wrong results. The program is lowered (neither compiled nor
-    run) to its text; its digest is compared in one round trip. It is impossible that it returns on
-    one process and raises on another, unless the answer could not reach that one.
+    run) to its text; its digest is compared in one round trip. The call either returns on all
+    processes or raises on all, except on one that the answer could not reach.
 
     Compiler options (XLA_FLAGS) and the order of devices in a mesh are not part of the
     program. Addresses left in it by Python callbacks are: such programs differ.
@@ -52,7 +52,8 @@ def assert_same_program(
       jitted: the result of `jax.jit`, or of its `lower`.
       args, kwargs: its arguments; `jax.ShapeDtypeStruct`s may stand for arrays. Arguments
         named `name` or `timeout_s` cannot be passed here; lower it first.
-      name: identifies calls at different places as the same call; None: the call site does.
+      name: identifies the call if it is made at several call sites; None: the call site identifies
+        it.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
         ends the wait for all.
 
@@ -63,8 +64,8 @@ def assert_same_program(
       ProcessLostError: on all that arrived: a process is dead or unreachable.
       PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
-      UsageError: on the caller: an argument is wrong. The others get PeerFailedError. What lowering
-        raises, likewise.
+      UsageError: on the caller: an argument is wrong. The others get PeerFailedError. So it is with
+        what lowering raises.
 
     >>> import jax
     >>> assert_same_program(jax.jit(lambda x: x + 1), 2.0, name="train step")

@@ -55,14 +55,14 @@ def assert_same(
 
     Collective over processes.
 
-    Equality is bitwise: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0. It is
-    impossible that it returns on one process and raises on another, unless the answer could not
-    reach that one. The probability of missing a difference is 2^-128.
+    Equality is bitwise: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0. The call
+    either returns on all processes or raises on all, except on one that the answer could not reach.
+    The probability of missing a difference is 2^-128.
 
-    Of a sharded array that spans processes each region is compared among its holders; regions with
-    one holder are not compared. Replicas on the devices of one process are compared, too. Any other
-    array is compared as a whole. An array on devices of one process alone is a local value there,
-    and not elsewhere: its layouts differ.
+    If an array is sharded over several processes, each region is compared among its holders.
+    Regions with one holder are not compared. Replicas on the devices of one process are also
+    compared. Any other array is compared as a whole. An array on devices of one process alone is a
+    local value there, and its layouts differ elsewhere.
 
     One round trip carries a digest (two to three where sharded arrays are held by a subset of the
     processes), so equal values cost no traffic. If they differ, a few more round trips find the
@@ -72,12 +72,13 @@ def assert_same(
     Args:
       tree: arrays of NumPy and JAX of any dtype (also of ml_dtypes), PRNG keys, NumPy and Python
         scalars of any size, str, bytes, None.
-      processes: the processes that call it, the caller among them; equal on all. Others are not
-        compared. None: all of the job.
-      name: identifies calls at different places as the same call; None: the call site does.
+      processes: the processes that make the call, including the caller; equal on all. Others are
+        not compared. None: all of the job.
+      name: identifies the call if it is made at several call sites; None: the call site identifies
+        it.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
         ends the wait for all.
-      lane: the line of execution; see `barrier`.
+      lane: the lane; see `barrier`.
 
     Raises:
       DivergenceError: on all that arrived: values differ; `sides` maps each version of the first

@@ -54,12 +54,12 @@ def sync_devices(
 
     Collective over the mesh's processes.
 
-    First all meet, and agree on the earliest of their deadlines; then each process waits until its
-    own arrays on the mesh's devices are computed and its effects done; then the devices synchronize
-    by a small sum over all of them, whose result must be the size of the mesh. It is impossible
-    that it returns while a process of the mesh has not called it, or while an array on the mesh,
-    created before the call, is not computed. Processes without a device in the mesh do not take
-    part, and other meshes are not disturbed.
+    First all processes synchronize, and agree on the earliest of their deadlines. Then each process
+    waits until its own arrays on the mesh's devices are computed and its effects done. Then the
+    devices synchronize by a small sum over all of them, whose result must be the size of the mesh.
+    The call never returns while a process of the mesh has not called it, or while an array on the
+    mesh, created before the call, is not computed. Processes without a device in the mesh do not
+    take part, and other meshes are not disturbed.
 
     On CPU, a computation without effects whose results were all dropped may still be running. An
     array whose computation failed counts as finished: reading it raises.
@@ -76,7 +76,7 @@ def sync_devices(
       DeadlineError: on all that arrived: a process did not arrive in time, or devices, which are
         named, were still busy.
       DivergenceError: on all that arrived: others arrived at another point, or with another mesh;
-        or the devices that met are not those of the mesh.
+        or the devices that took part are not those of the mesh.
       ProcessLostError: on all that arrived: a process is dead or unreachable.
       PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.

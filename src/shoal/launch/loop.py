@@ -222,7 +222,7 @@ def annotated(
       failure: what is reported.
       lines: its report.
       files: where the logs and the program are.
-      workspace: the folder to which the runner takes files as relative.
+      workspace: the directory to which the runner takes files as relative.
     """
     if failure.causes and failure.exit_code != REQUEUE:
         place = next(filter(None, map(_place_of, failure.causes)), None)

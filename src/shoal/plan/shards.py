@@ -40,8 +40,7 @@ def region(
 
     Local.
 
-    It is impossible that two regions overlap without being equal, or that an index of the array
-    lies in none.
+    Two regions are either equal or disjoint, and every index of the array is in one.
 
     Args:
       layout: the layout.
@@ -138,8 +137,8 @@ def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Own
 
     Local.
 
-    It is impossible that a box is written by two processes, by none, or by one that does not hold
-    it. Partial layouts are refused: no device holds a value.
+    Every box is written by exactly one process, which holds it. Partial layouts are refused: no
+    device holds a value.
 
     Args:
       layout: the layout.

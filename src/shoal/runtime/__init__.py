@@ -2,7 +2,7 @@
 
 The modules here are the verbs that programs call: `process` (initialize, shutdown, process_index),
 `barrier`, `step`, `job_status`, `preemption`, `agreement`; and `clouds`, which users import by
-name. Each folder knows only those below it:
+name. Each directory knows only those below it:
 
 * `doctor`: why a job does not start.
 * `startup`: how a process becomes a member of its job. `exit`: how it ends, in every case.

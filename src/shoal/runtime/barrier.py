@@ -31,31 +31,30 @@ def barrier(
 
     Collective over processes.
 
-    One round trip to the meeting place, two messages per process; no device takes part. When it
-    returns, every one of `processes` has arrived. It is impossible that it returns on one process
-    and raises on another, unless the answer could not reach the latter: that process was lost, or
-    the meeting place was. The wait never exceeds the earliest deadline of the waiting processes.
-    The call is spent either way: after an error, the next calls of all processes match each other,
-    whatever their names. That also holds for an exception of this process alone: a wrong argument
-    ends the call on the others, and an interrupted wait leaves this process counted as arrived.
-    A process that made a call in another lane or group than the others, or a call less, is late for
-    the next ones: it gets their DivergenceError at once, and they wait for it to come to the call
-    of the same name.
+    It takes one round trip to the coordinator, two messages per process, and no device. When it
+    returns, every one of `processes` has arrived. It either returns on all processes or raises on
+    all, except on a process that the answer could not reach, because that process or the
+    coordinator was lost. The wait never exceeds the earliest deadline of the waiting processes.
+    After an error, the next calls of all processes match each other, whatever their names. This
+    also holds for an exception on this process alone: an invalid argument ends the call on the
+    others, and an interrupted wait leaves this process counted as arrived. If a process made a call
+    in another lane or group than the others, or one call fewer, it gets their DivergenceError
+    immediately at its next call, and they wait until it makes the call of the same name.
 
     Args:
-      name: what the point is called, equal on all processes; it is part of every message. It may be
-        reused at once.
-      processes: the processes that meet, this one among them; None: all of the job.
+      name: the name of the synchronization point, equal on all processes; part of every message. It
+        can be reused immediately.
+      processes: the processes that synchronize, including the caller; None: all of the job.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline ends the
         wait for all.
-      lane: the line of execution. Points are matched in order within a lane, so a background thread
-        that meets other processes needs a lane of its own.
+      lane: an independent sequence of collective calls. Calls are matched in order within a lane,
+        so a background thread that synchronizes with other processes needs a lane of its own.
 
     Raises:
-      DivergenceError: on all that arrived: processes are at different points, or wait for each
-        other in a cycle.
-      DeadlineError: on all that arrived, and at once on a late arrival: names the missing processes
-        and where each of them is.
+      DivergenceError: on all that arrived: processes are at different calls, or wait for each other
+        in a cycle.
+      DeadlineError: on all that arrived, and immediately on a late arrival: names the missing
+        processes and the call site of each.
       ProcessLostError: on all that arrived: a process is dead or unreachable.
       PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.

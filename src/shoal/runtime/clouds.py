@@ -58,7 +58,7 @@ def gce(url: str = _GCE) -> Ask:
     accelerators are attached; live migration does not count.
 
     Args:
-      url: URL of the folder `instance/`, for tests.
+      url: URL of the directory `instance/`, for tests.
 
     >>> gce().source
     'gce'
@@ -83,7 +83,7 @@ def aws(url: str = _AWS) -> Ask:
     Local.
 
     Args:
-      url: URL of the folder `latest/`, for tests.
+      url: URL of the directory `latest/`, for tests.
 
     >>> aws().source
     'aws'

@@ -1,4 +1,4 @@
-"""The status of a job: state, place and pace of every process, as the meeting place knows them."""
+"""The status of a job: state, place and pace of every process, as the coordinator knows them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class JobStatus(NamedTuple):
     def slowest(self, n: int = 3) -> tuple[tuple[Member, float], ...]:
         """Return the `n` slowest processes, each with its ratio to the median.
 
-        Slow by compute time: the step time without waits for other processes in calls of shoal. In
-        a job that meets in each step all step times are equal. A wait inside a collective of JAX is
-        not visible and counts as compute time.
+        Slow by compute time: the step time without waits for other processes in shoal calls. In a
+        job that synchronizes in each step, all step times are equal. A wait inside a collective of
+        JAX is not visible and counts as compute time.
 
         >>> from shoal.runtime.rules.point import Member
         >>> times_s = [1.0, 4.0, 2.0]
@@ -94,21 +94,20 @@ def _said(member: Member) -> str:
 @local
 @verb
 def job_status(coordinator: Coordinator, *, timeout_s: float | None = None) -> JobStatus:
-    """Return the state, step, place, pace and memory of every process.
+    """Return the state, step, call site, pace and memory of every process.
 
     Local.
 
-    The meeting place answers, not the processes: no process is interrupted or waited for, and it
-    works while processes hang or are gone. Facts are as old as the last sign of life of each
-    process, up to SHOAL_HEARTBEAT_S (2).
+    The coordinator answers, not the processes: no process is interrupted or waited for, and the
+    call works while processes hang or have exited. Each process is shown as of its last heartbeat,
+    up to SHOAL_HEARTBEAT_S (2) ago.
 
     Args:
-      timeout_s: time limit for the meeting place to answer; None: SHOAL_TIMEOUT_S (600).
+      timeout_s: time limit for the coordinator to answer; None: SHOAL_TIMEOUT_S (600).
 
     Raises:
-      DeadlineError: on this process: the meeting place did not answer in time.
-      ProcessLostError: on this process: the meeting place is gone, or has declared this process
-        lost.
+      DeadlineError: on this process: the coordinator did not answer in time.
+      ProcessLostError: on this process: the coordinator is gone, or has declared this process lost.
 
     >>> status = job_status()
     >>> [member.state for member in status.members]

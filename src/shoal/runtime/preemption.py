@@ -54,16 +54,15 @@ def preempted(coordinator: Coordinator, step: int, *, timeout_s: float | None = 
 
     Collective over processes.
 
-    False until some process receives a notice (see `watch`), then True on every process
-    from one agreed step on: the first that is greater than every step at which any process has
-    returned False since the job began, or since the last `clear`. It is impossible that one process
-    gets True and another False for the same step. Processes that left or were lost before the
-    notice no longer count.
+    False until some process receives a notice (see `watch`), then True on every process from one
+    agreed step on: the first that is greater than every step at which any process has returned
+    False since the job began, or since the last `clear`. No step is ever True on one process and
+    False on another. Processes that left or were lost before the notice no longer count.
 
-    Call it as often as you like: at any stride, again for the same step in a long phase, with
-    lower steps after a loop was resumed. Without an open notice nothing is sent, nothing is waited
-    for, and it takes less than a microsecond. With one it waits, once, until all living processes
-    have reported their step; a background thread of each reports it, so long steps delay nothing.
+    Call it as often as you like: at any stride, again for the same step in a long phase, with lower
+    steps after a loop was resumed. Without a pending notice it sends nothing, never waits, and
+    takes about a microsecond. With one it waits, once, until all living processes have reported
+    their step. A background thread of each reports it, so no process waits for a long step.
 
     The first call watches for SIGTERM if `watch` was not called: from then on SIGTERM no
     longer ends this program.
@@ -75,9 +74,9 @@ def preempted(coordinator: Coordinator, step: int, *, timeout_s: float | None = 
         SHOAL_TIMEOUT_S (600).
 
     Raises:
-      ProcessLostError: a process is dead or unreachable, or the meeting place is.
+      ProcessLostError: a process is dead or unreachable, or the coordinator is.
       PeerFailedError: another process raised.
-      DivergenceError: on each process, once: they made different calls of those that send nothing.
+      DivergenceError: on each process, once: the processes made different calls that send nothing.
       DeadlineError: a process did not report its step in time: it is frozen.
       UsageError: on this process: `step` is negative or not an integer.
 
@@ -174,11 +173,11 @@ def clear(
     Collective over processes.
 
     Closes the notices that every process knows of. A notice that has not reached every process yet
-    opens the next round at once. Steps are compared anew: a loop may restart at a lower one.
+    opens the next round at once. Steps are compared again: a loop may restart at a lower one.
 
     Args:
-      processes: the processes that continue: all that are alive, the caller among them. None: all
-        of the job; after a loss those that `live_processes` returned.
+      processes: the processes that continue: all that are alive, including the caller. None: all of
+        the job; after a loss those that `live_processes` returned.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600).
 
     Raises:

@@ -123,7 +123,7 @@ def initialize(
     hooks: bool = True,
     strict_dtypes: bool | None = None,
 ) -> None:
-    """Join the job, so that its processes can meet and JAX sees the devices of all of them.
+    """Join the job: connect its processes, and let JAX see the devices of all of them.
 
     Collective over all processes.
 
@@ -131,8 +131,8 @@ def initialize(
     equivalent or not given (a notebook cell that is run again, a library). Arguments not given come
     from `SHOAL_*`, `JAX_*`, `DTENSOR_*`, torchrun, Open MPI, MPICH, a Slurm step, a TPU slice or
     Kubernetes, in this order (docs/starting.md); without any of these the job has one process. PMIx
-    alone (`prterun`) gives no count: pass the arguments there. It is impossible that it returns on
-    one process and raises on another that is alive, or that it aborts the process.
+    alone (`prterun`) gives no count: pass the arguments there. It either returns on all living
+    processes or raises on all, and never aborts a process.
 
     Under `shoal run` the services of the job are already running; otherwise process 0 starts them
     as separate processes, which end with the job. If the program has called
@@ -141,7 +141,7 @@ def initialize(
     handler until shoal watches that signal (`preempted`, `preemption.watch`).
 
     Args:
-      coordinator_address: host and port where the processes meet, on the host of process 0.
+      coordinator_address: host and port of the coordinator, on the host of process 0.
       num_processes: the number of processes of the job.
       process_id: the index of this process, from 0.
       local_device_ids: the accelerators that this process may use; None: all it sees, or its share
@@ -152,22 +152,22 @@ def initialize(
       virtual_devices: use this many virtual CPU devices per process, and no accelerator. Overrides
         `shoal run --devices`, SHOAL_VIRTUAL_DEVICES, JAX_NUM_CPU_DEVICES and XLA_FLAGS; process 0
         logs a line if they differ. None: SHOAL_VIRTUAL_DEVICES, else JAX's rule.
-      host_devices: the number of CPU devices per process beside the accelerators, for the meshes of
-        `Mesh.host_mesh`. None: one for each accelerator. `virtual_devices` overrides it.
+      host_devices: the number of CPU devices per process next to the accelerators, for the meshes
+        of `Mesh.host_mesh`. None: one for each accelerator. `virtual_devices` overrides it.
       hooks: False: install no hooks in this process's interpreter, and never end it (docs/guest.md
-        lists them). The program must then call `shutdown` before it ends, or the other processes
-        lose it; they learn that it ended, not of which exception. Processes may differ in this. A
-        repeated call installs none, either, until `shutdown`.
+        lists them). The program must then call `shutdown` before it exits, or the other processes
+        lose it; they are notified that it exited, but not with which exception. Processes can
+        differ in this. Repeated calls also install none, until `shutdown`.
       strict_dtypes: True: a host value whose dtype arrays on devices cannot have, such as float64,
         is an error of `put` and others that place it; False: it is narrowed, with a
         `DtypeWarning`. None: as it was; at first SHOAL_STRICT_DTYPES (0).
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not arrive, an
-        index is taken twice, counts or versions differ, or the meeting place cannot be reached.
-        On this process: it was initialized before with other arguments (both are shown), or with
-        hooks and now without; it is a fork or a child of a process of the job; JAX has already
-        created its devices; or its launcher gives the index of the process, but not their number.
+        index is taken twice, counts or versions differ, or the coordinator cannot be reached. On
+        this process: it was initialized before with other arguments (both are shown), or with hooks
+        and now without; it is a fork or a child of a process of the job; JAX has already created
+        its devices; or its launcher gives the index of the process, but not their number.
       UsageError: on this process: an argument or a variable is malformed.
 
     >>> initialize(virtual_devices=2)

@@ -33,16 +33,16 @@ def step(
 
     Nothing is sent and nothing is waited for. The number appears in every message about this
     process, in `job_status` and in `shoal watch`. The step time there is the median of the last 64
-    blocks; time spent waiting for other processes in calls of shoal is counted separately: where
-    all processes meet in each step their step times are equal, and the slow process is the one
-    that waits least. An exception passes through, and its step is not timed. A nested step is the
-    label while it lasts; only steps without nested ones are timed. Mark steps in the main thread of
-    the program, not in background threads.
+    blocks; time spent waiting for other processes in shoal calls is counted separately. If all
+    processes synchronize in each step, their step times are equal, and the slow process is the one
+    that waits least. Exceptions propagate, and their step is not timed. While a nested step is
+    active, it is the one reported. Only steps without nested steps are timed. Mark steps in the
+    main thread of the program, not in background threads.
 
     It also reports failures to a program that makes no waiting calls: the beginning of a block
     raises once a process of the job is gone, and again at every step until the survivors have
-    called `live_processes`; and once if processes have made different calls of those that send
-    nothing (`put`, `pack`), as their signs of life have shown.
+    called `live_processes`; and once if processes have made different calls that send nothing
+    (`put`, `pack`), as their heartbeats have shown.
 
     Args:
       number: an integer, 0 ≤ number < 2**63; it need not increase.
@@ -55,8 +55,8 @@ def step(
 
     Raises:
       ProcessLostError: on this process, at the beginning of the block: a process is dead or
-        unreachable, or the meeting place is, or the others have continued without this one.
-      PeerFailedError: on this process, at the beginning of the block: another one raised.
+        unreachable, or the coordinator is, or the others have continued without this process.
+      PeerFailedError: on this process, at the beginning of the block: another process raised.
       DivergenceError: on each process, at the beginning of the next block: they have made
         different calls.
       StalledError: on this process, at the beginning of the block: the job was found stalled.

@@ -1,4 +1,4 @@
-"""The program that a bench runs: a script, or a function imported anew in each process."""
+"""The program that a bench runs: a script, or a function imported again in each process."""
 
 from __future__ import annotations
 

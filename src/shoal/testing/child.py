@@ -1,6 +1,6 @@
 """Entry point of each process of a `Cluster` that runs a function: `child.py SPEC [INDEX]`.
 
-It imports the function's module anew, joins the job, calls the function, and writes the value or
+It imports the function's module again, joins the job, calls the function, and writes the value or
 the traceback to a file. Then it exits as any program does: an error propagates to the interpreter,
 so that peers see it as they would a real one.
 """
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> None:
 
 
 def run_script(arguments: list[str]) -> None:
-    """Run a script as `python SCRIPT` does: as `__main__`, its folder first in sys.path."""
+    """Run a script as `python SCRIPT` does: as `__main__`, its directory first in sys.path."""
     sys.argv[:] = arguments
     sys.path.insert(0, str(Path(arguments[0]).parent))
     runpy.run_path(arguments[0], run_name="__main__")

@@ -61,8 +61,8 @@ class Cluster:
         Args:
           processes: number of processes.
           devices: virtual CPU devices of each; None: the devices present.
-          services: how the meeting place and JAX's service run: "process 0" starts them as
-            without any launcher, "stand-alone" before the job, or "launcher", `shoal run`.
+          services: how the coordinator and JAX's service run: "process 0" starts them as without
+            any launcher, "stand-alone" before the job, or "launcher", `shoal run`.
           network: each process (and stand-alone services) gets a host name, an address and a cable
             of its own, so that `cut` and `mend` work; see `shoal.testing.network`.
           faults: faults at named points, see `shoal.runtime.system.fault_points`.
@@ -146,7 +146,7 @@ class Cluster:
 
         Args:
           program: a function at the top of a module, its name as `"module:function"`, or the path
-            of a script. A function is imported anew in each process.
+            of a script. A function is imported again in each process.
           arguments: plain values (see `shoal.testing.values`); of a script, its command line.
           only: in these processes; the others can be started later.
           initialize: call `shoal.initialize()` before the function; a script does so itself.
@@ -280,7 +280,7 @@ class Cluster:
         return [pause for pause in here if process in (None, pause.process)]
 
     def kill(self, who: int | str) -> None:
-        """Send SIGKILL to a process, or to "the meeting place" or "JAX's service"."""
+        """Send SIGKILL to a process, or to "the coordinator" or "JAX's service"."""
         self._send(who, signal.SIGKILL)
 
     def stop(self, who: int | str) -> None:

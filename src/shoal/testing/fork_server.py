@@ -46,7 +46,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 class GroupOrder(NamedTuple):
     """The processes of one cluster.
 
-    `fds` are the folder they run in, a pipe to report to, then stdout and stderr of each.
+    `fds` are the directory they run in, a pipe to report to, then stdout and stderr of each.
     """
 
     mark: str

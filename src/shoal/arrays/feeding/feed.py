@@ -82,40 +82,39 @@ def feed(
     timeout_s: float | None = None,
     lane: str | None = None,
 ) -> Feed:
-    """Return an iterator of batches on devices, each process having read its own rows.
+    """Return an iterator of batches on devices, of which each process reads its local rows.
 
     Logically collective: layouts, options and the order of rows must be equal.
 
-    There are two kinds of sources. Without `batch`, an iterable of this process's own rows, such as
-    a DataLoader of torch, grain or tf.data: each item is a tree of arrays whose rows (dim 0) are
-    those that `local_rows` names, concatenated. With `batch`, rows indexed by number: the feed
-    knows which rows this process needs. One process and many work alike.
+    There are two kinds of sources. Without `batch`, an iterable of this process's local rows, such
+    as a DataLoader of torch, grain or tf.data: each item is a pytree of arrays whose rows (dim 0)
+    are those that `local_rows` names, concatenated. With `batch`, an indexed source: the feed
+    chooses the rows that this process needs. One process and many work alike.
 
-    It is impossible that a process gets a batch that another one does not get, or one of other
-    rows. Any error is raised in place of the first batch that cannot be delivered, on all
-    processes.
+    No process ever gets a batch that another does not get, or one of other rows. Any error is
+    raised on all processes, in place of the first batch that cannot be delivered.
 
     Args:
-      source: an iterable of batches of own rows; or with `batch` arrays (one, or a tuple or dict of
-        them, also memory-mapped), samples (an indexable object with a length), or a function of row
-        numbers [n] that returns a tree of arrays of n rows.
+      source: an iterable of batches of local rows; or with `batch` arrays (one, or a tuple or dict
+        of them, also memory-mapped), samples (an indexable object with a length), or a function of
+        row numbers [n] that returns a tree of arrays of n rows.
       layouts: one layout, or a prefix tree of them, as for `put`, but no function. All those
         with dims split the rows in the same way.
-      batch: global batch size, for sources indexed by number.
+      batch: global batch size, for indexed sources.
       order: with `batch`, the row numbers in feeding order, equal on all processes: a permutation,
         or a range. None: all, in order.
       remainder: how to handle a batch that has fewer rows, on any process, than the first one:
         "drop" it and end; "pad" it with zeros, and yield with every batch a mask [rows] of the rows
         that are real, as (batch, mask); or raise an "error".
       start: the position of another feed: its `state()`, saved on any number of processes; or how
-        many rows (of all processes) were delivered before. Rows by number begin there; an iterable
-        is read that far first.
+        many rows (of all processes) were delivered before. An indexed source starts there; an
+        iterable is first read up to there.
       skip: False: the iterable is already at `start`: skip nothing. Required for iterables that can
         restore their own position (grain, torchdata).
       prefetch: how many batches to place on devices ahead of the program.
       check_values: False: do not compare rows that several processes read, and scalars.
       timeout_s: how long the program waits for a batch; None: SHOAL_TIMEOUT_S (600).
-      lane: the line of execution, see `barrier`. None: that of this thread.
+      lane: the lane, see `barrier`. None: that of this thread.
 
     Returns:
       A `Feed`. Its thread starts at once, and ends with the last batch, with `close`, or when the
@@ -208,7 +207,7 @@ class Feed:
         `get_state` (grain) or `state_dict` (torchdata) returned right after the delivered batch was
         read. It differs between processes: save it as `shoal.PerProcess`. On the same number of
         processes, restore an iterable to it, and feed that with `start=` and `skip=False`; on
-        another number, begin the iterable anew, with `skip=True`.
+        another number, begin the iterable again, with `skip=True`.
 
         Raises:
           UsageError: there was no batch yet, or the iterable has no state.

@@ -29,9 +29,9 @@ def local_rows(
 
     Local.
 
-    They are the rows its devices hold, for any mesh and device order. Processes that hold
-    replicas of a shard all read its rows; if no axis splits the batch, each reads all of it. It is
-    impossible that a row is read by no process.
+    They are the rows that its devices hold, for any mesh and device order. Processes that hold
+    replicas of a shard all read its rows. If no axis splits the batch, each reads all of it. Every
+    row is read by at least one process.
 
     Args:
       layout: of an array of the batch: a Layout or NamedSharding; inside `use_mesh` also a

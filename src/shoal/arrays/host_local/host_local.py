@@ -52,11 +52,11 @@ def from_host_local(
 
     Nothing is sent, and a jax.Array that is already placed as this process's part is not copied:
     donating one gives up both. An axis within a process splits the part among its devices. Data
-    that no axis splits between processes are one value, given by all of them; at their next
-    meeting, as for `put`, the value and the call are checked to be the same.
+    that no axis splits between processes is one value, which all of them pass. At their next
+    synchronization point, as for `put`, the value and the call are checked to be the same.
 
-    That parts which an axis splits are equal is not noticed: of a whole array given on every
-    process the result is as many times as long. `put` takes a whole array; `feed` warns.
+    If every process passes the full array, this is not detected, and the result is as many times as
+    long. `put` accepts a full array; `feed` warns.
 
     Differentiable (`grad`, `vjp`, `jvp`) and batched (`vmap`), outside `jit`. The transpose is
     `to_host_local`: a process gets the cotangent of its own part, and that of a value which several
@@ -70,7 +70,7 @@ def from_host_local(
       layouts: the layout of the global array, or a prefix tree of them, as for `put`. Dim d of the
         result is as many times as long as processes split it.
       check_values: False: do not compare parts that processes hold in common.
-      lane: the line of execution, as for `put`.
+      lane: the lane, as for `put`.
 
     Returns:
       The tree, with global jax.Arrays.
@@ -114,8 +114,8 @@ def to_host_local(tree: Tree, layouts: Layouts) -> Tree:
     Differentiable and batched, outside `jit`. The transpose is `from_host_local`, which all
     processes must then call: cotangents of parts make up that of the array, and for data that
     several processes hold they must be equal, or processes get DivergenceError at their next
-    meeting. (A loss that each process computes alone is a per-process value: convert it back
-    first.)
+    synchronization point. (A loss that each process computes alone is a per-process value: convert
+    it back first.)
 
     Args:
       tree: global jax.Arrays in the given layouts. Local values pass through: jax.Arrays on this

@@ -53,10 +53,10 @@ def relayout(
     `jit` use `constrain`.
 
     Where arrays are sent between processes, those that own the devices first agree on the call, in
-    one round trip: it is impossible that a byte moves before all have arrived with equal trees,
-    layouts and options. Where each process holds what its devices shall hold, nothing is sent, and
-    the call is compared at their next collective call. Processes that own devices of neither mesh
-    need not call.
+    one round trip: no byte ever moves before all have arrived with equal trees, layouts and
+    options. If each process already holds the data of its devices, nothing is sent, and the call is
+    compared at their next collective call. Processes that own devices of neither mesh need not
+    call.
 
     Args:
       tree: jax.Arrays. Pending sums are reduced.

@@ -36,13 +36,13 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
     Collective over the mesh's processes.
 
     The initializer is compiled for the whole mesh (`jax.jit` with `out_shardings`), so that each
-    device computes what it holds: it is impossible that a result is first materialised whole on one
-    device. The random bits do not depend on the layout or the number of processes; floats computed
-    from them may differ in the last bit, as the compiler orders operations.
+    device computes its own shard. No result is ever first materialized in full on one device. The
+    random bits do not depend on the layout or the number of processes; floats computed from them
+    may differ in the last bit, as the compiler orders operations.
 
     Args:
-      init: a function of arrays that returns a tree of arrays. Pass the same function object
-        again and nothing is compiled twice.
+      init: a function of arrays that returns a tree of arrays. If the same function object is
+        passed again, nothing is compiled twice.
       args: its arguments: trees of arrays, PRNG keys, scalars; equal on all processes. Values that
         a process holds alone are replicated over the mesh, in dtypes as by `put` (not
         weak); Python numbers stay weak. At the next collective call these, the program that

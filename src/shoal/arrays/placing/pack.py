@@ -29,11 +29,10 @@ def pack(
 
     Logically collective: shapes and dtypes of pieces, and layouts, must be equal.
 
-    Nothing is sent. A piece already on its device is not copied. It is impossible that replicas in
-    this process differ if they were given as host values: their bits are compared (so that NaN
-    equals NaN). Pieces on devices, and those of other processes, are not compared. Equality of
-    shapes, dtypes and layouts on all processes is checked at the next collective call, as
-    for `put`.
+    Nothing is sent. A piece already on its device is not copied. If replicas in this process are
+    passed as host values, their bits are compared (so that NaN equals NaN), and a difference is an
+    error. Pieces on devices, and those of other processes, are not compared. Equality of shapes,
+    dtypes and layouts on all processes is checked at the next collective call, as for `put`.
 
     Args:
       pieces: one piece for each device of the mesh that this process owns, in mesh order: a host
@@ -41,7 +40,7 @@ def pack(
       layouts: the layout of the result, or a prefix tree of them, as for `put`. Along an axis with
         a pending sum the pieces are the terms.
       like: one piece, as `jax.ShapeDtypeStruct`s; needed only where this process owns no device.
-      lane: the line of execution, as for `put`.
+      lane: the lane, as for `put`.
 
     Returns:
       The array, or the tree of arrays, whose shards are the pieces.

@@ -34,16 +34,16 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
 
     Logically collective: values, shapes, dtypes and layouts must be equal.
 
-    Nothing is sent: each process cuts out what its own devices hold, each distinct piece once. It
-    is impossible that the result changes when the host value is modified afterwards. 64-bit values
-    become 32-bit ones, as in `jnp.asarray`, unless JAX's 64-bit values are on: integers where all
-    fit, floats with one `DtypeWarning` per call site.
+    No data is sent. Each process slices the shards of its own devices from the host array, each
+    distinct shard once. The result never changes when the host value is modified afterwards. 64-bit
+    values become 32-bit ones, as in `jnp.asarray`, unless JAX's 64-bit values are on: integers
+    where all fit, floats with one `DtypeWarning` per call site.
 
     Equality of the call on all processes that own devices of the mesh is checked at their next
-    meeting (`barrier`, `broadcast`, `save`, `shutdown`, …): a digest of its call site and of all
-    that must be equal is sent along, and a difference is a DivergenceError on all, which names the
-    first call that differed. The digest of values over 1 MiB samples 128 places of 64 bytes; that
-    of a memory-mapped file eight; evenly spaced.
+    synchronization point (`barrier`, `broadcast`, `save`, `shutdown`, …): a digest of its call site
+    and of all that must be equal is sent along, and a difference is a DivergenceError on all, which
+    names the first call that differed. The digest of values over 1 MiB samples 128 places of 64
+    bytes; that of a memory-mapped file eight; evenly spaced.
 
     Args:
       tree: numpy arrays (memory-mapped ones are read only where needed), numpy and Python scalars,
@@ -55,8 +55,9 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
         function of (path such as "params/w", leaf) that returns one.
       check_values: False: values may differ between processes, and matter only where a process's
         own devices hold them; shapes, dtypes and layouts must be equal all the same.
-      lane: the line of execution to compare this call in, see `barrier`. None: the one in which
-        this thread last met others; calls of a thread that never met others are not compared.
+      lane: the lane in which this call is compared, see `barrier`. None: the lane in which this
+        thread last synchronized with other processes; calls of a thread that never did are not
+        compared.
 
     Returns:
       The tree, with jax.Arrays.

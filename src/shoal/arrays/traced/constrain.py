@@ -66,9 +66,9 @@ def constrain(
     Args:
       tree: arrays.
       layouts: one layout, or a prefix tree of them, as for `put`. `None` clears: the compiler
-        chooses every dim of this value anew, whatever was pinned before. Outside `jit`, where
-        an array on a mesh ties what is computed from it to that mesh, `None` gives an ordinary
-        array of the same value: whole, on the default device, and free to move wherever the next
+        chooses every dim of this value again, whatever was pinned before. Outside `jit`, where an
+        array on a mesh ties what is computed from it to that mesh, `None` returns an ordinary array
+        of the same value: in full, on the default device, and free to move wherever the next
         computation runs (*uncommitted* in JAX).
       gradient: also pin derivatives: the tangent in forward mode, the cotangent in reverse. By
         default the compiler places them. (JAX's own constraint always pins them.)

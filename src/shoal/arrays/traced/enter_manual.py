@@ -67,8 +67,8 @@ def leave_manual(
 
     Logically collective: shapes and dtypes of shards, and layouts, must be equal.
 
-    This is `pack`, with a check of the result's shape: it is impossible that a shard of another
-    size silently makes an array of another size. Nothing is copied or sent.
+    This is `pack`, with a check of the result's shape: a shard of another size never silently makes
+    an array of another size. Nothing is copied or sent.
 
     Args:
       shards: for each device of the mesh that this process owns, in mesh order, its shard, or a

@@ -42,11 +42,11 @@ def linear(
 
     Traced.
 
-    It is impossible that leading dims are merged, forwards or backwards: where axes split several
-    of them (batch and sequence, say), merging them would gather the values first. The map and its
-    three derivatives are one contraction each: `...n,mn->...m` for the result, `...m,mn->...n`,
-    `...m,...n->mn` and a sum over the leading dims. Outside `jit`, with arrays that are split over
-    several processes, all of these call it, and first agree on the call, before anything is sent.
+    Leading dims are never merged, forward or backward: if axes split several of them (batch and
+    sequence, say), merging them would gather the values first. The map and its three derivatives
+    are one contraction each: `...n,mn->...m` for the result, `...m,mn->...n`, `...m,...n->mn` and a
+    sum over the leading dims. Outside `jit`, with arrays that are split over several processes, all
+    of these call it, and first agree on the call, before anything is sent.
 
     Args:
       x: [..., in].

@@ -66,12 +66,12 @@ def manual(
     Inside, values have the shapes of shards, and devices communicate by the collectives of
     `jax.lax` with axis names (`psum(x, "data")`, `axis_index("data")`). Outside, the function takes
     and returns whole values: arguments are laid out by `in_layouts`, results are assembled by
-    `out_layouts`. It is impossible that a result is declared equal along an axis and is not (except
-    for what a callback returns): that is checked while tracing, including the predicates of `cond`,
-    `while` and sorts, which JAX's types do not track. Under `jit`, `grad`, `vmap` and `scan` it is
-    an ordinary function; outside `jit` it is compiled on its own, once for each signature. There
-    host values are compared between processes as those of `put`, and on a mesh of several processes
-    all of these call the function, and first agree on the call, before it runs.
+    `out_layouts`. A result that is declared equal along an axis always is (except for what a
+    callback returns): this is checked while tracing, including the predicates of `cond`, `while`
+    and sorts, which JAX's types do not track. Under `jit`, `grad`, `vmap` and `scan` it is an
+    ordinary function; outside `jit` it is compiled on its own, once for each signature. There host
+    values are compared between processes as those of `put`, and on a mesh of several processes all
+    of these call the function, and first agree on the call, before it runs.
 
     Args:
       fn: a function of positional arrays, or trees of them.

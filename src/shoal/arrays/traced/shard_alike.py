@@ -29,26 +29,26 @@ def shard_alike(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
     Traced.
 
     Whatever the compiler knows about the layout of either value, from uses before or after, holds
-    for the other too: a pinned value (`constrain`) pins the other, and two free ones are
-    laid out alike. Values are unchanged, and neither waits for the other. A function that is itself
-    under `jit` and called several times is compiled once, so that the values of all its calls are
-    laid out alike (`jit(…, inline=True)` keeps them apart). So a region that is manual over some
-    axes cannot hold one if the program has the region twice (two calls, both branches of a `cond`,
-    a derivative beside the value): XLA refuses that, with an error.
+    for the other too: a pinned value (`constrain`) pins the other, and two free ones are laid out
+    alike. Values are unchanged, and neither waits for the other. A function that is itself under
+    `jit` and called several times is compiled once, so that the values of all its calls are laid
+    out alike (`jit(…, inline=True)` keeps them apart). So a region that is manual over some axes
+    cannot hold one if the program has the region twice (two calls, both branches of a `cond`, a
+    derivative next to the value): XLA refuses that, with an error.
 
     Args:
       a, b: trees of one structure, with leaves of the same shapes; dtypes may differ. None has
         no effect.
-      gradient: lay out derivatives alike, too: the two tangents in forward mode, the two
-        cotangents in reverse. By default the compiler places them.
+      gradient: also lay out derivatives alike: the two tangents in forward mode, the two cotangents
+        in reverse. By default the compiler places them.
 
     Returns:
       Both trees. Use these: the given values are unchanged.
 
     Raises:
-      UsageError: structures or shapes that differ, keys beside numbers, types that differ on
-        Explicit axes, Shardy switched off, or, outside `jit`, where each array is placed
-        already, arrays in different layouts; all offending leaves by path, while tracing.
+      UsageError: structures or shapes that differ, keys next to numbers, types that differ on
+        Explicit axes, Shardy switched off, or, outside `jit`, where each array is placed already,
+        arrays in different layouts; all offending leaves by path, while tracing.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal

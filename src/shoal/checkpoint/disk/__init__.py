@@ -1,4 +1,4 @@
-"""Crash-safe files: the state of a step's folder during a save, and after a crash. Needs no JAX.
+"""Crash-safe files: the state of a step's directory during a save, and after a crash. Needs no JAX.
 
 ::
 
@@ -7,8 +7,8 @@
     commit  index, PENDING → link → COMMIT     atomic: from here on the step is saved
     tidy    PENDING and parts are removed
 
-Everything here depends on the folder alone, not on other processes. Any process may do any of it,
-concurrently and repeatedly. This is safe because:
+Everything here depends on the directory alone, not on other processes. Any process may do any of
+it, concurrently and repeatedly. This is safe because:
 
 * PENDING is linked, never copied: a process that removed it knows that the attempt is not
   committed, or finds that it is. All processes that commit write the same bytes.

@@ -25,7 +25,7 @@ def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
 
     Raises:
       FileNotFoundError: manifest or a part is missing.
-      CorruptCheckpointError: they contradict one another, the files, or the name of the folder.
+      CorruptCheckpointError: they contradict one another, the files, or the name of the directory.
     """
     name = manifest_name(attempt)
     text = folder.read(name)

@@ -46,7 +46,7 @@ _TRIES = 100  # to begin in a folder that other processes remove concurrently
 
 
 def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
-    """Create the folder, PENDING and the manifest, durably.
+    """Create the directory, PENDING and the manifest, durably.
 
     Raises:
       StepAlreadyCommittedError: there is a COMMIT.
@@ -119,7 +119,7 @@ def write_part(folder: Folder, part: Part) -> None:
     """Write a part under a temporary name, durably, then rename it.
 
     Raises:
-      SaveAbortedError: another process ended the attempt and removed the folder.
+      SaveAbortedError: another process ended the attempt and removed the directory.
     """
     try:
         name = part_name(part.attempt, part.process)
@@ -299,7 +299,7 @@ def abandon(folder: Folder, attempt: str) -> Commit | None:
 
 
 def remove_attempt(folder: Folder, attempt: str) -> None:
-    """Remove the files of a dead attempt, and the folder if it is then empty."""
+    """Remove the files of a dead attempt, and the directory if it is then empty."""
     for name in listing(folder).attempts.get(attempt, ()):
         folder.remove(name)
     folder.remove_folder()

@@ -71,7 +71,7 @@ class Checkpoint:
 
 
 def open_folder(folder: Folder) -> Checkpoint:
-    """Open the checkpoint committed in a folder.
+    """Open the checkpoint committed in a directory.
 
     Raises:
       NotCommittedError: nothing is committed there.

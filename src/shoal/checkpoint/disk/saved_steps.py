@@ -64,7 +64,7 @@ def checked_path(path: object) -> str:
 
 
 def check_history(root: Folder) -> None:
-    """Reject a folder that is itself a checkpoint: as a history it would look empty.
+    """Reject a directory that is itself a checkpoint: as a history it would look empty.
 
     Raises:
       UsageError: it is one.
@@ -80,7 +80,7 @@ def check_single(folder: Folder) -> None:
     """Refuse to save a single checkpoint into a history: it would hide the steps.
 
     Raises:
-      UsageError: the folder holds steps.
+      UsageError: the directory holds steps.
     """
     if count := len(folders(folder)):
         raise UsageError(
@@ -90,7 +90,7 @@ def check_single(folder: Folder) -> None:
 
 
 def folders(root: Folder) -> list[tuple[int, Folder]]:
-    """Return the folders of all steps, in order, without reading them."""
+    """Return the directories of all steps, in order, without reading them."""
     steps = [(step, name) for name in root.names() if (step := step_of(name)) is not None]
     return [(step, root.folder(name)) for step, name in sorted(steps)]
 
@@ -206,10 +206,10 @@ def delete_step(root: Folder, step: int) -> None:
 
 
 def make_room(root: Folder, step: int) -> None:
-    """Delete a damaged step so that it can be saved anew.
+    """Delete a damaged step so that it can be saved again.
 
     Raises:
-      CorruptCheckpointError: the folder holds another step, which may be intact.
+      CorruptCheckpointError: the directory holds another step, which may be intact.
       UsageError: the step is pinned.
     """
     folder = root.folder(step_name(step))

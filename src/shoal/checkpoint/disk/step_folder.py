@@ -1,4 +1,4 @@
-"""The folder of one step: file names, the attempts they belong to, and what is committed."""
+"""The directory of one step: file names, the attempts they belong to, and what is committed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def temporary_name(attempt: str) -> str:
 
 
 class Listing(NamedTuple):
-    """The names in a folder, grouped by attempt."""
+    """The names in a directory, grouped by attempt."""
 
     attempts: Mapping[str, tuple[str, ...]]
     tombstones: tuple[str, ...]  # attempt ids, not names
@@ -60,7 +60,7 @@ class Listing(NamedTuple):
 
 
 def listing(folder: Folder) -> Listing:
-    """List a folder."""
+    """List a directory."""
     attempts: dict[str, list[str]] = {}
     tombstones, others = [], []
     names = folder.names()
@@ -97,7 +97,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class FolderState:
-    """The contents of one step's folder."""
+    """The contents of one step's directory."""
 
     commit: Commit | None
     attempts: tuple[Attempt, ...]
@@ -108,7 +108,7 @@ class FolderState:
 
 @contextlib.contextmanager
 def in_folder(folder: Folder) -> Iterator[None]:
-    """Name the folder in errors about the contents of its files."""
+    """Name the directory in errors about the contents of its files."""
     try:
         yield
     except CheckpointError as error:
@@ -167,7 +167,7 @@ def committed(folder: Folder) -> Commit | None:
 
     Raises:
       CorruptCheckpointError: it contradicts itself, the names and sizes of files it vouches for, or
-        the name of the folder, which belongs to another step.
+        the name of the directory, which belongs to another step.
     """
     found = standing_commit(folder)
     while found:
@@ -237,7 +237,7 @@ def missing_parts(folder: Folder, attempt: str, names: Sequence[str]) -> list[in
 
 
 def folder_state(folder: Folder) -> FolderState:
-    """Return the state of a folder. Raises as `committed`."""
+    """Return the state of a directory. Raises as `committed`."""
     there = listing(folder)
     commit = committed(folder)  # after the listing: an attempt may be committed meanwhile
     own = commit.attempt if commit else ""

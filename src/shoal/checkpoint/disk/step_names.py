@@ -11,7 +11,7 @@ _NAME = re.compile(r"step_(\d{12,19})")
 
 
 def step_name(step: int) -> str:
-    """Return the name of a step's folder.
+    """Return the name of a step's directory.
 
     >>> step_name(1000)
     'step_000000001000'
@@ -20,7 +20,7 @@ def step_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a folder name stands for; None if it is not a step folder.
+    """Return the step that a directory name stands for; None if it is not a step directory.
 
     >>> step_of("step_000000001000"), step_of("step_0000000001000"), step_of("step_7")
     (1000, None, None)
@@ -31,18 +31,19 @@ def step_of(name: str) -> int | None:
 
 
 def step_at(path: str) -> int | None:
-    """Return the step that the folder at a path is named after; None if it is not a step folder."""
+    """Return the step that the directory at a path is named after; None if it is not a step
+    directory."""
     return step_of(os.path.basename(os.path.abspath(path)))
 
 
 def check_place(path: str, step: int | None, file: str) -> None:
-    """Reject a folder named after another step than the one saved in it.
+    """Reject a directory named after another step than the one saved in it.
 
-    A checkpoint saved without a step may lie anywhere, and any checkpoint may lie in a folder that
-    is not a step folder.
+    A checkpoint saved without a step may lie anywhere, and any checkpoint may lie in a directory
+    that is not a step directory.
 
     Raises:
-      CorruptCheckpointError: `file` says `step`, and the folder is named after another.
+      CorruptCheckpointError: `file` says `step`, and the directory is named after another.
     """
     named = step_at(path)
     if step is None or named is None or named == step:

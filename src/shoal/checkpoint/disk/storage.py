@@ -40,7 +40,7 @@ class OpenFile(Protocol):
 
 
 class Folder(Protocol):
-    """One folder. Names are those of its own files, never paths."""
+    """One directory. Names are those of its own files, never paths."""
 
     @property
     def path(self) -> str: ...
@@ -48,10 +48,11 @@ class Folder(Protocol):
         """A subfolder, which may not exist yet."""
 
     def make(self) -> None:
-        """Create the folder and missing parents, durably; an existing folder is not an error."""
+        """Create the directory and missing parents, durably; an existing directory is not an
+        error."""
 
     def names(self) -> list[str]:
-        """The names in it, sorted. A folder that does not exist is empty."""
+        """The names in it, sorted. A directory that does not exist is empty."""
 
     def read(self, name: str, most_bytes: int = 1 << 31) -> bytes:
         """Return the contents of a file; FileNotFoundError if there is none."""
@@ -63,7 +64,8 @@ class Folder(Protocol):
         """Fill `into` from `offset`; return the number of bytes read. Thread-safe."""
 
     def write_new(self, name: str, data: bytes) -> None:
-        """Write a new file durably (fsync). FileExistsError; FileNotFoundError without folder."""
+        """Write a new file durably (fsync). FileExistsError; FileNotFoundError without
+        directory."""
 
     def rewrite(self, name: str, data: bytes) -> None:
         """Replace the contents of an existing file, durably; FileNotFoundError if there is none.
@@ -84,7 +86,7 @@ class Folder(Protocol):
         """Remove a file; it need not exist."""
 
     def remove_folder(self) -> bool:
-        """Remove this folder if it is empty and not a link; return whether it is gone."""
+        """Remove this directory if it is empty and not a link; return whether it is gone."""
 
     def is_link(self) -> bool:
         """Is this a symbolic link to another folder?"""
@@ -101,14 +103,14 @@ class Folder(Protocol):
         """
 
     def sync(self) -> None:
-        """Make the names in it durable (fsync of the folder). A folder that is gone has none."""
+        """Make the names in it durable (fsync of the folder). A directory that is gone has none."""
 
     def free_bytes(self) -> int | None:
-        """Free space here, or where the folder would be created; None: unknown."""
+        """Free space here, or where the directory would be created; None: unknown."""
 
 
 class LocalFolder:
-    """A folder on a file system with hard links and fsync."""
+    """A directory on a file system with hard links and fsync."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.path.abspath(local_path(path))

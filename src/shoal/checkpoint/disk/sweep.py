@@ -1,4 +1,4 @@
-"""Recover, collect and delete in the folder of a step. See `disk`."""
+"""Recover, collect and delete in the directory of a step. See `disk`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def collect_garbage(folder: Folder, *, idle_s: float) -> list[str]:
     """End attempts that were not touched for `idle_s`, and remove orphaned files.
 
     Spares committed files, live attempts, and names that are not of a checkpoint. A complete
-    attempt is recovered rather than ended. A folder that was already empty is removed only if
+    attempt is recovered rather than ended. A directory that was already empty is removed only if
     `idle_s` is 0: another process may be about to begin in it. Returns the names removed.
 
     An attempt with a time in the future has an unknown age: it is counted from now on.

@@ -161,7 +161,7 @@ def _last(found: header.Header, data: bytes) -> tuple[int, int]:
 
 
 def _files(fields: Fields) -> tuple[FileRecord, ...]:
-    """Return the files; their names are derived, so no path can leave the folder."""
+    """Return the files; their names are derived, so no path can leave the directory."""
     listed = fields.found.get("files")
     attempt = fields.attempt()
     found: list[FileRecord] = []

@@ -68,36 +68,36 @@ def _fail_look(error: BaseException, ckpts: Checkpoints, *_: object, **__: objec
 
 @collective("processes")
 class Checkpoints(ReadOnlyHistory):
-    """The saved steps of a run, in one folder: `<path>/step_000000001000/`.
+    """The saved steps of a run, in one directory: `<path>/step_000000001000/`.
 
     Collective over processes.
 
-    All processes construct it, and leave its `with` block, together. It cleans up after a crash: a
-    complete attempt is committed, one not touched for `lease_s` is ended, one still being
-    written is spared. Steps are always listed from storage. It is impossible that a committed step
-    is overwritten, or that `keep` deletes the newest one.
+    All processes construct it, and leave its `with` block, together. It cleans up after a crash: it
+    commits a complete save attempt, ends one that was not refreshed for `lease_s`, and leaves alone
+    one that is still being written. Steps are always listed from storage. A committed step is never
+    overwritten, and `keep` never deletes the newest one.
 
     Args:
-      path: the folder; it must be the same one for all processes.
-      keep: which steps stay: a number (that many newest), or policies such as `Last(2) |
-        EverySteps(1000) | Best(1, "loss")`; None: all. Pinned steps always stay.
+      path: the directory; it must be the same one for all processes.
+      keep: which steps are kept: a number (that many of the newest), or policies such as `Last(2) |
+        EverySteps(1000) | Best(1, "loss")`; None: all. Pinned steps are always kept.
       every: which steps `save` saves: a number of steps, a `datetime.timedelta`, `EverySteps`,
         `EverySeconds`, several joined by `|`, or a function of the step that returns the same on
         all processes; None: every step.
-      asynchronous: `save` returns once the state is copied, and a thread does the rest.
-      recover: clean up after a crash; False: change nothing, for readers.
-      lease_s: seconds after which an untouched attempt is stale; a running save touches its own at
-        least every 4 s. None: SHOAL_LEASE_S (60).
+      asynchronous: whether `save` returns once the state is copied, and a thread writes it.
+      recover: whether to clean up after a crash. Pass False in programs that only read.
+      lease_s: seconds after which a save attempt that was not refreshed is stale; a running save
+        refreshes its own at least every 4 s. None: SHOAL_LEASE_S (60).
       timeout_s: deadline of each call in seconds; None: each wait in it has a deadline of
         SHOAL_TIMEOUT_S (600).
-      processes: the processes that share it, the caller among them; "collective" here means
-        over these. After a loss: `live_processes()`. None: all of the job.
+      processes: the processes that share it, including the caller; "collective" here means over
+        these. After a loss: `live_processes()`. None: all of the job.
       coordinator: the job's coordinator, for tests; None: this process's.
 
     Raises:
-      UsageError: on the caller: an argument is wrong. On all: the folder is a single checkpoint.
+      UsageError: on the caller: an argument is wrong. On all: the directory is a single checkpoint.
       DivergenceError: on all: the arguments differ.
-      StorageError: on all: the lead cannot list the folder.
+      StorageError: on all: the leader cannot list the directory.
 
     Example:
       >>> import numpy as np, tempfile
@@ -162,8 +162,8 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
 
-        A number of steps needs no communication. Seconds are measured by the lead's clock, which
-        the processes consult together at a few of the steps. From the agreed step of an open
+        A number of steps needs no communication. Seconds are measured by the leader's clock, which
+        the processes query together at some of the steps. From the agreed step of a pending
         preemption notice on (`shoal.preempted`) it is True, except for the step that was saved
         last: also if the loop calls `preempted` after this, in the same step.
         """
@@ -196,9 +196,9 @@ class Checkpoints(ReadOnlyHistory):
         call that saves (which then does not save) or waits, or at the end of the `with` block; a
         call that needs the step waits: `restore`, `resume`, `delete`, `pin`, `info`.
 
-        With an open notice (`shoal.preemption.notice`) it returns only when the step is committed
-        or has failed: the notice's deadline is its deadline. If at the rate of the last save it
-        cannot be met, a warning says so before anything is written.
+        With a pending notice (`shoal.preemption.notice`) it returns only when the step is committed
+        or has failed, and the notice's deadline is its deadline. If the remaining time looks too
+        short at the speed of the last save, it warns before it writes anything.
 
         Args:
           step: its number, 0 or greater; no step is ever overwritten.
@@ -206,7 +206,7 @@ class Checkpoints(ReadOnlyHistory):
           force: save regardless of `every`.
           user: JSON to store with it.
           metrics: numbers by name, for `Best`, whose names they must have.
-          timeout_s: deadline of the whole save in seconds; None: that of this history.
+          timeout_s: deadline of the whole save in seconds; None: that of these checkpoints.
 
         Returns:
           False if neither `every` nor a notice wants this step, else True.
@@ -263,11 +263,12 @@ class Checkpoints(ReadOnlyHistory):
         timeout_s: float | None = None,
         **options: Unpack[RestoreOptions],
     ) -> Any:
-        """Restore a step, the same one on all processes: the lead chooses it.
+        """Restore a step, the same one on all processes: the leader chooses it.
 
         Collective over processes.
 
-        It first waits, as `wait` does, for a running save of this history, if that is of this step.
+        It first waits, as `wait` does, for a running save of these checkpoints, if that is of this
+        step.
 
         Args:
           step: None: the newest step, after any running save, also if another job deletes older
@@ -275,7 +276,7 @@ class Checkpoints(ReadOnlyHistory):
           target: as for `shoal.restore`: layouts, shapes, arrays, or None.
           skip_corrupt: skip damaged steps, with a warning: all processes restore the newest
             intact one. `save` replaces the skipped steps when it reaches them.
-          timeout_s: deadline in seconds; None: that of this history.
+          timeout_s: deadline in seconds; None: that of these checkpoints.
           options: as for `shoal.restore`: only, rename, missing_ok, dtype, form, mode,
             max_host_bytes, merge.
 
@@ -283,7 +284,7 @@ class Checkpoints(ReadOnlyHistory):
           NotCommittedError: on all: nothing is saved, or not that step.
           SaveAbortedError, StorageError, …: on all: the save that it waited for failed; once, as
             `wait`.
-          NotSharedError: on all: a process does not see what the lead sees.
+          NotSharedError: on all: a process does not see what the leader sees.
           CorruptCheckpointError, RestoreMismatchError, …: as `shoal.restore`, on all.
         """
         restore = self._restoring("restore", target, timeout_s, options, step)
@@ -308,10 +309,10 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
 
-        It never returns a state that it could not return again: that the state, once it is saved,
-        comes back as the same tree with the same target and options, is checked here.
+        It never returns a state that it could not return again: it checks here that the state, once
+        it is saved, comes back as the same tree with the same target and options.
 
-        It first waits for a running save of this history, as `restore` does. It also starts a
+        It first waits for a running save of these checkpoints, as `restore` does. It also starts a
         thread that pre-faults the memory which `save` copies to.
 
         Args:
@@ -352,7 +353,7 @@ class Checkpoints(ReadOnlyHistory):
 
         Local.
 
-        It first waits for a running save of this history, if that is of this step.
+        It first waits for a running save of these checkpoints, if that is of this step.
 
         Raises:
           NotCommittedError: the step is not saved.
@@ -378,7 +379,8 @@ class Checkpoints(ReadOnlyHistory):
 
         Collective over processes.
 
-        It first waits, as `wait` does, for a running save of this history, if that is of this step.
+        It first waits, as `wait` does, for a running save of these checkpoints, if that is of this
+        step.
 
         Raises:
           NotCommittedError, UsageError: on all: it is not saved; it is pinned.

@@ -19,7 +19,7 @@ class ReadOnlyHistory:
 
     @property
     def path(self) -> str:
-        """The folder of all steps."""
+        """The directory of all steps."""
         return self._root.path
 
     @local

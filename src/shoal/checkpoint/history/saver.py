@@ -265,7 +265,7 @@ class Saver:
             )
 
     def _make_room(self, step: int) -> None:
-        """Delete a damaged step that the run skipped, and that is now saved anew."""
+        """Delete a damaged step that the run skipped, and that is now saved again."""
         if step not in self.damaged:
             return
         run_on_lead(

@@ -1,4 +1,4 @@
 """Decide which process writes and reads which bytes, when to save, and which casts are lossless.
 
-Moves nothing. Knows the format and NumPy; knows no file, no folder and no JAX.
+Moves nothing. Knows the format and NumPy; knows no file, no directory and no JAX.
 """

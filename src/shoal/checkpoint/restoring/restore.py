@@ -63,30 +63,30 @@ def restore(
     Collective over processes.
 
     Every block read is checked against its hash before a value is returned. A process reads each
-    block once; where it casts, blocks at the boundaries of batches twice. It is impossible that a
-    leaf is restored and another is not, or that processes restore different saves. Any layout on
-    any mesh can restore what any other saved. Each process reads what its own devices hold; where
-    that would be more than 1.5 times the bytes of a leaf, because processes hold replicas or short
-    rows, the processes share the reading, and the devices exchange the data.
+    block once; where it casts, blocks at the boundaries of batches twice. Either all leaves are
+    restored or none, and all processes restore the same save. Any layout on any mesh can restore
+    what any other saved. Each process reads what its own devices hold; where that would be more
+    than 1.5 times the bytes of a leaf, because processes hold replicas or short rows, the processes
+    share the reading, and the devices exchange the data.
 
     Without `target` it works where JAX is not installed.
 
     Args:
       path: a single checkpoint.
-      target: the result's layouts. None: all leaves as whole NumPy arrays, on every process. A tree
+      target: the result's layouts. None: all leaves as full NumPy arrays, on every process. A tree
         of Layouts or shardings, which may stand for whole subtrees; of `jax.ShapeDtypeStruct`s
         (with a sharding; else they become NumPy arrays); of arrays, whose placement is used; other
         values, and leaves that were not arrays, come back as saved; None stands for a saved None
         alone, a `PerProcess` for a saved one; a layout for a leaf that was no array is an error.
         One layout for all arrays. A mesh: each array is replicated over its devices, whatever its
-        rank. A function that is called with (name, x) for each array, `name` in the
-        checkpoint such as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and
-        returns a Layout, a sharding, a mesh, or None for a NumPy array. Meshes and functions may
-        also stand for subtrees. "stored": the saved layouts, where they fit, and memory kinds, such
-        as "pinned_host"; an error where the devices lack that kind.
+        rank. A function that is called with (name, x) for each array, `name` in the checkpoint such
+        as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and returns a Layout, a
+        sharding, a mesh, or None for a NumPy array. Meshes and functions may also stand for
+        subtrees. "stored": the saved layouts, where they fit, and memory kinds, such as
+        "pinned_host"; an error where the devices lack that kind.
       only: names of leaves, or patterns such as "params/**" or "opt/*/mu"; with "!" before it, a
         pattern leaves out what it matches: `only="!last_batch/**"` is all but these. Other leaves
-        come back as the target has them; without a target they are left out. A text that is the
+        come back as the target has them; without a target they are left out. A string that is the
         name of a leaf takes that leaf alone, whatever characters it has.
       rename: prefixes of names of the target → those in the checkpoint, such as `{"enc":
         "encoder"}` ("" is the root), or a function of a name. If subtrees were renamed, the error
@@ -105,9 +105,10 @@ def restore(
         at a time, as much of it as this process's devices hold.
       merge: merges the list of all per-process values into one, where the job has another
         number of processes than the one that saved them.
-      processes: the processes that restore, the caller among them; equal on all. Layouts use only
+      processes: the processes that restore, including the caller; equal on all. Layouts use only
         their devices; per-process values are theirs in order. None: all of the job.
-      name: identifies calls at different places as the same call; None: the call site does.
+      name: identifies the call if it is made at several call sites; None: the call site identifies
+        it.
       timeout_s: deadline in seconds of each wait for other processes; None: SHOAL_TIMEOUT_S (600).
 
     Returns:

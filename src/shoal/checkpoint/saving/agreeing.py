@@ -139,7 +139,7 @@ def check_folder(folder: Folder) -> int | None:
       StepAlreadyCommittedError: something is saved there.
       CorruptCheckpointError: something is saved there, and damaged.
       UsageError: it is a history of steps.
-      StorageError: it is not a folder and cannot become one, or is not writable.
+      StorageError: it is not a directory and cannot become one, or is not writable.
     """
     commit = step_folder.committed(folder)
     if commit is not None:
@@ -150,7 +150,7 @@ def check_folder(folder: Folder) -> int | None:
 
 
 def _check_writable(path: str) -> None:
-    """Reject paths that cannot be a folder writable by this process. Creates nothing."""
+    """Reject paths that cannot be a directory writable by this process. Creates nothing."""
     there = path
     while not os.path.lexists(there) and os.path.dirname(there) != there:
         there = os.path.dirname(there)

@@ -49,11 +49,11 @@ def save(
 
     Collective over processes.
 
-    When it returns, the checkpoint is committed: it survives a crash of any process or host. It is
-    impossible that an incomplete checkpoint is taken for a complete one, that something saved
-    before is overwritten, or that it is saved for one process and not for another. Each distinct
-    box of an array is written once, by one of its holders, and checksummed; replicas share the
-    work. Values in this host's memory are read in place.
+    When it returns, the checkpoint is committed: it survives a crash of any process or host. An
+    incomplete checkpoint is never taken for a complete one, nothing saved before is ever
+    overwritten, and the checkpoint is saved for all processes or for none. Each distinct box of an
+    array is written once, by one of its holders, and checksummed; replicas share the work. Values
+    in this host's memory are read in place.
 
     Device arrays may be sharded in any way over the devices of all processes. NumPy arrays, Python
     values and arrays on devices of one process alone must be equal on all processes. `PerProcess`
@@ -64,15 +64,16 @@ def save(
     failure can undo it.
 
     Args:
-      path: a folder that all processes share, without a checkpoint.
+      path: a directory that all processes share, without a checkpoint.
       tree: dicts, lists, tuples, namedtuples and nodes registered with JAX; leaves are JAX and
         NumPy arrays of any dtype, PRNG keys, numbers, str, bytes, None, PerProcess.
       step: the step number to store with it.
       user: JSON to store with it, equal on all processes.
       metrics: numbers for retention policies, equal on all processes; 1 KiB at most.
-      processes: the processes that save, the caller among them; equal on all. The data on their
+      processes: the processes that save, including the caller; equal on all. The data on their
         devices are saved, as if they were the whole job. None: all of the job.
-      name: identifies calls at different places as the same call; None: the call site does.
+      name: identifies the call if it is made at several call sites; None: the call site identifies
+        it.
       timeout_s: deadline of the save, in seconds; None: each wait in it has a deadline of
         SHOAL_TIMEOUT_S (600). The earliest deadline ends the wait for all.
 

@@ -1,6 +1,6 @@
-"""Check that the paths given by the processes lead to one folder, by its contents.
+"""Check that the paths given by the processes lead to one directory, by its contents.
 
-One folder may be mounted or linked under another path on each host.
+One directory may be mounted or linked under another path on each host.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def in_one_folder(
     timeout_s: float,
     may_write: bool,
 ) -> tuple[Any, str]:
-    """Like `run_on_lead`, if all paths lead to one folder; return also the lead's path.
+    """Like `run_on_lead`, if all paths lead to one directory; return also the lead's path.
 
     `options` must be equal on all processes.
 
     Where the paths differ, the lead creates an empty file for a moment, and all processes look for
     it; where nothing may be written, they compare the contents.
 
-    Also raises DivergenceError on all: the paths lead to different folders.
+    Also raises DivergenceError on all: the paths lead to different directories.
     """
 
     def answer() -> tuple[Any, str]:
@@ -100,7 +100,7 @@ def _leave_mark(folder: Folder, may_write: bool) -> str | None:
 
 
 def _look(folder: Folder, mark: str | None) -> bytes:
-    """Return a fingerprint of the folder, equal on all processes that see the same one."""
+    """Return a fingerprint of the directory, equal on all processes that see the same one."""
     try:
         if mark is None:
             return seal(json.dumps(folder.names()).encode())

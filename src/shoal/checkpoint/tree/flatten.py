@@ -5,7 +5,7 @@ is a leaf. Other node types are handled by a `Nodes`. A structure contains the n
 leaves, counted from 0 in its own order.
 
 A structure names its classes by module and qualified name, which finds no class that a function
-defined, and another one where a name was bound anew. A tree that is given therefore keeps its own
+defined, and another one where a name was bound again. A tree that is given therefore keeps its own
 classes (`refilled`, `unflatten_like`); names are looked up only where there is none.
 """
 

@@ -134,7 +134,7 @@ def _behind_a_link(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dic
 
 
 def _collected(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
-    """Remove the remains in one folder, unless `is_dry`; return them, as JSON."""
+    """Remove the remains in one directory, unless `is_dry`; return them, as JSON."""
     folder = entry.folder
     state = step_folder.folder_state(folder)
     over = [

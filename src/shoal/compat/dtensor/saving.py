@@ -75,7 +75,7 @@ def sharded_save(
 
     Args:
       mesh: the mesh whose processes save; of any kind of device.
-      file_prefix: a folder without a checkpoint, for shoal's files, which TensorFlow cannot
+      file_prefix: a directory without a checkpoint, for shoal's files, which TensorFlow cannot
         read.
       tensor_names: a name for each tensor; several with slices of one array share its name.
       shape_and_slices: for each tensor "" (whole), or the slice of an array that it holds, such as
@@ -119,7 +119,7 @@ def name_based_save(
 
     Args:
       mesh: the mesh whose processes save; of any kind of device.
-      checkpoint_prefix: a folder without a checkpoint, for shoal's files, which TensorFlow
+      checkpoint_prefix: a directory without a checkpoint, for shoal's files, which TensorFlow
         cannot read.
       name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if so configured),
         or a host value that is equal on all processes: an array, a number, a list of numbers.

@@ -116,7 +116,7 @@ def clear_sharding(t: Any) -> Any:
     Traced.
 
     Inside `jit`, if there is a global mesh (`set_global_mesh`), the compiler chooses its layout
-    anew. Outside, it becomes an ordinary array: whole, on the default device.
+    again. Outside, it becomes an ordinary array: whole, on the default device.
 
     Args:
       t: an array, or a view of one, which outside `jit` then holds the result.

@@ -49,10 +49,10 @@ class CheckpointManager:
     Collective over all processes.
 
     A step is committed or absent, every byte is checked when it is restored, and an error in the
-    background is raised by the next call. It is impossible that a step is overwritten.
+    background is raised by the next call. A step is never overwritten.
 
     Args:
-      path: the folder, shared by all processes.
+      path: the directory, shared by all processes.
       save_interval: save the steps that it divides.
       max_to_keep: how many of the newest steps to keep; 0: all.
       max_pending_async: positive; there is one save in the background at a time.

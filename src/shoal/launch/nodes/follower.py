@@ -152,7 +152,7 @@ class Follower(Peer):
     # While the processes run.
 
     def _advance(self, now: float) -> None:
-        """Give signs of life."""
+        """Give heartbeats."""
         if now >= self._beat_at_s:
             self._beat_at_s = now + self._limits.heartbeat_s
             self._tell(pack_frame({"do": "beat", "at": now}))

@@ -230,7 +230,7 @@ class Leader(Peer):
         return [f"{words}{', '.join(sorted(names))} still run"] if names else []
 
     def _beat(self, node: int, frame: Frame) -> None:
-        """Take a sign of life, and answer it with the time."""
+        """Take a heartbeat, and answer it with the time."""
         now = time.monotonic()
         self._note_beat(node, now)
         sent_s = number_field(frame.header, "at")

@@ -1,7 +1,7 @@
-"""What the launcher of each node is to the others: connections, signs of life, what it passes on.
+"""What the launcher of each node is to the others: connections, heartbeats, what it passes on.
 
-Everything happens in the loop of the launcher; nothing blocks. A launcher that gives no sign of
-life for `lost_after_s` is lost, as is one whose connection closes before the job has ended.
+Everything happens in the loop of the launcher; nothing blocks. A launcher that gives no heartbeat
+for `lost_after_s` is lost, as is one whose connection closes before the job has ended.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Peer(ABC):
         self._living.watch(self._running.read(time.monotonic()), node)
 
     def _note_beat(self, node: int, now: float) -> None:
-        """Take a sign of life."""
+        """Take a heartbeat."""
         self._living.beat(self._running.read(now), node)
 
     def _on_closed(self, node: int, reason: str) -> None:

@@ -1,6 +1,6 @@
 """The watcher thread, which speaks for this process while its program computes.
 
-It sends a sign of life every SHOAL_HEARTBEAT_S, one way; receives news of losses at once; dumps the
+It sends a heartbeat every SHOAL_HEARTBEAT_S, one way; receives news of losses at once; dumps the
 stacks of all threads on request; and notices when the meeting place is gone. It needs the
 interpreter for a moment now and then, so a program that hangs in native code does not stop it.
 """
@@ -32,7 +32,7 @@ _LOG = logging.getLogger("shoal")
 
 
 class HeartbeatTiming(NamedTuple):
-    """Interval between signs of life, and how long they may be absent, seconds."""
+    """Interval between heartbeats, and how long they may be absent, seconds."""
 
     heartbeat_s: float
     lost_after_s: float

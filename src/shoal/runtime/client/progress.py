@@ -1,6 +1,6 @@
 """The progress of this process's main thread.
 
-Written by its calls of shoal, read by the watcher, which reports it. No lock: values that belong
+Written by its shoal calls, read by the watcher, which reports it. No lock: values that belong
 together are one attribute, and only one thread writes it.
 """
 
@@ -19,7 +19,7 @@ STEPS = 64  # number of recent steps in the median
 
 
 class Progress:
-    """The step, the last call of shoal, and the recent step times."""
+    """The step, the last shoal call, and the recent step times."""
 
     __slots__ = (
         "_clock",
@@ -66,7 +66,7 @@ class Progress:
 
     @property
     def place(self) -> str:
-        """The last call of shoal: `barrier 'epoch' (train.py:31)`."""
+        """The last shoal call: `barrier 'epoch' (train.py:31)`."""
         last = self._last[0]
         return last if isinstance(last, str) else last.place
 
@@ -149,7 +149,7 @@ class Progress:
         self._last = (place, now)
 
     def beat(self) -> dict[str, Any]:
-        """Return the fields of a sign of life."""
+        """Return the fields of a heartbeat."""
         return {
             "step": self.step,
             "place": self.place,

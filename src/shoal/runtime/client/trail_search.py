@@ -63,7 +63,7 @@ def compares_trails(arrive: Arrive) -> Arrive:
 
 
 def raise_found(coordinator: Coordinator, caller: str, site: str) -> None:
-    """Raise a difference found by signs of life, unless a meeting has reported it meanwhile.
+    """Raise a difference found by heartbeats, unless a meeting has reported it meanwhile.
 
     Raises:
       DivergenceError: processes have made different calls.
@@ -86,7 +86,7 @@ def _explained(
 ) -> DivergenceError:
     """Return the error that names the first call that differs, or without it if it is not found.
 
-    The trails of all processes that know of the difference then start anew, and are equal again.
+    The trails of all processes that know of the difference then start again, and are equal again.
     """
     trail = _taken(coordinator, point, known)
     sides = known.versions

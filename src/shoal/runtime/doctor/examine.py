@@ -127,7 +127,7 @@ def _folders(request: DoctorRequest, env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _try_folders(report: Report, folders: tuple[str, ...]) -> Report:
-    """Add the folders as one process sees them."""
+    """Add the directories as one process sees them."""
     marks = FolderMarks(folders, secrets.token_hex(8))
     try:
         return report.with_check("folders", marks.write())
@@ -160,7 +160,7 @@ def _meet(
 def exchange(
     joined: Coordinator, report: Report, folders: Iterable[str], timeout_s: float
 ) -> Diagnosis:
-    """Check clocks and folders together; return the diagnosis: of all processes on process 0.
+    """Check clocks and directories together; return the diagnosis: of all processes on process 0.
 
     Args:
       folders: to be shared by all processes.

@@ -129,8 +129,8 @@ _SHOWN = 5
 def compare(reports: Sequence[Report]) -> tuple[Finding, ...]:
     """Return what differs between processes.
 
-    Compared are versions, program, clocks (read at one moment), devices, folders and
-    addresses. Each finding names the processes.
+    Compared are versions, program, clocks (read at one moment), devices, directories and addresses.
+    Each finding names the processes.
 
     >>> one = Report(0, 2, "a", 7, {"versions": {"jax": "0.10.2"}}, ())
     >>> two = Report(1, 2, "b", 7, {"versions": {"jax": "0.9.0"}}, ())
@@ -222,7 +222,7 @@ def _devices(reports: Sequence[Report]) -> list[Finding]:
 
 
 def _folders(reports: Sequence[Report]) -> list[Finding]:
-    """Find folders whose files are not seen, among the processes that could write there."""
+    """Find directories whose files are not seen, among the processes that could write there."""
     findings = []
     folders = dict.fromkeys(name for one in reports for name in one.facts.get("folders", {}))
     for folder in folders:

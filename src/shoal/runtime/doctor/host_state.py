@@ -152,13 +152,13 @@ _PAUSE_S = 0.1
 
 
 class FolderMarks:
-    """This process's file in each folder, from `write` until `remove`."""
+    """This process's file in each directory, from `write` until `remove`."""
 
     def __init__(self, folders: Iterable[str], name: str) -> None:
         self.folders, self.name = tuple(dict.fromkeys(folders)), name
 
     def write(self) -> CheckResult:
-        """Write them; return the facts of each folder, by the path that was given."""
+        """Write them; return the facts of each directory, by the path that was given."""
         facts, findings = {}, []
         for folder in self.folders:
             path = Path(folder, self._file(self.name))
@@ -182,7 +182,7 @@ class FolderMarks:
         return CheckResult(facts, tuple(findings))
 
     def see(self, names: Mapping[int, str]) -> dict[str, list[int]]:
-        """Return, for each folder, the processes whose files are not seen there.
+        """Return, for each directory, the processes whose files are not seen there.
 
         Args:
           names: of the marks of all processes, which have written them.
@@ -212,7 +212,7 @@ class FolderMarks:
 
 
 def file_system(folder: str, mounts: str = "/proc/self/mounts") -> str:
-    """Return the type of the file system of a folder ("nfs4", "ext4"); "" if unknown."""
+    """Return the type of the file system of a directory ("nfs4", "ext4"); "" if unknown."""
     best, kind = -1, ""
     with contextlib.suppress(OSError):
         for line in Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines():

@@ -3,11 +3,11 @@ documented exit code.
 
 A collective of XLA that waits for a lost process may never return, and cannot be interrupted. So
 the watcher thread ends this process: only after a loss, and only when its main thread has reached
-no call of shoal for SHOAL_ABORT_AFTER_S since. Once an exception has reported the loss to the
-program, the program may take its time, for example to save its work: it is then ended only when its
-main thread has not moved, in Python, for SHOAL_TIMEOUT_S.
+no shoal call for SHOAL_ABORT_AFTER_S since. Once an exception has reported the loss to the program,
+the program may take its time, for example to save its work: it is then ended only when its main
+thread has not moved, in Python, for SHOAL_TIMEOUT_S.
 
-Where signs of life have shown that processes made different calls, the next call of shoal raises
+Where heartbeats have shown that processes made different calls, the next shoal call raises
 DivergenceError. A program that reaches none, since its main thread has stood in native code for
 SHOAL_ABORT_AFTER_S, is ended with that error: its collectives, which no one compares, wait for each
 other.

@@ -56,7 +56,7 @@ class ProcessSet(tuple[int, ...]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPlace:
-    """A call of shoal in the program, or the line at which a process stood."""
+    """A shoal call in the program, or the line at which a process stood."""
 
     call: str = ""  # "barrier"; empty: not in one
     name: str = ""  # of the point: barrier 'step'

@@ -74,7 +74,7 @@ class ServiceLink:
         self.close()
 
     def wait(self, *files: int) -> list[int]:
-        """Wait until any of `files` is readable or closed; return those. Send signs of life."""
+        """Wait until any of `files` is readable or closed; return those. Send heartbeats."""
         readable = select.poll()
         for file in files:
             readable.register(file, select.POLLIN)
@@ -86,7 +86,7 @@ class ServiceLink:
             self._beat()
 
     def _beat(self) -> None:
-        """Send a sign of life, and read the answers to earlier ones."""
+        """Send a heartbeat, and read the answers to earlier ones."""
         channel = self._channel
         if channel is None:
             return

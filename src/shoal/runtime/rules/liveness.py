@@ -1,7 +1,7 @@
 """The rules of liveness, as a pure state machine: no socket, no thread, no clock.
 
 Silence is not death: a process that holds the interpreter lock, or serializes six million objects,
-gives no sign of life for many seconds. So a process that was silent for `lost_after_s` is *silent*,
+gives no heartbeat for many seconds. So a process that was silent for `lost_after_s` is *silent*,
 and *lost* only if it is known to be stopped; otherwise it is lost after `silent_lost_after_s`.
 
 Silence is counted in the time during which the counting process itself ran (`RunningClock`): a
@@ -23,7 +23,7 @@ _LONGEST_TICK_S = 0.25
 
 
 class Limits(NamedTuple):
-    """Interval of signs of life, and the limits of silence. `inf` disables a limit."""
+    """Interval of heartbeats, and the limits of silence. `inf` disables a limit."""
 
     heartbeat_s: float
     lost_after_s: float
@@ -31,7 +31,7 @@ class Limits(NamedTuple):
 
     @classmethod
     def of_settings(cls) -> Limits:
-        """Return the limits of the settings; several signs of life always fit before a loss.
+        """Return the limits of the settings; several heartbeats always fit before a loss.
 
         Raises:
           UsageError: a variable is not a positive number.
@@ -85,7 +85,7 @@ class LivenessVerdict(NamedTuple, Generic[Key]):
 
 
 class _Silence:
-    """A process or service that has given no sign of life for a while."""
+    """A process or service that has given no heartbeat for a while."""
 
     __slots__ = ("is_named", "since")
 
@@ -95,7 +95,7 @@ class _Silence:
 
 
 class Liveness(Generic[Key]):
-    """The time of the last sign of life by key. Taking one costs O(1)."""
+    """The time of the last heartbeat by key. Taking one costs O(1)."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -122,7 +122,7 @@ class Liveness(Generic[Key]):
         self._ended.pop(key, None)
 
     def beat(self, now: float, key: Key) -> bool:
-        """Take a sign of life; return whether it ends a reported silence."""
+        """Take a heartbeat; return whether it ends a reported silence."""
         if key in self._beats:
             del self._beats[key]
             self._beats[key] = now  # moves to the end
@@ -151,13 +151,13 @@ class Liveness(Generic[Key]):
                 self._ended.setdefault(key, now)
 
     def silent_s(self, now: float, key: Key) -> float:
-        """Return how long ago its last sign of life came; 0 if it is stopped or gone."""
+        """Return how long ago its last heartbeat came; 0 if it is stopped or gone."""
         quiet = self._quiet.get(key)
         since = self._beats.get(key, now) if quiet is None else quiet.since
         return 0.0 if key in self._stopped else now - since
 
     def is_quiet(self, key: Key) -> bool:
-        """Return whether it has given no sign of life for long."""
+        """Return whether it has given no heartbeat for long."""
         return key in self._quiet
 
     def next_deadline(self) -> float:

@@ -24,7 +24,7 @@ _MOST_TEXT = 1000  # characters of a place
 
 
 class Beat(NamedTuple):
-    """A sign of life, with the state of the process."""
+    """A heartbeat, with the state of the process."""
 
     step: int | None
     place: str  # its last call of shoal
@@ -35,7 +35,7 @@ class Beat(NamedTuple):
 
 
 def beat_of(header: Mapping[str, Any]) -> Beat:
-    """Parse a sign of life."""
+    """Parse a heartbeat."""
     step_s = None if header.get("step_s") is None else number_field(header, "step_s")
     since_s = number_field(header, "since_s")
     wait_s = number_field(header, "wait_s") if "wait_s" in header else 0.0
@@ -55,7 +55,7 @@ def step_of(header: Mapping[str, Any]) -> int | None:
 
 
 def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[TrailMarks]:
-    """Parse the trails in a sign of life of `process`, in a job of `count`."""
+    """Parse the trails in a heartbeat of `process`, in a job of `count`."""
     rows = header.get("trails", [])
     if not isinstance(rows, list):
         raise FrameError("field 'trails' is not a list")

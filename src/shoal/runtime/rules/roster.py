@@ -81,7 +81,7 @@ class Roster(Generic[To]):
             self._records[process].note(now, words)
 
     def beat(self, now: float, process: int, beat: Beat) -> None:
-        """Record a sign of life."""
+        """Record a heartbeat."""
         if process not in self._gone:
             self._records[process].take_beat(now, beat)
 
@@ -242,7 +242,7 @@ class Record(Generic[To]):
         return left.point._replace(follows=left.arrivals > missed)
 
     def take_beat(self, now: float, beat: Beat) -> None:
-        """Record a sign of life."""
+        """Record a heartbeat."""
         self.beat, self.beat_came = beat, now - beat.since_s
         self.step = self.step if beat.step is None else beat.step
 

@@ -6,9 +6,9 @@ call of `preempted`, a save's or restore's own progress. A process that has left
 over and it does nothing. It judges both itself, by its own clocks. A job that moves sends nothing.
 
 The job is stalled when each process is idle, and ends when each is stuck. A process that left in
-order counts as both. One that gives no sign of life is idle, and stuck only if another process of
-its host has *seen* it: its signal handler answers, so it is neither stopped nor cut off, and its
-main thread does nothing, in native code that holds its interpreter lock.
+order counts as both. One that gives no heartbeat is idle, and stuck only if another process of its
+host has *seen* it: its signal handler answers, so it is neither stopped nor cut off, and its main
+thread does nothing, in native code that holds its interpreter lock.
 
 Places explain a stall, and never decide: a healthy loop is seen at one place all the time.
 """
@@ -188,7 +188,7 @@ train.py:14'
             self._report_from_s = 0.0
 
     def hear(self, process: int) -> None:
-        """Take a sign of life of a process."""
+        """Take a heartbeat of a process."""
         if self._asked_at.pop(process, None) is not None:
             self._seen.pop(process, None)
 
@@ -229,7 +229,7 @@ train.py:14'
           now: on any clock that only runs forward.
           living: the processes in the job.
           left: those that have left it in order: where.
-          silent_s: of the living, those that give no sign of life: for how long.
+          silent_s: of the living, those that give no heartbeat: for how long.
         """
         awake = [process for process in living if process not in silent_s]
         if self.has_ended or not awake or not self.are_idle(now, awake):

@@ -5,7 +5,7 @@ leaves a `TrailEntry` in the trail of its processes and its lane; the entries ar
 digest, which is part of the next arrival of that group in that lane. Entries are numbered from the
 beginning and the chain is never cut at a meeting, so a process whose wait was interrupted still
 reports the same as the others. Only after a difference that all processes know of, and after
-survivors of a loss have met, a trail starts anew.
+survivors of a loss have met, a trail starts again.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Trails:
             return old
 
     def stop_comparing(self, point: Point, lane: str, count: int) -> Trail:
-        """Stop comparing another lane, whose first calls differ, as all know. It cannot begin anew
+        """Stop comparing another lane, whose first calls differ, as all know. It cannot begin again
         on all processes at once: return these calls."""
         with self._lock:
             trail = self._trails.setdefault((self._group(point.group), lane), Trail())
@@ -255,7 +255,7 @@ class Trails:
             return trail.first(min(count, trail.count))
 
     def beat(self) -> list[TrailMarks]:
-        """Return the trails for a sign of life: those that have grown since the last."""
+        """Return the trails for a heartbeat: those that have grown since the last."""
         if not self._trails:
             return []
         with self._lock:
@@ -268,7 +268,7 @@ class Trails:
             return [TrailMarks(*key, trail.base, trail.marks.text) for key, trail in grown]
 
     def receive(self, found: Found) -> None:
-        """Store a difference found by signs of life; the main thread's next check raises it."""
+        """Store a difference found by heartbeats; the main thread's next check raises it."""
         with self._lock:
             trail = self._trails.get((found.group, found.lane))
             if trail is not None and trail.base == found.base and not trail.is_unknown:
@@ -291,8 +291,8 @@ class Trails:
         ]
 
     def _start_again(self, group: Group, lane: str) -> None:
-        """Start the trail of this lane anew: the survivors of a group are at one point of it. Their
-        positions in other lanes are unknown: calls there can no longer be compared."""
+        """Start the trail of this lane again: the survivors of a group are at one point of it.
+        Their positions in other lanes are unknown: calls there can no longer be compared."""
         for key, trail in list(self._trails.items()):
             if group is not None and (key[0] is None or not set(key[0]) <= set(group)):
                 continue

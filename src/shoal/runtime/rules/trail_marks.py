@@ -67,7 +67,7 @@ class LaneTrail(NamedTuple):
 
 
 class TrailMarks(NamedTuple):
-    """The trail of one group in one lane, as sent with a sign of life."""
+    """The trail of one group in one lane, as sent with a heartbeat."""
 
     group: tuple[int, ...] | None
     lane: str
@@ -92,7 +92,7 @@ class TrailVersions(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A difference found by signs of life."""
+    """A difference found by heartbeats."""
 
     group: tuple[int, ...] | None
     lane: str
@@ -155,7 +155,7 @@ class SharedMarks:
 
 
 class LatestMarks:
-    """The marks in the last sign of life of each process, and their differences."""
+    """The marks in the last heartbeat of each process, and their differences."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[Any, str, int], tuple[Key, list[tuple[int, str]]]] = {}

@@ -128,7 +128,7 @@ class ServedJob:
             self._liveness.watch(self._running.read(now), process)
 
     def beat(self, process: int, beat: Beat) -> None:
-        """Take a sign of life of a process."""
+        """Take a heartbeat of a process."""
         if self.meeting is not None:
             now = self.now()
             self.meeting.beat(now, process, beat)

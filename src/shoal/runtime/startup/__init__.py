@@ -1,5 +1,5 @@
 """How a process becomes a member of its job: its index, its services, its devices.
 
-Knows every other folder of `runtime` but `server` and `notices`. Does not know what a job does once
-it has begun.
+Knows every other directory of `runtime` but `server` and `notices`. Does not know what a job does
+once it has begun.
 """

@@ -49,7 +49,7 @@ class Launcher(NamedTuple):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The variables that a process gets anew where its job is started within another one."""
+        """The variables that a process gets again where its job is started within another one."""
         numbers = (*self.indices, *self.counts, *self.local_indices, *self.local_counts)
         return (*numbers, *self.same_index, *self.job)
 

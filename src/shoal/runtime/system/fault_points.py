@@ -207,7 +207,7 @@ def _let_happen(fault: Fault, process: int | None) -> None:
 def _pause(fault: Fault, process: int | None) -> None:
     """Notify the listener that this process is here; continue when it answers, or when it is gone.
 
-    The reads let other threads run, so that a paused process gives signs of life. Each is short: a
+    The reads let other threads run, so that a paused process gives heartbeats. Each is short: a
     signal just before a read, or to another thread, does not end it, and Python runs the handler
     only between two of them.
     """

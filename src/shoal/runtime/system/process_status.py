@@ -41,7 +41,7 @@ class ProcessStatus(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What another process of its host has seen of a process that gives no sign of life."""
+    """What another process of its host has seen of a process that gives no heartbeat."""
 
     site: str = ""  # where it stands in its program; empty: its signal handler did not answer
     share: float = 1.0  # of a core, used by its main thread since its watcher last ran
