@@ -66,7 +66,7 @@ def _is_for_users(page: str) -> bool:
 
 
 def test_the_page_has_arguments_errors_members_and_variables():
-    assert "- `name`: what the point is called, equal on all processes;" in PAGE
+    assert "- `name`: the name of the synchronization point, equal on all processes;" in PAGE
     assert "- `DivergenceError`: on all that arrived: others arrived at another point" in PAGE
     assert "| `coords(device_id: int) -> tuple[int, ...]` | Return the index of a device" in PAGE
     assert "| `step_s: float \\| None` | median time of its last steps, seconds |" in PAGE

@@ -157,7 +157,7 @@ ENDS = {  # what process 1 does while the others wait; the code of the job, and 
     "os._exit(0)": (71, "ended with exit code 0", "It ended before it left the job"),
     "sys.excepthook = lambda *_: os._exit(0); raise KeyError('own')":
         (71, "raised KeyError", "It ended with code 0 before it left the job"),
-    "sys.exit(75)": (72, "ended with exit code 75", "preempted and saved, but there was no preemption notice"),
+    "sys.exit(75)": (72, "ended with exit code 75", "but there was no preemption notice"),
     "sys.exit(72)": (72, "ended with exit code 72", "if me == 1: sys.exit(72)"),
 }  # fmt: skip
 
