@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from jax.experimental import mesh_utils
 
 from plan.described_devices import as_jax, generated, row
 from shoal.arrays.make_mesh import OrderWish, order_problems, ordered
@@ -37,14 +38,11 @@ def made(rows, axes, wish=None, *, given=False, **named):
     [
         (V5P, {"data": 4, "model": 16}, {}),
         (V5P[::-1], {"data": 4, "model": 16}, {}),
-        (V5P, {"x": 4, "y": 4, "z": 4}, {"compatible_with": "jax"}),
         (SLICES, {"data": 2, "model": 16}, {}),
         (SLICES, {"data": 4, "model": 8}, {"across": {"model": 2}}),
         (CORES, {"a": 2, "b": 4}, {}),
         (generated(2, 4, 1, "TPU v5 lite"), {"a": 8}, {}),
         (V5P, {"a": 4, "b": 16}, {"compatible_with": "dtensor", "rings": Rings(dims=1)}),
-        (SLICES, {"data": 4, "model": 8}, {"across": {"data": 2}, "compatible_with": "jax",
-                                           "allow_split_physical_axes": True}),
     ],
 )  # fmt: skip
 def test_tpus_are_placed_as_planned(rows, axes, asked):
@@ -56,6 +54,43 @@ def test_tpus_are_placed_as_planned(rows, axes, asked):
                for at, one in enumerate(order.mesh.device_ids.flat))  # fmt: skip
     assert (order.mesh.kind, order.mesh.label) == ("tpu", "pod")
     assert set(order.mesh.axis_types.values()) == {"explicit"}
+
+
+SEVENTH = generated(2, 2, 2, "TPU7x", one_device_per_chip=False)  # ordered anew by JAX 0.12
+
+
+@pytest.mark.parametrize(
+    ("rows", "axes", "asked"),
+    [
+        (V5P, {"x": 4, "y": 4, "z": 4}, {}),
+        (V5P[::-1], {"a": 64}, {}),
+        (SEVENTH, {"data": 2, "model": 8}, {}),
+        (generated(2, 4, 1, "TPU v5 lite"), {"a": 8}, {}),
+        (V5P, {"a": 8, "b": 8}, {"allow_split_physical_axes": True}),
+        (SLICES, {"data": 4, "model": 8}, {"across": {"data": 2},
+                                           "allow_split_physical_axes": True}),
+        (hosts("cpu", (4, 4)), {"data": 2, "model": 4}, {"across": {"data": 2}}),
+    ],
+)  # fmt: skip
+def test_the_order_of_jax_is_that_of_the_installed_one(rows, axes, asked):
+    order = made(rows, axes, OrderWish(compatible_with="jax", **asked))
+    devices, sizes = as_jax(rows), tuple(axes.values())
+    split = {"allow_split_physical_axes": "allow_split_physical_axes" in asked}
+    if "across" in asked:
+        outer = [asked["across"].get(name, 1) for name in axes]
+        inner = [size // part for size, part in zip(sizes, outer, strict=True)]
+        is_host = rows[0]["slice"] is None
+        grid = mesh_utils.create_hybrid_device_mesh(
+            inner, outer, devices, process_is_granule=is_host, **split
+        )
+    else:
+        grid = mesh_utils.create_device_mesh(sizes, devices, **split)
+    assert order.mesh.device_ids.ravel().tolist() == [device.id for device in grid.ravel()]
+
+
+def test_what_jax_refuses_is_refused_in_its_words():
+    with pytest.raises(UsageError, match=r"make_mesh: JAX .* makes no mesh of \(8, 8\)"):
+        made(V5P, {"a": 8, "b": 8}, OrderWish(compatible_with="jax"))
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

@@ -8,10 +8,12 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal import settings
 from shoal.arguments import as_integer, not_flags
@@ -103,7 +105,8 @@ def make_mesh(
         None: as listed, unless one of the next three asks for a placement.
       across: name → how much of that axis spans slices (or processes), over the slow network;
         sizes in `axes` are totals. None: as much of the first axes as there are slices.
-      compatible_with, allow_split_physical_axes: as in `planning.place`.
+      compatible_with, allow_split_physical_axes: as in `planning.place`; but "jax" is the order
+        of the installed JAX.
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
       label: a name for messages and pictures; part of equality.
@@ -524,10 +527,38 @@ def ordered(
             around = _around(devices, present)
             topology = _as_make_mesh(lambda: from_devices(devices, within=around))
         wanted = {name: value for name, value in wish._asdict().items() if name != "order"}
+        if wish.compatible_with == "jax" and not described:
+            wanted["compatible_with"] = partial(_jax_order, devices)
         placed = _as_make_mesh(lambda: place(topology, pairs, **wanted))
         ids = placed.device_ids.ravel().tolist()
     owners = [process_of[one] for one in ids]
     return Order(Mesh(pairs, device_ids=ids, processes=owners, **named), topology, wish)
+
+
+def _jax_order(
+    devices: Sequence[Any],
+    topology: Topology,
+    sizes: Sequence[int],
+    outer: Sequence[int] | None,
+    allow_split: bool,
+) -> NDArray[np.int64]:
+    """Return the ids in the order of the installed JAX, whose versions differ. See `place`."""
+    from jax.experimental import mesh_utils
+
+    options: dict[str, Any] = {"allow_split_physical_axes": allow_split}
+    try:
+        if outer is None:
+            grid = mesh_utils.create_device_mesh(sizes, devices, **options)
+        else:
+            inner = [size // part for size, part in zip(sizes, outer, strict=True)]
+            options["process_is_granule"] = not isinstance(topology, Slices)
+            grid = mesh_utils.create_hybrid_device_mesh(inner, outer, devices, **options)
+    except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"JAX {jax.__version__} makes no mesh of {sizes} of these devices: {error}\n"
+            "use shoal's order: leave compatible_with= out"
+        ) from None
+    return np.array([device.id for device in grid.ravel()]).reshape(sizes)
 
 
 def _around(devices: Sequence[Any], present: Sequence[Any]) -> Sequence[Any] | None:

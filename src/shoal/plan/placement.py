@@ -30,7 +30,7 @@ from shoal.plan.hardware.wiring_checks import text_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.mesh_checks import check_axes
 from shoal.plan.orders import jax_order
-from shoal.plan.orders.compatible import OrderOptions
+from shoal.plan.orders.compatible import OrderFunction, OrderOptions
 from shoal.plan.orders.dtensor_order import Rings
 from shoal.plan.orders.jax_order import granules, interleaved
 
@@ -47,7 +47,7 @@ def place(
     *,
     across: Mapping[str, int] | None = None,
     weights: Mapping[str, float] | None = None,
-    compatible_with: str | None = None,
+    compatible_with: str | OrderFunction | None = None,
     allow_split_physical_axes: bool | None = None,
     contiguous_submeshes: bool = False,
     rings: Rings | None = None,
@@ -70,7 +70,8 @@ def place(
         the program, or any amounts in proportion; missing ones are 0. The order is then the
         fastest by the model of `cost`, whichever axis is last.
       compatible_with: the order of another library, bit by bit: "jax" (`mesh_utils` of JAX
-        0.10.2), "torch_xla" (`HybridMesh`) or "dtensor" (`create_tpu_mesh`).
+        0.10.2), "torch_xla" (`HybridMesh`) or "dtensor" (`create_tpu_mesh`); or a function of
+        (topology, sizes, outer sizes or None, may axes share a dim) that returns the ids [sizes].
       allow_split_physical_axes: may two axes share a dim of the torus? Default: yes; under
         `compatible_with="jax"` no, as there.
       contiguous_submeshes: must the devices of each process be a box of the mesh? That may take

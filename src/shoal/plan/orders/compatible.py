@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +17,15 @@ IntArray = NDArray[np.int64]
 
 LIBRARIES = ("jax", "torch_xla", "dtensor")
 
+# Of a topology, the sizes of the mesh's axes, how much of each axis spans the slow network (None:
+# unspecified), and whether two axes may share a dim: the ids in order [sizes].
+OrderFunction = Callable[[Topology, Sequence[int], Sequence[int] | None, bool], IntArray]
+
 
 class OrderOptions(NamedTuple):
     """The options of `place` beside the mesh; see there."""
 
-    library: str | None
+    library: str | OrderFunction | None
     allow_split: bool | None
     contiguous: bool
     rings: dtensor_order.Rings | None
@@ -32,8 +36,8 @@ class OrderOptions(NamedTuple):
         found = not_flags(contiguous_submeshes=self.contiguous)
         if self.allow_split is not None:
             found += not_flags(allow_split_physical_axes=self.allow_split)
-        if library is not None and (wrong := not_one_of("compatible_with", library, LIBRARIES)):
-            return found + wrong
+        if library is not None and not callable(library):
+            found += not_one_of("compatible_with", library, LIBRARIES)
         if found:
             return found
         if self.contiguous and library in ("torch_xla", "dtensor"):
@@ -59,6 +63,8 @@ class OrderOptions(NamedTuple):
         Raises:
           UsageError: that library raises an error.
         """
+        if callable(self.library):
+            return self.library(topology, sizes, outer, bool(self.allow_split))
         if self.library == "torch_xla":
             split = self.allow_split is not False
             return torch_xla_order.order(topology, sizes, outer, allow_split=split)
