@@ -203,7 +203,7 @@ initialize()
         assert one.code == 74, one
         said = " ".join(one.err.split())
         assert "process 0 (" in said
-        assert "cannot start the keeper of its host" in said, one
+        assert "cannot start the agent of its host" in said, one
         assert "refused" in said
     assert job.leaves_no_orphan()
 

@@ -317,10 +317,10 @@ def _crew_of(order: JobOrder, attempt: int, console: Console, judge: Judge) -> C
 
 def _launch(request: RunRequest) -> int:
     """Check, run, and clean up; return the exit code."""
-    from shoal.launch.keeper import run_in_keeper
     from shoal.launch.log_dir import open_log_dir
     from shoal.launch.order import JobOrder
     from shoal.launch.restarts import Attempts
+    from shoal.launch.supervisor import run_in_supervisor
     from shoal.runtime.system.service_commands import ignored_sigint_line
     from shoal.runtime.wire.sockets import LOOPBACK_ADVICE, why_no_loopback
 
@@ -360,7 +360,7 @@ def _launch(request: RunRequest) -> int:
             checked.restarts,
             math.inf if os.environ.get("SHOAL_FAILURE_GRACE_S") else _BETWEEN_S,
         )
-        return run_in_keeper(Attempts(order, _crew_of).run)
+        return run_in_supervisor(Attempts(order, _crew_of).run)
 
 
 def _wrong_log_dir(folder: str) -> list[str]:

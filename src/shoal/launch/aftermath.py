@@ -252,7 +252,7 @@ def of_keeper(job: EndedJob, keeper: KeeperNews) -> JobFailure:
     cause = Cause(
         processes=ProcessSet(aborted), kind="service_lost", at_s=at_s, words=(words,), log=""
     )
-    headline = f"the keeper of host {keeper.host} (pid {keeper.pid}) {died}"
+    headline = f"the agent of host {keeper.host} (pid {keeper.pid}) {died}"
     return job.failure("service_lost", ProcessLostError.exit_code, [cause], headline)
 
 

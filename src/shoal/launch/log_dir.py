@@ -1,7 +1,7 @@
 """The directory of a job's logs, used by one job at a time, and the files beside them.
 
-The launcher and its keeper hold a lock on `job.lock` there: the kernel releases it when both have
-ended, in any way. The file names the job, and is removed when the job ends.
+The launcher and its supervisor hold a lock on `job.lock` there: the kernel releases it when both
+have ended, in any way. The file names the job, and is removed when the job ends.
 """
 
 from __future__ import annotations

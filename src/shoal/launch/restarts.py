@@ -164,7 +164,7 @@ CrewOf = Callable[[JobOrder, int, Console, Judge], Crew]
 
 
 class Attempts:
-    """Runs a job, in a process of its own (`keeper.run_in_keeper`), repeatedly if so ordered.
+    """Runs a job, in a process of its own (`supervisor`), repeatedly if so ordered.
 
     Args:
       crew_of: returns the launchers of an attempt, by its number: this one alone, or all nodes'.

@@ -126,7 +126,7 @@ def test_a_stopped_keeper_is_named_and_goes_on(launch):
     os.kill(keeper, signal.SIGSTOP)
     line = launch.popen.stderr.readline()
     assert line.startswith(
-        f"shoal run: the keeper of the job (pid {keeper}) is stopped by a signal"
+        f"shoal run: the supervisor of the job (pid {keeper}) is stopped by a signal"
     )
     os.kill(keeper, signal.SIGCONT)
     (launch.folder / "go").touch()

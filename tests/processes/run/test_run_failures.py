@@ -216,7 +216,7 @@ def test_the_death_of_the_hosts_keeper_is_not_blamed_on_a_process(launch):
     os.kill(pid, signal.SIGKILL)
     finished = launch.finish()
     assert finished.code == 71
-    assert ": the keeper of host " in finished.verdict
+    assert ": the agent of host " in finished.verdict
     assert finished.verdict.endswith(f" (pid {pid}) was killed by SIGKILL")
     words = "Its processes reach JAX's service through it: JAX aborted processes 0-1."
     assert f"  {words}\n" in finished.err

@@ -114,7 +114,7 @@ def find_host_keeper(
     answers = joined.arrive(point, payload, timeout_s=max(0.001, limit - time.monotonic()))
     heard = {process: json.loads(answer) for process, answer in answers.items() if answer}
     troubles = [
-        f"process {process} ({joined.hosts[process]}) cannot start the keeper of its host, through "
+        f"process {process} ({joined.hosts[process]}) cannot start the agent of its host, through "
         f"which JAX's service at {jax_service} is reached: {answer['trouble']}"
         for process, answer in heard.items()
         if "trouble" in answer

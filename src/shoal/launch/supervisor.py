@@ -1,10 +1,10 @@
 """Two processes that watch each other, so that a job never outlives its launcher.
 
-`launcher` is the process that the user started: it forwards signals and waits. `keeper` is its
+`launcher` is the process that the user started: it forwards signals and waits. `supervisor` is its
 only child, in a session of its own: it starts and ends everything else. They are joined by one
 pipe, which only the launcher can write: a byte is a signal to pass on, the end of the pipe means
-that the launcher is dead (SIGKILL included) and everything must end. If the keeper dies first, the
-launcher inherits its children and ends them. Only if both are killed at the same instant do
+that the launcher is dead (SIGKILL included) and everything must end. If the supervisor dies first,
+the launcher inherits its children and ends them. Only if both are killed at the same instant do
 processes remain.
 """
 
@@ -24,41 +24,42 @@ from shoal.runtime.system.service_commands import not_ignored, show_part
 
 # Batch systems announce the end of an allocation with SIGUSR1 or SIGUSR2.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_LAST_RESORT = 3  # this many SIGINTs mean that the keeper itself is stuck
+_LAST_RESORT = 3  # this many SIGINTs mean that the supervisor itself is stuck
 _WITHIN_S = 5.0
 
 
-def run_in_keeper(job: Callable[[int], int]) -> int:
-    """Run `job(orders_fd)` in a keeper and return its exit code.
+def run_in_supervisor(job: Callable[[int], int]) -> int:
+    """Run `job(orders_fd)` in a supervisor and return its exit code.
 
     Args:
       job: reads the numbers of forwarded signals from `orders_fd`, one byte each; at the end of the
         pipe it returns at once. Processes that it leaves behind are killed.
     """
-    adopt_orphans()  # if the keeper is killed; and what it imports, the keeper has too
+    adopt_orphans()  # if the supervisor is killed; and what it imports, the supervisor has too
     orders_fd, lifeline_fd = os.pipe()
     before = _forward_signals(lifeline_fd)
     sys.stdout.flush()
     sys.stderr.flush()
-    keeper = os.fork()
-    if keeper == 0:
+    supervisor = os.fork()
+    if supervisor == 0:
         os.close(lifeline_fd)
-        _run_keeper(job, orders_fd)
+        _run_supervisor(job, orders_fd)
     os.close(orders_fd)
     try:
-        return _wait_for(keeper)
+        return _wait_for(supervisor)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(lifeline_fd)
 
 
-def _run_keeper(job: Callable[[int], int], orders_fd: int) -> None:
+def _run_supervisor(job: Callable[[int], int], orders_fd: int) -> None:
     """Run the job, end what it leaves behind, and always end this process."""
     code = 1
     try:
-        # Own session: neither Ctrl-C nor a signal to the launcher's group reaches the keeper, and
-        # it may write to the terminal at any time. A handler, not SIG_IGN, which programs inherit.
+        # Own session: neither Ctrl-C nor a signal to the launcher's group reaches the supervisor,
+        # and it may write to the terminal at any time. A handler, not SIG_IGN, which programs
+        # inherit.
         os.setsid()
         show_part("shoal-run")
         for number in not_ignored(FORWARDED):
@@ -74,21 +75,22 @@ def _run_keeper(job: Callable[[int], int], orders_fd: int) -> None:
         os._exit(code)
 
 
-def _wait_for(keeper: int) -> int:
-    """Wait until the keeper ends; if it was killed, end its children."""
+def _wait_for(supervisor: int) -> int:
+    """Wait until the supervisor ends; if it was killed, end its children."""
     while True:
-        status = os.waitpid(keeper, os.WUNTRACED)[1]
+        status = os.waitpid(supervisor, os.WUNTRACED)[1]
         if not os.WIFSTOPPED(status):
             break
-        state = f"stopped by a signal, and with it all output; `kill -CONT {keeper}` resumes it"
-        print(f"shoal run: the keeper of the job (pid {keeper}) is {state}", file=sys.stderr)
+        state = f"stopped by a signal, and with it all output; `kill -CONT {supervisor}` resumes it"
+        whose = f"the supervisor of the job (pid {supervisor})"
+        print(f"shoal run: {whose} is {state}", file=sys.stderr)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
     # Older children of this process (`sh -c 'daemon & exec shoal run …'`) share its session.
     kill_all(within_s=_WITHIN_S, beyond_session=os.getsid(0))
     name = signal.Signals(-code).name
-    print(f"shoal run: the keeper was killed by {name}; the job is ended", file=sys.stderr)
+    print(f"shoal run: the supervisor was killed by {name}; the job is ended", file=sys.stderr)
     return 128 - code
 
 
