@@ -188,10 +188,10 @@ def hint_of(name: str) -> str:
     """
     if name in FORMER:
         return f"it is shoal.{FORMER[name]} now"
-    found = [(facade, ours[name]) for facade, ours in FACADES.items() if name in ours]
-    if found:
-        theirs = " and ".join(f"{facade}.{name}" for facade, _ in found)
-        ours = " and ".join(dict.fromkeys(f"shoal.{one}" for _, one in found))
+    facades = [(facade, ours[name]) for facade, ours in FACADES.items() if name in ours]
+    if facades:
+        theirs = " and ".join(f"{facade}.{name}" for facade, _ in facades)
+        ours = " and ".join(dict.fromkeys(f"shoal.{one}" for _, one in facades))
         return f"it is {theirs}; ours is {ours}"
     if name in OTHERS:
         return f"ours is shoal.{OTHERS[name]}"

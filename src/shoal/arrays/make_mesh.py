@@ -150,15 +150,15 @@ def _made(
     axes: object, devices: object, wish: OrderWish, timeout_s: object, lane: str, **named: Any
 ) -> Mesh:
     here = _coordinator(devices)
-    found = _find(here, devices, timeout_s, lane)
-    group = owners_of(here, found.devices, found.limit_s)
+    record = _find(here, devices, timeout_s, lane)
+    group = owners_of(here, record.devices, record.limit_s)
     meets = len(group) > 1 and here.process in group
     with here.call("make_mesh", lane, group) if meets else contextlib.nullcontext():
-        if found.problem is not None:
-            raise found.problem
-        chosen = _ordered(axes, found, wish, **named)
+        if record.problem is not None:
+            raise record.problem
+        chosen = _ordered(axes, record, wish, **named)
         if meets:
-            _agree(here, found, chosen, group, lane)
+            _agree(here, record, chosen, group, lane)
     if _LOG.isEnabledFor(logging.DEBUG):
         me = ThisProcess(here.process, here.hosts)
         _LOG.debug("%s: make_mesh (%s): %r: %s", me, callsite(), chosen.mesh, chosen.why)
@@ -527,7 +527,8 @@ def ordered(
             around = _around(devices, present)
             topology = _as_make_mesh(lambda: from_devices(devices, within=around))
         wanted = {name: value for name, value in wish._asdict().items() if name != "order"}
-        if wish.compatible_with == "jax" and not described:
+        asks_jax = isinstance(wish.compatible_with, str) and wish.compatible_with == "jax"
+        if asks_jax and not described:  # described: the devices only stand for those of the order
             wanted["compatible_with"] = partial(_jax_order, devices)
         placed = _as_make_mesh(lambda: place(topology, pairs, **wanted))
         ids = placed.device_ids.ravel().tolist()

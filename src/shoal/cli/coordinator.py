@@ -198,7 +198,7 @@ class _Services:
 
     def await_addresses(self, request: _Request) -> tuple[str, str]:
         """Return their addresses, as seen from other hosts; let one monitor the other."""
-        found = []
+        addresses = []
         for name, port, spawned in (
             ("the coordinator", request.port, self.place),
             ("JAX's service", request.jax_port, self.jax_service),
@@ -207,10 +207,10 @@ class _Services:
             if not line:
                 where, words = address_text(request.bind, port), spawned.last_words()
                 raise InitializeError(f"coordinator: {name} cannot start at {where}: {words}")
-            found.append(str(json.loads(line)["address"]))
+            addresses.append(str(json.loads(line)["address"]))
         with contextlib.suppress(BrokenPipeError):  # it has ended, which is handled elsewhere
-            self.jax_service.stdin.write(introduction(found[0]))
-        return _reachable(found[0]), _reachable(found[1])
+            self.jax_service.stdin.write(introduction(addresses[0]))
+        return _reachable(addresses[0]), _reachable(addresses[1])
 
     def await_end(self, signals: _EndingSignals) -> None:
         """Wait until the job is over.

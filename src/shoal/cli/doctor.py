@@ -187,11 +187,11 @@ def grouped(diagnosis: Diagnosis) -> dict[Finding, list[int | None]]:
 
     A difference between processes is found by none of them; its text names them.
     """
-    found: dict[Finding, list[int | None]] = {}
+    processes_of: dict[Finding, list[int | None]] = {}
     for report, finding in diagnosis.findings:
-        found.setdefault(finding, []).extend([] if report is None else [report.process])
-    order = sorted(found, key=lambda finding: finding.level != PROBLEM)
-    return {finding: found[finding] for finding in order}
+        processes_of.setdefault(finding, []).extend([] if report is None else [report.process])
+    order = sorted(processes_of, key=lambda finding: finding.level != PROBLEM)
+    return {finding: processes_of[finding] for finding in order}
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
@@ -222,8 +222,8 @@ def _title(reports: tuple[Report, ...]) -> str:
 
 
 def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
-    found = grouped(diagnosis)
-    problems = sum(finding.level == PROBLEM for finding in found)
+    findings = grouped(diagnosis)
+    problems = sum(finding.level == PROBLEM for finding in findings)
     if not problems:
         yield Text("no problem found", style="bold green")
     else:
@@ -231,7 +231,7 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for finding, processes in list(found.items())[:_MOST_FINDINGS]:
+    for finding, processes in list(findings.items())[:_MOST_FINDINGS]:
         whose = _whose(diagnosis.reports, [one for one in processes if one is not None])
         words = Text(safe(f"{finding.check}: {whose}{finding.words}"))
         if finding.advice:
@@ -239,8 +239,8 @@ def _findings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         label = Text(f"  {finding.level}", style=_STYLES[finding.level == PROBLEM])
         table.add_row(label, words)
     yield table
-    if len(found) > _MOST_FINDINGS:
-        yield Text(f"  and {len(found) - _MOST_FINDINGS} more (--json has all)")
+    if len(findings) > _MOST_FINDINGS:
+        yield Text(f"  and {len(findings) - _MOST_FINDINGS} more (--json has all)")
 
 
 def _whose(reports: tuple[Report, ...], processes: Iterable[int]) -> str:
@@ -273,13 +273,13 @@ def facts_lines(reports: Sequence[Report]) -> list[tuple[str, str]]:
 def _each(
     reports: Sequence[Report], check: str, words_of: Callable[[Mapping[str, Any]], str]
 ) -> str:
-    found: dict[str, list[int]] = {}
+    processes_of: dict[str, list[int]] = {}
     for at, report in enumerate(reports):
         words = words_of(report.facts.get(check, {})) or "unknown"
-        found.setdefault(words, []).append(at if report.process is None else report.process)
-    if len(found) == 1:
-        return next(iter(found))
-    rows = [f"{listed(at)}: {words}" for words, at in found.items()]
+        processes_of.setdefault(words, []).append(at if report.process is None else report.process)
+    if len(processes_of) == 1:
+        return next(iter(processes_of))
+    rows = [f"{listed(at)}: {words}" for words, at in processes_of.items()]
     more = len(rows) - _MOST_GROUPS
     return "\n".join(rows[:_MOST_GROUPS] + ([f"and {more} more"] if more > 0 else []))
 

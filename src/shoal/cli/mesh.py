@@ -83,13 +83,13 @@ def _joined(words: list[str]) -> list[str]:
     if len(words) == 1 or (len(words) == 2 and (_is_topology(words[0]) or _is_topology(words[1]))):
         return words
     cuts = [(" ".join(words[:end]), " ".join(words[end:])) for end in range(len(words))]
-    found = [cut for cut in cuts if (not cut[0] or _is_topology(cut[0])) and _is_mesh(cut[1])]
-    if len(found) == 1:
-        return [word for word in found[0] if word]
+    readings = [cut for cut in cuts if (not cut[0] or _is_topology(cut[0])) and _is_mesh(cut[1])]
+    if len(readings) == 1:
+        return [word for word in readings[0] if word]
     if len(words) == 2:  # which of them is at fault is said where each is read
         return words
-    if found:
-        forms = " or ".join(f"shoal mesh {first!r} {second!r}" for first, second in found)
+    if readings:
+        forms = " or ".join(f"shoal mesh {first!r} {second!r}" for first, second in readings)
         raise UsageError(f"the axes may begin in several places: pass {forms}")
     raise UsageError(
         f"{' '.join(words)!r} is not a topology and axes: write shoal mesh v5p:4x4x8 data=16 "

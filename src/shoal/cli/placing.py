@@ -92,16 +92,16 @@ def _read_weights(text: str) -> dict[str, float]:
     """Parse `model=4GiB data=1GiB`, with or without commas, or JSON."""
     if text.lstrip().startswith("{"):
         return dict(pairs_of_json(text, "--weights"))
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for word in text.replace(",", " ").split():
         name, equals, amount = word.partition("=")
-        if not equals or name in found:
+        if not equals or name in weights:
             raise UsageError(
                 f"--weights {text!r} must be axes with bytes, each once, such as 'data=1GiB "
                 "model=4GiB'"
             )
-        found[name] = read_bytes(amount, f"--weights {name}")
-    return found
+        weights[name] = read_bytes(amount, f"--weights {name}")
+    return weights
 
 
 # ---- Parse amounts of bytes and speeds on the command line.
@@ -117,10 +117,10 @@ def read_bytes(text: str, what: str) -> int:
     >>> read_bytes("64MiB", "--bytes"), read_bytes("1e6", "--bytes"), read_bytes("2 kB", "--bytes")
     (67108864, 1000000, 2000)
     """
-    found = _AMOUNT.fullmatch(text.strip())
-    if not found or found[3] == "bit" or found[4]:
+    match = _AMOUNT.fullmatch(text.strip())
+    if not match or match[3] == "bit" or match[4]:
         raise UsageError(f"{what} {text!r} must be bytes, such as 64MiB, 1GB or 4096")
-    number = _number(found)
+    number = _number(match)
     if not number.is_integer() or number >= 1 << 63:
         raise UsageError(f"{what} {text!r} must be a whole number of bytes, below 2**63")
     return int(number)
@@ -132,10 +132,10 @@ def read_speed(text: str, what: str) -> float:
     >>> read_speed("50GB/s", "--link"), read_speed("400Gbit/s", "--network")
     (50000000000.0, 50000000000.0)
     """
-    found = _AMOUNT.fullmatch(text.strip())
-    if not found or not found[4] or not found[3]:  # "Gb" is ambiguous: refused
+    match = _AMOUNT.fullmatch(text.strip())
+    if not match or not match[4] or not match[3]:  # "Gb" is ambiguous: refused
         raise UsageError(f"{what} {text!r} must be a speed, such as 50GB/s or 400Gbit/s")
-    return _number(found) / (8 if found[3] == "bit" else 1)
+    return _number(match) / (8 if match[3] == "bit" else 1)
 
 
 def _number(found: re.Match[str]) -> float:

@@ -283,16 +283,16 @@ def read_params(source: str, texts: Sequence[str], mesh: Mesh) -> list[Param]:
     rows = [*(_from_file(source) if source else ()), *map(_from_text, texts)]
     plain = Mesh(dict(mesh.axes))  # its text is short, whatever the order of the devices
     problems: list[str] = []
-    found = []
+    params = []
     for name, shape, dtype, layout in rows:
         try:
-            found.append(_param(name, shape, dtype, layout, plain))
+            params.append(_param(name, shape, dtype, layout, plain))
         except UsageError as error:
             problems.append(f"{name}: {error}")
-    names = [param.name for param in found]
+    names = [param.name for param in params]
     problems += [f"{name} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     raise_all("plan", problems)
-    return found
+    return params
 
 
 def _param(name: str, shape: Any, dtype: Any, text: Any, mesh: Mesh) -> Param:

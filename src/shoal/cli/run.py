@@ -281,8 +281,8 @@ def _time(request: RunRequest, problems: list[str]) -> float | None:
     given = request.stalled_after
     if given is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *(s|m|min|h|)", given.strip())
-    time_s = float(found[1]) * {"h": 3600, "m": 60, "min": 60}.get(found[2], 1) if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *(s|m|min|h|)", given.strip())
+    time_s = float(match[1]) * {"h": 3600, "m": 60, "min": 60}.get(match[2], 1) if match else 0.0
     if not time_s:
         problems.append(f"--stalled-after {given} must be a time, such as 90, 90s, 10m or 2h")
     return time_s

@@ -442,13 +442,13 @@ def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:
 
 def _given_by(value: jax.Array, givers: frozenset[int]) -> set[jax.Device]:
     """Return the devices that supply the distinct regions: for each, the lowest participant's."""
-    found: dict[tuple[tuple[int, ...], ...], jax.Device] = {}
+    device_of: dict[tuple[tuple[int, ...], ...], jax.Device] = {}
     for device, index in value.sharding.devices_indices_map(value.shape).items():
         region = tuple(_bounds(index, value.shape))
-        other = found.get(region, device)
+        other = device_of.get(region, device)
         if device.process_index in givers:
-            found[region] = min(other, device, key=lambda one: (one.process_index, one.id))
-    return {*found.values()}
+            device_of[region] = min(other, device, key=lambda one: (one.process_index, one.id))
+    return {*device_of.values()}
 
 
 @lru_cache(maxsize=256)

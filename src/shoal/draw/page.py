@@ -117,10 +117,10 @@ def _devices(scene: Scene) -> list[list[str]]:
             place = [at] if scene.unit == "chip" else []
             rows.append((device.id, [str(device.id), str(device.process), *place, *position]))
     rows.sort()
-    found = [row for _, row in rows[:_MOST_ROWS]]
+    shown = [row for _, row in rows[:_MOST_ROWS]]
     if len(rows) > _MOST_ROWS:
-        found.append(["…"] * len(found[0]))
-    return found
+        shown.append(["…"] * len(shown[0]))
+    return shown
 
 
 def _table(table: Table) -> str:

@@ -124,17 +124,17 @@ class EndedJob(NamedTuple):
         if ending.known_failed_s is not None:
             at_s = round(ending.known_failed_s - self.start_s, 3)
         log = os.path.basename(ending.log)
-        found = _recorded(ending) or _by_itself(ending)
+        cause = _recorded(ending) or _by_itself(ending)
         code = None if ending.sent else shell_code(ending.code)
-        place, step = _last_call(ending, found)
+        place, step = _last_call(ending, cause)
         at = ending.gone.at if ending.gone is not None else None
-        is_past = found.error is None and at is not None and not at.is_waiting
-        words = found.words
-        if found.kind not in _SHARED and (raised := _thread_of(ending)) is not None:
+        is_past = cause.error is None and at is not None and not at.is_waiting
+        words = cause.words
+        if cause.kind not in _SHARED and (raised := _thread_of(ending)) is not None:
             said = f"Thread '{raised.cause.thread}' had {raised_words(raised.cause)}"[:_SAID]
             words = (f"{said}.", *words)
         return dataclasses.replace(
-            found,
+            cause,
             words=words,
             processes=ProcessSet([ending.process]),
             at_s=at_s,

@@ -101,9 +101,9 @@ def cost(
     if num_bytes == 0 or ids.shape[1] == 1:
         return Cost(collective, names, num_bytes, 0, 0, 0.0, "none")
     cells = _cells(topology, mesh, ids)
-    found = _stages(topology, cells, collective, num_bytes, links or links_of(topology))
-    whole = math.ceil(found.link_bytes * (1 - 1e-12))  # 2.0000000000000004 bytes are 2
-    return Cost(collective, names, num_bytes, found.steps, whole, found.seconds, found.link)
+    stages = _stages(topology, cells, collective, num_bytes, links or links_of(topology))
+    whole = math.ceil(stages.link_bytes * (1 - 1e-12))  # 2.0000000000000004 bytes are 2
+    return Cost(collective, names, num_bytes, stages.steps, whole, stages.seconds, stages.link)
 
 
 def box_seconds(sides: Sequence[Side], link: Link, num_bytes: float, *, cores: int = 1) -> float:

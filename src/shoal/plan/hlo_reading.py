@@ -52,17 +52,17 @@ def layout_of_text(text: str) -> Layout:
         return Layout(Mesh({}, device_ids=[int(one[1])]))
     if text == "{replicated}":
         return Layout(Mesh({}))
-    found = _TILED.fullmatch(text)
-    if found is None:
+    match = _TILED.fullmatch(text)
+    if match is None:
         raise UsageError(
             f"layout_of_text: {text[:200]!r} is not a sharding of dims: "
             "{devices=[2,2]0,1,2,3}, {devices=[2,2]<=[4]}, {maximal device=0} or {replicated}, "
             "with numbers of at most 18 digits"
         )
-    tiles = _numbers(found["tiles"])
-    dims = tiles[:-1] if found["whole"] else tiles
+    tiles = _numbers(match["tiles"])
+    dims = tiles[:-1] if match["whole"] else tiles
     names = [f"dim{number}" for number in range(len(dims))]
-    mesh = _mesh(text, [*names, *(["replica"] if found["whole"] else [])], tiles, found)
+    mesh = _mesh(text, [*names, *(["replica"] if match["whole"] else [])], tiles, match)
     return Layout(
         mesh, *(name if size > 1 else None for name, size in zip(names, dims, strict=True))
     )

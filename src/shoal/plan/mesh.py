@@ -195,14 +195,14 @@ class Mesh:
         """
         wanted = integer("Mesh", "device_id", device_id)
         if self._ids is None:
-            found = [wanted] if 0 <= wanted < self.size else []
+            places = [wanted] if 0 <= wanted < self.size else []
         else:
-            found = np.flatnonzero(self._ids.ravel() == wanted)[:1].tolist()
-        if not found:
+            places = np.flatnonzero(self._ids.ravel() == wanted)[:1].tolist()
+        if not places:
             last = f"0..{self.size - 1}" if self.size > 1 else "0"
             ids = last if self._ids is None else mesh_text.short_runs(self._ids)
             raise UsageError(f"device {wanted} is not in {self!r}; its ids: {ids}")
-        return int(found[0])
+        return int(places[0])
 
     def coords(self, device_id: int) -> tuple[int, ...]:
         """Return the index of a device along each axis, in the order of the axes. Local.

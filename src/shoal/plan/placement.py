@@ -168,15 +168,15 @@ def _misfits(topology: Topology, names: Sequence[str], sizes: Sizes) -> list[str
 
 def _shapes(count: int, rank: int) -> list[Sizes]:
     """Return the meshes with this many devices; only some if there are many axes."""
-    found = [(1,) * rank] if rank else []
+    shapes = [(1,) * rank] if rank else []
     for prime in prime_factors(count):
         grown = {
             (*row[:axis], row[axis] * prime, *row[axis + 1 :])
-            for row in found
+            for row in shapes
             for axis in range(rank)
         }
-        found = sorted(grown)[:_MOST_SHAPES]
-    return found
+        shapes = sorted(grown)[:_MOST_SHAPES]
+    return shapes
 
 
 def _distance(row: Sizes, sizes: Sizes) -> tuple[int, float]:

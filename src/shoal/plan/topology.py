@@ -170,12 +170,12 @@ def from_devices(devices: Iterable[Any], *, within: Iterable[Any] | None = None)
         return _without_coords(rows)
     tori = _boxes(rows)
     wholes = tori if within is None else _boxes(_around(rows, within))
-    found = [_part(torus, wholes[number]) for number, torus in tori.items() if torus is not None]
-    if len(found) < len(tori):  # the links of a box with holes are unknown
+    parts = [_part(torus, wholes[number]) for number, torus in tori.items() if torus is not None]
+    if len(parts) < len(tori):  # the links of a box with holes are unknown
         return _flat(rows)
-    if len(found) == 1:
-        return found[0]
-    plain = Slices(tuple(found))
+    if len(parts) == 1:
+        return parts[0]
+    plain = Slices(tuple(parts))
     return plain.numbered(plain.device_ids, plain.processes, [row.id for row in rows])
 
 
@@ -216,25 +216,27 @@ def _device(one: Any) -> Device:
 def _problems(rows: Sequence[Device]) -> list[str]:
     if not rows:
         return ["there are no devices"]
-    found = []
+    problems = []
     ids, counts = np.unique([row.id for row in rows], return_counts=True)
     if (counts > 1).any():
-        found.append(f"ids occur twice: {ids[counts > 1].tolist()[:8]}")
+        problems.append(f"ids occur twice: {ids[counts > 1].tolist()[:8]}")
     kinds = {row.slice: set[str]() for row in rows}
     for row in rows:
         kinds[row.slice].add(row.kind)
     if mixed := [sorted(own) for own in kinds.values() if len(own) > 1]:
-        found.append(f"one slice has devices of several kinds: {', '.join(map(repr, mixed[0]))}")
+        problems.append(f"one slice has devices of several kinds: {', '.join(map(repr, mixed[0]))}")
     without = [row.id for row in rows if row.coords is None]
     if without and len(without) < len(rows):
-        found.append(f"devices {without[:8]} have no coordinates, and others have")
+        problems.append(f"devices {without[:8]} have no coordinates, and others have")
     if not without and len({len(row.coords or ()) for row in rows}) > 1:
-        found.append("coordinates differ in their number of dims")
+        problems.append("coordinates differ in their number of dims")
     elif not without:
         places = {(row.slice, row.coords, row.core) for row in rows}
         if len(places) < len(rows):
-            found.append(f"{len(rows) - len(places)} places occur twice: each device has its own")
-    return found
+            problems.append(
+                f"{len(rows) - len(places)} places occur twice: each device has its own"
+            )
+    return problems
 
 
 def _around(rows: Sequence[Device], within: Iterable[Any]) -> list[Device]:
@@ -343,16 +345,16 @@ def to_json(topology: Topology) -> dict[str, Any]:
     {'topology': 'v5e:2x2'}
     """
     check_kind("to_json", topology, Topology, "a topology: parse makes one from text")
-    found: dict[str, Any] = {"topology": topology.text}
+    fields: dict[str, Any] = {"topology": topology.text}
     for name in ("ids", "processes", "listed"):
         if stored := getattr(topology.numbering, name):
-            found[name] = np.frombuffer(stored, np.int64).tolist()
+            fields[name] = np.frombuffer(stored, np.int64).tolist()
     first = topology.slices[0] if isinstance(topology, Slices) else topology
     if isinstance(first, Torus):
         plain = Torus(first.shape, first.generation)
-        found |= {"kind": first.kind} if first.kind != plain.kind else {}
-        found |= {"origin": list(first.origin)} if first.origin else {}
-    return found
+        fields |= {"kind": first.kind} if first.kind != plain.kind else {}
+        fields |= {"origin": list(first.origin)} if first.origin else {}
+    return fields
 
 
 @local

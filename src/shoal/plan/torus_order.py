@@ -69,10 +69,12 @@ def _best(
     among what these leave, and so on. Every remaining choice can be completed, so no better
     one is missed.
     """
-    found: list[tuple[tuple[Sizes, ...], Sizes]] = [((), grid)]  # shares, remainder of each dim
+    partial_shares: list[tuple[tuple[Sizes, ...], Sizes]] = [
+        ((), grid)
+    ]  # shares, remainder of each dim
     for axis in reversed(range(len(sizes))):
         grown: dict[tuple[int, int], list[tuple[tuple[Sizes, ...], Sizes]]] = {}
-        for shares, left in found:
+        for shares, left in partial_shares:
             for share in _shares(left, sizes[axis], split):
                 rest = tuple(size // part for size, part in zip(left, share, strict=True))
                 if split or _fits(rest, sizes[:axis]):
@@ -81,10 +83,10 @@ def _best(
                     grown.setdefault(cost, []).append((taken, rest))
         if not grown:
             return None
-        found = grown[min(grown)]
+        partial_shares = grown[min(grown)]
     # Among equals, many dims for the busiest axes: each has links of its own.
     return min(
-        (shares for shares, _ in found),
+        (shares for shares, _ in partial_shares),
         key=lambda shares: ([-sum(part > 1 for part in share) for share in shares[::-1]], shares),
     )
 

@@ -83,8 +83,8 @@ def _explained(
     group = tuple(sorted(process for side in known.calls for process in side.processes))
     key = key_of(known.calls)
     if coordinator.process not in group:
-        found = fetch(coordinator, key, group, limit_s)
-        lines = found if isinstance(found, dict) else {}
+        texts = fetch(coordinator, key, group, limit_s)
+        lines = texts if isinstance(texts, dict) else {}
         shown = {p: lines[str(p)] for p in group if isinstance(lines.get(str(p)), str)}
         return known.explained(shown)
     lane = f"{point.lane}: the first difference"
@@ -99,8 +99,8 @@ def _explained(
     try:
         mine = call.spec if coordinator.process in representatives else None
         with coordinator.call("first difference", lane, group):
-            found = find_line(meet, mine, representatives)
-        shown = {} if found is None else found[1]
+            texts = find_line(meet, mine, representatives)
+        shown = {} if texts is None else texts[1]
     except ShoalError:
         pass
     finally:

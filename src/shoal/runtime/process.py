@@ -472,13 +472,13 @@ def _has_trouble() -> bool:
 
 def _alone() -> Coordinator:
     """Return a one-process job; raise if this process is known to be one of several."""
-    found = jax_runtime.attached()
-    if found is None and _RECORD.alone is not None:  # fast path for loops
+    attached = jax_runtime.attached()
+    if attached is None and _RECORD.alone is not None:  # fast path for loops
         return _RECORD.alone
-    if found is None:
+    if attached is None:
         shown = shown_job(os.environ)
-    elif found.num_processes > 1:
-        shown = ShownJob(not_joined.BY_JAX, found.num_processes)
+    elif attached.num_processes > 1:
+        shown = ShownJob(not_joined.BY_JAX, attached.num_processes)
     else:
         shown = None
     if shown is not None:

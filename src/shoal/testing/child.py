@@ -75,13 +75,13 @@ def _leave(path: Path, outcome: object) -> None:
 
 def _function(spec: dict[str, Any]) -> Callable[..., object]:
     """Return the function; for a method, that of a new instance of its class."""
-    found: Any = _module(spec["module"], spec["file"])
+    target: Any = _module(spec["module"], spec["file"])
     *owners, name = spec["name"].split(".")
     for owner in owners:
-        found = getattr(found, owner)
-    if isinstance(found, type):
-        found = found()
-    function: Callable[..., object] = getattr(found, name)
+        target = getattr(target, owner)
+    if isinstance(target, type):
+        target = target()
+    function: Callable[..., object] = getattr(target, name)
     return function
 
 

@@ -479,7 +479,7 @@ def check_skip(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | No
 
 def rows_layout(layouts: Layouts) -> Layout:
     """Return the layout of the rows: that of the first dim."""
-    found: dict[Layout, None] = {}
+    layouts_seen: dict[Layout, None] = {}
     for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
         if callable(one) or not is_one_layout(one):
             raise UsageTypeError(
@@ -487,13 +487,13 @@ def rows_layout(layouts: Layouts) -> Layout:
             )
         layout = split_layout("feed", one)
         if layout.rank:
-            found[Layout(layout.mesh, layout.dims[0])] = None
-    if len(found) != 1:
+            layouts_seen[Layout(layout.mesh, layout.dims[0])] = None
+    if len(layouts_seen) != 1:
         raise UsageError(
             "feed: all leaves of a batch have their rows (dim 0) on the same axes of one mesh, not "
-            + (" and ".join(map(repr, found)) or "none")
+            + (" and ".join(map(repr, layouts_seen)) or "none")
         )
-    (layout,) = found
+    (layout,) = layouts_seen
     named_sharding(layout)  # checks that its devices exist
     return layout
 

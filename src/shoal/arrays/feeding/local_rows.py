@@ -58,16 +58,16 @@ def local_rows(
     size = integer("local_rows", "global_batch", global_batch)
     if size < 0:
         raise UsageError(f"local_rows: global_batch={global_batch!r} must not be negative")
-    found = split_layout("local_rows", layout, place)
-    if not -found.rank <= place < found.rank:
-        raise UsageError(f"local_rows: dim={dim!r}: {found!r} has rank {found.rank}")
-    place %= found.rank
-    check_even_split(f"local_rows: dim {place}", found, size, place)
+    rows_layout = split_layout("local_rows", layout, place)
+    if not -rows_layout.rank <= place < rows_layout.rank:
+        raise UsageError(f"local_rows: dim={dim!r}: {rows_layout!r} has rank {rows_layout.rank}")
+    place %= rows_layout.rank
+    check_even_split(f"local_rows: dim {place}", rows_layout, size, place)
     own = jax.process_index() if process is None else process
     number = integer("local_rows", "process", own)
     if number < 0:
         raise UsageError(f"local_rows: process={process!r} must not be negative")
-    return row_holders(found, place).slices(size, number)
+    return row_holders(rows_layout, place).slices(size, number)
 
 
 def split_layout(operation: str, given: Any, dim: int = 0) -> Layout:

@@ -128,15 +128,15 @@ class Batch(NamedTuple):
         That is: sets of processes that share rows; and all processes, for scalars.
         """
         each = size // split.num_shards
-        found = {
+        by_holders = {
             holders: [_digest(leaf.value, places, each) for leaf in self.leaves]
             for holders, places in split.shared.items()
         }
         if "," in split.everyone and any(not leaf.value.ndim for leaf in self.leaves):
             alone = ["" if leaf.value.ndim else digest(leaf.value) for leaf in self.leaves]
-            rows = found.get(split.everyone, [""] * len(alone))
-            found[split.everyone] = [a + b for a, b in zip(alone, rows, strict=True)]
-        return found
+            rows = by_holders.get(split.everyone, [""] * len(alone))
+            by_holders[split.everyone] = [a + b for a, b in zip(alone, rows, strict=True)]
+        return by_holders
 
     def digest(self) -> str:
         """Return a digest of all leaves that have rows."""

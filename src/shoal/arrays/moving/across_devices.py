@@ -93,10 +93,10 @@ def move_across(each: ArrayMove) -> jax.Array:
         if each.plan is None:
             raise UsageError(each.why_not_planned)
         held = {d: data if whole else data.reshape(1) for d, data in _held(array).items()}
-        found = _moved(as_rows(each.plan), held, array.dtype)
+        shards = _moved(as_rows(each.plan), held, array.dtype)
     else:
-        found = _blanks(target.shard_shape(whole), array.dtype, _own(target))
-    own = [found[device] if whole else found[device].reshape(()) for device in _own(target)]
+        shards = _blanks(target.shard_shape(whole), array.dtype, _own(target))
+    own = [shards[device] if whole else shards[device].reshape(()) for device in _own(target)]
     moved = jax.make_array_from_single_device_arrays(whole, target, own, dtype=array.dtype)
     return bits_as(moved, dtype) if by_host else moved
 
@@ -217,15 +217,15 @@ def _program(
 def _send(x: jax.Array, *, moves: Permutes, tile: tuple[int, ...]) -> jax.Array:
     """Return a device's shard of the target, block by block."""
     here = jax.lax.axis_index(_DEVICE)
-    found = jax.lax.empty(tile, x.dtype)
+    shard = jax.lax.empty(tile, x.dtype)
     for each in moves.rounds:
         at = _at(each.writes, here)
-        block = _block(x, found, each, here, moves.side)
+        block = _block(x, shard, each, here, moves.side)
         if each.is_idle.any():
-            there = jax.lax.dynamic_slice(found, at, moves.side)
+            there = jax.lax.dynamic_slice(shard, at, moves.side)
             block = jnp.where(jnp.asarray(each.is_idle)[here], there, block)
-        found = jax.lax.dynamic_update_slice(found, block, at)
-    return found
+        shard = jax.lax.dynamic_update_slice(shard, block, at)
+    return shard
 
 
 def _block(

@@ -295,14 +295,14 @@ def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
         fills = len(blocks) == 2 and 2 * np.prod(side) == np.prod(tile)
         if fills and all(map(_all_receive, rounds)):
             return _halves(blocks, np.stack([each.writes for each in rounds]), place)
-        found = jax.lax.empty(tile, x.dtype)
+        shard = jax.lax.empty(tile, x.dtype)
         for block, each in zip(blocks, rounds, strict=True):
             at = _at(each.writes, place, side)
             if each.idle.any():
-                there = jax.lax.dynamic_slice(found, at, side)
+                there = jax.lax.dynamic_slice(shard, at, side)
                 block = jnp.where(jnp.asarray(each.idle)[place], there, block)
-            found = jax.lax.dynamic_update_slice(found, block, at)
-        return found
+            shard = jax.lax.dynamic_update_slice(shard, block, at)
+        return shard
 
     return run
 

@@ -370,12 +370,12 @@ def compiled_programs(
     plan: Transfer, dtype: np.dtype[Any], devices: tuple[jax.Device, ...] | None = None
 ) -> list[Any]:
     """Return the compiled programs of a plan's steps."""
-    found: list[Any] = []
+    programs: list[Any] = []
     shard = shard_of(plan.source, plan.shape)
     for run, takes, gives in programs_of(plan, dtype, devices):
-        found.append(_compiled(run, whole_shape(shard, takes), dtype, takes))
-        shard = gives.shard_shape(found[-1].out_info.shape)
-    return found
+        programs.append(_compiled(run, whole_shape(shard, takes), dtype, takes))
+        shard = gives.shard_shape(programs[-1].out_info.shape)
+    return programs
 
 
 def _compiled(run: Any, shape: tuple[int, ...], dtype: Any, takes: NamedSharding) -> Any:

@@ -91,13 +91,13 @@ def _staged(each: ArrayMove, *, frees: bool) -> jax.Array:
 
 def _fetched(array: jax.Array, *, each_by_itself: bool) -> Shards:
     """Copy the shards of this process's devices to the host; replicas share one host array."""
-    found: dict[Any, HostArray] = {}
+    copies: dict[Any, HostArray] = {}
     held: Shards = {}
     for shard in array.addressable_shards:
         key = shard.device if each_by_itself else _index(shard.index, array.shape)
-        if key not in found:  # on CPU a view would keep the device's memory alive
-            found[key] = np.array(shard.data, order="C", copy=True)
-        held[shard.device] = found[key]
+        if key not in copies:  # on CPU a view would keep the device's memory alive
+            copies[key] = np.array(shard.data, order="C", copy=True)
+        held[shard.device] = copies[key]
     return held
 
 

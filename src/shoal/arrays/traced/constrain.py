@@ -333,21 +333,23 @@ def why_not_via(plan: RelayoutPlan, leaves: Sequence[Leaf]) -> list[str]:
     if len(leaves) != 1:
         return [f"via= is the plan of one array, and this tree has {len(leaves)} leaves"]
     (leaf,), move = leaves, plan.transfer
-    found = []
+    problems = []
     if not isinstance(leaf.value, jax.core.Tracer):
-        found.append("via= is for values inside jit; outside, relayout moves by a plan of its own")
+        problems.append(
+            "via= is for values inside jit; outside, relayout moves by a plan of its own"
+        )
     if leaf.layout != move.target:
-        found.append(f"via= leads to {move.target!r}, not to {leaf.layout!r}")
+        problems.append(f"via= leads to {move.target!r}, not to {leaf.layout!r}")
     if tuple(leaf.value.shape) != move.shape:
-        found.append(f"via= is for the shape {move.shape}, not {tuple(leaf.value.shape)}")
+        problems.append(f"via= is for the shape {move.shape}, not {tuple(leaf.value.shape)}")
     ends = (move.source, move.target)
     if any(kind == "explicit" for end in ends for kind in end.mesh.axis_types.values()):
-        found.append("via= works on Auto axes only; Explicit ones are part of the type")
+        problems.append("via= works on Auto axes only; Explicit ones are part of the type")
     if not in_one_order(move.source.mesh, move.target.mesh):
-        found.append(
+        problems.append(
             "via= cannot change the order of devices: a program has one; relayout does, outside jit"
         )
-    return found
+    return problems
 
 
 def moved_inside(x: jax.Array, plan: RelayoutPlan) -> jax.Array:

@@ -462,17 +462,17 @@ class Hunt:
         for var, value in zip(jaxpr.constvars, consts, strict=False):
             if not isinstance(value, jax.core.Tracer):
                 self._constants.add(id(var))
-        found: dict[int, Hidden] = {}
+        varying: dict[int, Hidden] = {}
         for var, hidden in zip(jaxpr.invars, given or [{}] * len(jaxpr.invars), strict=True):
-            found[id(var)] = hidden
+            varying[id(var)] = hidden
         for eqn in jaxpr.eqns:
             if all(map(self._is_constant, eqn.invars)):
                 self._constants.update(map(id, eqn.outvars))
-            operands = [found.get(id(var), {}) for var in eqn.invars]
+            operands = [varying.get(id(var), {}) for var in eqn.invars]
             for var, hidden in zip(eqn.outvars, self._of(eqn, operands), strict=True):
                 typed = _typed(var)
-                found[id(var)] = {axis: why for axis, why in hidden.items() if axis not in typed}
-        return [found.get(id(var), {}) for var in jaxpr.outvars]
+                varying[id(var)] = {axis: why for axis, why in hidden.items() if axis not in typed}
+        return [varying.get(id(var), {}) for var in jaxpr.outvars]
 
     def _of(self, eqn: Any, operands: list[Hidden]) -> list[Hidden]:
         """Return the same for the results of one operation."""
@@ -571,10 +571,10 @@ def _all(variables: Iterable[Any], hidden: Iterable[Hidden], name: str) -> Hidde
 
 
 def _union(several: Iterable[Hidden]) -> Hidden:
-    found: Hidden = {}
+    joined: Hidden = {}
     for one in several:
-        found = {**one, **found}
-    return found
+        joined = {**one, **joined}
+    return joined
 
 
 def _typed(var: Any) -> frozenset[str]:

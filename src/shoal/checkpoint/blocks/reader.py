@@ -90,33 +90,33 @@ def verify_files(checkpoint: Checkpoint, progress: Progress = lambda _: None) ->
 
     Where the hashes are right, the header of the file is also compared with manifest and index.
     """
-    found: list[tuple[int, int, str]] = []
+    damage: list[tuple[int, int, str]] = []
     parts: list[tuple[int, int, int]] = []
     for number, record in enumerate(checkpoint.index.files):
         try:
             _check_sizes(checkpoint, [number])
         except CorruptCheckpointError as why:
-            found.append((number, -1, str(why)))
+            damage.append((number, -1, str(why)))
         for begin in range(0, record.bytes, REQUEST_BYTES):
             parts.append((number, begin, min(begin + REQUEST_BYTES, record.bytes)))
-    silent = {number for number, _, _ in found}
+    silent = {number for number, _, _ in damage}
 
     def look(share: Iterable[tuple[int, int, int]]) -> None:
         memory = np.empty(REQUEST_BYTES, np.uint8)
         for number, begin, end in share:
             for why in _wrong(checkpoint, number, begin, [memory[: end - begin]]):
-                found.append((number, why.offset or 0, str(why)))
+                damage.append((number, why.offset or 0, str(why)))
             progress(end - begin)
 
     in_threads(look, [part for part in parts if part[0] not in silent], _threads())
-    damaged = {number for number, _, _ in found}
+    damaged = {number for number, _, _ in damage}
     for number in range(len(checkpoint.index.files)):
         try:
             if number not in damaged:
                 check_header(checkpoint, number)
         except CorruptCheckpointError as why:
-            found.append((number, -1, str(why)))
-    return [words for _, _, words in sorted(found)]
+            damage.append((number, -1, str(why)))
+    return [words for _, _, words in sorted(damage)]
 
 
 class _ReadCall:
@@ -318,25 +318,25 @@ def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None, to_end: bo
 
 def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
     """Raise one error that names all files whose size has changed."""
-    found: list[CorruptCheckpointError] = []
+    errors: list[CorruptCheckpointError] = []
     for number in numbers:
         record = checkpoint.index.files[number]
         try:
             size = checkpoint.folder.size(record.name)
         except FileNotFoundError:
             words = absent(checkpoint.folder.path, record.name)
-            found.append(_damaged(checkpoint, number, None, words))
+            errors.append(_damaged(checkpoint, number, None, words))
             continue
         if size != record.bytes:
             detail = f"has {size:,} bytes, {record.bytes:,} were saved"
             at = min(size, record.bytes)
-            found.append(_damaged(checkpoint, number, at, detail, to_end=True))
-    if len(found) > 1:
-        others = [f"{one.file}: {_message_of(one)}" for one in found[1 : _SHOWN + 1]]
-        others += [f"and {len(found) - 1 - _SHOWN} more files"] if found[_SHOWN + 1 :] else []
-        found[0].args = ("\n".join([str(found[0]), *others]),)
-    if found:
-        raise found[0]
+            errors.append(_damaged(checkpoint, number, at, detail, to_end=True))
+    if len(errors) > 1:
+        others = [f"{one.file}: {_message_of(one)}" for one in errors[1 : _SHOWN + 1]]
+        others += [f"and {len(errors) - 1 - _SHOWN} more files"] if errors[_SHOWN + 1 :] else []
+        errors[0].args = ("\n".join([str(errors[0]), *others]),)
+    if errors:
+        raise errors[0]
 
 
 def _message_of(error: CorruptCheckpointError) -> str:
@@ -383,7 +383,7 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
     """
     record, path = checkpoint.index.files[file], checkpoint.folder.path
     try:
-        found = header.parse_header(_read(checkpoint, file), record.bytes, record.name)
+        entries_here = header.parse_header(_read(checkpoint, file), record.bytes, record.name)
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"{path}: {error}", path=path, file=record.name) from None
     except FileNotFoundError:
@@ -392,13 +392,16 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
     leaf, detail = "", ""
     entries = {
         one.name: _EntryRecord(
-            one.dtype, one.shape, found.num_bytes + one.begin, found.num_bytes + one.end
+            one.dtype,
+            one.shape,
+            entries_here.num_bytes + one.begin,
+            entries_here.num_bytes + one.end,
         )
-        for one in found.entries
+        for one in entries_here.entries
     }
-    if found.num_bytes % PAGE_BYTES:
-        detail = f"has {found.num_bytes:,} bytes, no multiple of {PAGE_BYTES}"
-    elif found.metadata != data_metadata(checkpoint.commit.attempt):
+    if entries_here.num_bytes % PAGE_BYTES:
+        detail = f"has {entries_here.num_bytes:,} bytes, no multiple of {PAGE_BYTES}"
+    elif entries_here.metadata != data_metadata(checkpoint.commit.attempt):
         detail = f"is not of attempt {checkpoint.commit.attempt}"
     else:
         leaf, detail = _difference(entries, _expected(checkpoint, file))

@@ -53,9 +53,9 @@ def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) 
       SaveAbortedError: another process ended the attempt at once.
     """
     attempt = manifest.attempt
-    found = standing_commit(folder)
-    if found and found[1].attempt != attempt:
-        raise taken(folder, found[1])
+    standing = standing_commit(folder)
+    if standing and standing[1].attempt != attempt:
+        raise taken(folder, standing[1])
     try:
         _write_pending(folder, attempt, json.dumps(dict(owner), sort_keys=True).encode())
         # From here on the folder is not empty and stays. It may not be the one made above, and
@@ -204,20 +204,20 @@ def _write_index(folder: Folder, name: str, attempt: str, data: bytes) -> None:
 
 def _settled(folder: Folder, attempt: str) -> Commit | None:
     """Return this attempt's commit, durable and tidied; None if there is no COMMIT at all."""
-    found = standing_commit(folder)
-    if found is None:
+    standing = standing_commit(folder)
+    if standing is None:
         return None
-    if found[1].attempt != attempt:
-        raise taken(folder, found[1])
+    if standing[1].attempt != attempt:
+        raise taken(folder, standing[1])
     try:
         folder.sync()  # the process that linked it may have died before this
     except StorageError as error:  # PENDING stays: if a crash loses COMMIT, it is committed again
         raise in_doubt(error) from error.__cause__
     with contextlib.suppress(CheckpointError, OSError):  # it is saved; a later call tidies
         fault_points.reach("save.committed", None)
-        tidy(folder, found[1])
+        tidy(folder, standing[1])
         fault_points.reach("save.tidied", None)
-    return found[1]
+    return standing[1]
 
 
 def is_standing(folder: Folder, attempt: str) -> bool:

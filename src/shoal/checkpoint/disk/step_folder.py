@@ -169,15 +169,15 @@ def committed(folder: Folder) -> Commit | None:
       CorruptCheckpointError: it contradicts itself, the names and sizes of files it vouches for, or
         the name of the directory, which belongs to another step.
     """
-    found = standing_commit(folder)
-    while found:
-        name, commit = found
+    standing = standing_commit(folder)
+    while standing:
+        name, commit = standing
         check_place(folder.path, commit.step, name)
         wrong = _missing_or_cut(folder, commit)
         if wrong is None:
             return commit
-        before, found = found, standing_commit(folder)
-        if found and found[1] == before[1]:  # otherwise it was deleted concurrently
+        before, standing = standing, standing_commit(folder)
+        if standing and standing[1] == before[1]:  # otherwise it was deleted concurrently
             raise wrong
     return None
 

@@ -110,8 +110,8 @@ def delete_committed(folder: Folder, attempt: str) -> bool:
     if folder.is_link():
         folder.remove_link()
         return True
-    found = standing_commit(folder)
-    if found and found[0] == COMMIT and found[1].attempt == attempt:
+    standing = standing_commit(folder)
+    if standing and standing[0] == COMMIT and standing[1].attempt == attempt:
         if KEEP in folder.names():
             return False
         # Without COMMIT, a PENDING left behind by a crash could be committed again.

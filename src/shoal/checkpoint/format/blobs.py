@@ -88,18 +88,18 @@ def decode_tree(
     """
     file = file or "a process's own value"
     view = memoryview(blob)
-    found = header.parse_header(view, len(view), file)
-    if found.metadata.keys() != {"format", "tree", "leaves"}:
+    parsed = header.parse_header(view, len(view), file)
+    if parsed.metadata.keys() != {"format", "tree", "leaves"}:
         raise CorruptCheckpointError(f"{file} does not hold a tree of values", file=file)
-    structure, count = decode_structure(header.strict_json(found.metadata["tree"], file), file)
-    record = header.strict_json(found.metadata["leaves"], file)
-    if found.metadata["format"] != _FORMAT or type(record) is not list or len(record) != count:
+    structure, count = decode_structure(header.strict_json(parsed.metadata["tree"], file), file)
+    record = header.strict_json(parsed.metadata["leaves"], file)
+    if parsed.metadata["format"] != _FORMAT or type(record) is not list or len(record) != count:
         raise CorruptCheckpointError(f"{file} does not hold a tree of values", file=file)
-    entries = {entry.name: entry for entry in found.entries}
+    entries = {entry.name: entry for entry in parsed.entries}
     leaves = []
     for name, one in zip(names_of(structure), record, strict=True):
         try:
-            leaves.append(_leaf(one, entries.pop(name, None), view[found.num_bytes :]))
+            leaves.append(_leaf(one, entries.pop(name, None), view[parsed.num_bytes :]))
         except (UsageError, ValueError, TypeError) as why:
             raise CorruptCheckpointError(f"{file}: {name}: {why}", file=file, leaf=name) from None
     if entries:

@@ -77,16 +77,16 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def _leaf_json(leaf: LeafRecord) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": leaf.name, "kind": leaf.kind}
+    record: dict[str, Any] = {"name": leaf.name, "kind": leaf.kind}
     if leaf.dtype:
-        found |= {"dtype": leaf.dtype, "shape": leaf.shape}
+        record |= {"dtype": leaf.dtype, "shape": leaf.shape}
     if leaf.kind == "key":
-        found |= {"words": leaf.words, "impl": leaf.impl}
+        record |= {"words": leaf.words, "impl": leaf.impl}
     if leaf.layout:
-        found["layout"] = leaf.layout
+        record["layout"] = leaf.layout
     if leaf.value is not None:
-        found["value"] = leaf.value
-    return found
+        record["value"] = leaf.value
+    return record
 
 
 def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
@@ -224,11 +224,11 @@ def metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
     Raises:
       UsageError: one is not a number, or they are too large.
     """
-    found = {name: _metric(name, value) for name, value in metrics.items()}
-    check_json(found, "metrics")
-    if len(_line(found).encode()) > METRICS_BYTES:
+    numbers = {name: _metric(name, value) for name, value in metrics.items()}
+    check_json(numbers, "metrics")
+    if len(_line(numbers).encode()) > METRICS_BYTES:
         raise UsageError(f"metrics have more than {METRICS_BYTES} bytes as JSON; keep fewer")
-    return found
+    return numbers
 
 
 def _metric(name: str, value: Any) -> float | str:
@@ -277,9 +277,9 @@ def _blob(fields: Fields, key: str, name: str) -> Blob:
 
 
 def _metrics(fields: Fields) -> Mapping[str, float]:
-    found = fields.mapping("metrics")
-    fields.expect("metrics", all(map(is_text, found)), "not text")
-    for value in found.values():
+    numbers = fields.mapping("metrics")
+    fields.expect("metrics", all(map(is_text, numbers)), "not text")
+    for value in numbers.values():
         right = type(value) is float or value in ("nan", "inf", "-inf")
         fields.expect("metrics", right, "no numbers")
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in numbers.items()}

@@ -185,5 +185,5 @@ def layout_and_memory(text: str) -> tuple[str, str]:
     >>> layout_and_memory("x, - @ x=4 in pinned_host"), layout_and_memory("x @ x=4")
     (('x, - @ x=4', 'pinned_host'), ('x @ x=4', ''))
     """
-    found = _MEMORY.fullmatch(text)
-    return (found[1], found[2]) if found else (text, "")
+    match = _MEMORY.fullmatch(text)
+    return (match[1], match[2]) if match else (text, "")

@@ -131,26 +131,31 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
         raise CorruptCheckpointError(
             f"{file} is damaged: it does not end with the SHA-256 of the bytes before it", file=file
         )
-    found = header.parse_header(data, len(data), file)
+    parsed = header.parse_header(data, len(data), file)
     head = {
         key: strict_json(one, file) if key in _AS_JSON else one
-        for key, one in found.metadata.items()
+        for key, one in parsed.metadata.items()
     }
     fields = Fields(head, file)
     names = (*_COLUMNS, *(["first_block"] if kind == "index" else []), "block_hash", _SEAL)
     if check_version(fields, kind):
         fields.only(_KEYS)
-        if set(names) != {entry.name for entry in found.entries}:
+        if set(names) != {entry.name for entry in parsed.entries}:
             fields.refuse(f"lacks one of the tables {', '.join(names)}")
     tables: dict[str, Array] = {}
-    for entry in found.entries:
+    for entry in parsed.entries:
         if entry.dtype not in ("I64", "U64") or max(entry.shape, default=0) > len(data):
             continue
-        at = found.num_bytes + entry.begin
+        at = parsed.num_bytes + entry.begin
         dtype = np.dtype("<i8" if entry.dtype == "I64" else "<u8")
         count = (entry.end - entry.begin) // 8
         tables[entry.name] = np.frombuffer(data, dtype, count, at).reshape(entry.shape)
-    if not found.entries or found.entries[-1] != (_SEAL, "U8", (SEAL_BYTES,), *_last(found, data)):
+    if not parsed.entries or parsed.entries[-1] != (
+        _SEAL,
+        "U8",
+        (SEAL_BYTES,),
+        *_last(parsed, data),
+    ):
         fields.refuse("does not end with its own hash")
     return fields, tables
 
@@ -164,7 +169,7 @@ def _files(fields: Fields) -> tuple[FileRecord, ...]:
     """Return the files; their names are derived, so no path can leave the directory."""
     listed = fields.found.get("files")
     attempt = fields.attempt()
-    found: list[FileRecord] = []
+    records: list[FileRecord] = []
     number = 0
     for one in listed if type(listed) is list else [None]:
         if type(one) is not list or [type(value) for value in one] != [str, int, int]:
@@ -172,15 +177,15 @@ def _files(fields: Fields) -> tuple[FileRecord, ...]:
         name, num_bytes, process = one
         if not (0 <= num_bytes < LARGEST and 0 <= process < 1 << 31):
             fields.refuse(f"lists a file of {num_bytes} bytes of process {process}")
-        number = number + 1 if found and found[-1].process == process else 0
-        if found and process < found[-1].process:
+        number = number + 1 if records and records[-1].process == process else 0
+        if records and process < records[-1].process:
             fields.refuse("lists files not in the order of their processes")
         of = _DIGITS.match(name.partition("-of-")[2])
         wanted = data_name(attempt, process, int(of.group()) if of else 0, number)
         if name != wanted:
             fields.refuse(f"lists a file {name[:100]!r} that should be {wanted!r}")
-        found.append(FileRecord(name, num_bytes, process))
-    return tuple(found)
+        records.append(FileRecord(name, num_bytes, process))
+    return tuple(records)
 
 
 def _checked(

@@ -329,11 +329,13 @@ class Checkpoints(ReadOnlyHistory):
         """
         restore = self._restoring("resume", target, timeout_s, options)
         ask, damaged = partial(self._result_of_lead, "resume"), self._saver.damaged
-        found = restored(self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt)
-        is_new = found is None
-        if found is None:  # `init` may itself be collective
-            found = -1, init() if callable(init) else init
-        number, state = found
+        step_and_state = restored(
+            self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt
+        )
+        is_new = step_and_state is None
+        if step_and_state is None:  # `init` may itself be collective
+            step_and_state = -1, init() if callable(init) else init
+        number, state = step_and_state
         check = partial(
             check_resumable, state, self._root, target, options,
             processes=self._group.count, is_new=is_new,
@@ -524,15 +526,15 @@ def restored(
     gone: tuple[int, CheckpointError] | None = None
     while True:
         spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"skipped: {sorted(passed)}")
-        step, found = from_lead(spec, partial(_look, root, skip_corrupt, passed))
+        step, step_and_state = from_lead(spec, partial(_look, root, skip_corrupt, passed))
         if gone is not None and step in (gone[0], None):  # it stands, or nothing else does
             raise gone[1]
-        faults = dict(found)
+        faults = dict(step_and_state)
         _warn(faults)
         try:
-            found = None if step is None else (step, restore(step))
+            step_and_state = None if step is None else (step, restore(step))
             damaged.discard(step)
-            return found
+            return step_and_state
         except (
             NotCommittedError,
             NotSharedError,

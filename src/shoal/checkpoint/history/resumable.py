@@ -64,16 +64,20 @@ def check_resumable(
         )
     try:
         wishes = wishes_of(request, manifest)
-        found = _Differences(state, read, wishes, request, manifest).lines
+        differences = _Differences(state, read, wishes, request, manifest).lines
     except RestoreMismatchError as error:
         error.args = (f"{detail}\n{error}",)
         raise
     except UsageError as error:  # a class takes no such children
-        found = [str(error)]
-    if found:
-        more = [f"and {len(found) - _MOST_LISTED} more"] if len(found) > _MOST_LISTED else []
-        lines = "\n".join(f"  - {line}" for line in [*found[:_MOST_LISTED], *more])
-        raise RestoreMismatchError(f"{detail}\n{lines}", problems=found)
+        differences = [str(error)]
+    if differences:
+        more = (
+            [f"and {len(differences) - _MOST_LISTED} more"]
+            if len(differences) > _MOST_LISTED
+            else []
+        )
+        lines = "\n".join(f"  - {line}" for line in [*differences[:_MOST_LISTED], *more])
+        raise RestoreMismatchError(f"{detail}\n{lines}", problems=differences)
 
 
 class _Differences:

@@ -50,7 +50,7 @@ def fill(
 
     Values that need temporary memory are read in several rounds.
     """
-    found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
     read_bytes = 0
     for numbers in _rounds(fillings, max_host_bytes):
         wants, casts = _sorted(checkpoint, [w for n in numbers for w in fillings[n].wants])
@@ -59,12 +59,12 @@ def fill(
         read_bytes += read_boxes(checkpoint, wants, most_bytes=left, progress=progress)
         read_bytes += _read_casts(checkpoint, casts, left, progress)
         for number in numbers:
-            found[number] = fillings[number].finish()
+            values[number] = fillings[number].finish()
             fillings[number].wants.clear()
         if extra:  # a transfer to a device holds its source until it is done
             for number in numbers:
-                getattr(found[number], "block_until_ready", int)()
-    return [found[number] for number in range(len(fillings))], read_bytes
+                getattr(values[number], "block_until_ready", int)()
+    return [values[number] for number in range(len(fillings))], read_bytes
 
 
 def _sorted(checkpoint: Checkpoint, wants: list[Want]) -> tuple[list[Want], list[Want]]:

@@ -201,11 +201,11 @@ class Restore:
     def _same(self, answers: Mapping[int, bytes]) -> None:
         """Raise unless all processes see the same checkpoint."""
         sides: dict[str, tuple[int, ...]] = {}
-        found = {process: json.loads(answers[process]) for process in sorted(answers)}
-        if len({(seen["attempt"], seen["index"]) for seen in found.values()}) == 1:
+        views = {process: json.loads(answers[process]) for process in sorted(answers)}
+        if len({(seen["attempt"], seen["index"]) for seen in views.values()}) == 1:
             return  # even if their paths differ
-        is_one = len({seen["path"] for seen in found.values()}) == 1
-        for process, seen in found.items():
+        is_one = len({seen["path"] for seen in views.values()}) == 1
+        for process, seen in views.items():
             text = f"step {seen['step']}, attempt {seen['attempt']}, index {seen['index'][:12]}"
             text += "" if is_one else f", at {seen['path']}"
             sides[text] = (*sides.get(text, ()), process)

@@ -63,10 +63,10 @@ class TargetOptions(NamedTuple):
         if self.rename is None:
             return name
         if callable(self.rename):
-            found = self.rename(name)
-            if not isinstance(found, str):
-                raise UsageTypeError(f"restore: rename({name!r}) returned {found!r}, not a name")
-            return found
+            renamed = self.rename(name)
+            if not isinstance(renamed, str):
+                raise UsageTypeError(f"restore: rename({name!r}) returned {renamed!r}, not a name")
+            return renamed
         prefix = governing(self.rename, name)
         if prefix is None:
             return name

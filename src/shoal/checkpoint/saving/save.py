@@ -174,14 +174,14 @@ def _step(operation: str, step: object, path: str) -> int | None:
 
 
 def _metrics(operation: str, metrics: Mapping[str, float] | None) -> dict[str, float]:
-    found = {}
+    numbers = {}
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
             raise UsageTypeError(f"{operation}: metrics: the name {name!r} must be a string")
         if isinstance(value, bool | str | bytes):
             raise UsageTypeError(f"{operation}: metrics: {name}={value!r} must be a number")
         try:
-            found[name] = float(value)
+            numbers[name] = float(value)
         except (TypeError, ValueError):
             raise UsageTypeError(
                 f"{operation}: metrics: {name}={value!r} must be a number"
@@ -189,7 +189,7 @@ def _metrics(operation: str, metrics: Mapping[str, float] | None) -> dict[str, f
         except OverflowError:
             raise UsageError(f"{operation}: metrics: {name} is too large for a float") from None
     try:
-        metrics_json(found)
+        metrics_json(numbers)
     except UsageError as error:
         raise UsageError(f"{operation}: {error}") from None
-    return found
+    return numbers

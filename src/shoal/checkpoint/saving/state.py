@@ -290,11 +290,11 @@ def _spread(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> Sp
 
 def _local_boxes(value: jax.Array, words: tuple[int, ...]) -> tuple[LocalBox, ...]:
     """Return the distinct boxes on this process's devices."""
-    found: dict[Box, LocalBox] = {}
+    by_box: dict[Box, LocalBox] = {}
     for place, shard in enumerate(value.addressable_shards):
         box = _box(shard.index, value.shape + words)
-        found.setdefault(box, LocalBox(box, place, shard.device))
-    return tuple(found[box] for box in sorted(found))
+        by_box.setdefault(box, LocalBox(box, place, shard.device))
+    return tuple(by_box[box] for box in sorted(by_box))
 
 
 def _box(index: Iterable[slice], sizes: tuple[int, ...]) -> Box:

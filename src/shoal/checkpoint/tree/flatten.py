@@ -317,10 +317,10 @@ def _built(branch: Branch, children: tuple[Any, ...], nodes: Nodes | None) -> An
 def loaded(name: str) -> type | None:
     """Return the class of that name if it is already loaded. Runs no module's code."""
     module, _, qualified = name.partition(":")
-    found: Any = sys.modules.get(module)
+    candidate: Any = sys.modules.get(module)
     for part in qualified.split("."):
-        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
-    return found if isinstance(found, type) else None
+        candidate = vars(candidate).get(part) if isinstance(candidate, ModuleType | type) else None
+    return candidate if isinstance(candidate, type) else None
 
 
 # ---- A leaf with a different value on every process.

@@ -123,18 +123,18 @@ def encode_structure(structure: Structure) -> Any:
     """Encode a structure as JSON: a leaf is its number, a node an object."""
     if isinstance(structure, int):
         return structure
-    found: dict[str, Any] = {"kind": structure.kind}
+    node: dict[str, Any] = {"kind": structure.kind}
     if structure.kind in _TYPED:
-        found["type"] = structure.type
+        node["type"] = structure.type
     if structure.kind not in KEYLESS:
-        found["keys"] = [component(key) for key in structure.keys]
+        node["keys"] = [component(key) for key in structure.keys]
     if structure.static is not None:
         try:
-            found["static"] = plain_json(structure.static)
+            node["static"] = plain_json(structure.static)
         except UsageError:
-            found["opaque"] = True
-    found["children"] = [encode_structure(child) for child in structure.children]
-    return found
+            node["opaque"] = True
+    node["children"] = [encode_structure(child) for child in structure.children]
+    return node
 
 
 def decode_structure(found: Any, file: str) -> tuple[Structure, int]:

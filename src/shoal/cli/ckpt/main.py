@@ -65,12 +65,12 @@ def ls(
     Example:
       shoal ckpt ls run/
     """
-    found = [_facts(entry) for entry in look_at(path).entries]
+    rows = [_facts(entry) for entry in look_at(path).entries]
     if as_json:
-        print_json(found)
+        print_json(rows)
     else:
-        _show(found)
-    if any(one["state"] == "damaged" for one in found):
+        _show(rows)
+    if any(one["state"] == "damaged" for one in rows):
         raise typer.Exit(CorruptCheckpointError.exit_code)
 
 
@@ -191,10 +191,10 @@ def show(
       shoal ckpt show run/
       shoal ckpt show run/ --step 40 --leaf 'params/**'
     """
-    found = info_of(one_of(look_at(path, step)).folder)
-    names = leaf_names(leaf, found.leaves)
-    chosen = [one for name, one in found.leaves.items() if name in names]
-    facts = found.to_json()
+    info = info_of(one_of(look_at(path, step)).folder)
+    names = leaf_names(leaf, info.leaves)
+    chosen = [one for name, one in info.leaves.items() if name in names]
+    facts = info.to_json()
     if as_json:
         print_json({**facts, "leaves": [one.to_json() for one in chosen]})
         return
@@ -256,16 +256,16 @@ def diff(
       1   they differ; or one of them is not committed
     """
     pair = [open_folder(one_of(look_at(path)).folder) for path in (first, second)]
-    found = _differences(pair[0], pair[1], leaf)
+    differences = _differences(pair[0], pair[1], leaf)
     if as_json:
-        print_json({"equal": not found, "differences": found})
+        print_json({"equal": not differences, "differences": differences})
     else:
-        for one in found[:_SHOWN]:
+        for one in differences[:_SHOWN]:
             print(safe(f"{one['leaf']}: {one['words']}"))
-        if len(found) > _SHOWN:
-            print(f"and {len(found) - _SHOWN} more leaves")
-        print(f"{len(found)} differ" if found else "equal, bit by bit")
-    if found:
+        if len(differences) > _SHOWN:
+            print(f"and {len(differences) - _SHOWN} more leaves")
+        print(f"{len(differences)} differ" if differences else "equal, bit by bit")
+    if differences:
         raise typer.Exit(1)
 
 

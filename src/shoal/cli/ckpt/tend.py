@@ -228,16 +228,16 @@ def verify(
 
 def _committed(place: FoundPath) -> list[FoundCheckpoint]:
     """Return the checkpoints that have a COMMIT, valid or not."""
-    found = []
+    checkpoints = []
     for entry in place.entries:
         try:
             is_there = committed(entry.folder) is not None
         except (CorruptCheckpointError, UnsupportedCheckpointError):
             is_there = True
-        found += [entry] if is_there else []
-    if not found:
+        checkpoints += [entry] if is_there else []
+    if not checkpoints:
         raise nothing_committed(place)
-    return found
+    return checkpoints
 
 
 def _verified(entry: FoundCheckpoint) -> tuple[dict[str, Any], int]:

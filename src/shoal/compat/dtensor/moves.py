@@ -176,14 +176,18 @@ def check_layout(tensor: Any, layout: Layout) -> None:
 
     Mesh names are not compared: an array has none.
     """
-    found = fetch_layout(tensor)
+    actual = fetch_layout(tensor)
     wanted = layout_for("check_layout", value_of(tensor), layout)
     # the layout of an array on one device says nothing of its dims
     is_any_rank = layout.type == LayoutType.SINGLE_DEVICE
-    is_same = found is not None and (is_any_rank or found.sharding_specs == layout.sharding_specs)
-    if found is None or not is_same or named_sharding(found.shoal_layout) != named_sharding(wanted):
+    is_same = actual is not None and (is_any_rank or actual.sharding_specs == layout.sharding_specs)
+    if (
+        actual is None
+        or not is_same
+        or named_sharding(actual.shoal_layout) != named_sharding(wanted)
+    ):
         raise UsageError(
-            f"dtensor.check_layout: Layout of tensor: {found}, did not match expected layout: "
+            f"dtensor.check_layout: Layout of tensor: {actual}, did not match expected layout: "
             f"{layout}"
         )
 

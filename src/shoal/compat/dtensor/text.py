@@ -122,18 +122,20 @@ def _name_problems(name: object) -> list[str]:
 
 def _dim_problems(dims: Sequence[tuple[Any, int]]) -> list[str]:
     names = [name for name, _ in dims]
-    found: list[str] = []
+    problems: list[str] = []
     for name in dict.fromkeys(map(str, names)):
         if name in RESERVED or not _NAME.fullmatch(name) or not name.isprintable():
-            found.append(f"dimension name {name!r} is reserved, or the mesh's text cannot hold it")
+            problems.append(
+                f"dimension name {name!r} is reserved, or the mesh's text cannot hold it"
+            )
     if len(set(map(str, names))) < len(names):
-        found.append(f"dimension names are repeated: {', '.join(map(str, names))}")
-    found += [
+        problems.append(f"dimension names are repeated: {', '.join(map(str, names))}")
+    problems += [
         WrongType(f"dimension name {name!r} must be a string")
         for name in names
         if not isinstance(name, str)
     ]
-    return found
+    return problems
 
 
 def _id_problems(ids: Sequence[int]) -> list[str]:
@@ -183,25 +185,25 @@ def _full(spec: DeviceSpec) -> DeviceSpec:
 def _local_problems(
     ids: Sequence[int], owned: Sequence[int], devices: Sequence[DeviceSpec]
 ) -> list[str]:
-    found = []
+    problems = []
     distinct = set(devices)
     is_host = len(distinct) == 1 and devices[0].device_type == "CPU"  # a virtual host mesh
     if len(distinct) < len(devices) and not is_host:
         shown = sorted({d.to_string() for d in devices if list(devices).count(d) > 1})
-        found.append(f"Duplicate devices found in mesh specification {shown[:8]}")
+        problems.append(f"Duplicate devices found in mesh specification {shown[:8]}")
     if len(owned) != len(devices):
-        found.append(f"{len(owned)} local_device_ids for {len(devices)} local_devices")
-    return found
+        problems.append(f"{len(owned)} local_device_ids for {len(devices)} local_devices")
+    return problems
 
 
 def _where_problems(ids: Sequence[int], owned: Sequence[int]) -> list[str]:
-    found = ["local_device_ids are repeated"] if len(set(owned)) < len(owned) else []
+    problems = ["local_device_ids are repeated"] if len(set(owned)) < len(owned) else []
     known = range(ids[0], ids[0] + len(ids)) if len(ids) else range(0)
     if strange := [one for one in owned if one not in known]:
-        found.append(f"local_device_ids {strange[:8]} are not among the global_device_ids")
+        problems.append(f"local_device_ids {strange[:8]} are not among the global_device_ids")
     if owned and len(ids) % len(owned):
-        found.append(f"Uneven local clusters: {len(ids)} global and {len(owned)} local devices")
-    return found
+        problems.append(f"Uneven local clusters: {len(ids)} global and {len(owned)} local devices")
+    return problems
 
 
 def _type_problems(devices: Sequence[DeviceSpec], use_xla_spmd: bool) -> list[str]:

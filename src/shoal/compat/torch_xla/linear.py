@@ -54,8 +54,8 @@ class XLAPatchedLinear:
     @staticmethod
     def backward(ctx: SimpleNamespace, grad_output: Any) -> tuple[Any, Any, Any]:
         """Return the cotangents of input, weight and bias."""
-        found = ctx.back(grad_output)
-        return found if len(found) == 3 else (*found, None)
+        cotangents = ctx.back(grad_output)
+        return cotangents if len(cotangents) == 3 else (*cotangents, None)
 
 
 @traced
@@ -227,14 +227,14 @@ def _forward_of(m: Any) -> Callable[..., Any]:
 
 def _parts(module: Any) -> list[Any]:
     """Return a module and all of its parts, each once."""
-    found: dict[int, Any] = {}
+    parts: dict[int, Any] = {}
     left = [module]
     while left:
         part = left.pop()
-        if id(part) not in found:
-            found[id(part)] = part
+        if id(part) not in parts:
+            parts[id(part)] = part
             left += reversed(_inner(part))
-    return list(found.values())
+    return list(parts.values())
 
 
 def _inner(module: Any) -> list[Any]:

@@ -76,16 +76,16 @@ def places_of(topology: Topology, mesh: Mesh) -> dict[str, Any]:
     boxes = grounds(topology)
     where = stands(boxes)
     index = where.find(mesh.device_ids.ravel()).reshape(mesh.shape)
-    found: dict[str, Any] = {}
+    places: dict[str, Any] = {}
     if rank := boxes[0].rank:
         origins = np.array([box.origin for box in boxes])[where.grounds[index]]
-        found["coords"] = (where.places[index][..., :3] + origins)[..., :rank].tolist()
-        found["cores"] = where.places[index][..., 3].tolist()
+        places["coords"] = (where.places[index][..., :3] + origins)[..., :rank].tolist()
+        places["cores"] = where.places[index][..., 3].tolist()
     if len(boxes) > 1:
-        found["slices"] = where.grounds[index].tolist()
+        places["slices"] = where.grounds[index].tolist()
     facts = ("longest", "total", "crossings")
     axes = axes_of(mesh, where, boxes)
-    return found | {"rings": {a.name: {f: getattr(a, f) for f in facts} for a in axes}}
+    return places | {"rings": {a.name: {f: getattr(a, f) for f in facts} for a in axes}}
 
 
 class _Drawing:

@@ -75,24 +75,24 @@ def chip_title(scene: Scene, chip: Chip) -> str:
 
 def _signs(scene: Scene) -> list[str]:
     """Return the explanations of fills, outlines and dashes."""
-    found = []
+    signs = []
     busiest = next((axis for axis in reversed(scene.axes) if axis.size > 1), None)
     if busiest and scene.num_groups > 1:
         again = f"; fills repeat after {FILLS}" if scene.num_groups > FILLS else ""
-        found.append(
+        signs.append(
             f"Same fill: same ring of {quote(busiest.name)}, {scene.num_groups} in all{again}"
         )
     if scene.hosts:
-        found.append(
+        signs.append(
             "Outline: the chips of one host" if scene.unit == "chip" else "Outline: a host"
         )
     if any(link.wraps for link in scene.links) or any(one.wraps for one in scene.bundles):
-        found.append("Dashed: a link that wraps, on to the other end of its line")
+        signs.append("Dashed: a link that wraps, on to the other end of its line")
     if any(any(one.around) or one.start.panel != one.end.panel for one in scene.arrows):
-        found.append(f"Short arrows: a hop leaves one {scene.unit} and enters the next")
+        signs.append(f"Short arrows: a hop leaves one {scene.unit} and enters the next")
     if scene.bundles:
-        found.append("Thick: the links between the chips of two planes, one for each")
-    return found
+        signs.append("Thick: the links between the chips of two planes, one for each")
+    return signs
 
 
 def _leaves(part: LinkMark | Bundle | Arrow) -> bool:

@@ -244,12 +244,12 @@ def open_ports(host: str, port: int) -> socket.socket:
 
 def strange_address(host: str) -> str:
     """Return a note if the name by which others reach this host seems to be another host's."""
-    found = resolve(host, _RESOLVER_S)
-    if not found.addresses:
-        return f"the name {host!r} does not resolve on this host: {found.error}"
-    if bind_error(found.addresses[0], 0) != errno.EADDRNOTAVAIL:
+    resolved = resolve(host, _RESOLVER_S)
+    if not resolved.addresses:
+        return f"the name {host!r} does not resolve on this host: {resolved.error}"
+    if bind_error(resolved.addresses[0], 0) != errno.EADDRNOTAVAIL:
         return ""
-    named = host if host == found.addresses[0] else f"{host} ({found.addresses[0]})"
+    named = host if host == resolved.addresses[0] else f"{host} ({resolved.addresses[0]})"
     return f"{named} is not an address of this host: is --node-rank 0 meant for another one?"
 
 

@@ -122,15 +122,15 @@ class Topology(abc.ABC):
             stored(processes, self._processes(), "processes", problems),
         )
         raise_all(type(self).__name__, problems)
-        found = dataclasses.replace(self, numbering=new)  # type: ignore[type-var]
+        renumbered = dataclasses.replace(self, numbering=new)  # type: ignore[type-var]
         if listed is None:
-            return found
-        order = stored(listed, found.listed_ids, "listed", problems, distinct=True)
-        if not problems and not np.array_equal(np.sort(listed), np.sort(found.listed_ids)):
+            return renumbered
+        order = stored(listed, renumbered.listed_ids, "listed", problems, distinct=True)
+        if not problems and not np.array_equal(np.sort(listed), np.sort(renumbered.listed_ids)):
             problems.append("listed must be the ids of the devices, each once")
         raise_all(type(self).__name__, problems)
         new = dataclasses.replace(new, listed=order)
-        return dataclasses.replace(found, numbering=new)  # type: ignore[type-var]
+        return dataclasses.replace(renumbered, numbering=new)  # type: ignore[type-var]
 
 
 @dataclasses.dataclass(frozen=True)

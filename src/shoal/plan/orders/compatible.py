@@ -33,22 +33,26 @@ class OrderOptions(NamedTuple):
     def problems(self) -> list[str]:
         """Report options that cannot be combined."""
         library = self.library
-        found = not_flags(contiguous_submeshes=self.contiguous)
+        problems_found = not_flags(contiguous_submeshes=self.contiguous)
         if self.allow_split is not None:
-            found += not_flags(allow_split_physical_axes=self.allow_split)
+            problems_found += not_flags(allow_split_physical_axes=self.allow_split)
         if library is not None and not callable(library):
-            found += not_one_of("compatible_with", library, LIBRARIES)
-        if found:
-            return found
+            problems_found += not_one_of("compatible_with", library, LIBRARIES)
+        if problems_found:
+            return problems_found
         if self.contiguous and library in ("torch_xla", "dtensor"):
-            found.append(f"contiguous_submeshes has no effect under compatible_with={library!r}")
+            problems_found.append(
+                f"contiguous_submeshes has no effect under compatible_with={library!r}"
+            )
         if self.rings is not None and library != "dtensor":
-            found.append("rings requires compatible_with='dtensor'")
+            problems_found.append("rings requires compatible_with='dtensor'")
         if self.rings is not None and not isinstance(self.rings, dtensor_order.Rings):
-            found.append(f"rings={self.rings!r} must be a placement.Rings")
+            problems_found.append(f"rings={self.rings!r} must be a placement.Rings")
         if self.allow_split is not None and library == "dtensor":
-            found.append("allow_split_physical_axes has no effect under compatible_with='dtensor'")
-        return found
+            problems_found.append(
+                "allow_split_physical_axes has no effect under compatible_with='dtensor'"
+            )
+        return problems_found
 
     def order(
         self, topology: Topology, sizes: Sequence[int], outer: Sequence[int] | None

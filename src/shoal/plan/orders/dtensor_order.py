@@ -97,23 +97,23 @@ def _problems(
     bounds: tuple[int, ...],
     host: tuple[int, ...],
 ) -> list[str]:
-    found = []
+    problems = []
     if abs(dims) > len(sizes):
-        found.append(f"dims={dims}, and the mesh has {len(sizes)} axes")
+        problems.append(f"dims={dims}, and the mesh has {len(sizes)} axes")
     if sorted(rings.axes) != sorted(_AXES):
-        found.append(f"axes={tuple(rings.axes)} must be x, y, z and core, each once")
+        problems.append(f"axes={tuple(rings.axes)} must be x, y, z and core, each once")
     if whole[3] > 2:
-        found.append(f"chips must have one or two cores, and these have {whole[3]}")
+        problems.append(f"chips must have one or two cores, and these have {whole[3]}")
     if len(bounds) != 4:
-        found.append(f"bounds={bounds} must be four numbers: x, y, z, core")
+        problems.append(f"bounds={bounds} must be four numbers: x, y, z, core")
     elif any(part < 1 or all_ % part for all_, part in zip(whole, bounds, strict=True)):
-        found.append(f"bounds={bounds} must divide the slice's {text_of(whole)} (x, y, z, core)")
+        problems.append(f"bounds={bounds} must divide the slice's {text_of(whole)} (x, y, z, core)")
     elif any(part % own for part, own in zip(bounds, host, strict=True)):
-        found.append(
+        problems.append(
             f"a ring's box of {text_of(bounds)} splits hosts of {text_of(host)}; allow that with "
             "can_split_host_across_rings=True"
         )
-    return found
+    return problems
 
 
 def _enumerated(

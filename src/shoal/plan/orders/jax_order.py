@@ -267,7 +267,7 @@ def _split_order(physical: IntArray, sizes: Sizes) -> tuple[IntArray, IntArray]:
 def _shares(shape: Sizes, used: IntArray, size: int) -> set[tuple[int, ...]]:
     """Return the ways to spread an axis over the rest of each dim."""
     wanted = _factors(size)
-    found = {tuple(1 for _ in shape)}
+    shares = {tuple(1 for _ in shape)}
     for factor in dict.fromkeys(wanted):
         places = [
             dim
@@ -276,12 +276,12 @@ def _shares(shape: Sizes, used: IntArray, size: int) -> set[tuple[int, ...]]:
             if own == factor
         ]
         picks = set(itertools.combinations(places, wanted.count(factor)))
-        found = {
+        shares = {
             tuple(part * factor ** pick.count(dim) for dim, part in enumerate(share))
-            for share in found
+            for share in shares
             for pick in picks
         }
-    return found
+    return shares
 
 
 def _factors(number: int) -> list[int]:

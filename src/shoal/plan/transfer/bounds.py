@@ -143,24 +143,24 @@ def bounds(
     return bounds_of(move, regions_of(move), where)
 
 
-def bounds_of(move: Move, found: Regions, where: Places) -> Bounds:
+def bounds_of(move: Move, pieces: Regions, where: Places) -> Bounds:
     """Return the bounds of a move that has been checked, given its regions and its devices."""
     item_bytes = move.item_bytes
-    old = _shards(move.shape, found.source_counts)
-    new = _shards(move.shape, found.target_counts)
+    old = _shards(move.shape, pieces.source_counts)
+    new = _shards(move.shape, pieces.target_counts)
     before, after, received = np.zeros((3, len(where.devices)), np.int64)
-    before[where.at(found.holders)] = old.volume[:, None, None] * item_bytes
-    after[where.at(found.wanted)] = new.volume[:, None] * item_bytes
-    missing = new.volume[:, None] - found.elements_of(found.kept)
-    received[where.at(found.wanted)] = missing * item_bytes
+    before[where.at(pieces.holders)] = old.volume[:, None, None] * item_bytes
+    after[where.at(pieces.wanted)] = new.volume[:, None] * item_bytes
+    missing = new.volume[:, None] - pieces.elements_of(pieces.kept)
+    received[where.at(pieces.wanted)] = missing * item_bytes
     columns = (where.devices, where.hosts, received, before + after, np.maximum(before, after))
     devices = zip(*(column.tolist() for column in columns), strict=True)
     total = sum(missing.ravel().tolist())
-    if found.holders.shape[1] > 1:
-        total = _total_of_terms(found)
+    if pieces.holders.shape[1] > 1:
+        total = _total_of_terms(pieces)
     return Bounds(
         tuple(DeviceBound(*row) for row in devices),
-        tuple((host, count * item_bytes) for host, count in _entering(found, old, new, where)),
+        tuple((host, count * item_bytes) for host, count in _entering(pieces, old, new, where)),
         total * item_bytes,
     )
 
@@ -182,12 +182,12 @@ def _shards(sizes: Sequence[int], counts: Sequence[int]) -> _Shards:
     return _Shards(first, end, (end - first).prod(axis=1))
 
 
-def _total_of_terms(found: Regions) -> int:
+def _total_of_terms(pieces: Regions) -> int:
     """Return the messages of one element each that a pending reduction takes."""
-    terms, needers = found.holders.shape[1], found.wanted.shape[1]
-    holds_term = np.isin(found.cells, found.own)  # a device that needs it
+    terms, needers = pieces.holders.shape[1], pieces.wanted.shape[1]
+    holds_term = np.isin(pieces.cells, pieces.own)  # a device that needs it
     messages = terms + needers - 1 - holds_term.astype(np.int64)
-    return sum(map(operator.mul, found.num_elements.tolist(), messages.tolist()))
+    return sum(map(operator.mul, pieces.num_elements.tolist(), messages.tolist()))
 
 
 def _entering(

@@ -109,17 +109,17 @@ def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:
     near: dict[tuple[int, int], list[int]] = {}  # senders of a tile in a process
     for device in changing[::-1].tolist():
         near.setdefault((int(held[device]), int(processes[device])), []).append(device)
-    found: dict[int, int] = {}
+    sender_of: dict[int, int] = {}
     for receiver in changing.tolist():
         if have := near.get((int(wanted[receiver]), int(processes[receiver]))):
-            found[receiver] = have.pop()
+            sender_of[receiver] = have.pop()
     far: dict[int, list[int]] = {}
     for (tile, _), left in near.items():
         far.setdefault(tile, []).extend(left)
     for receiver in changing.tolist():
-        if receiver not in found:
-            found[receiver] = far[int(wanted[receiver])].pop()
-    return tuple((found[receiver], receiver) for receiver in changing.tolist())
+        if receiver not in sender_of:
+            sender_of[receiver] = far[int(wanted[receiver])].pop()
+    return tuple((sender_of[receiver], receiver) for receiver in changing.tolist())
 
 
 # A large move in chunks: the same steps on one part of the array after another.
@@ -166,15 +166,15 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     if largest <= CHUNK_BYTES or (len(steps) == 1 and _is_lean(steps[0], shape)):
         return None
     wanted = -(-largest * _PIECES // CHUNK_BYTES)
-    found = []
+    cuts = []
     for dim, size in enumerate(shape):
         tiles = math.lcm(*(layout.num_shards(dim) for layout in layouts))
         places = size // tiles if size % tiles == 0 else 1
         if places >= wanted:
             even = range(wanted, min(places, _MOST_TIMES * wanted) + 1)
             parts = next((parts for parts in even if places % parts == 0), wanted)
-            found.append(ChunkCut(dim, tiles, parts, places // parts, places % parts))
-    return next((chunks for chunks in found if chunks.width > 1), found[0] if found else None)
+            cuts.append(ChunkCut(dim, tiles, parts, places // parts, places % parts))
+    return next((chunks for chunks in cuts if chunks.width > 1), cuts[0] if cuts else None)
 
 
 def _is_lean(step: Step, shape: Sequence[int]) -> bool:

@@ -241,12 +241,12 @@ def _send(edge: ParcelSend, region: Region, item_bytes: int, devices: Sequence[i
     return Send(devices[edge.sender], devices[edge.receiver], region.box, num_bytes)
 
 
-def _keeps(found: Regions, item_bytes: int) -> tuple[KeptBox, ...]:
-    devices, cells = found.wanted.ravel(), found.kept.ravel()
+def _keeps(pieces: Regions, item_bytes: int) -> tuple[KeptBox, ...]:
+    devices, cells = pieces.wanted.ravel(), pieces.kept.ravel()
     order = np.argsort(devices)
     order = order[cells[order] >= 0]
-    sizes = (found.elements_of(cells[order]) * item_bytes).tolist()
-    boxes = map(found.box_of, cells[order].tolist())
+    sizes = (pieces.elements_of(cells[order]) * item_bytes).tolist()
+    boxes = map(pieces.box_of, cells[order].tolist())
     return tuple(map(KeptBox, devices[order].tolist(), boxes, sizes))
 
 

@@ -68,10 +68,12 @@ def raise_found(coordinator: Coordinator, caller: str, site: str) -> None:
     Raises:
       DivergenceError: processes have made different calls.
     """
-    found = coordinator.trails.take_found()
-    if found is not None:
-        point = Point(caller, found.group, site=site)
-        raise _explained(coordinator, point, TrailsDiffer(found.versions, found.lane), _SEARCH_S)
+    difference = coordinator.trails.take_found()
+    if difference is not None:
+        point = Point(caller, difference.group, site=site)
+        raise _explained(
+            coordinator, point, TrailsDiffer(difference.versions, difference.lane), _SEARCH_S
+        )
 
 
 def _end(side: TrailVersion) -> str:

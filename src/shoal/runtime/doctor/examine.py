@@ -221,12 +221,12 @@ def check_address(place: JobPlace) -> CheckResult:
     with contextlib.suppress(InitializeError):  # its words say the same as those below
         place = by_loopback(place)
     host, port = split_address(str(place.address))
-    found = reachability.resolve(host, _RESOLVER_S, retry_s=_NAME_S)
-    facts: dict[str, Any] = {"address": place.address, "resolves_to": list(found.addresses)}
-    if not found.addresses:
+    resolved = reachability.resolve(host, _RESOLVER_S, retry_s=_NAME_S)
+    facts: dict[str, Any] = {"address": place.address, "resolves_to": list(resolved.addresses)}
+    if not resolved.addresses:
         words = f"the name {host!r} of the coordinator {place.address} does not resolve on this "
         advice = f"set SHOAL_COORDINATOR=IP:{port}, or make the name known (DNS, /etc/hosts)"
-        return CheckResult(facts, (Finding("address", f"{words}host: {found.error}", advice),))
+        return CheckResult(facts, (Finding("address", f"{words}host: {resolved.error}", advice),))
     if place.process != 0 or place.jax_service is not None:  # this process does not listen there
         return CheckResult(facts)
     bind = place.bind_host or bind_host(host)
@@ -234,7 +234,7 @@ def check_address(place: JobPlace) -> CheckResult:
     facts["can_be_bound"] = number == 0
     if number:
         return CheckResult(facts, (_why_not_bound(address_text(bind, port), number),))
-    return CheckResult(facts, _strange_address(host, found.addresses[0]))
+    return CheckResult(facts, _strange_address(host, resolved.addresses[0]))
 
 
 def _strange_address(host: str, address: str) -> tuple[Finding, ...]:
@@ -347,13 +347,15 @@ def _state(launcher: Launcher, env: Environment, used: str) -> RuleState:
     except InitializeError as error:
         return RuleState(launcher.name, False, True, str(error))
     numbers = (*launcher.indices, *launcher.counts)
-    found = variables_of(whole, (*launcher.needs, *numbers, *launcher.same_index))
-    why_not = _why_not(launcher, found)
+    variables = variables_of(whole, (*launcher.needs, *numbers, *launcher.same_index))
+    why_not = _why_not(launcher, variables)
     if why_not:
-        return RuleState(launcher.name, False, bool(found), why_not)
+        return RuleState(launcher.name, False, bool(variables), why_not)
     if used:
-        return RuleState(launcher.name, False, True, f"{shown(found)}: {used} is further inside")
-    return RuleState(launcher.name, True, True, shown(found))
+        return RuleState(
+            launcher.name, False, True, f"{shown(variables)}: {used} is further inside"
+        )
+    return RuleState(launcher.name, True, True, shown(variables))
 
 
 def _why_not(launcher: Launcher, found: Mapping[str, str]) -> str:

@@ -36,11 +36,13 @@ _RESOLVE_S = 5.0
 def check_host() -> CheckResult:
     """Return the name of this host, and its addresses by that name."""
     name = socket.gethostname()
-    found = resolve(name, _RESOLVE_S)
-    facts = {"name": name, "addresses": list(found.addresses), "cores": num_cores()}
+    resolved = resolve(name, _RESOLVE_S)
+    facts = {"name": name, "addresses": list(resolved.addresses), "cores": num_cores()}
     words = why_no_loopback()
     findings = (Finding("host", words, LOOPBACK_ADVICE),) if words else ()
-    return CheckResult(facts if found.addresses else {**facts, "error": found.error}, findings)
+    return CheckResult(
+        facts if resolved.addresses else {**facts, "error": resolved.error}, findings
+    )
 
 
 def check_name(report: Report) -> CheckResult:

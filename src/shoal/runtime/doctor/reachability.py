@@ -44,19 +44,19 @@ def resolve(host: str, timeout_s: float, *, retry_s: float = 0.0) -> ResolvedNam
     >>> resolve("127.0.0.1", 5).addresses
     ('127.0.0.1',)
     """
-    found: list[ResolvedName] = []
+    answers: list[ResolvedName] = []
 
     def run() -> None:
         until = time.monotonic() + retry_s
         while not (answer := _resolve(host)).addresses and time.monotonic() < until:
             time.sleep(_AGAIN_S)
-        found.append(answer)
+        answers.append(answer)
 
     thread = threading.Thread(target=run, name="shoal resolves a name", daemon=True)
     thread.start()
     thread.join(timeout_s)
     late = ResolvedName((), f"the resolver did not answer within {timeout_s:g} s")
-    return found[0] if found else late
+    return answers[0] if answers else late
 
 
 def _resolve(host: str) -> ResolvedName:

@@ -536,20 +536,20 @@ def _other_self(coordinator: Coordinator, end: EndOfThis, own: Cause) -> Others:
 def _others(coordinator: Coordinator, members: Iterable[Member]) -> list[Others]:
     """Return what other processes did that did not fail by themselves, as far as it is known."""
     mine = coordinator.progress.point
-    found = []
+    others = []
     for member in members:
         one = ProcessSet([member.process])
         words = _headline_of(member)
         if member.state == "left":
-            found.append(Others(processes=one, state="left"))
+            others.append(Others(processes=one, state="left"))
         elif member.state == "failed" and not has_followed(words):
             kind, place = raised_at(words)
             at = f" ({place})" if place else ""
             then = f"then raised {kind.rpartition('.')[2]}{at}." if kind else words
-            found.append(Others(processes=one, state="ended", words=then))
+            others.append(Others(processes=one, state="ended", words=then))
         else:
-            found += _stopped(one, member, words, mine)
-    return found
+            others += _stopped(one, member, words, mine)
+    return others
 
 
 def _stopped(one: ProcessSet, member: Member, words: str, mine: Point | None) -> list[Others]:

@@ -219,21 +219,21 @@ def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
         return Kind("tree"), [*lines]
     if any(line.startswith("mesh: ") for line in lines):
         return Kind("layout"), [*lines]
-    found = [leaf for leaf in leaves if leaf is not None]
-    if len(found) < len(lines) or not all(map(_is_leaf, found)):
+    parsed = [leaf for leaf in leaves if leaf is not None]
+    if len(parsed) < len(lines) or not all(map(_is_leaf, parsed)):
         return Kind("value"), [*lines]
-    paths = {leaf["path"] or "" for leaf in found}
+    paths = {leaf["path"] or "" for leaf in parsed}
     if len(paths) > 1:
         return Kind("tree"), [*lines]
     path = paths.pop()
     if path in _WHOLE:
         lines = [line.removeprefix(f"{path}: ") for line in lines]
         path = ""
-    are_shaped = all(leaf["shape"] is not None for leaf in found)
+    are_shaped = all(leaf["shape"] is not None for leaf in parsed)
     names = ("shape", "dtype", "layout") if are_shaped else ("dtype",)
-    what = next((name for name in names if len({leaf[name] for leaf in found}) > 1), "value")
+    what = next((name for name in names if len({leaf[name] for leaf in parsed}) > 1), "value")
     if what != "value":
-        values = [leaf["value"] or "" for leaf in found]
+        values = [leaf["value"] or "" for leaf in parsed]
         ends = [(f": values {value}", f" = {value}") for value in values]
         lines = [
             line.removesuffix(digest).removesuffix(shown) if value else line

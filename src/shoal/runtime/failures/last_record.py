@@ -303,13 +303,13 @@ def place_in(text: str) -> CallPlace | None:
     >>> place.call, place.name, place.file, place.line
     ('barrier', 'step', 'train.py', 6)
     """
-    found = _PLACE.fullmatch(text)
-    if found is None:
+    match = _PLACE.fullmatch(text)
+    if match is None:
         return None
-    call, name = found["call"], found["name"] or ""
+    call, name = match["call"], match["name"] or ""
     call = call or repr(name)
     # Another process has other modules: a file of that name may be another here.
-    return dataclasses.replace(place_at(call, name or call, found["site"]), source="")
+    return dataclasses.replace(place_at(call, name or call, match["site"]), source="")
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -450,11 +450,11 @@ def _missing(process: int, words: str, stack: str) -> Waiting:
 
 def _last_met(words: str) -> CallPlace | None:
     """Return where a process met the others last, by its last words."""
-    found = _MET.fullmatch(words)
-    place = None if found is None else place_in(found[1])
-    if found is None or place is None:
+    match = _MET.fullmatch(words)
+    place = None if match is None else place_in(match[1])
+    if match is None or place is None:
         return None
-    return dataclasses.replace(place, age_s=float(found[2]))
+    return dataclasses.replace(place, age_s=float(match[2]))
 
 
 def _frames_of(stack: str) -> tuple[StackFrame, ...]:

@@ -63,11 +63,11 @@ def _device_sets() -> list[Sequence[Any]]:
         return []
     import jax
 
-    found = [jax.local_devices()]
-    if found[0][0].platform != "cpu":
+    sets = [jax.local_devices()]
+    if sets[0][0].platform != "cpu":
         with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may leave it out
-            found.append(jax.local_devices(backend="cpu"))
-    return found
+            sets.append(jax.local_devices(backend="cpu"))
+    return sets
 
 
 def _mark(devices: Sequence[Any]) -> Any:

@@ -263,21 +263,21 @@ train.py:14'
     def _groups(
         self, idle: Mapping[int, Idle], left: Mapping[int, str], silent_s: Mapping[int, float]
     ) -> tuple[StalledGroup, ...]:
-        found: dict[tuple[str, str, int, int], list[int]] = {}
+        processes_at: dict[tuple[str, str, int, int], list[int]] = {}
         sources = {line_of(one.site): one.source for one in idle.values()}
         for process in silent_s:
-            found.setdefault((*_seen_at(self.seen(process)), 0, 0), []).append(process)
+            processes_at.setdefault((*_seen_at(self.seen(process)), 0, 0), []).append(process)
         for process, one in idle.items():
-            found.setdefault(_stands(one), []).append(process)
+            processes_at.setdefault(_stands(one), []).append(process)
         # One that left explains why others wait, unless one of the living does.
-        order = 0 if min(order for _, _, order, _ in found) > 1 else 2
+        order = 0 if min(order for _, _, order, _ in processes_at) > 1 else 2
         for process, where in left.items():
-            found.setdefault(("left the job", line_of(where), order, 0), []).append(process)
+            processes_at.setdefault(("left the job", line_of(where), order, 0), []).append(process)
         groups = [
             StalledGroup(
                 tuple(processes), how, site, sources.get(site, ""), (order, len(processes), tie)
             )
-            for (how, site, order, tie), processes in found.items()
+            for (how, site, order, tie), processes in processes_at.items()
         ]
         return tuple(sorted(groups, key=lambda group: (group.order, group.processes)))
 

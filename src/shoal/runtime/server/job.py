@@ -139,13 +139,13 @@ class ServedJob:
     def take_trails(self, process: int, trails: Iterable[TrailMarks]) -> None:
         """Take the trails of a process; notify all processes of a difference."""
         for marks in trails:
-            found = self._marks.receive(process, marks)
-            if found is not None:
-                header = {"is": "trail", "group": found.group, "lane": found.lane}
+            difference = self._marks.receive(process, marks)
+            if difference is not None:
+                header = {"is": "trail", "group": difference.group, "lane": difference.lane}
                 frame = pack_frame(
-                    {**header, "base": found.base}, json.dumps(found.versions).encode()
+                    {**header, "base": difference.base}, json.dumps(difference.versions).encode()
                 )
-                self.mail.push(found.group or range(self.num_processes), frame)
+                self.mail.push(difference.group or range(self.num_processes), frame)
 
     def take_idle(self, process: int, idle: Idle | None) -> None:
         """Take a report that a process makes no progress; None: it makes it again."""

@@ -274,11 +274,11 @@ def tpu_address(env: Environment) -> str | None:
 @functools.cache  # if the metadata server does not answer, JAX retries for seconds
 def _tpu_numbers(*values: str | None) -> tuple[int, int] | None:
     """Return the index of this host and the number of hosts, given the values of `_TPU_READ`."""
-    found = _tpu_detected(*values)
-    if found is None:
+    numbers = _tpu_detected(*values)
+    if numbers is None:
         return None
     try:
-        return int(found.get_process_id()), int(found.get_process_count())
+        return int(numbers.get_process_id()), int(numbers.get_process_count())
     except Exception as error:  # of JAX and of the metadata server: many types
         raise _tpu_undetected(error) from error
 

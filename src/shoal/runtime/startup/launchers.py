@@ -169,12 +169,12 @@ def _place(
     if given["num_processes"] == 1 and given["process_id"] is None:
         given["process_id"] = 0
     if any(value is not None for value in given.values()):
-        found = {name: value for name, value in given.items() if value is not None}
-        if len(found) == 1:
-            (lacking,) = given.keys() - found.keys()
-            problems.append(f"{shown(found)} without {lacking}: pass both or neither")
+        given_here = {name: value for name, value in given.items() if value is not None}
+        if len(given_here) == 1:
+            (lacking,) = given.keys() - given_here.keys()
+            problems.append(f"{shown(given_here)} without {lacking}: pass both or neither")
             return _JobNumbers(0, 1, "arguments")
-        return _JobNumbers(*_fit(found, "process_id", "num_processes", problems), "arguments")
+        return _JobNumbers(*_fit(given_here, "process_id", "num_processes", problems), "arguments")
     numbers = _of_environment(env, problems, passed_over)
     if numbers is None:
         alone = {name: env[name] for name in _ADDRESSES if env.get(name, "").strip()}
@@ -220,23 +220,23 @@ def _of_launcher(
     """Return the numbers of this launcher, or None."""
     env = launcher.completed(env, problems)
     indices = (*launcher.indices, *launcher.same_index)
-    found = variables_of(env, (*launcher.needs, *indices, *launcher.counts))
-    at = next((name for name in launcher.indices if name in found), None)
-    of = next((name for name in launcher.counts if name in found), None)
-    if not (at or of) or any(name not in found for name in launcher.needs):
+    variables = variables_of(env, (*launcher.needs, *indices, *launcher.counts))
+    at = next((name for name in launcher.indices if name in variables), None)
+    of = next((name for name in launcher.counts if name in variables), None)
+    if not (at or of) or any(name not in variables for name in launcher.needs):
         return None
-    words = f"{launcher.name} ({shown(found)})"
+    words = f"{launcher.name} ({shown(variables)})"
     if at is not None and of is not None:
         for main, aliases in ((at, indices), (of, launcher.counts)):
-            differ = [n for n in aliases if n in found and found[n] != found[main]]
-            problems += [f"{main}={found[main]} contradicts {n}={found[n]}" for n in differ]
-        return _Numbers(*_fit(found, at, of, problems), words, launcher, env)
-    half = next(f"{name}={found[name]}" for name in (at, of) if name is not None)
+            differ = [n for n in aliases if n in variables and variables[n] != variables[main]]
+            problems += [f"{main}={variables[main]} contradicts {n}={variables[n]}" for n in differ]
+        return _Numbers(*_fit(variables, at, of, problems), words, launcher, env)
+    half = next(f"{name}={variables[name]}" for name in (at, of) if name is not None)
     if half in launcher.no_job:
         passed_over.append(f"{launcher.name}: {half} without {launcher.counts[0]}")
         return None
-    index = whole(at, found[at], 0, problems) if at else None
-    count = whole(of, found[of], 1, problems) if of else None
+    index = whole(at, variables[at], 0, problems) if at else None
+    count = whole(of, variables[of], 1, problems) if of else None
     return _Numbers(0 if count == 1 else index, count, words, launcher, env)
 
 
@@ -244,19 +244,19 @@ def _local_place(
     launcher: Launcher, env: Environment, num_processes: int, problems: list[str]
 ) -> LocalPlace:
     """Return the local index and count of this process."""
-    found = variables_of(env, (*launcher.local_indices, *launcher.local_counts))
-    at = next((name for name in launcher.local_indices if name in found), None)
-    of = next((name for name in launcher.local_counts if name in found), None)
+    variables = variables_of(env, (*launcher.local_indices, *launcher.local_counts))
+    at = next((name for name in launcher.local_indices if name in variables), None)
+    of = next((name for name in launcher.local_counts if name in variables), None)
     index = count = None
     if at is not None and of is not None:
-        index, count = _fit(found, at, of, problems)
+        index, count = _fit(variables, at, of, problems)
     elif at is not None:
-        index = whole(at, found[at], 0, problems)
+        index = whole(at, variables[at], 0, problems)
     elif of is not None:
-        count = whole(of, found[of], 1, problems)
+        count = whole(of, variables[of], 1, problems)
     if of is not None and count is not None and count > num_processes:
         problems.append(f"{of}={count} contradicts the {num_processes} processes of the whole job")
-    words = shown({name: found[name] for name in (of or at,) if name})  # alike on all processes
+    words = shown({name: variables[name] for name in (of or at,) if name})  # alike on all processes
     return LocalPlace(index, count, words, launcher.binds_devices(env))
 
 

@@ -225,8 +225,8 @@ def _make_private(directory: str) -> None:
     """Create a directory for this user alone, in a parent that others may write to."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, mode=0o700)
-    found = os.lstat(directory)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PermissionError(f"{directory} is not a directory of this user alone")
 
 

@@ -58,8 +58,8 @@ def split_site(site: str) -> tuple[str, int]:
     >>> split_site("pkg/train.py:31 (main)")
     ('pkg/train.py', 31)
     """
-    found = re.fullmatch(r"(.+):(\d{1,9})(?: \(.*)?", site, re.DOTALL)
-    return (found[1], int(found[2])) if found else ("", 0)
+    match = re.fullmatch(r"(.+):(\d{1,9})(?: \(.*)?", site, re.DOTALL)
+    return (match[1], int(match[2])) if match else ("", 0)
 
 
 def line_of(site: str) -> str:

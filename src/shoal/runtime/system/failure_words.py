@@ -164,8 +164,8 @@ def raised_at(headline: str) -> tuple[str, str]:
     >>> raised_at("ValueError: no (data) (train.py:31 (main))")
     ('ValueError', 'train.py:31')
     """
-    found = None if is_exit(headline) else _RAISED.fullmatch(headline)
-    return (found[1], found[2]) if found else ("", "")
+    match = None if is_exit(headline) else _RAISED.fullmatch(headline)
+    return (match[1], match[2]) if match else ("", "")
 
 
 def fate_of(words: str) -> str:

@@ -161,10 +161,10 @@ def _with_sources(blocks: list[list[str]]) -> list[list[str]]:
 
 
 def _with_source(line: str) -> str:
-    found = _FRAME.search(line)
-    if found is None or is_own_file(found[1]) or is_installed(found[1]):
+    match = _FRAME.search(line)
+    if match is None or is_own_file(match[1]) or is_installed(match[1]):
         return line
-    source = linecache.getline(found[1], int(found[2])).strip()
+    source = linecache.getline(match[1], int(match[2])).strip()
     return f"{line}: {source[:_MOST_SOURCE]}" if source else line
 
 
