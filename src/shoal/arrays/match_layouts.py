@@ -62,13 +62,12 @@ def match_layouts(
     intended.
 
     Args:
-      rules: pattern → layout, a mapping or pairs. Patterns are those of `restore(only=…)`:
-        `*` and `?` match characters of one component of a path, `[ab]` for one of them, a
-        component `**` for any number of components; a text that is a leaf's path is that leaf
-        alone. A layout is a tuple of axis names and None, a
-        name, or None or `()` (split nothing); a PartitionSpec, Layout or NamedSharding; or a
-        function of (path such as "params/w", leaf) that returns one. Tuples, names and
-        PartitionSpecs may leave out trailing dims.
+      rules: pattern → layout, a mapping or pairs. Patterns are those of `restore(only=…)`: `*` and
+        `?` match characters of one component of a path, `[ab]` for one of them, a component `**`
+        for any number of components; a string that is a leaf's path is that leaf alone. A layout is
+        a tuple of axis names and None, a name, or None or `()` (split nothing); a PartitionSpec,
+        NamedSharding or Layout; or a function of (path such as "params/w", leaf) that returns one.
+        Tuples, names and PartitionSpecs may leave out trailing dims.
       shapes: a tree of leaves with shapes: the result of `jax.eval_shape`, or arrays.
       mesh: the mesh of tuples, names and PartitionSpecs; None: that of `use_mesh`, else the one
         that the Layouts among the rules share.

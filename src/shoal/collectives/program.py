@@ -64,8 +64,8 @@ def assert_same_program(
       ProcessLostError: on all that arrived: a process is dead or unreachable.
       PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
-      UsageError: on the caller: an argument is wrong. The others get PeerFailedError. So it is with
-        what lowering raises.
+      UsageError: on the caller: an argument is wrong. The others get PeerFailedError. The same
+        holds for what lowering raises.
 
     >>> import jax
     >>> assert_same_program(jax.jit(lambda x: x + 1), 2.0, name="train step")

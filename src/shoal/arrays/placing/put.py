@@ -50,8 +50,8 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
         jax.Arrays. Python numbers get JAX's default dtypes. A jax.Array already placed as requested
         is not copied, so that donating one gives up both; any other that this process holds alone
         counts as a host value, and the result shares no memory with it.
-      layouts: one layout, or a prefix tree of them: Layouts, NamedShardings, PartitionSpecs;
-        inside `use_mesh` also tuples of axis names and None, a name, or None (split nothing); or a
+      layouts: one layout, or a prefix tree of them: NamedShardings or Layouts; inside `use_mesh`
+        also PartitionSpecs, tuples of axis names and None, a name, or None (split nothing); or a
         function of (path such as "params/w", leaf) that returns one.
       check_values: False: values may differ between processes, and matter only where a process's
         own devices hold them; shapes, dtypes and layouts must be equal all the same.

@@ -84,8 +84,8 @@ def checkpoint_info(path: str | os.PathLike[str], *, step: int | None = None) ->
     Reads metadata only. Needs no JAX. `shoal ckpt show --json` prints the same.
 
     Args:
-      path: one checkpoint, or a history, of which the newest step is described.
-      step: this step of the history.
+      path: a checkpoint, or a run directory, of which the newest step is described.
+      step: this step of the run directory.
 
     Raises:
       NotCommittedError: nothing is saved there, or not that step.
