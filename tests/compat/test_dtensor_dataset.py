@@ -65,7 +65,9 @@ def test_trees_and_batches_that_are_made_already():
             dataset_already_batched=is_batched,
         )  # fmt: skip
         assert batches.element_spec["x"].shape == (4, 2)
-        found = [*batches]
+        iterator = iter(batches)
+        assert iterator.element_spec == batches.element_spec
+        found = [*iterator]
         for batch, numbers in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(batch["y"], numbers)
             np.testing.assert_array_equal(batch["x"], ROWS[numbers])

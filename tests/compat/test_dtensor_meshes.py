@@ -286,12 +286,14 @@ def test_where_there_are_no_tpus():
 
 def test_barrier(caplog):
     mesh = dtensor.create_mesh({"x": 8})
-    with caplog.at_level(logging.DEBUG, "shoal"):
+    with caplog.at_level(logging.INFO, "shoal"):
         dtensor.barrier(mesh)
         dtensor.barrier(mesh, "before exit", 30_000)
-    said = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
-    assert "dtensor.barrier: entering barrier '(barrier)' of 8 devices" in said
-    assert "dtensor.barrier: finished running barrier 'before exit'" in said
+    logged = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
+    assert "entering barrier before op: (barrier)" in logged
+    assert "finished running barrier across all clients after op: before exit" in logged
+    with pytest.raises(TypeError, match="last_op_name"):
+        dtensor._global_barrier(mesh)
     for wrong in (None, dtensor.Mesh.from_device("CPU:0")):
         with pytest.raises(ValueError, match="dtensor"):
             dtensor.barrier(wrong)

@@ -74,6 +74,9 @@ def test_relayout_refuses_what_it_let_through(mesh, rows):
         dtensor.copy_to_mesh(np.zeros((7, 4), np.float32), rows)
     with pytest.raises(TypeError, match=r"must be a dtensor\.Layout"):
         dtensor.relayout(x, ("x", None))
+    for call in (dtensor.relayout, dtensor.copy_to_mesh):
+        with pytest.raises(ValueError, match="None is not a value"):
+            call(None, Layout(["x", U], mesh))
 
 
 def test_relayout_to_another_mesh(rows):

@@ -189,6 +189,28 @@ def test_any_cut_of_an_array_is_put_together(rows, columns, data):
             whole_of("a", parts[1:], pieces[1:])
 
 
+def test_errors_of_the_disk_are_value_errors(mesh, tmp_path):
+    """Where DTensor raised one of `tf.errors`."""
+    path = tmp_path / "a"
+    with pytest.raises(ValueError, match="name_based_restore") as missing:
+        dtensor.name_based_restore(mesh, path, {"w": values()})
+    assert isinstance(missing.value, shoal.errors.NotCommittedError)
+    assert missing.value.path == str(path)
+    dtensor.name_based_save(mesh, path, {"w": values()})
+    with pytest.raises(ValueError, match="name_based_save") as taken:
+        dtensor.name_based_save(mesh, path, {"w": values()})
+    assert isinstance(taken.value, shoal.errors.StepAlreadyCommittedError)
+    (data,) = path.glob("data-*")
+    content = bytearray(data.read_bytes())
+    content[-1] ^= 1
+    data.chmod(0o600)
+    data.write_bytes(content)
+    with pytest.raises(ValueError, match="name_based_restore") as damaged:
+        dtensor.name_based_restore(mesh, path, {"w": values()})
+    assert isinstance(damaged.value, shoal.errors.CorruptCheckpointError)
+    assert damaged.value.file == data.name
+
+
 def test_what_saving_refuses(mesh, tmp_path):
     for call in (dtensor.name_based_save, dtensor.name_based_restore):
         for wrong, kind in [({}, ValueError), ([3], TypeError), ({3: values()}, TypeError)]:

@@ -82,8 +82,8 @@ def test_a_layout_says_what_tensorflow_says(row):
         assert layout.is_fully_replicated() == said["replicated"]
         assert layout.is_batch_parallel() == said["batch"]
         shape = layout.global_shape_from_local_shape(said["local_shape"])
-        assert shape == said["global_shape"]
-        assert layout.local_shape_from_global_shape(shape) == said["local_shape"]
+        assert shape == tuple(said["global_shape"])
+        assert layout.local_shape_from_global_shape(shape) == tuple(said["local_shape"])
         if layout.rank:
             assert layout.delete([0]).to_string() == said["deleted"]
             assert layout.delete((-layout.rank,)) == layout.delete(0)  # nothing happens there
@@ -319,8 +319,10 @@ def test_what_tensorflow_computes_wrongly_of_layouts():
     assert Layout.batch_sharded(mesh, "x", 2, axis=-1).sharding_specs == ["unsharded", "x"]
     assert Layout.inner_sharded(mesh, "x", 2) == Layout.batch_sharded(mesh, "x", 2, axis=1)
     layout = Layout(["x", "unsharded"], mesh)
-    assert layout.global_shape_from_local_shape([-1, None]) == [-1, -1]
-    assert layout.local_shape_from_global_shape([None, 5]) == [-1, 5]
+    assert layout.global_shape_from_local_shape([-1, None]) == (-1, -1)
+    assert layout.local_shape_from_global_shape([None, 5]) == (-1, 5)
+    assert not layout.is_single_device()
+    assert Layout.from_device("CPU:0").is_single_device()
     assert layout.num_shards(-2) == 2
     thin = Layout(["x"], grid(x=1))  # a dim of size 1 counts as a split
     assert not thin.is_fully_replicated()

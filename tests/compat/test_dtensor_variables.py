@@ -83,6 +83,12 @@ def test_attributes_are_those_of_the_array():
     assert not hasattr(v, "_no_such")
 
 
+def test_its_text_has_the_values():
+    v = made(VALUE)
+    assert repr(v) in f"{str(v)[: len(repr(v)) - 1]}>"
+    assert f"value={np.array2string(np.asarray(VALUE), threshold=100)}" in str(v)
+
+
 def test_a_reference_is_a_key():
     v, w = made(VALUE), made(VALUE)
     slots = {v.ref(): "v", w.ref(): "w"}

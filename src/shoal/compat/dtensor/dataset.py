@@ -22,6 +22,17 @@ from shoal.errors import UsageError, UsageTypeError, raise_all
 __all__ = ["DTensorDataset", "Elements"]
 
 
+class Batches(Iterator[Any]):
+    """One pass over a `DTensorDataset`."""
+
+    def __init__(self, batches: Iterator[Any], spec: Any) -> None:
+        self._batches, self.element_spec = batches, spec
+
+    def __next__(self) -> Any:
+        """Return the next batch."""
+        return next(self._batches)
+
+
 @logically_collective("all arguments but the elements that other processes read")
 class DTensorDataset:
     """Batches of a dataset as arrays on a mesh: `shoal.feed`.
@@ -83,8 +94,11 @@ class DTensorDataset:
         """Shape, dtype and sharding of each array of a batch, as `jax.ShapeDtypeStruct`s."""
         return self._spec
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of one pass over the dataset."""
+    def __iter__(self) -> Batches:
+        """Return an iterator of the batches of one pass over the dataset."""
+        return Batches(self._batches(), self._spec)
+
+    def _batches(self) -> Iterator[Any]:
         rows = None if self._is_batched else self._elements.rows(self._size)
         source = {"source": self._own_rows()} if rows is None else rows
         with prefix_errors("DTensorDataset"):

@@ -87,7 +87,7 @@ def reset_dtensor_device(is_async: bool) -> None:
 
 
 @collective("the mesh's processes")
-def _global_barrier(mesh: Mesh, last_op_name: str = "(barrier)") -> None:
+def _global_barrier(mesh: Mesh, last_op_name: str) -> None:
     """Wait until all devices of a mesh have finished: `barrier`, by its first name.
 
     Collective over the mesh's processes.

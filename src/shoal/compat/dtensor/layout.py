@@ -18,6 +18,7 @@ from shoal.arrays.bridge.use_mesh import default_mesh as block_mesh
 from shoal.colour import local
 from shoal.compat.dtensor import config
 from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.mesh import MeshDimension as MeshDimension
 from shoal.compat.dtensor.refused import EagerOnly, NotPossible
 from shoal.compat.dtensor.text import prefix_of, split
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all, with_article
@@ -76,7 +77,7 @@ class Layout:
     >>> mesh = Mesh(["x"], np.arange(2), [0, 1], ["CPU:0", "CPU:1"])
     >>> layout = Layout(["x", UNSHARDED], mesh)
     >>> layout.local_shape_from_global_shape([4, 3]), layout.offset_to_shard()
-    ([2, 3], [(0, 0), (1, 0)])
+    ((2, 3), [(0, 0), (1, 0)])
     """
 
     __slots__ = ("_mesh", "_specs", "_type")
@@ -234,6 +235,10 @@ class Layout:
         is_grid = self._type in (LayoutType.STATIC, LayoutType.PARTED)
         return is_grid and all(spec == UNSHARDED for spec in self._specs)
 
+    def is_single_device(self) -> bool:
+        """Return whether it is the layout of an array on one device."""
+        return self._type == LayoutType.SINGLE_DEVICE
+
     def is_batch_parallel(self) -> bool:
         """Return whether only the first dim is split."""
         return [spec != UNSHARDED for spec in self._specs] == [True, *[False] * (self.rank - 1)]
@@ -266,13 +271,13 @@ class Layout:
             raise UsageError(f"dtensor.Layout: {index} is not a shard of {counts}")
         return sum(one * math.prod(counts[dim + 1 :]) for dim, one in enumerate(index))
 
-    def global_shape_from_local_shape(self, local_shape: Sequence[int | None]) -> list[int]:
+    def global_shape_from_local_shape(self, local_shape: Sequence[int | None]) -> tuple[int, ...]:
         """Return the shape of an array whose shards have a shape; -1 stands for an unknown size."""
         counts = self._counts()
         sizes = sizes_of("global_shape_from_local_shape", local_shape, self.rank)
-        return [s if s < 0 else s * count for s, count in zip(sizes, counts, strict=True)]
+        return tuple(s if s < 0 else s * count for s, count in zip(sizes, counts, strict=True))
 
-    def local_shape_from_global_shape(self, global_shape: Sequence[int | None]) -> list[int]:
+    def local_shape_from_global_shape(self, global_shape: Sequence[int | None]) -> tuple[int, ...]:
         """Return the shape of the shards of an array; -1 stands for an unknown size.
 
         Raises:
@@ -287,7 +292,7 @@ class Layout:
             if size > 0 and size % count
         ]
         raise_all(f"dtensor.Layout.{operation}: uneven", uneven)
-        return [size if size < 0 else size // count for size, count in pairs]
+        return tuple(size if size < 0 else size // count for size, count in pairs)
 
     def to_string(self) -> str:
         """Return the text that `from_string` reads, here and in TensorFlow."""
@@ -479,6 +484,8 @@ def layout_for(operation: str, value: Any, layout: Layout) -> plan_layout.Layout
     """
     if not isinstance(layout, Layout):
         raise UsageTypeError(f"dtensor.{operation}: {layout!r} must be a dtensor.Layout")
+    if value is None:
+        raise UsageError(f"dtensor.{operation}: None is not a value; pass an array or a number")
     if layout.type == LayoutType.SINGLE_DEVICE:
         return plan_layout.Layout.replicated(layout.mesh.shoal_mesh, np.ndim(value))
     if MATCH not in layout.sharding_specs:

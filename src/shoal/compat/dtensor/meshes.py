@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.arrays.make_mesh import described_platform, make_mesh, mesh_of_rings, virtual_cpus
@@ -268,7 +267,7 @@ def barrier(
         raise UsageError("dtensor.barrier: a mesh of at most one device has nothing to wait for")
     name = "(barrier)" if barrier_name is None else barrier_name
     limit_s = None if timeout_in_ms is None else timeout_in_ms / 1000
-    _LOG.debug("dtensor.barrier: entering barrier %r of %d devices", name, math.prod(mesh.shape()))
+    _LOG.info("entering barrier before op: %s", name)
     with prefix_errors("barrier"):
         sync_devices(mesh.shoal_mesh, name=name, timeout_s=limit_s)
-    _LOG.debug("dtensor.barrier: finished running barrier %r", name)
+    _LOG.info("finished running barrier across all clients after op: %s", name)

@@ -6,7 +6,14 @@ from contextlib import AbstractContextManager
 
 from shoal.arrays.host.upload import is_tracing
 from shoal.compat.wording import errors_named
-from shoal.errors import InitializeError, UsageError
+from shoal.errors import (
+    CorruptCheckpointError,
+    DivergenceError,
+    InitializeError,
+    NotCommittedError,
+    StepAlreadyCommittedError,
+    UsageError,
+)
 from shoal.runtime.jax_service import jax_runtime
 
 __all__ = ["EagerOnly", "NotPossible", "StartError", "check_eager", "prefix_errors"]
@@ -24,9 +31,34 @@ class StartError(InitializeError, ValueError):
     """The devices were initialized twice, or too late, or not at all."""
 
 
+# Where DTensor raised a ValueError, or one of `tf.errors`, shoal's error is a ValueError, too.
+
+
+class Diverged(DivergenceError, ValueError):
+    """Processes made different calls; of `barrier` also: its sum over the mesh is wrong."""
+
+
+class NoCheckpoint(NotCommittedError, ValueError):
+    """Nothing is saved there."""
+
+
+class CheckpointExists(StepAlreadyCommittedError, ValueError):
+    """Something is saved there already."""
+
+
+class DamagedCheckpoint(CorruptCheckpointError, ValueError):
+    """Bytes on disk differ from those that were saved."""
+
+
+_ALSO_VALUE_ERRORS = (Diverged, NoCheckpoint, CheckpointExists, DamagedCheckpoint)
+
+
 def prefix_errors(name: str) -> AbstractContextManager[None]:
-    """Prefix shoal's errors in the block with the DTensor function that was called."""
-    return errors_named(f"dtensor.{name}", facade="dtensor.")
+    """Prefix shoal's errors in the block with the DTensor function that was called.
+
+    They become the types of this file, by which they are also what DTensor raised.
+    """
+    return errors_named(f"dtensor.{name}", *_ALSO_VALUE_ERRORS, facade="dtensor.")
 
 
 def check_eager(name: str, ours: str) -> None:

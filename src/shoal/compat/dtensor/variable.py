@@ -203,6 +203,13 @@ class DVariable(ArrayOperators):
         listed = ", ".join(self.layout.sharding_specs)
         return f"<DVariable {self.name!r} {self.dtype}{list(self.shape)}, layout ({listed})>"
 
+    def __str__(self) -> str:
+        """Return the same with the values, as far as this process holds them."""
+        value = self._value
+        if isinstance(value, jax.core.Tracer) or not value.is_fully_addressable:
+            return repr(self)
+        return f"{repr(self)[:-1]}, value={np.array2string(np.asarray(value), threshold=100)}>"
+
     for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
         locals()[f"__i{_name}__"] = _in_place(_name)
     del _name
