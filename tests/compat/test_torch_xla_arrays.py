@@ -123,6 +123,7 @@ def test_shards_of_a_view(mesh, spec):
         index = shard.indices if shard.indices is Ellipsis else tuple(shard.indices)
         np.testing.assert_array_equal(shard.unpadded_data, VALUE[index])
         assert (shard.indices is Ellipsis) == (spec == (None, None))
+        assert shard.indices is Ellipsis or {one.step for one in shard.indices} == {1}
         shard.unpadded_data = shard.unpadded_data + 100
     np.testing.assert_array_equal(view.global_tensor, VALUE)  # a copy: nothing is written back
     before = view.global_tensor.sharding
@@ -182,9 +183,30 @@ def test_redistribute_leaves_the_view_as_it_is():
         view.redistribute(GRID, [xs.Shard(0)])
     with pytest.raises(IndexError, match="Shard dimension 2 is out of bounds"):
         view.redistribute(GRID, [xs.Shard(2), xs.Replicate()])
+    partial = type("Partial", (), {})()  # torch's
+    with pytest.raises(NotImplementedError, match="Unsupported placement type"):
+        view.redistribute(GRID, [partial, xs.Replicate()])
+    for plain in (jnp.ones(3), xs.clear_sharding(xs.mark_sharding(VALUE, GRID, ("x", None)))):
+        with pytest.raises(ValueError, match="on no mesh"):
+            xs.XLAShardedTensor(plain).placements  # noqa: B018
     turned = xs.XLAShardedTensor(xs.mark_sharding(VALUE, GRID, (("y", "x"), None)))
     with pytest.raises(SpmdError, match="against the order of the mesh"):
         turned.placements  # noqa: B018
+
+
+def test_the_spec_on_a_mesh_without_names_has_indices():
+    mesh = xs.Mesh(np.arange(8), (4, 2))
+    view = xs.XLAShardedTensor(xs.mark_sharding(VALUE, mesh, (0, None)))
+    assert view.partition_spec == (0, None)
+    both = xs.XLAShardedTensor(xs.mark_sharding(VALUE, mesh, ((0, 1), None)))
+    assert both.partition_spec == ((0, 1), None)
+
+
+def test_the_path_of_the_module_is_there():
+    import shoal.compat.torch_xla.xla_sharding as module
+
+    for name in module.__all__:
+        assert getattr(module, name) is getattr(xs, name), name
 
 
 def test_views_wrap_and_unwrap():

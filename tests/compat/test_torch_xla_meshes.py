@@ -184,6 +184,7 @@ def test_what_hybrid_meshes_refuse(monkeypatch, slices, ici, dcn, words):
 
 def test_a_hybrid_mesh_off_tpus():
     mesh = xs.HybridMesh(ici_mesh_shape=(4, 2), axis_names=("x", "y"))
+    assert [one["name"] for one in mesh.device_attributes] == [f"CPU:{n}" for n in range(8)]
     assert mesh == xs.Mesh(range(8), (4, 2), ("x", "y"))
     with pytest.raises(ValueError, match="Invalid dcn_mesh_shape for single slice mesh"):
         xs.HybridMesh((4, 2), (2, 1))

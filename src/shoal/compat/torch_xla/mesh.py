@@ -245,6 +245,16 @@ def numbered_devices() -> list[jax.Device]:
     return sorted(jax.devices(), key=lambda device: device.id)
 
 
+def device_attributes() -> list[dict[str, Any]]:
+    """Return the attributes of each device, by number: `name`, and on TPUs `coords`, …"""
+    wanted = ("coords", "core_on_chip", "slice_index")
+    return [
+        {"name": f"{device.platform.upper()}:{number}"}
+        | {name: getattr(device, name) for name in wanted if hasattr(device, name)}
+        for number, device in enumerate(numbered_devices())
+    ]
+
+
 def on_numbers(layout: Layout) -> Layout:
     """Return a layout over device numbers instead of JAX's ids."""
     numbers = {device.id: number for number, device in enumerate(numbered_devices())}
@@ -258,8 +268,22 @@ def _named(shape: tuple[int, ...], names: tuple[str, ...] | None) -> list[tuple[
         raise UsageError(
             f"number of axis names ({len(names)}) must match mesh dimensions ({len(shape)})"
         )
-    called = [f"axis{number}" for number in range(len(shape))] if names is None else names
-    return list(zip(called, shape, strict=True))
+    return list(zip(_invented(len(shape)) if names is None else names, shape, strict=True))
+
+
+def _invented(count: int) -> tuple[str, ...]:
+    """Return the names that the axes of a mesh without names have in JAX."""
+    return tuple(f"axis{number}" for number in range(count))
+
+
+def spec_of_layout(layout: Layout) -> tuple[Any, ...]:
+    """Return the partition spec of a layout: names of axes, or indices where they have none."""
+    names = layout.mesh.axis_names
+    if names != _invented(len(names)):
+        return layout.dims
+    number = {name: index for index, name in enumerate(names)}
+    specs = [tuple(number[axis] for axis in axes) for axes in layout.axes_of_dims]
+    return tuple(spec if len(spec) > 1 else spec[0] if spec else None for spec in specs)
 
 
 # ---- Meshes of slices over a slower network, in the order of torch_xla's `HybridMesh`.
@@ -292,6 +316,7 @@ class HybridMesh(Mesh):
 
     ici_mesh_shape: tuple[int, ...]
     dcn_mesh_shape: tuple[int, ...]
+    device_attributes: list[dict[str, Any]]
 
     @stands_for("shoal.plan.placement.place")
     def __init__(
@@ -302,6 +327,7 @@ class HybridMesh(Mesh):
     ) -> None:
         self.ici_mesh_shape = tuple(ici_mesh_shape)
         self.dcn_mesh_shape = tuple(dcn_mesh_shape or (1,) * len(self.ici_mesh_shape))
+        self.device_attributes = device_attributes()  # by number
         ids = self._create_hybrid_device_mesh(self.ici_mesh_shape, self.dcn_mesh_shape)
         super().__init__(ids.ravel(), ids.shape, axis_names)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.colour import local
-from shoal.compat.torch_xla.errors import NoSuchDim, SpmdError
+from shoal.compat.torch_xla.errors import NoMeaningHere, NoSuchDim, SpmdError
 from shoal.plan.layout import Layout
 
 __all__ = ["Replicate", "Shard", "placements_of", "spec_of_placements"]
@@ -94,7 +94,8 @@ def _split_dim(placement: Any, rank: int) -> int | None:
     if getattr(placement, "is_replicate", lambda: False)():
         return None
     if not getattr(placement, "is_shard", lambda: False)():
-        raise SpmdError(
+        kind = NoMeaningHere if type(placement).__name__ == "Partial" else SpmdError
+        raise kind(
             f"torch_xla placements (shoal.Layout): Unsupported placement type: {placement!r}; "
             "a pending sum is Layout(…, partial=)"
         )

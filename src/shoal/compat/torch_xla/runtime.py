@@ -8,7 +8,7 @@ import jax
 
 from shoal.colour import local
 from shoal.compat.torch_xla.errors import NoMeaningHere
-from shoal.compat.torch_xla.mesh import numbered_devices
+from shoal.compat.torch_xla.mesh import device_attributes, numbered_devices
 from shoal.runtime.process import process_count, process_index
 
 __all__ = [
@@ -98,9 +98,4 @@ def global_runtime_device_attributes() -> list[dict[str, Any]]:
     >>> global_runtime_device_attributes()[0]["name"]
     'CPU:0'
     """
-    wanted = ("coords", "core_on_chip", "slice_index")
-    return [
-        {"name": f"{device.platform.upper()}:{number}"}
-        | {name: getattr(device, name) for name in wanted if hasattr(device, name)}
-        for number, device in enumerate(numbered_devices())
-    ]
+    return device_attributes()

@@ -19,7 +19,7 @@ from shoal.arrays.traced.constrain import constrain
 from shoal.colour import collective, local, logically_collective
 from shoal.compat.array_operators import ArrayOperators
 from shoal.compat.torch_xla.errors import NoMeaningHere, stands_for
-from shoal.compat.torch_xla.mesh import Mesh, numbered_devices, on_numbers
+from shoal.compat.torch_xla.mesh import Mesh, numbered_devices, on_numbers, spec_of_layout
 from shoal.compat.torch_xla.placements import Replicate, Shard, placements_of, spec_of_placements
 from shoal.compat.torch_xla.specs import layout_of_spec, op_sharding
 from shoal.draw.describe import describe
@@ -93,10 +93,10 @@ class XLAShardedTensor(ArrayOperators):
 
     @property
     def partition_spec(self) -> Any:
-        """The axes that split each dim; None for an array without a mesh."""
+        """The axes that split each dim, by index if they have no names; None without a mesh."""
         layout = self._layout()
         given = self._partition_spec
-        return layout.dims if given is None and layout is not None else given
+        return spec_of_layout(layout) if given is None and layout is not None else given
 
     @partition_spec.setter
     def partition_spec(self, partition_spec: Any) -> None:
@@ -158,7 +158,16 @@ class XLAShardedTensor(ArrayOperators):
 
     @property
     def placements(self) -> tuple[Shard | Replicate, ...]:
-        """The current placement along each axis of the mesh."""
+        """The current placement along each axis of the mesh.
+
+        Raises:
+          UsageError: the array is on no mesh: it was never marked, or was cleared.
+        """
+        if self._layout() is None:
+            raise UsageError(
+                "torch_xla XLAShardedTensor.placements (shoal.layout_of): the array is on no mesh: "
+                "mark_sharding places it"
+            )
         return placements_of(layout_of(self.global_tensor))
 
     def invalidate_spec_cache(self) -> None:
@@ -333,8 +342,8 @@ def packed(shards: Sequence[XLAShard], array: jax.Array) -> jax.Array:
 
 
 def _indices(index: tuple[slice, ...], shape: tuple[int, ...]) -> Any:
-    """Return slices with start and stop, or `...` if they are the whole array."""
-    spans = [slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)]
+    """Return slices with start, stop and step, or `...` if they are the whole array."""
+    spans = [slice(*s.indices(n)) for s, n in zip(index, shape, strict=True)]
     whole = all((s.start, s.stop) == (0, n) for s, n in zip(spans, shape, strict=True))
     return Ellipsis if whole else spans
 
