@@ -73,8 +73,15 @@ class OpSharding:
 
     @cached_property
     def iota_text(self) -> str:
-        """The HLO text over positions in the mesh, as JAX prints it."""
-        return hlo_text(self.layout, version=2)
+        """The HLO text with an iota, as JAX prints it; the list of devices if no iota is theirs.
+
+        >>> from shoal.plan.mesh import Mesh
+        >>> for ids in ([0, 1, 2, 3], [3, 1, 2, 0]):
+        ...     OpSharding(Layout(Mesh({"x": 4}, device_ids=ids), "x")).iota_text
+        '{devices=[4]<=[4]}'
+        '{devices=[4]3,1,2,0}'
+        """
+        return hlo_text(self.layout, version=2 if self.layout.mesh.is_iota else 1)
 
     def __str__(self) -> str:
         return self.text
