@@ -206,7 +206,7 @@ def test_a_hybrid_mesh_off_tpus():
         (([0, -1], (2,)), SpmdError, "device ids are negative: -1"),
         (([0.5, 1.0], (2,)), SpmdTypeError, "sequence of integers"),
         (([0, 1], (2,), ("",)), SpmdError, "axis name is empty"),
-        (([0], ("1",)), SpmdTypeError, "must be an integer"),
+        (([0], ("1",)), SpmdTypeError, "must be a list or tuple of integers"),
     ],
 )
 def test_meshes_that_are_refused(arguments, kind, words):

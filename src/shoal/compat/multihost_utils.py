@@ -31,6 +31,7 @@ from shoal.collectives.live_processes import LiveBlock
 from shoal.collectives.owners import owner_numbers
 from shoal.collectives.same import assert_same
 from shoal.colour import collective, logically_collective
+from shoal.compat.arguments import flag, or_none, takes, text
 from shoal.compat.wording import errors_named
 from shoal.errors import DivergenceError, ProcessLostError, UsageError, raise_all
 from shoal.runtime import process
@@ -59,6 +60,7 @@ Tree = Any
 
 @collective()
 @one_call("broadcast_one_to_all", of=coordinator_here)
+@takes("", is_source=or_none(flag))
 def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
     """Return the values of one process on all: `shoal.broadcast`.
 
@@ -93,6 +95,7 @@ def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
 
 @collective()
 @one_call("process_allgather", of=coordinator_here)
+@takes("", tiled=flag)
 def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
     """Return the values of all processes, side by side, on every process: `shoal.allgather`.
 
@@ -130,6 +133,7 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
 
 @collective()
 @one_call("assert_equal", of=coordinator_here)
+@takes("", fail_message=text)
 def assert_equal(in_tree: Tree, fail_message: str = "") -> None:
     """Return if all processes hold equal bits, else raise on all of them: `shoal.assert_same`.
 

@@ -8,6 +8,7 @@ import re
 import jax
 
 from shoal.colour import local
+from shoal.compat.arguments import or_none, takes, whole
 from shoal.compat.dtensor.mesh import devices_of
 from shoal.compat.dtensor.refused import StartError
 from shoal.compat.dtensor.text import DeviceSpec
@@ -98,6 +99,7 @@ def job_name() -> str:
 
 
 @local
+@takes("dtensor.", task_id=or_none(whole))
 def full_job_name(task_id: int | None = None) -> str:
     """Return TensorFlow's name of a process: "worker/replica:0/task:1"; by default this one.
 
@@ -138,6 +140,7 @@ def _present(operation: str, kind: str) -> dict[int, list[int]]:
 
 
 @local
+@takes("dtensor.", for_client_id=or_none(whole))
 def local_devices(device_type: str, for_client_id: int | None = None) -> list[DeviceSpec]:
     """Return the devices of a type that this process, or another, has.
 

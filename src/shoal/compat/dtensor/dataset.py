@@ -13,6 +13,7 @@ from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.feeding.feed import feed
 from shoal.arrays.feeding.local_rows import local_rows
 from shoal.colour import logically_collective
+from shoal.compat.arguments import or_none, takes, text, whole
 from shoal.compat.dtensor.layout import Layout, check_dtensor_mesh
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.numbers import array_from, numbers_in
@@ -69,6 +70,7 @@ class DTensorDataset:
     [28.0, 92.0]
     """
 
+    @takes("dtensor.", global_batch_size=whole, batch_dim=or_none(text), prefetch=or_none(whole))
     def __init__(
         self, dataset: Any, *, mesh: Mesh, layouts: Any, global_batch_size: int,
         dataset_already_batched: bool = False, batch_dim: str | None = None,

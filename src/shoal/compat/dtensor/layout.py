@@ -16,6 +16,7 @@ from shoal.arguments import as_integer
 from shoal.arrays.bridge.sharding import layout_of
 from shoal.arrays.bridge.use_mesh import default_mesh as block_mesh
 from shoal.colour import local
+from shoal.compat.arguments import takes, text, whole, wholes
 from shoal.compat.dtensor import config
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.mesh import MeshDimension as MeshDimension
@@ -115,6 +116,7 @@ class Layout:
         return cls([UNSHARDED] * rank_of("replicated", rank, 0), mesh)
 
     @classmethod
+    @takes("dtensor.", batch_dim=text, axis=whole)
     def batch_sharded(cls, mesh: Mesh, batch_dim: str, rank: int, axis: int = 0) -> Layout:
         """Return the layout in which a mesh dim splits one dim of the array, by default dim 0."""
         specs = [UNSHARDED] * rank_of("batch_sharded", rank, 1)
@@ -126,6 +128,7 @@ class Layout:
         return cls(specs, mesh)
 
     @classmethod
+    @takes("dtensor.", inner_dim=text)
     def inner_sharded(cls, mesh: Mesh, inner_dim: str, rank: int) -> Layout:
         """Return the layout in which a mesh dim splits the last dim of the array."""
         return cls.batch_sharded(mesh, inner_dim, rank_of("inner_sharded", rank, 1), -1)
@@ -223,7 +226,9 @@ class Layout:
 
     def delete(self, dims: int | Sequence[int]) -> Layout:
         """Return the layout without some dims, by their indices; negative count from the end."""
-        given = list(dims) if isinstance(dims, Iterable) else [operator.index(dims)]
+        given = list(dims) if isinstance(dims, Iterable) else [dims]
+        if wrong := [one for one in given if as_integer(one) is None]:
+            raise UsageTypeError(f"dtensor.Layout.delete: {wrong} must be integers")
         if wrong := [one for one in given if not -self.rank <= one < self.rank]:
             raise UsageError(f"dtensor.Layout.delete: {wrong} are not dims of rank {self.rank}")
         gone = {one % self.rank for one in given}
@@ -243,6 +248,7 @@ class Layout:
         """Return whether only the first dim is split."""
         return [spec != UNSHARDED for spec in self._specs] == [True, *[False] * (self.rank - 1)]
 
+    @takes("dtensor.", idx=whole)
     def num_shards(self, idx: int) -> int:
         """Return the number of shards of a dim; negative indices count from the end."""
         if not -self.rank <= idx < self.rank:
@@ -262,6 +268,7 @@ class Layout:
                   for place in range(self.mesh.size)]  # fmt: skip
         return [tuple(place.get(spec, 0) for spec in self._specs) for place in places]
 
+    @takes("dtensor.", offset_tuple=wholes)
     def offset_tuple_to_global_index(self, offset_tuple: Sequence[int]) -> int:
         """Return the row-major number of the shard with these indices."""
         counts = self._counts()

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.colour import local
+from shoal.compat.arguments import row, takes, text
 from shoal.compat.dtensor.refused import NotPossible
 from shoal.compat.dtensor.text import (
     EMPTY,
@@ -72,6 +73,7 @@ class Mesh:
     _fields: MeshFields
     _placed: plan_mesh.Mesh | Mesh | None  # on these devices, or on the host CPUs of that mesh
 
+    @takes("dtensor.", dim_names=row)
     def __init__(
         self, dim_names: list[str], global_device_ids: NDArray[np.int64],
         local_device_ids: list[int], local_devices: list[DeviceSpec | str], mesh_name: str = "",
@@ -105,6 +107,7 @@ class Mesh:
         return cls._of(fields_of(mesh, job=job, use_xla_spmd=use_xla_spmd), mesh)
 
     @classmethod
+    @takes("dtensor.", device=text)
     def from_device(cls, device: str) -> Mesh:
         """Return the mesh of one device, by its name."""
         return cls._of(single(device))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
+from shoal.arguments import shown
 from shoal.arrays.make_mesh import described_platform, make_mesh, mesh_of_rings, virtual_cpus
 from shoal.collectives.sync_devices import sync_devices
 from shoal.colour import collective, local
+from shoal.compat.arguments import number, or_none, row, takes
 from shoal.compat.dtensor import config
 from shoal.compat.dtensor.layout import check_dtensor_mesh, mesh_owners
 from shoal.compat.dtensor.mesh import Mesh, devices_of
 from shoal.compat.dtensor.refused import NotPossible, StartError, check_eager, prefix_errors
 from shoal.compat.dtensor.text import DeviceSpec, spec_of
-from shoal.errors import UsageError
+from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.placement import Rings
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.process import is_initialized
@@ -35,10 +37,14 @@ Dims = Mapping[str, int] | Iterable[tuple[str, int]]
 Devices = Sequence[DeviceSpec | str] | None
 
 
-def _pairs(dims: Dims) -> list[tuple[str, int]]:
-    return (
-        list(dims.items()) if isinstance(dims, Mapping) else [(name, size) for name, size in dims]
-    )
+def _pairs(operation: str, dims: Dims) -> list[tuple[str, int]]:
+    given = dims.items() if isinstance(dims, Mapping) else dims
+    pairs = list(given) if isinstance(given, Iterable) else None
+    if pairs is None or not all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs):
+        raise UsageTypeError(
+            f"dtensor.{operation}: mesh_dims={shown(dims)} must be a dict, or pairs (name, size)"
+        )
+    return pairs
 
 
 def _specs(
@@ -84,6 +90,7 @@ def _check_type(specs: Sequence[DeviceSpec], use_xla_spmd: bool) -> None:
 
 
 @local
+@takes("dtensor.", devices=or_none(row))
 def create_mesh(
     mesh_dims: Dims | None = None, mesh_name: str = "", devices: Devices = None,
     device_type: str | None = None, use_xla_spmd: bool = False,
@@ -136,8 +143,9 @@ def create_distributed_mesh(
         is_tpu = bool(specs) and specs[0].device_type == "TPU"
     if is_tpu:
         _no_devices(operation, local_devices)
-        names, sizes = zip(*_pairs(mesh_dims), strict=True)
-        return create_tpu_mesh([*names], [*sizes], mesh_name, use_xla_spmd=use_xla_spmd)
+        pairs = _pairs(operation, mesh_dims)
+        names, sizes = [name for name, _ in pairs], [size for _, size in pairs]
+        return create_tpu_mesh(names, sizes, mesh_name, use_xla_spmd=use_xla_spmd)
     _check_type(specs, use_xla_spmd)
     owners = range(config.num_clients())
     ids = [one for owner in owners for one in _of(owner, specs, local_devices is None)]
@@ -151,7 +159,7 @@ def _no_devices(operation: str, local_devices: Devices) -> None:
 
 def _made(operation: str, dims: Dims, name: str, ids: Sequence[int], use_xla_spmd: bool) -> Mesh:
     with prefix_errors(operation):
-        mesh = make_mesh(_pairs(dims), devices=ids, order="given", label=name)
+        mesh = make_mesh(_pairs(operation, dims), devices=ids, order="given", label=name)
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
 
 
@@ -250,6 +258,7 @@ def get_device_locations(mesh: Mesh, client_id: int | None = None) -> list[dict[
 
 @collective("the mesh's processes")
 @one_call("barrier", of=coordinator_here, among=mesh_owners)
+@takes("dtensor.", timeout_in_ms=or_none(number))
 def barrier(
     mesh: Mesh, barrier_name: str | None = None, timeout_in_ms: float | None = None
 ) -> None:

@@ -20,6 +20,7 @@ from shoal.arrays.placing.put import put
 from shoal.arrays.traced.constrain import constrain
 from shoal.arrays.traced.shard_alike import shard_alike
 from shoal.colour import collective, local, logically_collective
+from shoal.compat.arguments import function, takes
 from shoal.compat.dtensor import config
 from shoal.compat.dtensor.layout import (
     Layout,
@@ -240,6 +241,7 @@ def device_name() -> str:
 
 
 @collective("the mesh's processes")
+@takes("dtensor.", fn=function)
 def call_with_layout(
     fn: Callable[..., Any], layout: Layout | None, *args: Any, **kwargs: Any
 ) -> Any:

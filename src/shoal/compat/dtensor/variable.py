@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from shoal.colour import local
+from shoal.compat.arguments import numpy_dtype, or_none, takes
 from shoal.compat.array_operators import ArrayOperators
 from shoal.compat.dtensor.layout import Layout, is_on_mesh, value_of
 from shoal.compat.dtensor.moves import call_with_layout, check_layout, fetch_layout, relayout
@@ -76,6 +77,7 @@ class DVariable(ArrayOperators):
     np.float32(8.0)
     """
 
+    @takes("dtensor.", dtype=or_none(numpy_dtype))
     def __init__(
         self, initial_value: Any, *args: Any, dtype: Any = None, layout: Layout | None = None,
         **kwargs: Any,

@@ -11,12 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from shoal.arguments import shown
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.host_local.host_local import from_host_local
 from shoal.arrays.traced.constrain import constrain
 from shoal.arrays.traced.enter_manual import enter_manual, leave_manual
 from shoal.arrays.traced.shard_alike import shard_alike
 from shoal.colour import collective, local, logically_collective, traced
+from shoal.compat.arguments import a, or_none, takes, wholes
 from shoal.compat.torch_xla.errors import NoMeaningHere, stands_for
 from shoal.compat.torch_xla.mesh import Mesh, get_global_mesh, mesh_or_global
 from shoal.compat.torch_xla.sharded import (
@@ -27,8 +29,10 @@ from shoal.compat.torch_xla.sharded import (
     unwrap_sharded_tensor,
 )
 from shoal.compat.torch_xla.specs import OpSharding, layout_of_spec
-from shoal.errors import UsageError
+from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.hlo import ShardingType
+
+_MESH = "a shoal.compat.torch_xla.Mesh"
 
 __all__ = [
     "MarkShardingFunction",
@@ -216,6 +220,8 @@ class ShardingSpec:
 
     @stands_for("shoal.Layout")
     def __post_init__(self) -> None:
+        if not isinstance(self.mesh, Mesh):
+            raise UsageTypeError(f"ShardingSpec: mesh={shown(self.mesh)} must be {_MESH}")
         tiles, groups, replicas, kind = self.mesh._get_op_sharding_args(self.partition_spec)
         self._tile_assignment, self._group_assignment = tiles, groups
         self._replication_groups, self._sharding_type = replicas, ShardingType(kind)
@@ -260,6 +266,7 @@ class ShardingSpec:
 
 @stands_for("shoal.compat.enter_manual")
 @collective("the mesh's processes")
+@takes("torch_xla ", mesh=or_none(a(Mesh, _MESH)))
 def enable_manual_sharding(
     t: Any, partition_spec: Any, *, mesh: Mesh | None = None
 ) -> list[jax.Array]:
@@ -289,6 +296,7 @@ def enable_manual_sharding(
 
 @stands_for("shoal.compat.leave_manual")
 @logically_collective("shapes and dtypes of shards, specs and meshes")
+@takes("torch_xla ", full_shape=wholes, mesh=or_none(a(Mesh, _MESH)))
 def disable_manual_sharding(
     t: Sequence[Any], partition_spec: Any, full_shape: Sequence[int], *, mesh: Mesh | None = None
 ) -> jax.Array:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shoal.colour import collective, local
+from shoal.compat.arguments import or_none, row, takes
 from shoal.compat.torch_xla.annotate import mark_sharding
 from shoal.compat.torch_xla.errors import NoMeaningHere, SpmdError, SpmdTypeError
 from shoal.compat.torch_xla.mesh import Mesh, mesh_or_global
@@ -92,6 +93,7 @@ def convert_to_xla_partition_spec(tensor: Any, placements: Sequence[Any]) -> tup
 
 
 @collective("the mesh's processes")
+@takes("torch_xla ", placements=or_none(row))
 def xla_distribute_tensor(
     tensor: Any, device_mesh: Any, placements: Sequence[Any] | None = None
 ) -> Any:
@@ -113,7 +115,8 @@ def xla_distribute_tensor(
             f"torch_xla xla_distribute_tensor (shoal.put): {len(placements)} placements for the "
             f"{len(mesh.mesh_shape)} axes of {mesh!r}"
         )
-    return mark_sharding(tensor, mesh, convert_to_xla_partition_spec(tensor, placements or ()))
+    spec = convert_to_xla_partition_spec(tensor, () if placements is None else placements)
+    return mark_sharding(tensor, mesh, spec)
 
 
 @collective("the mesh's processes")

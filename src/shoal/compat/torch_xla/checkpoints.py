@@ -10,6 +10,7 @@ import jax
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.colour import collective, local
+from shoal.compat.arguments import flag, or_none, path_like, takes, whole
 from shoal.compat.torch_xla.errors import (
     NoMeaningHere,
     SpmdError,
@@ -76,6 +77,10 @@ class CheckpointManager:
     chkpt_on_preemption: bool
 
     @stands_for("shoal.Checkpoints")
+    @takes(
+        "torch_xla ", path=path_like, save_interval=whole, max_to_keep=or_none(whole),
+        max_pending_async=or_none(whole), chkpt_on_preemption=flag,
+    )  # fmt: skip
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -87,8 +92,8 @@ class CheckpointManager:
         chkpt_on_preemption: bool = True,
     ) -> None:
         _check(process_group, save_interval, max_to_keep, max_pending_async)
-        self.base_path, self.save_interval = os.fspath(path), save_interval
-        self.max_to_keep, self.chkpt_on_preemption = max_to_keep or 0, chkpt_on_preemption
+        self.base_path, self.save_interval = os.fspath(path), int(save_interval)
+        self.max_to_keep, self.chkpt_on_preemption = int(max_to_keep or 0), chkpt_on_preemption
         self._kept = Checkpoints(path, keep=max_to_keep or None)
 
     @collective("all processes")
@@ -255,6 +260,6 @@ def _check(process_group: Any, *numbers: int | None) -> None:
     problems = [
         f"{name} must be {'positive' if least[name] else 'non-negative'}, not {number!r}"
         for name, number in zip(least, numbers, strict=True)
-        if not isinstance(number or 0, int) or (number or 0) < least[name]
+        if (number or 0) < least[name]
     ]
     raise_all("Checkpoints", problems)

@@ -66,6 +66,7 @@ def stands_for(ours: str) -> Callable[[T], T]:
 
 def _translated(error: UsageError, name: str, ours: str) -> UsageError:
     kind = SpmdTypeError if isinstance(error, UsageTypeError) else SpmdError
-    words = str(error).removeprefix(ours.rpartition(".")[2] + ": ")
-    message = f"torch_xla {name.removesuffix('.__init__')} ({ours}): {words}"
+    theirs = f"torch_xla {name.removesuffix('.__init__')}"
+    words = str(error).removeprefix(f"{theirs}: ").removeprefix(ours.rpartition(".")[2] + ": ")
+    message = f"{theirs} ({ours}): {words}"
     return kind(message, problems=error.problems)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.colour import local
+from shoal.compat.arguments import or_none, row, takes, text, wholes
 from shoal.compat.torch_xla.errors import NoMeaningHere, SpmdTypeError, stands_for
 from shoal.compat.torch_xla.specs import OpSharding, layout_of_spec, op_sharding
 from shoal.errors import UsageError
@@ -69,6 +70,7 @@ class Mesh:
     axis_names: tuple[str, ...] | None
 
     @stands_for("shoal.Mesh")
+    @takes("torch_xla ", mesh_shape=wholes, axis_names=or_none(row))
     def __init__(
         self,
         device_ids: NDArray[Any] | Sequence[int],
@@ -95,6 +97,7 @@ class Mesh:
         """Return the device numbers [mesh shape]. Local."""
         return self._mesh.device_ids
 
+    @takes("torch_xla ", name=text)
     def get_axis_name_idx(self, name: str) -> int | None:
         """Return the index of an axis, or None if none has that name. Local."""
         names = self.axis_names or ()
@@ -319,6 +322,7 @@ class HybridMesh(Mesh):
     device_attributes: list[dict[str, Any]]
 
     @stands_for("shoal.plan.placement.place")
+    @takes("torch_xla ", ici_mesh_shape=wholes, dcn_mesh_shape=or_none(wholes))
     def __init__(
         self,
         ici_mesh_shape: Sizes,
@@ -326,7 +330,8 @@ class HybridMesh(Mesh):
         axis_names: Sequence[str] | None = None,
     ) -> None:
         self.ici_mesh_shape = tuple(ici_mesh_shape)
-        self.dcn_mesh_shape = tuple(dcn_mesh_shape or (1,) * len(self.ici_mesh_shape))
+        outer = () if dcn_mesh_shape is None else tuple(dcn_mesh_shape)
+        self.dcn_mesh_shape = outer or (1,) * len(self.ici_mesh_shape)
         self.device_attributes = device_attributes()  # by number
         ids = self._create_hybrid_device_mesh(self.ici_mesh_shape, self.dcn_mesh_shape)
         super().__init__(ids.ravel(), ids.shape, axis_names)

@@ -17,6 +17,7 @@ from shoal.arrays.placing.pack import pack, unpack
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.constrain import constrain
 from shoal.colour import collective, local, logically_collective
+from shoal.compat.arguments import a, row, takes
 from shoal.compat.array_operators import ArrayOperators
 from shoal.compat.torch_xla.errors import NoMeaningHere, stands_for
 from shoal.compat.torch_xla.mesh import Mesh, numbered_devices, on_numbers, spec_of_layout
@@ -125,6 +126,7 @@ class XLAShardedTensor(ArrayOperators):
 
     @stands_for("shoal.compat.pack")
     @logically_collective("shapes, dtypes and layouts")
+    @takes("torch_xla ", shards=row)
     def load_local_shards_(self, shards: Sequence[XLAShard]) -> XLAShardedTensor:
         """Replace the array by one of these shards, laid out as before (`shoal.compat.pack`).
 
@@ -175,6 +177,7 @@ class XLAShardedTensor(ArrayOperators):
 
     @stands_for("shoal.relayout")
     @collective("the mesh's processes")
+    @takes("torch_xla ", device_mesh=a(Mesh, "a shoal.compat.torch_xla.Mesh"), placements=row)
     def redistribute(
         self, device_mesh: Mesh, placements: Sequence[Any], *, async_op: bool = False
     ) -> XLAShardedTensor:
