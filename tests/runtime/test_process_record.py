@@ -349,6 +349,7 @@ FLAG = "--xla_force_host_platform_device_count"
 def test_how_many_devices_an_environment_asks_jax_for():
     assert chosen_devices({"XLA_FLAGS": f"-a {FLAG}=2 {FLAG}=3"}) == 3
     assert chosen_devices({"JAX_NUM_CPU_DEVICES": "5", "XLA_FLAGS": f"{FLAG}=3"}) == 5
+    assert chosen_devices({"JAX_NUM_CPU_DEVICES": " 4 "}) == 4  # as JAX reads it
     assert chosen_devices({"XLA_FLAGS": "-a"}) == -1
     assert without_devices(f"-a {FLAG}=2 -b  {FLAG}=3") == "-a -b"
 

@@ -25,7 +25,7 @@ from shoal.paths import why_refused
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import Topology, parse, to_json
 
-_MOST_DEVICES = 1 << 24
+_MOST_LISTED = 1 << 24
 _AXES = "axes, such as 'data=4 model=2' or '{\"data\": 4, \"model\": 2}'"
 
 
@@ -69,7 +69,7 @@ def mesh(
     if processes is not None:
         raise UsageError("-n does not go with a topology, whose hosts determine the processes")
     topology = _read_topology(first, others[0])
-    _most(topology)
+    _refuse_too_large(topology)
     grid = placed(topology, read_mesh(others[0]), order=order, across=across, weights=weights)
     _draw_wires(topology, grid, svg, html, as_json)
 
@@ -107,8 +107,8 @@ def _is_mesh(text: str) -> bool:
 
 def _draw_grid(grid: Mesh, svg: str | None, html: str | None, as_json: bool) -> None:
     if as_json:
-        if grid.size > _MOST_DEVICES:
-            raise UsageError(f"{grid!r}: at most {_MOST_DEVICES} devices can be listed")
+        if grid.size > _MOST_LISTED:
+            raise UsageError(f"{grid!r}: at most {_MOST_LISTED} devices can be listed")
         print(json.dumps(_facts(grid)))
     picture = draw_mesh(grid)
     if not as_json:
@@ -162,7 +162,7 @@ def _is_topology(text: str) -> bool:
     return True
 
 
-def _most(topology: Topology) -> None:
+def _refuse_too_large(topology: Topology) -> None:
     if topology.num_devices > MOST_DEVICES:
         count = topology.num_devices
         raise UsageError(f"{topology.text}: {count} devices; at most {MOST_DEVICES} can be drawn")
@@ -173,8 +173,8 @@ def read_mesh(text: str, processes: int = 1) -> Mesh:
     grid = Mesh(pairs_of_json(text, "mesh")) if text.lstrip().startswith("{") else Mesh.parse(text)
     if processes == 1:
         return grid
-    if grid.size > _MOST_DEVICES:
-        raise UsageError(f"{grid!r}: at most {_MOST_DEVICES} devices can be spread")
+    if grid.size > _MOST_LISTED:
+        raise UsageError(f"{grid!r}: at most {_MOST_LISTED} devices can be spread")
     if processes < 1 or grid.size % processes:
         raise UsageError(f"{grid.size} devices cannot be spread evenly over {processes} processes")
     owners = np.repeat(np.arange(processes), grid.size // processes)

@@ -53,7 +53,7 @@ class FlatItems:
         if self._run is not None:
             return self._run[low:high].view(np.uint8)
         high = min(high, len(self))
-        out = np.ndarray(high - low, self.dtype)  # `empty` widens text of width 0
+        out = np.empty(high - low, self.dtype)
         at = 0
         for box in boxes(self.shape, low, high):
             sizes = [end - first for first, end in box]
@@ -81,7 +81,7 @@ class FlatItems:
             return f"{_ends(ascii(item))}\t{quick_digest(bits.data).hex()}"
         try:
             shown = str(item)
-        except (ValueError, OverflowError):  # NumPy prints not every time
+        except (ValueError, OverflowError):  # NumPy cannot print every datetime64
             shown = str(bits.view(np.int64)[0])
         return f"{shown}\t{_hex(bits.tobytes())}"
 
@@ -110,7 +110,7 @@ class TextItems:
         return ("..." if begin else "") + ascii(part) + more + f"\tlength {len(self._value)}"
 
 
-class One:
+class WholeValue:
     """A value compared as a whole. `ItemsInOrder`."""
 
     def __init__(self, value: object, bits: bytes) -> None:
@@ -153,7 +153,7 @@ def items_of(leaf: LeafSpec, value: Any) -> ItemsInOrder:
     """Return the items of a Python value."""
     if isinstance(value, str | bytes):
         return TextItems(value)
-    return One(value, bytes(buffer_of(leaf, value)))
+    return WholeValue(value, bytes(buffer_of(leaf, value)))
 
 
 def digest_of(items: ItemsInOrder, pool: ThreadPoolExecutor | None = None) -> bytes:
@@ -166,8 +166,9 @@ def digest_of(items: ItemsInOrder, pool: ThreadPoolExecutor | None = None) -> by
     def block(start: int) -> bytes:
         return content_digest(items.read(start, start + step).data)
 
-    is_long = pool is not None and len(starts) > 1
-    return _joined(pool.map(block, starts) if pool is not None and is_long else map(block, starts))
+    if pool is not None and len(starts) > 1:
+        return _joined(pool.map(block, starts))
+    return _joined(map(block, starts))
 
 
 def digest_of_all(digests: Sequence[bytes]) -> bytes:

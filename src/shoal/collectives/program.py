@@ -101,16 +101,14 @@ def _difference(
 ) -> DivergenceError:
     """Find the first differing line, together with all processes; return the error."""
     representatives = representatives_of(groups)
-    again = call._replace(spec=("where the programs differ",))
+    compare_call = call._replace(spec=("where the programs differ",))
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
-        return agree(coordinator, again, payload, timeout_s=deadline.left_s)
+        return agree(coordinator, compare_call, payload, timeout_s=deadline.left_s)
 
     me = ThisProcess(coordinator.process, coordinator.hosts)
-    kind, here = (
-        Kind("program"),
-        Said((), call=call.operation, name=call.name or "", site=call.site),
-    )
+    kind = Kind("program")
+    here = Said((), call=call.operation, name=call.name or "", site=call.site)
     heading = f"{me}: {headline(kind, call.operation)}"
     found = find_line(
         meet, lines if coordinator.process in representatives else None, representatives
@@ -119,7 +117,7 @@ def _difference(
         rows = version_rows(["a version"] * len(representatives), groups, here)
         return compared(heading, rows, kind=kind)
     index, shown = found
-    before = lines[index - 1].strip()[:_WIDTH].encode() if index <= len(lines) else b""
+    before = lines[index - 1].strip()[:_WIDTH].encode() if 0 < index <= len(lines) else b""
     previous = meet(before if coordinator.process == representatives[0] else b"")[
         representatives[0]
     ]

@@ -259,9 +259,10 @@ class Job:
     def _look(self) -> float:
         """Check the processes that outlive others; return the time of the next check."""
         alive = self._processes.alive
-        is_due = self._terminate_at_s < math.inf or not self._is_ending
-        if alive and is_due and all(process.is_lost for process in alive):
-            self._terminate_at_s = 0.0  # none is left that could end by itself
+        is_unsent = self._terminate_at_s < math.inf or not self._is_ending  # SIGTERM
+        if alive and is_unsent and all(process.is_lost for process in alive):
+            if not self._spares_a_save():
+                self._terminate_at_s = 0.0  # none is left that could end by itself
         if self._is_ending or self._outliving is None:
             return self._look_at_services()
         if alive and (lost_service := self._crew.news.lost_service):

@@ -116,8 +116,8 @@ def replication_groups(layout: Layout) -> IntArray:
       layout: the layout.
 
     Returns:
-      ids [tiles, devices of a tile], the tiles row-major over the dims; empty unless the
-      requested `sharding_type` is PARTIAL: no other type has groups.
+      ids [tiles, devices of a tile], the tiles row-major over the dims; empty [0] unless
+      `sharding_type(layout, requested=True)` is PARTIAL: no other type has groups.
 
     Example:
       >>> from shoal.plan.mesh import Mesh
@@ -141,8 +141,8 @@ def group_assignment(layout: Layout) -> IntArray:
       layout: the layout.
 
     Returns:
-      numbers [shards of each dim], counting row-major; empty unless the requested
-      `sharding_type` is PARTIAL.
+      numbers [shards of each dim], counting row-major; empty [0] unless
+      `sharding_type(layout, requested=True)` is PARTIAL.
 
     Example:
       >>> from shoal.plan.mesh import Mesh

@@ -43,23 +43,28 @@ class Selection:
         return text.startswith("!") and text not in self._known
 
     def without(self, names: Collection[str]) -> list[str] | None:
-        """Return the patterns that take others than these names; None if nothing is left."""
+        """Return the patterns that take others than these names; None if nothing is left.
+
+        Not for a selection of all names.
+        """
         gone = frozenset(names)
-        left = [text for text, found in self._in.items() if not found <= gone]
+        left = [text for text, matched in self._in.items() if not matched <= gone]
         return None if self._in and not left else [*left, *self._out]
 
     def idle(self) -> list[str]:
         """Return a line for each pattern that takes nothing: why, and what may have been meant."""
         lines: list[str] = []
-        for text, found in [*self._in.items(), *self._out.items()]:
-            if not found:
+        for text, matched in [*self._in.items(), *self._out.items()]:
+            if not matched:
                 sign = "!" if text in self._out else ""
                 is_guessed = len(lines) < _MOST_GUESSED
                 meant = near(text.removeprefix(sign), self._known, sign) if is_guessed else ""
                 lines.append(f"{text!r} {'leaves out' if sign else 'takes'} no leaf{meant}")
-        for text, found in self._in.items():
-            if found and self.names.isdisjoint(found):
-                others = " and ".join(repr(o) for o, gone in self._out.items() if found & gone)
+        for text, matched in self._in.items():
+            if matched and self.names.isdisjoint(matched):
+                others = " and ".join(
+                    repr(o) for o, left_out in self._out.items() if matched & left_out
+                )
                 lines.append(f"{text!r} takes nothing but what {others} leaves out")
         return lines
 

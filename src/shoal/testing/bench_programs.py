@@ -109,5 +109,7 @@ def _script(
     if named:
         raise UsageError(f"a script takes no named arguments: {', '.join(named)}")
     if wrong := [a for a in arguments if not isinstance(a, str | int | float | os.PathLike)]:
-        raise UsageTypeError(f"arguments of a script are texts and numbers, not {wrong!r}")
-    return Program(path, tuple(map(str, arguments)))
+        raise UsageTypeError(f"arguments of a script are strings, numbers and paths, not {wrong!r}")
+    return Program(
+        path, tuple(os.fspath(a) if isinstance(a, os.PathLike) else str(a) for a in arguments)
+    )

@@ -158,8 +158,8 @@ def _be_group(order: GroupOrder, mark_at: int, trouble: str) -> dict[str, Any]:
         _report(order, f"{index} {pid}")
     for fd in order.fds[2:]:
         os.close(fd)
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for ignored in _SIGNALS:  # only now: the processes would inherit it
+        signal.signal(ignored, signal.SIG_IGN)
     while pids:
         pid, status = os.wait()
         _report(order, f"{pids.pop(pid)} code {os.waitstatus_to_exitcode(status)}")

@@ -84,9 +84,9 @@ class BenchJob:
             return []
         if self._warden.namespaces:
             return self._start_services_apart(host, port)
-        numbers = service_arguments(self._processes, host, port, job=self._address)
+        arguments = service_arguments(self._processes, host, port, job=self._address)
         idle = ("--idle-s", str(_IDLE_S))
-        command = ["-P", "-m", "shoal.runtime.startup.services", *numbers, *idle]
+        command = ["-P", "-m", "shoal.runtime.startup.services", *arguments, *idle]
         popen = self._popen(command, self._env, stdin=subprocess.PIPE)
         self._leash = cast("IO[bytes]", popen.stdin)
         return [Running("services", popen)]
@@ -212,17 +212,19 @@ class BenchJob:
                 if environment_of(pid).get(b"SHOAL_PROCESS_ID") == index
             ]  # fmt: skip
             statuses = {pid: status_of(pid) for pid in pids}
-            found = [pid for pid, at in statuses.items() if at is None or at.parent not in pids]
+            candidates = [
+                pid for pid, at in statuses.items() if at is None or at.parent not in pids
+            ]
         elif who not in _SERVICES:
             known = ", ".join(map(repr, _SERVICES))
             raise UsageError(
                 f"there is no process {who!r}; known are {known}{nearest(who, _SERVICES)}"
             )
         else:
-            found = [pid for words in _SERVICES[who] for pid in self.everyone(words)]
-        if not found:
+            candidates = [pid for words in _SERVICES[who] for pid in self.everyone(words)]
+        if not candidates:
             raise UsageError(f"{who if isinstance(who, str) else f'process {who}'} does not run")
-        return found[0]
+        return candidates[0]
 
     def until_frozen(self, pid: int) -> None:
         """Wait until a process that was sent SIGSTOP has stopped, or is gone."""

@@ -43,18 +43,21 @@ def why_no_cuts() -> str:
     if sys.platform != "linux":
         return "network namespaces exist only on Linux"
     if importlib.util.find_spec("pyroute2") is None:
-        return "pyroute2 is not installed (pip install pyroute2)"
+        return "pyroute2 is not installed (pip install shoal[test])"
     if os.geteuid() != 0:
         return "network namespaces need root"
     command = [sys.executable, "-P", "-m", "shoal.testing.warden", "none", "--network", "1"]
-    done = subprocess.run(
-        command,
-        env=own_environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_TRY_S,
-    )
+    try:
+        done = subprocess.run(
+            command,
+            env=own_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TRY_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the warden of the network did not start within {_TRY_S:g} s"
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1]
 
 

@@ -222,9 +222,9 @@ def test_one_that_is_closed_while_its_batch_is_waited_for():
     feed = shoal.feed(reader(), ROWS)
     taker = threading.Thread(target=take)
     taker.start()
-    while not feed._line.waited_s:
+    while not feed._prefetch.waited_s:
         pass
-    feed._line.is_closed = True  # as close does, before it waits for the reader
+    feed._prefetch.is_closed = True  # as close does, before it waits for the reader
     over.set()
     taker.join(60)
     feed.close()

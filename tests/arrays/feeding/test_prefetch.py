@@ -118,3 +118,9 @@ def test_one_that_never_started_tells_others_if_it_is_closed(tells, left):
     line.start()
     assert not line.has_started or line._thread.join(PATIENCE_S) is None
     assert (work.left, work.finished, work.made) == (left, 1, 0)
+
+
+def test_one_that_is_closed_before_its_start_has_no_result():
+    prefetch = Prefetch(Counting(), 1, meets=False)
+    prefetch.close()
+    assert prefetch.take(lambda since: None) is None

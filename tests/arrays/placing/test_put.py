@@ -110,7 +110,9 @@ def test_nothing_is_narrowed_where_dtypes_are_strict(monkeypatch):
         assert put(tree, Layout(MESH, None))["a"].dtype == np.float64
 
 
-@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 1e39, 1e39j])
+@pytest.mark.parametrize(
+    "value", [2**31, -(2**31) - 1, 1e39, 1e39j, pytest.param(10**5000, id="long")]
+)
 def test_numbers_that_do_not_fit(value):
     with pytest.raises(UsageError, match=r"\['n'\]: is .*, which does not fit"):
         put({"n": value}, Layout(MESH))

@@ -157,8 +157,9 @@ def test_a_layout_that_does_not_fit_is_said():
 def test_a_dtype_of_sums_that_is_none_is_said():
     with pytest.raises(UsageError, match="preferred_element_type: float64 would become float32"):
         linear(X, W, preferred_element_type=np.float64)
-    with pytest.raises(UsageError, match="'float99' is not a dtype"):
-        linear(X, W, preferred_element_type="float99")
+    for wrong in ("float99", object, str, "M8", "f4,f4", "(2,", "\ud800"):
+        with pytest.raises(UsageError, match="is not a dtype"):
+            linear(X, W, preferred_element_type=wrong)
 
 
 def test_an_axis_cannot_split_two_dims_of_the_result():

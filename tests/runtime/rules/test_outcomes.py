@@ -6,6 +6,7 @@ from itertools import starmap
 import pytest
 
 from shoal.errors import DeadlineError
+from shoal.runtime.rules.gathering import sides_of
 from shoal.runtime.rules.meeting_answers import (
     CycleSide,
     MeetingSide,
@@ -250,3 +251,12 @@ def test_the_waiting_line_is_one_line():
         "process 3 of 100 (host3): 'epoch' (train.py:31) has waited 10 s for processes 4-5"
         " [process 4 (host4): joined, 9.0 s ago; process 5 (host5): step 7, 1.0 s ago]"
     )
+
+
+@pytest.mark.parametrize("name", ["epoch", "n" * 1500])
+def test_a_late_process_joins_those_that_are_where_it_is(name):
+    others = {0: Point(name, fingerprint="barrier"), 1: Point("other", fingerprint="barrier")}
+    late = ThisProcess(2, ME.hosts)
+    message = str(error_of(sides_of(others), late, others[0], 0.0))
+    assert "processes 0, 2" in message
+    assert "process 1" in message

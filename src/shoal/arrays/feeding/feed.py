@@ -151,17 +151,19 @@ def feed(
     check_last_batch(reads, options)
     spec = feed_spec(reads, split, options, prefetch)
     meeting = _meeting(coordinator(), split, spec, lane, limit_s)._replace(start=rows)
-    line = Prefetch(Steps(reads, split, options, meeting), prefetch, meets=not meeting.is_alone)
-    made = Feed(line, meeting, mark)
-    line.start()
+    prefetched = Prefetch(
+        Steps(reads, split, options, meeting), prefetch, meets=not meeting.is_alone
+    )
+    made = Feed(prefetched, meeting, mark)
+    prefetched.start()
     return made
 
 
 class Feed:
     """An iterator of batches on devices; made by `feed`. A context manager."""
 
-    def __init__(self, line: Prefetch[FedBatch], meeting: FeedMeeting, mark: int) -> None:
-        self._line = line
+    def __init__(self, prefetch: Prefetch[FedBatch], meeting: FeedMeeting, mark: int) -> None:
+        self._prefetch = prefetch
         self._meeting = meeting
         self._mark = mark
         self._rows = meeting.start
@@ -170,7 +172,7 @@ class Feed:
         self._turn = threading.Lock()  # serializes threads of the program
         self._has_ended = False
         self._pid = os.getpid()
-        self._forgotten = weakref.finalize(self, line.close, wait_s=_FORGET_S, tells=False)
+        self._forgotten = weakref.finalize(self, prefetch.close, wait_s=_FORGET_S, tells=False)
 
     @property
     def rows(self) -> int:
@@ -247,11 +249,11 @@ class Feed:
     def _next(self) -> Any:
         if self._has_ended:
             raise StopIteration
-        if self._line.is_closed:
+        if self._prefetch.is_closed:
             raise UsageError("feed: this feed is closed")
         meeting = self._meeting
-        given = self._line.take(BatchWait(meeting, self._line, self._batches).look)
-        if given is None and self._line.is_closed:
+        given = self._prefetch.take(BatchWait(meeting, self._prefetch, self._batches).look)
+        if given is None and self._prefetch.is_closed:
             raise UsageError("feed: this feed was closed during the wait for a batch")
         if given is None:
             self._has_ended = True
@@ -272,7 +274,7 @@ class Feed:
         if self._pid != os.getpid():
             return
         self._forgotten.detach()
-        if not self._line.close(why):
+        if not self._prefetch.close(why):
             _LOG.warning(
                 "%s: feed (%s) was closed, but its reader still runs; its thread ends with it",
                 self._meeting.me, self._meeting.site,
@@ -376,9 +378,9 @@ class BatchWait:
     reader of this process.
     """
 
-    def __init__(self, meeting: FeedMeeting, line: Prefetch[FedBatch], number: int) -> None:
+    def __init__(self, meeting: FeedMeeting, prefetch: Prefetch[FedBatch], number: int) -> None:
         self._meeting = meeting
-        self._line = line
+        self._prefetch = prefetch
         self._batch = f"{meeting.batch(number)} ({line_of(meeting.site)})"
         self._has_logged = False
 
@@ -392,7 +394,7 @@ class BatchWait:
         here = self._meeting.coordinator
         if here.troubles.any():
             here.check(self._batch)
-        phase, began = self._line.phase
+        phase, began = self._prefetch.phase
         if phase == MEETING:
             return
         waited_s = time.monotonic() - max(since, began)

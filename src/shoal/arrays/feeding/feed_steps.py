@@ -88,57 +88,57 @@ class Steps:
         self._next_row = options.start
         self._must_skip = options.start > 0 and options.skip and isinstance(source, InTurn)
 
-    def step(self, line: Prefetch[FedBatch]) -> FedBatch | None:
+    def step(self, prefetch: Prefetch[FedBatch]) -> FedBatch | None:
         """Make one batch; None at the end.
 
         Raises:
           The reader's error, on this process; otherwise as `judge` and `agree`.
         """
         with jax.enable_x64(self._options.x64):
-            return self._step(line)
+            return self._step(prefetch)
 
-    def _step(self, line: Prefetch[FedBatch]) -> FedBatch | None:
-        batch = self._own(line, READING, self._read)
+    def _step(self, prefetch: Prefetch[FedBatch]) -> FedBatch | None:
+        batch = self._own(prefetch, READING, self._read)
         source = self._source
         if batch is not None and not self._size and (self._must_skip or self._is_padded):
             # If the first batch may be short, only its size decides which rows belong to which
             # process, and how many batches were delivered before.
-            self._size, self._leaves = self._meet(line, self._status(batch))
+            self._size, self._leaves = self._meet(prefetch, self._status(batch))
             if self._must_skip and isinstance(source, InTurn):
-                batch = self._own(line, READING, lambda: self._after_skipped(source))
+                batch = self._own(prefetch, READING, lambda: self._after_skipped(source))
             elif not self._size:
                 return None
         if batch is None:
             return None
-        verdict = self._meet(line, self._status(batch))
+        verdict = self._meet(prefetch, self._status(batch))
         if not verdict.size:
             return None
         self._size, self._leaves = verdict
         self._number += 1
-        value = self._own(line, PLACING, lambda: self._placed(batch))
+        value = self._own(prefetch, PLACING, lambda: self._placed(batch))
         if value is None:
             return None
         self._next_row += self._size
         reader = source.state if isinstance(source, InTurn) else ReaderState()
         return FedBatch(value[0], self._size, reader)
 
-    def _own(self, line: Prefetch[FedBatch], phase: str, act: Callable[[], T]) -> T | None:
+    def _own(self, prefetch: Prefetch[FedBatch], phase: str, act: Callable[[], T]) -> T | None:
         """Run local work; let the other processes know if it fails or is closed."""
         try:
-            result = act() if line.enter(phase) else None
+            result = act() if prefetch.enter(phase) else None
         except BaseException as error:
-            self._announce_failure(line, error)
+            self._announce_failure(prefetch, error)
             raise
-        if result is None or line.is_closed:
-            self.leave(line)
+        if result is None or prefetch.is_closed:
+            self.leave(prefetch)
             return None
         return result
 
-    def leave(self, line: Prefetch[FedBatch]) -> None:
+    def leave(self, prefetch: Prefetch[FedBatch]) -> None:
         """See `Work.leave`."""
-        line.enter(MEETING)
-        kind = "failed" if line.why else "closed"
-        status = Status(kind, words=line.why or str(line.taken))
+        prefetch.enter(MEETING)
+        kind = "failed" if prefetch.why else "closed"
+        status = Status(kind, words=prefetch.why or str(prefetch.taken))
         with contextlib.suppress(ShoalError):
             self._exchange(status)
 
@@ -236,8 +236,8 @@ class Steps:
         """Number of rows from the beginning of this batch, if read by number."""
         return self._source.total - self._next_row if isinstance(self._source, ByNumber) else 0
 
-    def _meet(self, line: Prefetch[FedBatch], status: Status) -> BatchVerdict:
-        line.enter(MEETING)
+    def _meet(self, prefetch: Prefetch[FedBatch], status: Status) -> BatchVerdict:
+        prefetch.enter(MEETING)
         meeting = self._meeting
         batch_id = BatchId(
             meeting.me,
@@ -246,10 +246,10 @@ class Steps:
             self._size,
             self._leaves,
         )
-        return judge(batch_id, self._exchange(status, line))
+        return judge(batch_id, self._exchange(status, prefetch))
 
     def _exchange(
-        self, status: Status, line: Prefetch[FedBatch] | None = None
+        self, status: Status, prefetch: Prefetch[FedBatch] | None = None
     ) -> Mapping[int, Status]:
         """Meet, and return the reports of all processes.
 
@@ -271,17 +271,17 @@ class Steps:
                     lane=meeting.lane,
                 )
             except DeadlineError:
-                if line is None or line.is_closed or line.waited_s >= meeting.timeout_s:
+                if prefetch is None or prefetch.is_closed or prefetch.waited_s >= meeting.timeout_s:
                     raise
             else:
                 return {process: Status.unpack(data) for process, data in answers.items()}
 
-    def _announce_failure(self, line: Prefetch[FedBatch], error: BaseException) -> None:
+    def _announce_failure(self, prefetch: Prefetch[FedBatch], error: BaseException) -> None:
         """Make the other processes raise at this batch, too."""
-        line.enter(MEETING)
+        prefetch.enter(MEETING)
         words = failure_of(error, self._meeting.site).words
         with contextlib.suppress(ShoalError):
-            self._exchange(Status("failed", words=words), line)
+            self._exchange(Status("failed", words=words), prefetch)
 
     def _placed(self, batch: Batch) -> tuple[Any]:
         """Return the batch on devices, in a 1-tuple."""

@@ -28,10 +28,10 @@ _CLOSE_S = 10.0  # how long `close` waits for a running step
 class Work(Protocol[T]):
     """The work of the thread."""
 
-    def step(self, line: Prefetch[T]) -> T | None:
+    def step(self, prefetch: Prefetch[T]) -> T | None:
         """Make one result; None at the end."""
 
-    def leave(self, line: Prefetch[T]) -> None:
+    def leave(self, prefetch: Prefetch[T]) -> None:
         """Closed before its end: notify peers that may wait for it."""
 
     def finish(self) -> None:
@@ -110,7 +110,8 @@ class Prefetch(Generic[T]):
                 self.taken += 1
                 self._changed.notify_all()
                 return self._ready.popleft()
-        self._thread.join()  # otherwise it may free arrays during interpreter shutdown
+        if self.has_started:  # another thread may have closed it before
+            self._thread.join()  # otherwise it may free arrays during interpreter shutdown
         if isinstance(self._error, StopIteration):  # which would end the caller's loop in silence
             raise UsageError("feed: the reader raised StopIteration") from self._error
         if self._error is not None:

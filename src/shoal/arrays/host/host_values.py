@@ -214,7 +214,10 @@ def _does_not_fit(value: complex) -> str:
     try:
         with np.errstate(over="ignore"):
             became = np.asarray(value, dtype=dtype)
+        fits = bool(np.isfinite(became)) or not np.isfinite(complex(value))
     except OverflowError:
-        return f"is {value}, which does not fit {dtype}"
-    grew = np.isfinite(complex(value)) and not np.isfinite(became)
-    return f"is {value}, which does not fit {dtype}" if grew else ""
+        fits = False
+    # Python refuses to print an int of more than 4300 digits.
+    bits = value.bit_length() if isinstance(value, int) else 0
+    shown = f"an int of {bits} bits" if bits > 256 else str(value)
+    return "" if fits else f"is {shown}, which does not fit {dtype}"

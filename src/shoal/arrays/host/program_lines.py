@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ def program_lines(program: Any) -> list[str]:
     """Return lines that differ where programs, or the arrays that they close over, do."""
     constants: list[Any] = []
     words = "\n".join(_words_of(program, constants))
-    lines = [f"the initializer's program: {short_digest(words.encode()).hex()}"]
+    lines = [f"the initializer's program: values {short_digest(words.encode()).hex()}"]
     for number, constant in enumerate(constants):
         if isinstance(constant, jax.Array) and not constant.is_fully_addressable:
             continue
@@ -44,17 +45,23 @@ def _words_of(program: Any, constants: list[Any]) -> Iterator[str]:
         return f"{numbers.setdefault(id(var), len(numbers))}:{var.aval.str_short()}"
 
     for eqn in program.eqns:
-        plain = {
-            key: value
-            for key, value in sorted(eqn.params.items())
-            if isinstance(value, str | int | float | np.dtype)
-            or (isinstance(value, tuple) and all(isinstance(one, str | int) for one in value))
-        }
+        plain = {key: value for key, value in sorted(eqn.params.items()) if _is_plain(value)}
         results, operands = ([*map(name, some)] for some in (eqn.outvars, eqn.invars))
         yield f"{results} = {eqn.primitive.name} {operands} {plain}"
         for inner in programs_in(eqn, closed=True):
             yield from _words_of(inner, constants)
     yield f"{[*map(name, program.outvars)]}"
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether the text of a parameter is the same in every process, tuples' items included.
+
+    >>> _is_plain((((1,), (0,)), None)), _is_plain((print, 1))
+    (True, False)
+    """
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int | float | enum.Enum | np.dtype)
 
 
 def programs_in(eqn: Any, *, closed: bool = False) -> list[Any]:

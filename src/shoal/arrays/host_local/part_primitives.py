@@ -157,15 +157,15 @@ def _push_forward(
 def _pull_back(
     inverse: Primitive,
     cotangents: Sequence[Any],
-    *given: Any,
+    *operands: Any,
     places: tuple[Where, ...],
     call: PartsCall,
 ) -> list[Any]:
     """Transpose: the cotangent is mapped by the inverse."""
-    zeros = [ad.Zero(one.aval.to_ct_aval()) for one in given]
-    usual = (lambda layout: layout) if inverse is _JOIN else _own
+    zeros = [ad.Zero(operand.aval.to_ct_aval()) for operand in operands]
+    nominal = (lambda layout: layout) if inverse is _JOIN else _own
     back = tuple(
-        place._replace(given=None, result=_as_type(usual(place.layout), place.given, zero.aval))
+        place._replace(given=None, result=_as_type(nominal(place.layout), place.given, zero.aval))
         for place, zero in zip(places, zeros, strict=True)
     )
     return _apply(inverse, cotangents, back, call.of_derivative(), zeros)
@@ -209,14 +209,14 @@ def _apply(
     zeros: list[Any],
 ) -> list[Any]:
     """Apply the primitive to the values; symbolic zeros stay zero."""
-    live = [number for number, value in enumerate(values) if type(value) is not ad.Zero]
-    made = list(zeros)
+    live = [index for index, value in enumerate(values) if type(value) is not ad.Zero]
+    results = list(zeros)
     if live:
-        where = tuple(places[number] for number in live)
-        results = primitive.bind(*(values[number] for number in live), places=where, call=call)
-        for number, result in zip(live, results, strict=True):
-            made[number] = result
-    return made
+        where = tuple(places[index] for index in live)
+        of_live = primitive.bind(*(values[index] for index in live), places=where, call=call)
+        for index, result in zip(live, of_live, strict=True):
+            results[index] = result
+    return results
 
 
 def _batch(
@@ -267,11 +267,12 @@ def _cannot_split(layout: Layout, dim: int, size: int) -> str:
 
 
 def _inserted(layout: Layout, dim: int, names: Any, *, must: bool = False) -> Layout:
-    """Return a layout with one more dim, split by these axes; None if they cannot split it."""
+    """Return a layout with one more dim, split by these axes; unsplit, or an error if it `must`
+    be split, where they cannot."""
     dims = list(layout.dims)
-    given = names if isinstance(names, tuple) or names is None else (names,)
+    axes = names if isinstance(names, tuple) or names is None else (names,)
     try:
-        return Layout(layout.mesh, *dims[:dim], given, *dims[dim:])
+        return Layout(layout.mesh, *dims[:dim], axes, *dims[dim:])
     except UsageError:
         if must:
             raise

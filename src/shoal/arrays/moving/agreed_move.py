@@ -130,8 +130,9 @@ def move_of(leaf: Leaf, array: jax.Array | None) -> ArrayMove | None:
 def _is_sent(leaf: Leaf, move: ArrayMove | None) -> bool:
     """May the move of this leaf send between processes? The same on every process.
 
-    A program of XLA's own, where no plan runs, is free to send what need not be sent. But a slice
-    among devices in one order it cuts from what each device holds.
+    Where XLA's own program runs instead of the plan (no plan, a traced move, keys), it may send
+    what the plan would not. The exception: between the same devices in the same order, it cuts a
+    slice from what each device holds.
     """
     if leaf.layout is None:
         return False

@@ -40,7 +40,9 @@ class ReadOnlyHistory:
         Raises:
           CorruptCheckpointError: a COMMIT is damaged, unless `skip_corrupt`.
         """
-        return tuple(one.step for one in saved_steps.commits(self._root, skip_corrupt=skip_corrupt))
+        return tuple(
+            saved.step for saved in saved_steps.commits(self._root, skip_corrupt=skip_corrupt)
+        )
 
     @local
     def latest(self, *, skip_corrupt: bool = False) -> int | None:
@@ -91,12 +93,12 @@ class ReadOnlyHistory:
           CorruptCheckpointError: as `all_steps`.
         """
         best = Best(1, metric, mode)
-        found = self.all_metrics(skip_corrupt=skip_corrupt)
-        known = sorted({name for metrics in found.values() for name in metrics})
-        if known and metric not in known:
-            detail = f"no step has it, but {', '.join(known[:8])}{nearest(metric, known)}"
+        metrics_of = self.all_metrics(skip_corrupt=skip_corrupt)
+        names = sorted({name for metrics in metrics_of.values() for name in metrics})
+        if names and metric not in names:
+            detail = f"no step has it, but {', '.join(names[:8])}{nearest(metric, names)}"
             raise UsageError(f"best_step: metric={metric!r}: {detail}")
-        kept = best.kept([Saved(step, 0.0, metrics) for step, metrics in found.items()])
+        kept = best.kept([Saved(step, 0.0, metrics) for step, metrics in metrics_of.items()])
         return next(iter(kept), None)
 
     @local

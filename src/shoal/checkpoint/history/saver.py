@@ -17,7 +17,6 @@ from shoal.arguments import as_number
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.policies import Keep, unranked
 from shoal.checkpoint.together.lead import run_on_lead
 from shoal.errors import DeadlineError, UsageError, raise_all
@@ -106,7 +105,7 @@ class Saver:
         Raises: the previous save's error, once; any error up to the copy of the state.
         """
         with self._turn, self._coordinator.call("save", "main", self._group.named):
-            check_limit("save", timeout_s)
+            settings.timeout("save", timeout_s, "SHOAL_TIMEOUT_S")
             self._check_metrics(step, metrics)
             self._save(step, state, user, metrics, timeout_s, number)
 
@@ -124,9 +123,9 @@ class Saver:
         timeout_s = self._in_time(step, state, timeout_s)
         began, site = time.monotonic(), callsite()
 
-        def committed(commit: Commit) -> None:
+        def committed(num_bytes: int) -> None:
             note_kept(self._coordinator, self._root.path, number)
-            self._rate = Rate(commit.data_bytes, time.monotonic() - began)
+            self._rate = Rate(num_bytes, time.monotonic() - began)
             self._retain(step, site)
 
         from shoal.checkpoint.saving.save import request_of, write_tree
@@ -141,16 +140,15 @@ class Saver:
             failed = partial(note_failed, self._coordinator, self._root.path, math.inf)
             saving = start_save(
                 self._coordinator, request, state, self._group.named,
-                arena=self._arena, on_done=committed, on_failed=failed,
+                arena=self._arena, on_failed=failed,
+                on_done=lambda commit: committed(commit.data_bytes),
             )  # fmt: skip
             self._running = _Running(step, saving)
             if self._coordinator.stop.notice() is None:
                 return
         else:
             write_tree(self._coordinator, request, state, self._group.named)
-            note_kept(self._coordinator, self._root.path, number)
-            self._rate = Rate(total_bytes(state), time.monotonic() - began)
-            self._retain(step, site)
+            committed(total_bytes(state))
         self.settle(None)
 
     def _check_metrics(self, step: int, metrics: Mapping[str, float] | None) -> None:
@@ -175,7 +173,8 @@ class Saver:
         Meanwhile the process counts as waiting: it is not terminated for the loss of a peer, since
         the save may still be committed.
         """
-        check_limit("wait", timeout_s)
+        if timeout_s is not None and as_number(timeout_s) != 0:  # 0 polls
+            settings.timeout("wait", timeout_s, "")
         running = self._running
         if running is not None:
             try:
@@ -312,12 +311,6 @@ class Saver:
         else:
             if gone and self._coordinator.process == self._group.lead:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
-
-
-def check_limit(operation: str, timeout_s: object) -> None:
-    """Raise if it is not a valid time-out; 0 is: it polls."""
-    if as_number(timeout_s) != 0 and timeout_s is not None:
-        settings.timeout(operation, timeout_s, "")
 
 
 def total_bytes(state: Any) -> int:

@@ -185,9 +185,11 @@ class _Distribution:
         return cut_box(box, room / size, dtype)
 
     def _raise_level(self, left: int) -> None:
-        """Return the common level if the remaining holders share `left` bytes evenly.
+        """Set the level to which `left` bytes fill the remaining holders, the emptiest first.
 
-        Loads 0, 4, 9 and 8 bytes: to 6, 6 and 9.
+        It is the least mean of `left` and the first k loads: one more holder below the level lowers
+        that mean, one above raises it. Loads 0, 4 and 9, and 8 bytes: the level is 6, and the third
+        holder gets nothing.
         """
         loads = self._before[self._next :]
         levels = (np.cumsum(loads) + left) / np.arange(1, len(loads) + 1)

@@ -99,7 +99,7 @@ def meet_lead(
     answers = agree(coordinator, call, payload, timeout_s=timeout_s, group=group.named, lane=lane)
     if raised is not None:
         raise raised
-    if failed_processes(answers):
+    if group.lead in failed_processes(answers):
         me = ThisProcess(coordinator.process, coordinator.hosts)
         raise decode_error(answers[group.lead], group.lead, me)
     return json.loads(answers[group.lead]), answers

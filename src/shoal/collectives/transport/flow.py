@@ -93,8 +93,8 @@ class Flow:
         """
         answers = self.meet("until when", _LIMIT.pack(self.left_s, self._timeout_s))
         now, self._is_settled = time.monotonic(), True
-        for process, reason in sorted(answers.items()):
-            left_s, timeout_s = _LIMIT.unpack(reason)
+        for process, payload in sorted(answers.items()):
+            left_s, timeout_s = _LIMIT.unpack(payload)
             if process != self.coordinator.process and now + left_s < self._deadline:
                 self._deadline, self._timeout_s = Allowance(now + left_s, timeout_s), timeout_s
                 self._whose = process
@@ -140,9 +140,9 @@ class Flow:
         limit_s: float = Allowance(self.left_s + _TURN_S, self._timeout_s)
         if outcome.error is not None:
             limit_s = min(limit_s, settings.seconds("SHOAL_LOST_AFTER_S") + _KNOWN_S)
-        reason = outcome.words[:_MOST_WORDS].encode(errors="replace")
+        payload = outcome.words[:_MOST_WORDS].encode(errors="replace")
         try:
-            answers = self.meet(stage, reason, limit_s)
+            answers = self.meet(stage, payload, limit_s)
         except DeadlineError as error:
             if outcome.error is not None:  # no process is lost: only the runtime's message is known
                 raise outcome.error from None
@@ -190,12 +190,12 @@ class Flow:
             return _Outcome(words=_FAILED + failure_of(error, self.call.site).words, error=error)
         return _Outcome(done.result())
 
-    def _judge_missing(self, error: DeadlineError, own: str) -> None:
+    def _judge_missing(self, error: DeadlineError, own_words: str) -> None:
         """Raise for the processes that did not arrive, if they reported their activity."""
-        known = {p: reason[reason.find(_LATE) :] for p, reason in error.last_words.items()}
-        words = {p: reason for p, reason in known.items() if reason.startswith(_LATE)}
-        if own:
-            words[self.coordinator.process] = own
+        known = {p: text[text.find(_LATE) :] for p, text in error.last_words.items()}
+        words = {p: text for p, text in known.items() if text.startswith(_LATE)}
+        if own_words:
+            words[self.coordinator.process] = own_words
         if {*error.missing} <= words.keys():
             self._judge(words, None)
 

@@ -151,12 +151,12 @@ def _comb(rows: int, columns: int, *, turns: bool = True) -> IntArray:
         ↑ ← ←
 
     With an odd number of rows the last two are taken in turns, column by column; where both are odd
-    one step remains that is two links long. Without turns that step leads from the last column to
+    one step remains that is two links long. Rows and columns are at least 2. Without turns that step leads from the last column to
     the first: one link if the ends of the rows are linked.
     """
     teeth = columns - 1
     turns = turns and rows % 2 == 1
-    plain = max(0, rows - 2) if turns else rows
+    plain = rows - 2 if turns else rows
     cells = [
         (row, 1 + (column if row % 2 == 0 else teeth - 1 - column))
         for row in range(plain)
@@ -165,7 +165,7 @@ def _comb(rows: int, columns: int, *, turns: bool = True) -> IntArray:
     if turns:  # the snake ends at the far end of an odd number of rows
         top = rows - 2
         for turn in range(teeth):
-            column = teeth - turn if plain else 1 + turn
+            column = teeth - turn
             pair = [(top, column), (rows - 1, column)]
             cells += pair if turn % 2 == 0 else pair[::-1]
     cells += [(row, 0) for row in reversed(range(rows))]

@@ -191,20 +191,21 @@ def _total_of_terms(pieces: Regions) -> int:
 
 
 def _entering(
-    found: Regions, old: _Shards, new: _Shards, where: Places
+    pieces: Regions, old: _Shards, new: _Shards, where: Places
 ) -> Iterator[tuple[int, int]]:
-    """Yield each host, ascending, and the elements that must enter it."""
-    hosts, numbers = np.unique(where.hosts, return_inverse=True)
-    rows = numbers[where.at(found.wanted)]
-    needed = _by_host(np.arange(len(rows))[:, None], rows, len(hosts))
-    rows = numbers[where.at(found.holders)]
-    term = np.arange(rows.shape[0] * rows.shape[1]).reshape(*rows.shape[:2], 1)
-    held = _by_host(term, rows, len(hosts))
-    whole = sum(new.volume.tolist())
+    """Yield each host, ascending, and how many elements must enter it."""
+    hosts, host_of_place = np.unique(where.hosts, return_inverse=True)
+    wanting = host_of_place[where.at(pieces.wanted)]
+    needed = _by_host(np.arange(len(wanting))[:, None], wanting, len(hosts))
+    holding = host_of_place[where.at(pieces.holders)]
+    num_terms = holding.shape[1]
+    term_numbers = np.arange(holding.shape[0] * num_terms).reshape(*holding.shape[:2], 1)
+    held = _by_host(term_numbers, holding, len(hosts))
+    num_elements = sum(new.volume.tolist())  # Python ints: no overflow
     for host, wanted, terms in zip(hosts.tolist(), needed, held, strict=True):
-        shards, counts = np.unique(terms // rows.shape[1], return_counts=True)
-        shards = shards[counts == rows.shape[1]]  # of which the host has every term
-        if sum(old.volume[shards].tolist()) == whole:
+        shards, counts = np.unique(terms // num_terms, return_counts=True)
+        shards = shards[counts == num_terms]  # of which the host has every term
+        if sum(old.volume[shards].tolist()) == num_elements:  # it holds everything: a shortcut
             yield host, 0
             continue
         common = np.ones((len(wanted), len(shards)), np.int64)

@@ -71,14 +71,14 @@ class SilenceDetector:
 
 
 class StallLook(Protocol):
-    """What looks whether this process is idle: see `exit.idle`."""
+    """Checks whether this process is idle: see `exit.idle`."""
 
     @property
     def every_s(self) -> float:
         """How often to look, seconds."""
 
     def look(self, now: float) -> None:
-        """Look at the main thread."""
+        """Check the main thread; called at least every `every_s`."""
 
     def on_stalled(
         self, text: str, shows: Sequence[int], *, is_final: bool, is_shower: bool
@@ -122,13 +122,13 @@ class Watcher:
     """Serves the connection that lives as long as the process, and closes it at the end."""
 
     def __init__(
-        self, life: Channel, rhythm: HeartbeatTiming, me: ThisProcess, watched: Watched
+        self, life: Channel, timing: HeartbeatTiming, me: ThisProcess, watched: Watched
     ) -> None:
         self._life = life
-        self._rhythm = rhythm
+        self._timing = timing
         self._me = me
         self._watched = watched
-        self._echo = SilenceDetector(rhythm.lost_after_s)
+        self._echo = SilenceDetector(timing.lost_after_s)
         self._has_left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal watcher", daemon=True)
         self.look: Callable[[float], None] = lambda now: None  # called every TICK_S in trouble
@@ -158,14 +158,14 @@ class Watcher:
 
     def _watch(self) -> None:
         now = time.monotonic()
-        beat_at = now if self._rhythm.heartbeat_s < math.inf else math.inf
+        beat_at = now if self._timing.heartbeat_s < math.inf else math.inf
         while True:
             if now >= beat_at:
                 grown = self._watched.trails.beat()
                 more = {"trails": grown} if grown else {}
                 self._watched.send({"do": "beat", **self._watched.progress.beat(), **more})
                 self._echo.sent(now)
-                beat_at = now + self._rhythm.heartbeat_s
+                beat_at = now + self._timing.heartbeat_s
             trails = self._watched.trails
             in_trouble = self._watched.troubles.open() or trails.found is not None
             due = min(beat_at, self._echo.due, now + TICK_S if in_trouble else math.inf)
@@ -185,7 +185,7 @@ class Watcher:
                     return
             elif now >= self._echo.due:
                 self._watched.lose(
-                    f"silent for {self._rhythm.lost_after_s:g} s: frozen or disconnected"
+                    f"silent for {self._timing.lost_after_s:g} s: frozen or disconnected"
                 )
                 return
             if self._watched.troubles.open() or trails.found is not None:
@@ -205,7 +205,7 @@ class Watcher:
         if kind == "lost":
             self._watched.on_declared_lost(_words(frame))
             return False
-        take = self.NEWS.get(kind)
+        take = self._NEWS.get(kind)
         if take is not None:  # else an echo, or news of a newer meeting place
             take(self, frame)
         return True
@@ -260,7 +260,7 @@ class Watcher:
         self._watched.send({**answer, **self._watched.progress.beat()}, body)
 
     # What the meeting place sends beside echoes; "lost", that this process is, comes last.
-    NEWS: ClassVar[Mapping[str, Callable[[Watcher, Frame], None]]] = {
+    _NEWS: ClassVar[Mapping[str, Callable[[Watcher, Frame], None]]] = {
         "gone": _gone,  # a process or a service
         "notice": _notice,  # of preemption
         "stop": _stop,  # the agreed step

@@ -131,8 +131,8 @@ class TcpCoordinator(BaseCoordinator):
             max_body_bytes=welcome.max_body_bytes,
             lose=self.lose,
         )
-        rhythm = HeartbeatTiming(welcome.heartbeat_s, welcome.lost_after_s)
-        self._watcher = Watcher(life, rhythm, self._me, self)
+        timing = HeartbeatTiming(welcome.heartbeat_s, welcome.lost_after_s)
+        self._watcher = Watcher(life, timing, self._me, self)
         self._watcher.start()
 
     @property

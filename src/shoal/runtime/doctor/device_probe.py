@@ -43,7 +43,7 @@ class DeviceProbe:
     def result(self) -> CheckResult:
         """Wait for the child until the deadline; return the devices."""
         try:
-            return self._checked()
+            return self._outcome()
         finally:
             self._child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # one in a driver cannot be reaped
@@ -51,15 +51,15 @@ class DeviceProbe:
             self._child.stdin.close()
             self._child.detach()
 
-    def _checked(self) -> CheckResult:
+    def _outcome(self) -> CheckResult:
         output = self._output()
         if output is None:
             words = f"the devices did not start within {self._timeout_s:g} s: the driver hangs"
-            return CheckResult({}, (Finding("devices", words, _ADVICE),))
-        if "error" in output:
+        elif "error" in output:
             words = f"the devices do not start: {output['error']}"
-            return CheckResult({}, (Finding("devices", words, _ADVICE),))
-        return CheckResult(output)
+        else:
+            return CheckResult(output)
+        return CheckResult({}, (Finding("devices", words, _ADVICE),))
 
     def _output(self) -> dict[str, Any] | None:
         """Return what the child printed; None: nothing by the deadline."""

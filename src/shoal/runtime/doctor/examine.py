@@ -10,7 +10,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, ShoalError
@@ -383,22 +383,22 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _SPARING = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
 
 
-def check_proxies(host: str, addresses: Iterable[str], env: Mapping[str, str]) -> CheckResult:
+def check_proxies(host: str, addresses: Sequence[str], env: Mapping[str, str]) -> CheckResult:
     """Check the proxy variables for JAX's service on `host`; an empty host: only list them.
 
     >>> env = {"http_proxy": "http://proxy:3128", "no_proxy": "localhost,.cluster"}
     >>> [len(check_proxies(host, [], env).findings) for host in ("node.cluster", "node")]
     [0, 1]
     """
-    shown = {name: _without_password(env[name]) for name in _PROXIES if env.get(name)}
+    proxies = {name: _without_password(env[name]) for name in _PROXIES if env.get(name)}
     spared_by = next((name for name in _SPARING if env.get(name)), None)
-    facts = shown | ({spared_by: env[spared_by]} if spared_by else {})
-    if not shown or not host:
+    facts = proxies | ({spared_by: env[spared_by]} if spared_by else {})
+    if not proxies or not host:
         return CheckResult(facts)
     entries = env[spared_by].split(",") if spared_by else []
     if any(_spares(entry.strip(), host, addresses) for entry in entries):
         return CheckResult(facts)
-    name, value = next(iter(shown.items()))
+    name, value = next(iter(proxies.items()))
     finding = Finding(
         "proxy",
         f"{name}={value} is in the way: JAX's client would connect to {host} through that proxy",
@@ -408,7 +408,7 @@ def check_proxies(host: str, addresses: Iterable[str], env: Mapping[str, str]) -
     return CheckResult(facts, (finding,))
 
 
-def _spares(entry: str, host: str, addresses: Iterable[str]) -> bool:
+def _spares(entry: str, host: str, addresses: Sequence[str]) -> bool:
     """Return whether an entry of no_proxy names the host."""
     if not entry:
         return False

@@ -235,23 +235,25 @@ def as_reported(words: str) -> Cause:
 
 def _frames_of(words: str) -> tuple[tuple[StackFrame, ...], dict[str, int]]:
     """Return the program's frames of the last traceback in a text, the outermost first, and how
-    many of each package are below them."""
-    _, found, trace = words.rpartition(f"\n{_BEGIN}\n")
-    lines = trace.splitlines() if found else []
+    many frames of each package lie below the last of them."""
+    _, begin, trace = words.rpartition(f"\n{_BEGIN}\n")
+    lines = trace.splitlines() if begin else []
     frames: list[StackFrame] = []
     below: Counter[str] = Counter()
     for line, after in itertools.pairwise([*lines, ""]):
-        at = _FRAME.fullmatch(line)
-        if at is None:
+        frame = _FRAME.fullmatch(line)
+        if frame is None:
             if line[:1] not in (" ", "\t"):
                 break  # the exception itself
             continue
-        file, number, function = at[1], int(at[2]), at[3]
+        file, number, function = frame[1], int(frame[2]), frame[3]
         if package := package_of(file):
             below[package] += 1
             continue
         below.clear()
-        source = "" if _FRAME.fullmatch(after) else after.strip()
+        # Code without a file has no line: the next frame follows, or the exception.
+        has_source = after[:1] in (" ", "\t") and not _FRAME.fullmatch(after)
+        source = after.strip() if has_source else ""
         frames.append(
             StackFrame(file=relative_to_root(file), line=number, function=function, source=source)
         )

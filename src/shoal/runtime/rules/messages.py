@@ -1,4 +1,4 @@
-"""Messages of members to the meeting place: parse each from its frame, or raise FrameError."""
+"""Messages between members and the meeting place: headers, and parsers, which raise FrameError."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.runtime.rules.stopping import (
 from shoal.runtime.rules.trail_marks import TrailMarks
 from shoal.runtime.wire.frames import Frame, FrameError, number_field, text_field, whole_field
 
-_MOST_TEXT = 1000  # characters of a place
+_MOST_TEXT = 1000  # characters of any text that a member sends
 
 
 class Beat(NamedTuple):
@@ -59,7 +59,7 @@ def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[Trail
     rows = header.get("trails", [])
     if not isinstance(rows, list):
         raise FrameError("field 'trails' is not a list")
-    found = []
+    trails = []
     for row in rows:
         if not isinstance(row, list) or len(row) != len(TrailMarks._fields):
             raise FrameError("field 'trails' holds an invalid trail")
@@ -67,8 +67,8 @@ def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[Trail
         if not all(type(text) is str for text in texts):
             raise FrameError("field 'trails' lacks a required text")
         members = None if group is None else _group(group, process, count)
-        found.append(TrailMarks(members, *texts))
-    return found
+        trails.append(TrailMarks(members, *texts))
+    return trails
 
 
 class Arrival(NamedTuple):
@@ -146,7 +146,9 @@ def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
             raise FrameError("field 'point' lacks a required text")
     if type(point.survivors) is not bool or type(point.follows) is not bool:
         raise FrameError("field 'point' lacks a required boolean")
-    return point if point.group is None else point._replace(group=_group(row[1], process, count))
+    if point.group is None:
+        return point
+    return point._replace(group=_group(point.group, process, count))
 
 
 def _group(members: object, process: int, count: int) -> tuple[int, ...] | None:

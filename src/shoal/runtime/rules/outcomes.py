@@ -198,9 +198,18 @@ def _with_this(
     if _is_on(sides, me.process):
         return sides
     mine = MeetingSide(point.name, point.fingerprint[:MOST_TEXT], point.site, [me.process])
-    alike = [side for side in sides if side[:2] == mine[:2]]
+    alike = [
+        side for side in sides
+        if side.fingerprint == mine.fingerprint and _shows(side.name, point.name)
+    ]  # fmt: skip
     joined = [side._replace(processes=sorted([*side.processes, me.process])) for side in alike]
     return [*(side for side in sides if side not in alike), *(joined or [mine])]
+
+
+def _shows(excerpt: str, name: str) -> bool:
+    """Return whether the name of a side, of which `excerpts` may have cut the ends, is this one."""
+    middle = excerpt.removeprefix("...").removesuffix("...")
+    return excerpt == name or (middle != excerpt and middle in name)
 
 
 def _lane(point: Point) -> str:

@@ -287,7 +287,7 @@ def wait_for_saves(joined: Coordinator, deadline: float, caller: str = "shutdown
             continue
         joined.progress.begin_wait(point, time.monotonic())
         try:
-            thread.join(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
+            thread.join(min(left_of(deadline), threading.TIMEOUT_MAX))
         finally:
             joined.progress.end_wait(point)
         if thread.is_alive():

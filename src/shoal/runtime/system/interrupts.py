@@ -43,8 +43,8 @@ class DeliveredInterrupts:
         self._is_on = False
         self._is_kept = False  # an interrupt has yet to be raised
         self._was_kept = False  # so a resent signal may be on its way
-        self._is_sent_again = False
-        self._is_again = False  # the next signal is a resent one
+        self._is_resending = False
+        self._is_next_resent = False  # the next signal is a resent one
         self._lock = threading.Lock()  # the main thread takes it only at the end
 
     def __enter__(self) -> DeliveredInterrupts:
@@ -83,7 +83,7 @@ class DeliveredInterrupts:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _take(self, _number: int, frame: FrameType | None) -> None:
-        is_second = self._is_kept and not self._is_again
+        is_second = self._is_kept and not self._is_next_resent
         is_new = self._keep()
         if self._base is None or not self._is_kept:
             return
@@ -91,18 +91,18 @@ class DeliveredInterrupts:
             self._is_kept = False
             raise KeyboardInterrupt
         if is_second:
-            self._is_sent_again = False
+            self._is_resending = False
             raise KeyboardInterrupt  # if it is lost here, the end of the block raises the first
         if is_new:
-            self._is_sent_again = True
+            self._is_resending = True
             with contextlib.suppress(RuntimeError):  # the program is ending: no more threads
                 # Not a `Thread`: its locks may be held by the interrupted code.
                 _thread.start_new_thread(self._send_again, ())
 
     def _keep(self) -> bool:
         """Record a signal; return whether it begins an interrupt."""
-        is_again, self._is_again = self._is_again, False
-        if is_again or self._is_kept:
+        is_resent, self._is_next_resent = self._is_next_resent, False
+        if is_resent or self._is_kept:
             return False
         self._is_kept = self._was_kept = True
         return True
@@ -124,9 +124,9 @@ class DeliveredInterrupts:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _AGAIN_MAX_S)
             with self._lock:
-                if not (self._is_on and self._is_kept and self._is_sent_again) or main is None:
+                if not (self._is_on and self._is_kept and self._is_resending) or main is None:
                     return
-                self._is_again = True
+                self._is_next_resent = True
                 signal.pthread_kill(main, signal.SIGINT)
 
 

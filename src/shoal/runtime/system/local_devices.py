@@ -202,7 +202,7 @@ def cpu_threads(devices: int, env: Mapping[str, str]) -> dict[str, str]:
       env: the environment. A PJRT_NPROC in it is kept, unless shoal has set it.
     """
     given = env.get("PJRT_NPROC", "")
-    requested = [*(env.get(name, "").strip() for name in _VARIABLES), _in_flags(env)]
+    requested = [*(env.get(name, "") for name in _VARIABLES), _in_flags(env)]
     if given and given not in [str(2 * _number(words)) for words in requested]:
         return {}
     return {"PJRT_NPROC": str(2 * devices)} if 2 * devices > num_cores() else {}
@@ -214,11 +214,12 @@ def _in_flags(env: Mapping[str, str]) -> str:
 
 
 def _number(words: str) -> int:
+    words = words.strip()  # as JAX does
     return int(words) if words.isascii() and words.isdigit() else -1
 
 
 def _differs(words: str | None, devices: int) -> bool:
-    return bool(words and words.strip()) and _number(str(words).strip()) != devices
+    return words is not None and bool(words.strip()) and _number(words) != devices
 
 
 # ---- The number of cores available to this process.
