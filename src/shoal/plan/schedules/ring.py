@@ -151,8 +151,8 @@ def _comb(rows: int, columns: int, *, turns: bool = True) -> IntArray:
         ↑ ← ←
 
     With an odd number of rows the last two are taken in turns, column by column; where both are odd
-    one step remains that is two links long. Rows and columns are at least 2. Without turns that step leads from the last column to
-    the first: one link if the ends of the rows are linked.
+    one step remains that is two links long. Without turns that step leads from the last column to
+    the first: one link if the ends of the rows are linked. Rows and columns are at least 2.
     """
     teeth = columns - 1
     turns = turns and rows % 2 == 1
