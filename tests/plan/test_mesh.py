@@ -251,7 +251,7 @@ def test_wrong_types_are_type_errors_too():
     [
         ({"dat": 0}, "no axis 'dat' (axes: data, model); did you mean 'data'?"),
         ({"model": 2}, "model=2 is not below its size 2"),
-        ({"model": -3}, "model=-3"),
+        ({"model": -3}, "model=-3 is below -2, its first index"),
         ({"model": slice(1, 1)}, "leaves nothing of its 2 positions"),
         ({"model": 1.0}, "must be an int or a slice"),
         ({"model": True}, "model=True must be an int or a slice"),

@@ -360,7 +360,7 @@ def _filled(pairs: list[tuple[str, int]], count: int, all_devices: bool) -> list
     shown = "{" + ", ".join(f"{name!r}: {size}" for name, size in pairs) + "}"
     if len(free) > 1:
         names = ", ".join(map(repr, free))
-        raise UsageError(f"make_mesh({shown}): {names} are all -1; only one may be")
+        raise UsageError(f"make_mesh({shown}): {names} are all -1; only one can be")
     if (fixed == count and not free) or (free and count and count % fixed == 0):
         return [(name, count // fixed if size == -1 else size) for name, size in pairs]
     near = _nearest_shape([size for _, size in pairs], count)

@@ -285,7 +285,7 @@ def _each(
 
 
 def _launcher(facts: Mapping[str, Any]) -> str:
-    """Return the rule of one process: the first of the job."""
+    """Return the rule used, those seen but not used, and those not set; of the first report."""
     rules = facts.get("rules", [])
     lines = [str(facts.get("rule", "no rule holds"))]
     lines += [

@@ -98,7 +98,7 @@ class RestartRules:
         )
 
     def _next_words(self, attempt: int) -> str:
-        """Return the line between two attempts."""
+        """Return the line between two restart attempts."""
         most = self._restarts.most if self._restarts else 0
         count = f"{self._failures} of --max-restarts {most}"
         why = count if self._failures else "--restart-preempted"

@@ -456,21 +456,26 @@ class _Loops:
         return max(0, -(-missing // (low.step - high.step)))
 
     def _sum(self, name: str) -> _Sum | None:
-        """Return a number as a sum of its computation's parameters; None if it is not one."""
-        one = self.instructions.get(name)
-        if one is None:
+        """Return an instruction's value as an element plus a constant; None if it is not that."""
+        instruction = self.instructions.get(name)
+        if instruction is None:
             return None
-        if one.opcode == "constant":
-            return _Sum(None, int(one.inside)) if one.inside.lstrip("-").isdigit() else None
-        if one.opcode in _PASSED_ON and len(one.operands) == 1:
-            return self._sum(one.operands[0])
-        if one.opcode == "get-tuple-element":
-            given = self.instructions.get(one.operands[0])
-            is_given = given is not None and given.opcode == "parameter"
-            return _Sum(int(one.rest.split("index=")[1].split(",")[0]), 0) if is_given else None
-        if one.opcode != "add":
+        if instruction.opcode == "constant":
+            return (
+                _Sum(None, int(instruction.inside))
+                if instruction.inside.lstrip("-").isdigit()
+                else None
+            )
+        if instruction.opcode in _PASSED_ON and len(instruction.operands) == 1:
+            return self._sum(instruction.operands[0])
+        if instruction.opcode == "get-tuple-element":
+            source = self.instructions.get(instruction.operands[0])
+            if source is None or source.opcode != "parameter":
+                return None
+            return _Sum(int(instruction.rest.split("index=")[1].split(",")[0]), 0)
+        if instruction.opcode != "add":
             return None
-        terms = [self._sum(operand) for operand in one.operands]
+        terms = [self._sum(operand) for operand in instruction.operands]
         elements = [term.element for term in terms if term and term.element is not None]
         if None in terms or len(elements) > 1:
             return None

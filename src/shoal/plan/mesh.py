@@ -47,7 +47,7 @@ class Mesh:
       kind: the platform of the devices: "cpu", "gpu", "tpu".
       label: a name for messages and pictures; part of equality.
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
-        are part of the type, as JAX's `AxisType`); or a dict for each axis.
+        are part of the type, as JAX's `AxisType`); or a dict: axis name → one of these.
 
     Raises:
       UsageError: names all problems with the arguments.
@@ -276,7 +276,7 @@ class Mesh:
         return Mesh._of(names, ids.shape, ids, processes, self._kind, self._label, explicit)
 
     def _positions(self, index: Sequence[int | slice]) -> IntArray:
-        """The positions that an index selects, at a cost independent of the mesh's size."""
+        """Return the positions of an index; costs the sum of the sizes, not the product."""
         positions: IntArray = np.zeros((), dtype=np.int64)
         for size, pick in zip(self._sizes, index, strict=True):
             positions = np.add.outer(positions * size, np.arange(size, dtype=np.int64)[pick])
@@ -296,7 +296,10 @@ class Mesh:
         index = as_integer(pick)
         if index is None:
             return [WrongType(f"{name}={pick!r} must be an int or a slice")]
-        return [] if -size <= index < size else [f"{name}={index} is not below its size {size}"]
+        if -size <= index < size:
+            return []
+        bound = f"not below its size {size}" if index >= size else f"below {-size}, its first index"
+        return [f"{name}={index} is {bound}"]
 
     @property
     def text(self) -> str:

@@ -434,7 +434,7 @@ def test_node_0_that_is_lost_between_two_attempts_is_not_waited_for(launchers):
     connection.close()
     words = f"the launcher of node 0 cannot be reached at {launchers.address} after "
     assert words in started.said
-    assert "  It was lost between two attempts.\n" in started.said
+    assert "  It was lost between two restart attempts.\n" in started.said
 
 
 @pytest.fixture

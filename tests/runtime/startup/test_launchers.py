@@ -254,6 +254,9 @@ def test_devices_and_binding():
     cluster = decide(arguments, env)
     assert (cluster.local_device_ids, cluster.bind_host) == ((2,), "10.0.0.7")
     assert cluster.virtual_devices == 8
+    for address in ("::1", "fe80::1", "[::1]", "[::1]:8476"):
+        bound = decide(Arguments(coordinator_bind_address=address), {}).bind_host
+        assert bound == address.removesuffix(":8476").strip("[]")
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def _is_elsewhere(value: Any) -> bool:
         isinstance(value, jax.Array)
         and not isinstance(value, jax.core.Tracer)
         and not value.is_fully_addressable
-        and not value.is_deleted()
+        and not value.is_deleted()  # `dtype_problems` reports a deleted one
     )
 
 

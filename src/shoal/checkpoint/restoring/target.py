@@ -81,20 +81,21 @@ class TargetOptions(NamedTuple):
         """Return a line for each pattern of `only` and prefix of `rename` that takes nothing.
 
         Args:
+          selection: of `only`.
           names: the leaves of the target.
         """
-        lines = []
-        if not self.missing_ok and self.only is not None:
-            lines = [f"only={line}" for line in selection.idle()]
-        if self.missing_ok or not isinstance(self.rename, Mapping):
+        if self.missing_ok:
+            return []
+        lines = [] if self.only is None else [f"only={line}" for line in selection.idle()]
+        if not isinstance(self.rename, Mapping):
             return lines
-        above = {one for name in names for one in _prefixes(name)} | {""}
+        nodes = {node for name in names for node in _prefixes(name)} | {""}
         used = {governing(self.rename, name) for name in names}
         for number, prefix in enumerate(sorted(self.rename.keys() - used)):
             detail = f"longer prefixes take all leaves below {prefix!r}"
-            if prefix not in above:
+            if prefix not in nodes:
                 detail = f"no leaf of the target is {prefix!r}, or below it"
-                detail += nearest(prefix, sorted(above)) if number < _MOST_GUESSED else ""
+                detail += nearest(prefix, sorted(nodes)) if number < _MOST_GUESSED else ""
             lines.append(f"rename={{{prefix!r}: {self.rename[prefix]!r}}}: {detail}")
         return lines
 

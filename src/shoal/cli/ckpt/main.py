@@ -161,13 +161,14 @@ def _words(attempt: dict[str, Any]) -> str:
         return "was aborted, or never started: `shoal ckpt gc` removes its files"
     owner = attempt["owner"]
     by = f"by {owner.get('host', '?')} (pid {owner.get('pid', '?')}), "
-    idle = f"touched {in_seconds(attempt['idle_s'] or 0.0)} ago"
     if attempt["ahead_s"] is not None:
         idle = f"its timestamp is {in_seconds(attempt['ahead_s'])} in the future"
+    else:
+        idle = f"touched {in_seconds(attempt['idle_s'] or 0.0)} ago"
     if attempt["complete"]:
         return f"{by}{idle}, is complete: `shoal ckpt recover` commits it"
     if attempt["missing"] is None:
-        return f"{by}{idle}, has no manifest yet"
+        return f"{by}{idle}, has no readable manifest yet"
     missing = attempt["missing"]
     listed = ", ".join(map(str, missing[:_MOST_SHOWN])) + (
         f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""

@@ -69,8 +69,9 @@ class Flow:
         self.group = group  # None: all of the job
         self.members = group or tuple(range(coordinator.num_processes))
         self._began, self._timeout_s = time.monotonic(), given_s(timeout_s)
-        self._deadline, self._whose = ends_at(timeout_s), coordinator.process
-        self._is_settled = False  # is this the earliest of all?
+        self._deadline = ends_at(timeout_s)
+        self._whose = coordinator.process  # the process whose deadline that is
+        self._is_settled = False  # whether `_deadline` is the earliest of all processes
         self._every_s = settings.seconds("SHOAL_WARN_AFTER_S")
         self._report_at = self._began + self._every_s
 

@@ -80,7 +80,9 @@ def chain(num_processes: int, source: int) -> Hops:
 
 
 def tree(num_processes: int, source: int) -> tuple[Hops, ...]:
-    """In each round, every process that has the chunk sends it to one that does not.
+    """Return the rounds of a binomial tree: in each, processes with the chunk send it to others.
+
+    If the number of processes is not a power of two, some that have it send nothing.
 
     >>> tree(4, source=0)
     (((0, 2),), ((0, 1), (2, 3)))
@@ -88,7 +90,7 @@ def tree(num_processes: int, source: int) -> tuple[Hops, ...]:
     rounds = []
     for power in reversed(range((num_processes - 1).bit_length())):
         span = 1 << power
-        pairs = [(d, d + span) for d in range(0, num_processes - span, 2 * span)]
+        pairs = [(at, at + span) for at in range(0, num_processes - span, 2 * span)]
         rounds.append(tuple(((a + source) % num_processes, (b + source) % num_processes)
                             for a, b in pairs))  # fmt: skip
     return tuple(rounds)

@@ -314,7 +314,10 @@ class _UnderWay:
         self._begin = 0
 
     def move(self, chunk: jax.Array, hops: Hops, into: _Endpoint, begin: int) -> jax.Array:
-        """Start moving a chunk; what arrives here is written at `begin` of `into`, if given."""
+        """Start moving a chunk, and collect the previous one.
+
+        The next `move` or `take` writes what arrives here at `begin` of `into`, if given.
+        """
         fault_points.reach("stream.before_chunk", self._ring.process)
         moved = self._ring.move(chunk, hops)
         self.take()

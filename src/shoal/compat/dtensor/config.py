@@ -147,10 +147,10 @@ def local_devices(device_type: str, for_client_id: int | None = None) -> list[De
     Local.
     """
     kind = type_of("local_devices", device_type)
-    number = client_id() if for_client_id is None else for_client_id
-    job = full_job_name(number).split("/")[0]
-    own = _present("local_devices", kind).get(number, [])
-    return [DeviceSpec(job, 0, number, kind, place) for place in range(len(own))]
+    process = client_id() if for_client_id is None else for_client_id
+    full_job_name(process)  # raises if the job has no such process
+    devices = _present("local_devices", kind).get(process, [])
+    return [DeviceSpec(job_name(), 0, process, kind, index) for index in range(len(devices))]
 
 
 @local

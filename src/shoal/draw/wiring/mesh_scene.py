@@ -112,24 +112,26 @@ class _Drawing:
         return found
 
     def scene(self) -> Scene:
-        torus = isinstance(self.topology, Torus | Slices)
+        has_chips = isinstance(self.topology, Torus | Slices)
         sections = [box.title for box in self.boxes] if len(self.boxes) > 1 else [""]
-        links = [link for number in range(len(self.panels)) for link in self._links(number)]
-        groups = self.mesh.size // self.axes[self.last].size if self.axes and self.mesh else 0
+        panels = range(len(self.panels))
+        links = tuple(link for panel in panels for link in self._links(panel))
+        # A group: the devices along the last axis of more than one position, as in `_device`.
+        num_groups = self.mesh.size // self.axes[self.last].size if self.axes and self.mesh else 0
         return Scene(
-            self.topology.text,
-            self._subtitle(),
-            tuple(sections),
-            tuple(self.panels),
-            tuple(c for number in range(len(self.panels)) for c in self._chips(number)),
-            tuple(h for number in range(len(self.panels)) for h in self._hosts(number)),
-            tuple(links),
-            tuple(self._bundles()),
-            tuple(a for number, axis in enumerate(self.axes) for a in self._arrows(number, axis)),
-            tuple(self.axes),
-            groups,
-            "chip" if torus else "device",
-            tuple(self.notes),
+            title=self.topology.text,
+            subtitle=self._subtitle(),
+            sections=tuple(sections),
+            panels=tuple(self.panels),
+            chips=tuple(chip for panel in panels for chip in self._chips(panel)),
+            hosts=tuple(host for panel in panels for host in self._hosts(panel)),
+            links=links,
+            bundles=tuple(self._bundles()),
+            arrows=tuple(a for n, axis in enumerate(self.axes) for a in self._arrows(n, axis)),
+            axes=tuple(self.axes),
+            num_groups=num_groups,
+            unit="chip" if has_chips else "device",
+            notes=tuple(self.notes),
         )
 
     def _subtitle(self) -> str:

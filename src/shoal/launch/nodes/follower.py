@@ -173,7 +173,7 @@ class Follower(Peer):
         )
         lost_after_s = max(self._nodes.lost_after_s, _BETWEEN_S)
         if self._nodes.is_announced and now - self._answered_s >= lost_after_s:
-            self.trouble = f"{words}\nit was lost between two attempts"
+            self.trouble = f"{words}\nit was lost between two restart attempts"
         elif waited_s >= self._nodes.timeout_s:
             self.trouble = words
         elif waited_s >= self._nodes.warn_after_s and not self._has_warned:

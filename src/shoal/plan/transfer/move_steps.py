@@ -82,9 +82,10 @@ def spans_processes(step: Step) -> bool:
     if step.kind == "slice":
         return False
     mesh = step.before.mesh
-    numbers = [mesh.axis_names.index(axis) for axis in step.axes or mesh.axis_names]
+    dims = [mesh.axis_names.index(axis) for axis in step.axes or mesh.axis_names]
     owners = mesh.processes
-    return any((owners != owners.take([0], axis=number)).any() for number in numbers)
+    # Equal along each of these axes: equal within each group.
+    return any((owners != owners.take([0], axis=dim)).any() for dim in dims)
 
 
 def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:

@@ -183,11 +183,11 @@ class Lanes:
         lane = scope.point.lane
         if self._calls.get(lane) is not scope:
             return
-        has_left = error is not None and not scope.has_failed
-        if error is not None and has_left:
-            self._count(scope, error)
+        unknown_error = None if scope.has_failed else error
+        if unknown_error is not None:
+            self._count(scope, unknown_error)
         del self._calls[lane]  # after an interrupt before this line, the next call counts it
-        if has_left and lane in self._counts:
+        if unknown_error is not None and lane in self._counts:
             self._flush(lane)
         if scope.ends_lane:
             self._sent.pop(lane, None)
@@ -355,11 +355,15 @@ def _expanded(processes: Any) -> Any:
     return tuple(processes)
 
 
-def _is_over(outer: Scope | _Wait, scope: Scope | _Wait) -> bool:
-    """Return whether an interrupt hit between the end of a call or wait and its bookkeeping."""
-    if outer.thread is not scope.thread:
-        return not outer.thread.is_alive()
-    frame = scope.frame
-    while frame is not None and frame is not outer.frame:
+def _is_over(earlier: Scope | _Wait, new: Scope | _Wait) -> bool:
+    """Return whether a recorded call or wait has ended without being removed from the record.
+
+    That is so if its thread is dead, or if an interrupt hit between its end and its removal: then
+    its frame is no longer on this thread's stack, or was already set to None by `Lanes.end`.
+    """
+    if earlier.thread is not new.thread:
+        return not earlier.thread.is_alive()
+    frame = new.frame
+    while frame is not None and frame is not earlier.frame:
         frame = frame.f_back
     return frame is None

@@ -175,10 +175,10 @@ def _stopped_at(coordinator: Coordinator, error: BaseException) -> Others:
 
 @contextlib.contextmanager
 def without_sigterm() -> Iterator[threading.Event]:
-    """Take the first SIGTERM in the block as a wish to be quick.
+    """Set the yielded event at the first SIGTERM in the block, instead of ending the process.
 
-    Another launcher sends it at once when a process has ended, and this one ends in any case: the
-    report must not be lost. A second one ends it. Yields an event that the signal sets.
+    A launcher other than shoal's sends SIGTERM as soon as one process has ended. This process is
+    ending anyway, and its report must not be lost. A second SIGTERM ends the process.
     """
     came = threading.Event()
 

@@ -310,8 +310,9 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _value(hint: Any, data: Any) -> Any:
+    """Return JSON data as a field's type: the inverse of `to_json`."""
     arguments = typing.get_args(hint)
-    if type(None) in arguments:
+    if type(None) in arguments:  # every optional field is annotated `X | None`, None last
         return None if data is None else _value(arguments[0], data)
     if hint is ProcessSet:
         return ProcessSet.of_ranges(data)
@@ -322,4 +323,4 @@ def _value(hint: Any, data: Any) -> Any:
         return tuple(_value(arguments[0], one) for one in data)
     if origin is Mapping:
         return {str(key): _value(arguments[1], one) for key, one in data.items()}
-    return float(data) if hint is float else hint(data)
+    return hint(data)  # str, int, float or bool

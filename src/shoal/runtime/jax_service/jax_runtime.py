@@ -103,12 +103,12 @@ def attached() -> Attached | None:
 def current_mesh() -> Any:
     """Return the mesh of `jax.set_mesh`, with its devices; None if there is none.
 
-    `jax.sharding.get_mesh` refuses inside `jit`.
+    `jax.sharding.get_mesh` raises inside `jit`.
     """
     from jax._src import mesh
 
-    found = mesh.get_concrete_mesh()
-    return None if found is None or found.empty else found
+    current = mesh.get_concrete_mesh()
+    return None if current is None or current.empty else current
 
 
 def backend_exists() -> bool:

@@ -42,6 +42,8 @@ def bind_host(arguments: Arguments, env: Environment, problems: list[str]) -> st
     given = arguments.coordinator_bind_address or env.get("JAX_COORDINATOR_BIND_ADDRESS")
     if not given or not isinstance(given, str):
         return None
+    if given.count(":") > 1 and re.fullmatch(r"[0-9a-fA-F:.]+", given):
+        return given  # IPv6: `split_address` would read ::1 as the host ":" and port 1
     try:
         return split_address(given)[0]
     except ValueError:
