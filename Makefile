@@ -7,6 +7,8 @@ QUICKLY := --compile-quickly
 NEWEST := .venv-newest
 # Where a container forbids bytecode, each worker would rewrite the asserts of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
+# .ci/run adds torch, which is gigabytes where there is no CPU build.
+EXTRAS := demo,test,lint
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
 .DEFAULT_GOAL := help
@@ -55,7 +57,7 @@ help: ## Show this list
 $(VENV)/.installed: $(INPUTS)
 	@python=$$(.ci/find-python default) || \
 	  { echo "no Python >= 3.11 found; set PYTHON to one" >&2; exit 1; }; \
-	.ci/install $(VENV) "$$python" demo,test,lint
+	.ci/install $(VENV) "$$python" $(EXTRAS)
 	@touch $@
 
 $(VENV)/.benched: $(VENV)/.installed

@@ -13,6 +13,7 @@ from jax.lax import psum
 from jax.test_util import check_grads
 
 from arrays.device_grids import placements
+from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.traced.constrain import constrain
 from shoal.arrays.traced.fence import fence
 from shoal.arrays.traced.linear import linear
@@ -144,6 +145,25 @@ def test_every_transformation(name):
         alike(ours(value), one(value))
     slopes = [jax.grad(loss(f))(x) for f in FUNCTIONS[name]]  # without jit
     alike(*slopes)
+
+
+# each gets the argument itself, without an operation of JAX before it
+FIRST = {
+    "constrain": lambda x: constrain(x, ROWS),
+    "constrain, gradient": lambda x: constrain(x, ROWS, gradient=True),
+    "relayout": lambda x: relayout(x, ROWS),
+    "shard_alike": lambda x: shard_alike(x, X, gradient=True)[0],
+    "fence": lambda x: fence((x, 3))[0],
+    "linear": lambda x: linear(x, WEIGHT),
+    "manual": manual(jnp.sin, ROWS, ROWS),
+}
+
+
+@pytest.mark.parametrize("how", ["grad", "jvp", "linearize", "second"])
+@pytest.mark.parametrize("name", FIRST)
+def test_a_host_value_has_the_derivatives_of_an_array_outside_jit(name, how):
+    function = DERIVATIVES[how](FIRST[name])
+    alike(function(X), function(jnp.asarray(X)))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import concrete_or_error
 from jax.sharding import Sharding
 
@@ -101,10 +102,11 @@ def concrete(value: object) -> jax.Array | None:
     if not isinstance(value, jax.Array):
         return None
     try:
-        array: jax.Array = concrete_or_error(None, value)
+        primal = concrete_or_error(None, value)
     except jax.errors.ConcretizationTypeError:
         return None
-    return array
+    # `grad` of a host value: JAX keeps it as it is until an operation needs it on a device
+    return primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
 
 
 def owners_of(sharding: Sharding) -> frozenset[int]:

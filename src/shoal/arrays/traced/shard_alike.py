@@ -18,8 +18,10 @@ from shoal.arrays.bridge.leaf_layouts import path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding
 from shoal.arrays.host.host_values import as_array, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.placing.put import put
 from shoal.colour import traced
 from shoal.errors import UsageError, raise_all
+from shoal.plan.layout import Layout
 
 
 @traced
@@ -34,7 +36,8 @@ def shard_alike(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
     `jit` and called several times is compiled once, so that the values of all its calls are laid
     out alike (`jit(…, inline=True)` keeps them apart). So a region that is manual over some axes
     cannot hold one if the program has the region twice (two calls, both branches of a `cond`, a
-    derivative next to the value): XLA refuses that, with an error.
+    derivative next to the value): XLA refuses that, with an error. Outside `jit`, a host value, or
+    an array that was not placed, is placed in the layout of the other, as by `put`.
 
     Args:
       a, b: trees of one structure, with leaves of the same shapes; dtypes may differ. None has
@@ -74,10 +77,34 @@ def shard_alike(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
         problems += [f"{path}: {why}" for why in whys or _differences(first, second)]
     raise_all("shard_alike", problems)
     warn_of_narrowing("shard_alike", [*firsts.items(), *seconds.items()])
-    pairs = [_tied(as_array(firsts[p]), as_array(seconds[p]), gradient) for p in firsts]
+    placed = [_placed_alike(firsts[path], seconds[path]) for path in firsts]
+    pairs = [_tied(as_array(first), as_array(second), gradient) for first, second in placed]
     treedef = jax.tree.structure(a)
     one, other = zip(*pairs, strict=True) if pairs else ((), ())
     return jax.tree.unflatten(treedef, one), jax.tree.unflatten(treedef, other)
+
+
+def _placed_alike(first: Any, second: Any) -> tuple[Any, Any]:
+    """Return a pair with the one that is placed nowhere yet in the layout of the other."""
+    if is_tracing() or any(isinstance(value, jax.core.Tracer) for value in (first, second)):
+        return first, second
+    if (layout := _own_layout(first)) is not None and not _is_committed(second):
+        return first, put(second, layout)
+    if (layout := _own_layout(second)) is not None and not _is_committed(first):
+        return put(first, layout), second
+    return first, second
+
+
+def _is_committed(value: Any) -> bool:
+    return isinstance(value, jax.Array) and value.committed
+
+
+def _own_layout(value: Any) -> Layout | None:
+    """Return the layout of an array on a mesh; None for others, and for terms of a sum."""
+    if not _is_committed(value) or not isinstance(value.sharding, NamedSharding):
+        return None
+    layout = layout_of_sharding(value.sharding, value.ndim)
+    return None if layout.partial else layout
 
 
 def _by_path(tree: Any) -> dict[str, Any]:

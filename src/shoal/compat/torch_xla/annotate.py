@@ -26,9 +26,10 @@ from shoal.compat.torch_xla.sharded import (
     fitted,
     is_traced,
     placed,
-    unwrap_sharded_tensor,
+    value_of,
 )
 from shoal.compat.torch_xla.specs import OpSharding, layout_of_spec
+from shoal.compat.torch_xla.tensors import host_form
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.hlo import ShardingType
 
@@ -61,8 +62,9 @@ def mark_sharding(
     marked before is moved.
 
     Args:
-      t: a host value, an array, or a view of one, which then holds the result (inside `jit` the
-        view is unchanged, and a new one is returned).
+      t: a host value, a torch tensor (dense, on the CPU; copied, and its gradient is not followed),
+        an array, or a view of one, which then holds the result (inside `jit` the view is unchanged,
+        and a new one is returned).
       mesh: a mesh of this module, over any of the devices.
       partition_spec: for each dim None, an axis by name or index, or a tuple of these.
       use_dynamo_custom_op: ignored; `jit` needs no custom operation.
@@ -93,7 +95,7 @@ def mark_sharding_with_gradients(t: Any, mesh: Mesh, partition_spec: Any) -> Any
     Raises:
       UsageError: as `mark_sharding`.
     """
-    return _marked(unwrap_sharded_tensor(t), mesh, partition_spec, gradient=True)
+    return _marked(value_of(t), mesh, partition_spec, gradient=True)
 
 
 @stands_for("shoal.constrain")
@@ -130,7 +132,7 @@ def clear_sharding(t: Any) -> Any:
     """
     mesh = get_global_mesh()
     with nullcontext() if mesh is None else use_mesh(mesh.on_devices()):
-        cleared = constrain(unwrap_sharded_tensor(t), None)
+        cleared = constrain(value_of(t), None)
     if isinstance(t, XLAShardedTensor) and not isinstance(cleared, jax.core.Tracer):
         t.global_tensor, t.mesh_shape, t.partition_spec = cleared, None, None
     return cleared
@@ -152,6 +154,7 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     Raises:
       UsageError: structures or shapes differ. Also an AssertionError.
     """
+    a, b = (jax.tree.map(host_form, tree) for tree in (a, b))
     return shard_alike(a, b, gradient=True)
 
 
@@ -176,7 +179,7 @@ class MarkShardingFunction:
 
 
 def _marked(t: Any, mesh: Mesh, spec: Any, *, gradient: bool) -> Any:
-    value = unwrap_sharded_tensor(t)
+    value = value_of(t)
     marked = placed(value, fitted(value, mesh, spec), gradient=gradient)
     if not isinstance(t, XLAShardedTensor):
         return marked
@@ -232,7 +235,7 @@ class ShardingSpec:
 
     def can_apply(self, t: Any) -> bool:
         """Return whether an array has the rank of the spec. Local."""
-        return len(tuple(self.partition_spec)) == np.ndim(unwrap_sharded_tensor(t))
+        return len(tuple(self.partition_spec)) == np.ndim(value_of(t))
 
     @stands_for("shoal.put")
     @collective("the mesh's processes")
@@ -249,7 +252,7 @@ class ShardingSpec:
           UsageError: it does not apply, does not divide a dim evenly, or with `minibatch` the
             devices of a process hold no block of the array. Also an AssertionError.
         """
-        value = unwrap_sharded_tensor(t)
+        value = value_of(t)
         layout = fitted(value, self.mesh, self.partition_spec)
         if not self.minibatch:
             return placed(value, layout)
@@ -289,7 +292,7 @@ def enable_manual_sharding(
     Raises:
       UsageError: there is no mesh, the spec is wrong or does not divide a dim evenly; inside `jit`.
     """
-    value = unwrap_sharded_tensor(t)
+    value = value_of(t)
     layout = fitted(value, mesh_or_global(mesh), partition_spec)
     return enter_manual(value if is_traced(value) else placed(value, layout), layout)
 
@@ -314,7 +317,8 @@ def disable_manual_sharding(
       UsageError: the shards do not make up an array of this shape; inside `jit`.
     """
     layout = layout_of_spec(mesh_or_global(mesh).on_devices(), partition_spec)
-    return leave_manual(t, layout, tuple(full_shape))
+    shards = [host_form(shard) for shard in t] if isinstance(t, list | tuple) else t
+    return leave_manual(shards, layout, tuple(full_shape))
 
 
 @local

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import jax
+import numpy as np
 
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
@@ -17,7 +18,8 @@ from shoal.compat.torch_xla.errors import (
     UntrackedStep,
     stands_for,
 )
-from shoal.compat.torch_xla.sharded import XLAShardedTensor, unwrap_sharded_tensor
+from shoal.compat.torch_xla.sharded import XLAShardedTensor, value_of
+from shoal.compat.torch_xla.tensors import host_form, is_tensor
 from shoal.compat.wording import errors_named
 from shoal.errors import NotCommittedError, raise_all
 from shoal.runtime.client.interface import Coordinator
@@ -157,7 +159,8 @@ class CheckpointManager:
         Args:
           step: its number.
           state_dict: a tree of arrays: shapes, dtypes and layouts to restore to, on any mesh. Its
-            dicts, lists and views receive the values, at any depth; nothing else changes.
+            dicts, lists, views and torch tensors receive the values, at any depth; nothing else
+            changes.
 
         Raises:
           NotCommittedError: on all: no such step. Also an AssertionError.
@@ -230,14 +233,16 @@ def _is_view(part: Any) -> bool:
 
 
 def _arrays(tree: Any) -> Any:
-    """Return the tree with each view replaced by its array."""
-    return jax.tree.map(unwrap_sharded_tensor, tree, is_leaf=_is_view)
+    """Return the tree with each view and torch tensor replaced by its array."""
+    return jax.tree.map(value_of, tree, is_leaf=_is_view)
 
 
 def _filled(target: Any, restored: Any) -> Any:
-    """Fill a tree's own dicts, lists and views with restored values; return the tree."""
+    """Fill a tree's own dicts, lists, views and torch tensors with restored values; return it."""
     if _is_view(target):
         target.global_tensor = restored
+    elif is_tensor(target):
+        np.copyto(host_form(target), restored)
     elif isinstance(target, dict | list):
         for key in target if isinstance(target, dict) else range(len(target)):
             target[key] = _filled(target[key], restored[key])

@@ -18,7 +18,8 @@ from shoal.arrays.traced.fence import fence
 from shoal.arrays.traced.linear import linear
 from shoal.colour import traced
 from shoal.compat.members import members_of
-from shoal.compat.torch_xla.errors import SpmdTypeError, stands_for
+from shoal.compat.torch_xla.errors import NoMeaningHere, SpmdTypeError, stands_for
+from shoal.compat.torch_xla.tensors import dtype_of, host_form, is_module
 from shoal.tracebacks import at_caller
 
 __all__ = [
@@ -41,20 +42,20 @@ class XLAPatchedLinear:
     @stands_for("shoal.compat.linear")
     def apply(input: Any, weight: Any, bias: Any = None) -> jax.Array:
         """Return `input @ weight.T + bias` over the last dim; its derivatives are JAX's."""
-        return linear(input, weight, bias)
+        return linear(*map(host_form, (input, weight, bias)))
 
     @staticmethod
     @stands_for("shoal.compat.linear")
     def forward(ctx: SimpleNamespace, input: Any, weight: Any, bias: Any = None) -> jax.Array:
         """Return the same, and keep in `ctx` what `backward` needs."""
         given = (input, weight) if bias is None else (input, weight, bias)
-        y, ctx.back = jax.vjp(linear, *given)
+        y, ctx.back = jax.vjp(linear, *map(host_form, given))
         return y
 
     @staticmethod
     def backward(ctx: SimpleNamespace, grad_output: Any) -> tuple[Any, Any, Any]:
         """Return the cotangents of input, weight and bias."""
-        cotangents = ctx.back(grad_output)
+        cotangents = ctx.back(host_form(grad_output))
         return cotangents if len(cotangents) == 3 else (*cotangents, None)
 
 
@@ -72,7 +73,7 @@ def xla_patched_nn_linear_forward(m: Any, input: Any) -> jax.Array:
     Raises:
       UsageError: ranks, sizes or dtypes do not fit.
     """
-    return linear(input, m.weight, m.bias)
+    return linear(*map(host_form, (input, m.weight, m.bias)))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -83,7 +84,7 @@ class EinsumLinear:
       in_features, out_features: the sizes.
       bias: whether it has one.
       device: None; `mark_sharding` places parameters.
-      dtype: None: float32.
+      dtype: JAX's or torch's; None: float32.
       key: initializes the parameters, as torch's layer does; None: seeded by NumPy's global
         generator, which processes must seed equally, as with `torch.manual_seed`.
 
@@ -110,7 +111,8 @@ class EinsumLinear:
             )
         key = jax.random.key(np.random.randint(1 << 31)) if key is None else key
         keys, bound = jax.random.split(key), 1 / math.sqrt(max(in_features, 1))
-        draw = partial(jax.random.uniform, dtype=dtype or jnp.float32, minval=-bound, maxval=bound)
+        dtype = jnp.float32 if dtype is None else dtype_of(dtype)
+        draw = partial(jax.random.uniform, dtype=dtype, minval=-bound, maxval=bound)
         self.in_features, self.out_features = in_features, out_features
         self.weight = draw(keys[0], (out_features, in_features))
         self.bias = draw(keys[1], (out_features,)) if bias else None
@@ -169,11 +171,19 @@ def apply_backward_optimization_barrier(m: Any) -> Any:
     Returns:
       the function to call instead, a pytree with the same leaves, or the module.
 
+    Raises:
+      NotImplementedError: a torch module; it is a UsageError as well.
+
     >>> layer = apply_backward_optimization_barrier(EinsumLinear(4, 2, key=jax.random.key(0)))
     >>> "optimization_barrier" in jax.jit(jax.grad(lambda layer: layer(jnp.ones((3, 4))).sum())
     ...                                   ).lower(layer).as_text()
     True
     """
+    if is_module(m):
+        raise NoMeaningHere(
+            "torch_xla apply_backward_optimization_barrier (shoal.compat.fence): a torch module "
+            "computes torch's gradients; pass a function, whose parameters are arguments"
+        )
     if not jax.tree_util.all_leaves([m]):
         return jax.tree_util.Partial(fence(_call, backward=True), m)
     if not hasattr(m, "forward"):

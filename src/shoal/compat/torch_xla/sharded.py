@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from shoal.arrays.bridge.sharding import layout_of
-from shoal.arrays.host.host_values import native
+from shoal.arrays.host.host_values import as_array, native, unfit
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.pack import pack, unpack
@@ -23,6 +23,7 @@ from shoal.compat.torch_xla.errors import NoMeaningHere, stands_for
 from shoal.compat.torch_xla.mesh import Mesh, numbered_devices, on_numbers, spec_of_layout
 from shoal.compat.torch_xla.placements import Replicate, Shard, placements_of, spec_of_placements
 from shoal.compat.torch_xla.specs import layout_of_spec, op_sharding
+from shoal.compat.torch_xla.tensors import host_form, is_tensor
 from shoal.draw.describe import describe
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.hlo import ShardingType
@@ -38,11 +39,18 @@ __all__ = [
     "placed",
     "shards_of",
     "unwrap_sharded_tensor",
+    "value_of",
     "visualize_sharding",
     "visualize_tensor_sharding",
     "wrap_as_sharded_tensor",
     "wrap_if_sharded",
 ]
+
+
+def _shards(value: Any) -> str:
+    """A list of shards."""
+    is_right = not row(value) and all(isinstance(one, XLAShard) for one in value)
+    return "" if is_right else "a list of XLAShards, as local_shards is"
 
 
 @local
@@ -56,7 +64,7 @@ class XLAShardedTensor(ArrayOperators):
     A view returned by these has the layout of its array.
 
     Args:
-      elem: the array, or a view.
+      elem: the array, or a view; a torch tensor is copied.
       mesh_shape, partition_spec: the values of these attributes; None: those of the array.
 
     >>> import numpy as np
@@ -70,6 +78,7 @@ class XLAShardedTensor(ArrayOperators):
     __slots__ = ("_mesh_shape", "_partition_spec", "global_tensor")
     __hash__ = object.__hash__  # by identity, as torch's
 
+    @stands_for("shoal.layout_of")
     def __init__(
         self,
         elem: Any,
@@ -78,7 +87,12 @@ class XLAShardedTensor(ArrayOperators):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        self.global_tensor: jax.Array = unwrap_sharded_tensor(elem)
+        value = value_of(elem)
+        if is_tensor(elem):
+            if why := unfit(value):
+                raise UsageError(f"the tensor {why}")
+            value = as_array(value)
+        self.global_tensor: jax.Array = value
         self._mesh_shape, self._partition_spec = mesh_shape, partition_spec
 
     @property
@@ -126,7 +140,7 @@ class XLAShardedTensor(ArrayOperators):
 
     @stands_for("shoal.compat.pack")
     @logically_collective("shapes, dtypes and layouts")
-    @takes("torch_xla ", shards=row)
+    @takes("torch_xla ", shards=_shards)
     def load_local_shards_(self, shards: Sequence[XLAShard]) -> XLAShardedTensor:
         """Replace the array by one of these shards, laid out as before (`shoal.compat.pack`).
 
@@ -263,6 +277,15 @@ def unwrap_sharded_tensor(t: Any) -> Any:
     return t.global_tensor if isinstance(t, XLAShardedTensor) else t
 
 
+def value_of(t: Any) -> Any:
+    """Return the array of a view, a torch tensor as a NumPy array; other values unchanged.
+
+    Raises:
+      UsageTypeError: a tensor that cannot become an array.
+    """
+    return host_form(unwrap_sharded_tensor(t))
+
+
 @local
 def wrap_if_sharded(x: Any) -> Any:
     """Return a view of an array on a mesh; other values unchanged.
@@ -308,7 +331,7 @@ class XLAShard:
 
     @unpadded_data.setter
     def unpadded_data(self, t: Any) -> None:
-        self.data[self._box()] = t
+        self.data[self._box()] = host_form(t)
 
     def _box(self) -> Any:
         if self.indices is Ellipsis:
@@ -338,9 +361,10 @@ def packed(shards: Sequence[XLAShard], array: jax.Array) -> jax.Array:
       UsageError: too few shards, or of other shapes or dtypes than the array's; or replicas differ.
     """
     held = unpack(array)
-    _check_shards(shards, shards_of(array))
+    values = [host_form(shard.data) for shard in shards]
+    _check_shards(values, shards_of(array))
     ranks = sorted(range(len(held)), key=lambda n: _only_device(held[n]).id)
-    by_place = {place: native(shards[n].data) for n, place in enumerate(ranks)}
+    by_place = {place: native(values[n]) for n, place in enumerate(ranks)}
     return pack([by_place[place] for place in range(len(held))], layout_of(array))
 
 
@@ -356,16 +380,16 @@ def _only_device(piece: jax.Array) -> jax.Device:
     return device
 
 
-def _check_shards(shards: Sequence[XLAShard], held: Sequence[XLAShard]) -> None:
-    if len(shards) != len(held):
+def _check_shards(values: Sequence[Any], held: Sequence[XLAShard]) -> None:
+    if len(values) != len(held):
         raise UsageError(
-            f"Shards must be provided for all local devices: {len(held)}, not {len(shards)}"
+            f"Shards must be provided for all local devices: {len(held)}, not {len(values)}"
         )
-    for number, (new, old) in enumerate(zip(shards, held, strict=True)):
-        if (np.shape(new.data), new.data.dtype) != (old.data.shape, old.data.dtype):
+    for number, (new, old) in enumerate(zip(values, held, strict=True)):
+        if (np.shape(new), new.dtype) != (old.data.shape, old.data.dtype):
             raise UsageError(
                 f"shard {number} must be {old.data.dtype}{list(old.data.shape)}, as the device "
-                f"holds, not {new.data.dtype}{list(np.shape(new.data))}"
+                f"holds, not {new.dtype}{list(np.shape(new))}"
             )
 
 
@@ -423,7 +447,7 @@ def visualize_tensor_sharding(t: Any, **kwargs: Any) -> str:
     Returns:
       the printed text.
     """
-    picture = describe(unwrap_sharded_tensor(t))
+    picture = describe(value_of(t))
     print(picture)
     return picture
 
