@@ -5,16 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
+import types
+import warnings
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils as theirs
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import shoal
+import shoal.compat.torch_xla as xs
 from meta.source import ROOT
-from shoal.compat import dtensor
+from shoal.compat import dtensor, multihost_utils
 from shoal.compat.dtensor import UNSHARDED, DVariable, Layout, Mesh
+from shoal.compat.torch_xla import runtime
+from shoal.plan.placement import place
+from shoal.plan.topology import parse
 
 PAGES = ROOT / "docs" / "coming-from"
 ROWS = {}  # (page, the first cell of a row) → a function, or the test that asserts it
@@ -51,6 +61,7 @@ def refused(words, call, *args, kind=ValueError, **options):
     assert words in str(told.value)
 
 
+GRID = xs.Mesh(range(8), (4, 2), ("x", "y"))
 VALUE = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 
@@ -185,10 +196,16 @@ def _():
     assert dims == [("x", 4), ("y", -1)]
 
 
-row("dtensor", "`create_distributed_mesh`: dims that differ between processes",
-    by="processes/test_dtensor_names.py::test_tpus_that_cpu_devices_stand_for")  # fmt: skip
-row("dtensor", "`create_tpu_mesh`: a name again; bounds that do not divide",
-    by="compat/test_dtensor_meshes.py::test_create_tpu_mesh")  # fmt: skip
+row(
+    "dtensor",
+    "`create_distributed_mesh`: dims that differ between processes",
+    by="processes/test_dtensor_names.py::test_tpus_that_cpu_devices_stand_for",
+)
+row(
+    "dtensor",
+    "`create_tpu_mesh`: a name again; bounds that do not divide",
+    by="compat/test_dtensor_meshes.py::test_create_tpu_mesh",
+)
 
 
 @row("dtensor", "`default_mesh`, a block that raises")
@@ -302,8 +319,11 @@ def _():
     refused("megacore", start, experimental_enable_megcore=True, kind=NotImplementedError)
 
 
-row("dtensor", "`shutdown_accelerator_system`, several clients",
-    by="processes/test_dtensor_names.py::test_a_job_by_dtensors_variables")  # fmt: skip
+row(
+    "dtensor",
+    "`shutdown_accelerator_system`, several clients",
+    by="processes/test_dtensor_names.py::test_a_job_by_dtensors_variables",
+)
 
 
 @row("dtensor", "`set_initialized`, `tpu_system_init_helper`")
@@ -326,8 +346,11 @@ def _(monkeypatch):
     assert dtensor.jobs() == ["a:1", "b:2"]
 
 
-row("dtensor", "`num_global_devices`",
-    by="processes/test_dtensor_names.py::test_a_job_by_dtensors_variables")  # fmt: skip
+row(
+    "dtensor",
+    "`num_global_devices`",
+    by="processes/test_dtensor_names.py::test_a_job_by_dtensors_variables",
+)
 
 
 @row("dtensor", "`DTENSOR_ENABLE_HEARTBEAT=0`")
@@ -397,12 +420,21 @@ def _(tmp_path):
     assert wide.dtype == np.float32
 
 
-row("dtensor", "saving on a mesh of some processes",
-    by="processes/test_dtensor_names.py::test_moves_and_saves")  # fmt: skip
-row("dtensor", "`enable_save_as_bf16`",
-    by="compat/test_dtensor_moves.py::test_save_as_bf16_sticks_to_float32")  # fmt: skip
-row("dtensor", "`DTensorCheckpoint`: two variables of one name",
-    by="compat/test_dtensor_saving.py::test_two_variables_of_one_name_are_an_error")  # fmt: skip
+row(
+    "dtensor",
+    "saving on a mesh of some processes",
+    by="processes/test_dtensor_names.py::test_moves_and_saves",
+)
+row(
+    "dtensor",
+    "`enable_save_as_bf16`",
+    by="compat/test_dtensor_moves.py::test_save_as_bf16_sticks_to_float32",
+)
+row(
+    "dtensor",
+    "`DTensorCheckpoint`: two variables of one name",
+    by="compat/test_dtensor_saving.py::test_two_variables_of_one_name_are_an_error",
+)
 
 
 @row("dtensor", "`numpy_util`")
@@ -410,12 +442,426 @@ def _():
     assert not hasattr(dtensor, "numpy_util")
 
 
+# ---- multihost_utils
+
+TWO = "processes/test_multihost_utils.py::test_two_processes"
+row(
+    "multihost_utils",
+    "a dead process, shapes that differ between processes",
+    by="processes/test_multihost_utils.py::test_one_dies_inside_a_block",
+)
+row(
+    "multihost_utils",
+    "a call without a deadline",
+    by="processes/test_job_reports.py::test_a_deadline_names_the_process_that_did_not_arrive",
+)
+row(
+    "multihost_utils",
+    "values of 64 bits between processes",
+    "`broadcast_one_to_all`: `is_source` on none, or on several",
+    "`broadcast_one_to_all`: -0.0, subnormals, payloads of NaNs",
+    "`process_allgather(tiled=True)`: dim 0 that differs",
+    "`sync_global_devices`: names are compared by",
+    "`assert_equal`: the message",
+    "`assert_equal`: an array over several processes, in parts",
+    "`host_local_array_to_global_array` and its inverse: `grad`, `vmap`",
+    "… inside `jit`",
+    "… of replicas that differ between processes",
+    "`live_devices`: a process that raises in the block",
+    by=TWO,
+)
+row(
+    "multihost_utils",
+    "the number of a process",
+    by="runtime/jax_service/test_process_numbers.py::test_two_of_one_number_are_refused",
+)
+row(
+    "multihost_utils",
+    "calls of several threads",
+    by="runtime/client/test_coordinator_contract.py::test_two_threads_in_one_lane_are_refused",
+)
+
+
+@row("multihost_utils", "errors")
+def _():
+    assert issubclass(multihost_utils.UnequalError, AssertionError)
+    assert issubclass(multihost_utils.SpreadArrayError, RuntimeError)
+    refused("name=3", multihost_utils.sync_global_devices, 3, kind=TypeError)
+
+
+@row("multihost_utils", "PRNG keys, str and bytes as values")
+def _():
+    tree = {"key": jax.random.key(3), "text": "blue", "raw": b"\0"}
+    came = multihost_utils.broadcast_one_to_all(tree)
+    assert (came["text"], came["raw"]) == ("blue", b"\0")
+    refused("", theirs.broadcast_one_to_all, jax.random.key(3), kind=TypeError)
+
+
+@row("multihost_utils", "`process_allgather` of a fully replicated global array, without `tiled`")
+def _():
+    x = jax.device_put(VALUE, NamedSharding(jax.make_mesh((8,), ("x",)), P()))
+    assert multihost_utils.process_allgather(x).shape == VALUE.shape
+
+
+@row("multihost_utils", "`process_allgather` with one process, `tiled=True`, of a number")
+def _():
+    assert multihost_utils.process_allgather(1, tiled=True).shape == (1,)
+    assert theirs.process_allgather(1, tiled=True).shape == ()
+
+
+@row("multihost_utils", "`process_allgather` of host arrays compiles")
+def _():
+    with jax.log_compiles(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        multihost_utils.process_allgather(np.ones((3, 5, 7)))
+
+
+@row("multihost_utils", "`sync_global_devices` waits for")
+def _():
+    runs, go, done = threading.Event(), threading.Event(), []
+
+    def wait(x):
+        runs.set()
+        go.wait()
+        done.append(1)
+        return x
+
+    like = jax.ShapeDtypeStruct((), np.float32)
+    compute = jax.jit(lambda x: jax.pure_callback(wait, like, x))
+    thread = threading.Thread(target=lambda: compute(np.float32(1)).block_until_ready())
+    thread.start()
+    runs.wait()
+    multihost_utils.sync_global_devices("while a device computes")
+    assert not done
+    go.set()
+    thread.join()
+
+
+@row("multihost_utils", "`assert_equal`: equal NaNs; -0.0 and 0.0")
+def _():
+    multihost_utils.assert_equal(np.float32([np.nan]))
+    refused("", theirs.assert_equal, np.float32([np.nan]), kind=AssertionError)
+
+
+row(
+    "multihost_utils",
+    "`reached_preemption_sync_point`, after the step",
+    "`reached_preemption_sync_point` without `jax_enable_preemption_service`",
+    by="compat/test_multihost_utils.py::test_a_program_without_a_service_is_never_told_of_its_end",
+)
+
+
+@row("multihost_utils", "`reached_preemption_sync_point`: a negative step")
+def _():
+    refused("-1", multihost_utils.reached_preemption_sync_point, -1)
+
+
+@row("multihost_utils", "… of NumPy values of 64 bits")
+def _():
+    one = jax.make_mesh((8,), ("x",))
+    convert = multihost_utils.host_local_array_to_global_array
+    assert convert(np.arange(8), one, P("x")).dtype == np.int32
+    refused("does not fit int32", convert, np.arange(8) + 2**40, one, P("x"))
+    with pytest.warns(shoal.DtypeWarning):
+        convert(np.ones(8), one, P("x"))
+
+
+@row("multihost_utils", "`global_array_to_host_local_array` of a host array")
+def _():
+    one = jax.make_mesh((8,), ("x",))
+    assert multihost_utils.global_array_to_host_local_array(VALUE, one, P("x")) is VALUE
+
+
+@row("multihost_utils", "`live_devices`: which devices")
+def _():
+    for devices in (jax.devices(), jax.devices()[1:3]):
+        with multihost_utils.live_devices(devices) as alive:
+            assert alive == devices
+
+
+@row("multihost_utils", "`live_devices` without `jax_enable_recoverability`, or "
+     "`jax.distributed`")  # fmt: skip
+def _():
+    refused("", theirs.live_devices(jax.devices()).__enter__, kind=RuntimeError)
+    with multihost_utils.live_devices(jax.devices()) as alive:
+        assert alive == jax.devices()
+
+
+@row("multihost_utils", "the primitives (`host_local_array_to_global_array_p` and its inverse)")
+def _():
+    assert hasattr(theirs, "host_local_array_to_global_array_p")
+    assert not hasattr(multihost_utils, "host_local_array_to_global_array_p")
+
+
+# ---- torch_xla
+
+
+def marked(spec=("x", None), **options):
+    return xs.mark_sharding(VALUE, GRID, spec, **options)
+
+
+@row("torch_xla", "`mark_sharding` of a tensor", "`use_dynamo_custom_op`, of `mark_sharding`")
+def _():
+    given = VALUE.copy()
+    view = xs.XLAShardedTensor(given)
+    assert isinstance(xs.mark_sharding(given, GRID, ("x", None)), jax.Array)
+    assert isinstance(given, np.ndarray)
+    assert xs.mark_sharding(view, GRID, ("x", None)) is view
+    assert view.partition_spec == ("x", None)
+    assert marked(use_dynamo_custom_op=True).sharding == marked().sharding
+
+
+@row("torch_xla", "`mark_sharding` of a marked tensor", "`annotate_custom_sharding` outside `jit`")
+def _():
+    for function in (xs.mark_sharding, xs.annotate_custom_sharding):
+        moved = function(marked(), GRID, (None, "y"))
+        assert tuple(moved.sharding.spec) == (None, "y")
+
+
+@row("torch_xla", "`mark_sharding` outside `jit`: a dim that does not divide")
+def _():
+    refused("4 or 8 would fit", xs.mark_sharding, np.ones(7), GRID, ("x",))
+    inside = jax.jit(lambda x: xs.mark_sharding(x, GRID, ("x",)) + 1)
+    assert inside(np.ones(7, np.float32)).tolist() == [2] * 7
+
+
+PAIR = "processes/test_torch_xla_names.py::test_two_processes_of_two_devices"
+row("torch_xla", "`mark_sharding`: values that differ between processes",
+    "`ShardingSpec(minibatch=True)` on a mesh of reordered ids", by=PAIR)  # fmt: skip
+row(
+    "torch_xla",
+    "a view inside `jit`",
+    by="compat/test_torch_xla_arrays.py::test_a_view_outlives_no_tracer",
+)
+
+
+@row("torch_xla", "`clear_sharding`")
+def _():
+    cleared = xs.clear_sharding(marked())
+    assert (len(cleared.sharding.device_set), cleared.committed) == (1, False)
+
+
+@row("torch_xla", "`shard_as` outside `jit`")
+def _():
+    assert xs.shard_as(marked(), VALUE)[1].sharding == marked().sharding
+    refused("relayout", xs.shard_as, marked(), marked((None, "y")))
+
+
+@row("torch_xla", "devices of a `Mesh`")
+def _():
+    far = xs.Mesh([100, 101], (2,), ("x",))
+    assert far.get_logical_mesh().tolist() == [100, 101]
+    refused("", xs.mark_sharding, VALUE, far, ("x", None))
+    few = xs.mark_sharding(VALUE, xs.Mesh([5, 2], (2,), ("x",)), ("x", None))
+    assert {device.id for device in few.sharding.device_set} == {2, 5}
+
+
+@row("torch_xla", "`Mesh`: equality, hash", "`Mesh.get_axis_name_idx` without names",
+     "`Mesh.from_str` of an axis called `MeshX`")  # fmt: skip
+def _():
+    assert len({xs.Mesh(range(8), (4, 2)), xs.Mesh(np.arange(8), (4, 2))}) == 1
+    assert xs.Mesh(range(8), (4, 2)).get_axis_name_idx("x") is None
+    odd = xs.Mesh(range(8), (8,), ("MeshX",))
+    assert xs.Mesh.from_str(str(odd)).axis_names == ("MeshX",)
+
+
+@row("torch_xla", "`get_op_sharding`")
+def _():
+    sharding = GRID.get_op_sharding(("x", None))
+    assert sharding is GRID.get_op_sharding(("x", None))
+    for name in ("type", "requested_type", "tile_assignment", "group_assignment",
+                 "replication_groups", "text", "iota_text"):  # fmt: skip
+        assert hasattr(sharding, name)
+
+
+@row("torch_xla", "`set_global_mesh` of anything")
+def _():
+    refused("", xs.set_global_mesh, "x", kind=TypeError)
+    xs.set_global_mesh(GRID)
+    xs.set_global_mesh(None)
+    assert xs.get_global_mesh() is None
+
+
+@row("torch_xla", "`HybridMesh`, a shape that no whole axes of the torus make: (2, 8) on 4 x 4 "
+     "chips")  # fmt: skip
+def _():
+    placed = place(parse("v5e:4x4"), {"a": 2, "b": 8}, compatible_with="torch_xla")
+    assert sorted(placed.device_ids.ravel()) == list(range(16))
+
+
+@row("torch_xla", "`HybridMesh` off TPUs")
+def _():
+    assert xs.HybridMesh(ici_mesh_shape=(4, 2)).get_logical_mesh().shape == (4, 2)
+
+
+@row("torch_xla", "private helpers of `HybridMesh` and of specs "
+     "(`_create_device_mesh_for_nd_torus`, `_get_tile_assignment` and the like)")  # fmt: skip
+def _():
+    assert not hasattr(xs.HybridMesh, "_create_device_mesh_for_nd_torus")
+    tiles, *_ = GRID._get_op_sharding_args(("x", None))
+    assert np.shape(tiles)[0] == 4
+
+
+@row("torch_xla", "`ShardingSpec` of lower rank than the mesh", "`ShardingSpec.apply`",
+     "`ShardingSpec(minibatch=True)` without an axis for dim 0",
+     "an input of another rank than its `ShardingSpec`")  # fmt: skip
+def _():
+    low = xs.ShardingSpec(GRID, ("x",))
+    assert low._sharding_type == xs.ShardingType.PARTIAL
+    assert isinstance(low.apply(VALUE[:, 0]), jax.Array)
+    refused("rank", low.apply, VALUE)
+    refused("batch dimension", xs.ShardingSpec(GRID, (None, "x"), minibatch=True).apply, VALUE)
+
+
+@row("torch_xla", "`enable_manual_sharding`", "`_mark_manual_sharding`")
+def _():
+    assert len(xs.enable_manual_sharding(VALUE, ("x", None), mesh=GRID)) == 8
+    inside = jax.jit(lambda x: xs.enable_manual_sharding(x, ("x", None), mesh=GRID))
+    refused("manual(fn, in_layouts, out_layouts)", inside, VALUE)
+    refused("shoal.manual", xs._mark_manual_sharding, VALUE, kind=NotImplementedError)
+
+
+@row("torch_xla", "`placements` of a named spec", "placements `[Shard(0), Shard(0)]`",
+     "`redistribute` of a view", "`XLAShardedTensor.T`, slices and the like",
+     "torch's functions on a view (`__torch_dispatch__`, `__torch_function__`)")  # fmt: skip
+def _():
+    view = xs.XLAShardedTensor(marked())
+    assert view.placements == (xs.Shard(0), xs.Replicate())
+    moved = view.redistribute(GRID, [xs.Shard(0), xs.Shard(0)])
+    assert moved.partition_spec == (("x", "y"), None)
+    assert view.partition_spec == ("x", None)
+    np.testing.assert_array_equal(view.T[0], VALUE[:, 0])
+    refused("jax.numpy", view.__torch_function__, None, (), kind=NotImplementedError)
+
+
+@row("torch_xla", "`load_local_shards_` of a replicated array")
+def _():
+    view = xs.XLAShardedTensor(marked((None, None)))
+    shards = view.local_shards
+    for shard in shards:
+        shard.data += 1
+    np.testing.assert_array_equal(view.load_local_shards_(shards), VALUE + 1)
+    shards[0].data += 1
+    refused("", view.load_local_shards_, shards)
+
+
+@row("torch_xla", "`backward` of `XLAPatchedLinear`: `ctx.needs_input_grad`")
+def _():
+    context = type("Context", (), {"needs_input_grad": (False, True)})()
+    xs.XLAPatchedLinear.forward(context, VALUE, VALUE)
+    slopes = xs.XLAPatchedLinear.backward(context, np.ones((8, 8), np.float32))
+    assert slopes[0] is not None
+
+
+row(
+    "torch_xla",
+    "`EinsumLinear`",
+    by="compat/test_torch_xla_modules.py::test_einsum_linear",
+)
+row(
+    "torch_xla",
+    "`apply_xla_patch_to_nn_linear`",
+    by="compat/test_torch_xla_modules.py::test_layers_are_patched_where_they_stand",
+)
+row(
+    "torch_xla",
+    "`apply_backward_optimization_barrier`",
+    by="compat/test_torch_xla_modules.py::test_backward_barriers",
+)
+row("torch_xla", "`xla_distribute_module` of a torch module",
+    by="compat/test_torch_tensors.py::"
+    "test_a_torch_module_keeps_its_parameters_and_arrays_are_collected")  # fmt: skip
+
+
+@row("torch_xla", "`auto_policy`", "`use_spmd(auto=True)`",
+     "`prime_optimizer`, `SPMDSavePlanner`, `SPMDLoadPlanner`", "`SpmdFullyShardedDataParallel`",
+     "`MpDeviceLoader(input_sharding=)`, `ParallelLoader`, `send_cpu_data_to_device`",
+     "`get_master_ip` of `runtime`, the `_XLAC` functions")  # fmt: skip
+def _():
+    for call in (
+        lambda: xs.auto_policy("m", None, GRID),
+        lambda: runtime.use_spmd(auto=True),
+        lambda: xs.prime_optimizer(None),
+        xs.SPMDSavePlanner,
+        xs.SPMDLoadPlanner,
+        xs.SpmdFullyShardedDataParallel,
+        xs.MpDeviceLoader,
+        xs.ParallelLoader,
+        lambda: xs.send_cpu_data_to_device([], None),
+        runtime.get_master_ip,
+    ):
+        refused("shoal.", call, kind=NotImplementedError)
+    assert not hasattr(xs, "_XLAC")
+
+
+@row("torch_xla", "`visualize_sharding`")
+def _(capsys):
+    picture = xs.visualize_sharding("{devices=[2,2,2]<=[8]}", use_color=False, scale=2.0)
+    assert capsys.readouterr().out == picture + "\n"
+
+
+@row(
+    "torch_xla",
+    "`CheckpointManager.save` of a step that is saved",
+    "`max_to_keep`",
+    "`max_pending_async`, `num_of_threads`, `process_group`",
+    "files of checkpoints",
+)
+def _(tmp_path):
+    manager = xs.CheckpointManager(tmp_path, 1, max_to_keep=2, num_of_threads=8)
+    for step in (3, 2, 1, 4):
+        manager.save(step, {"w": VALUE})
+    assert manager.all_steps() == [3, 4]
+    refused("", manager.save, 3, {"w": VALUE}, kind=shoal.errors.StepAlreadyCommittedError)
+    refused("", xs.CheckpointManager, tmp_path, 1, process_group=1, kind=NotImplementedError)
+    assert [*tmp_path.rglob("*.safetensors")]
+
+
+row(
+    "torch_xla",
+    "a flipped byte in a checkpoint",
+    by="compat/test_torch_xla_checkpoints.py::test_one_flipped_byte_is_found",
+)
+row(
+    "torch_xla",
+    "errors of `save_async`",
+    by="compat/test_torch_xla_checkpoints.py::test_checkpoint_manager",
+)
+row("torch_xla", "`CheckpointManager.restore`",
+    by="compat/test_torch_xla_checkpoints.py::"
+    "test_what_is_nested_and_views_are_restored_in_place")  # fmt: skip
+row("torch_xla", "`CheckpointManager.reached_preemption`",
+    by="compat/test_torch_xla_checkpoints.py::"
+    "test_a_notice_is_a_reason_to_save_and_stops_only_who_asks")  # fmt: skip
+
+
 # ---- The tables
 
 
-@pytest.mark.parametrize("page", ["dtensor"])
+@pytest.mark.parametrize("page", ["dtensor", "multihost_utils", "torch_xla"])
 def test_every_row_is_asserted_and_every_assertion_has_a_row(page):
     assert {cell for name, cell in ROWS if name == page} == {*listed(page)}
+
+
+# what a docstring says of a difference
+DIFFERS = re.compile(
+    r"[Uu]nlike (torch_xla|DTensor|TensorFlow|JAX)\b"
+    r"|\b(torch_xla|DTensor|TensorFlow|JAX) (returns?|raises?|keeps?|does|has|took)\b"
+)
+
+
+@pytest.mark.parametrize("facade", [dtensor, multihost_utils, xs])
+def test_a_name_whose_docstring_speaks_of_a_difference_has_a_row(facade):
+    cells = " ".join(listed(facade.__name__.rpartition(".")[2]))
+    speaking = {
+        name
+        for name, value in vars(facade).items()
+        if not isinstance(value, types.ModuleType)
+        and str(getattr(value, "__module__", "")).startswith("shoal.compat")
+        and DIFFERS.search(value.__doc__ or "")
+    }
+    assert {name for name in speaking if f"`{name}" not in cells} == set()
+    assert facade is not xs or "mark_sharding" in speaking
 
 
 @pytest.mark.parametrize(

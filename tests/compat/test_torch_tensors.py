@@ -136,6 +136,25 @@ def test_linear_layers_compute_from_tensors():
     assert layer(tensor(3, 4, dtype="bfloat16")).dtype == jnp.bfloat16
 
 
+def test_a_torch_module_keeps_its_parameters_and_arrays_are_collected():
+    layer, arrays = torch.nn.Linear(4, 2), {}
+
+    def collect(name, part, mesh):
+        for parameter, value in part.named_parameters(recurse=False):
+            arrays[f"{name}.{parameter}"] = xs.mark_sharding(value, mesh, ("y",) + (None,) * (
+                value.ndim - 1))  # fmt: skip
+
+    def assign(name, part, mesh):
+        part.weight = xs.mark_sharding(part.weight, mesh, ("y", None))
+
+    assert xs.xla_distribute_module(layer, MESH, collect) is layer
+    assert {name: array.shape for name, array in arrays.items()} == {
+        ".weight": (2, 4), ".bias": (2,),
+    }  # fmt: skip
+    with pytest.raises(TypeError, match="cannot assign"):
+        xs.xla_distribute_module(layer, MESH, assign)
+
+
 def test_what_only_reads_a_shape():
     spec = xs.ShardingSpec(MESH, SPEC)
     assert spec.can_apply(tensor(8, 4))
