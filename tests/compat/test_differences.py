@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import threading
-import types
 import warnings
 
 import jax
@@ -20,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import shoal
 import shoal.compat.torch_xla as xs
 from meta.source import ROOT
+from shoal import names
 from shoal.compat import dtensor, multihost_utils
 from shoal.compat.dtensor import UNSHARDED, DVariable, Layout, Mesh
 from shoal.compat.torch_xla import runtime
@@ -853,13 +853,8 @@ DIFFERS = re.compile(
 @pytest.mark.parametrize("facade", [dtensor, multihost_utils, xs])
 def test_a_name_whose_docstring_speaks_of_a_difference_has_a_row(facade):
     cells = " ".join(listed(facade.__name__.rpartition(".")[2]))
-    speaking = {
-        name
-        for name, value in vars(facade).items()
-        if not isinstance(value, types.ModuleType)
-        and str(getattr(value, "__module__", "")).startswith("shoal.compat")
-        and DIFFERS.search(value.__doc__ or "")
-    }
+    exported = {name: getattr(facade, name) for name in names.FACADES[facade.__name__]}
+    speaking = {name for name, value in exported.items() if DIFFERS.search(value.__doc__ or "")}
     assert {name for name in speaking if f"`{name}" not in cells} == set()
     assert facade is not xs or "mark_sharding" in speaking
 
