@@ -91,6 +91,19 @@ def _():
     )
 
 
+@row("dtensor", "`_register_mesh` of a TPU mesh")
+def _():
+    assert dtensor._dtensor_device()._register_mesh(mesh()) is None
+    assert mesh().host_mesh() == mesh().host_mesh()
+
+
+@row("dtensor", "log lines of TPU core ids and locations")
+def _(caplog):
+    with caplog.at_level(logging.DEBUG, "shoal"):
+        shoal.make_mesh({"x": 8})
+    assert "process after process, for no links are known" in caplog.text
+
+
 @row("dtensor", "`Mesh == 3`")
 def _():
     assert (mesh() == 3) is False

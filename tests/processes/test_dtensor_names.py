@@ -139,6 +139,10 @@ def moves_and_saves(folder):
     dtensor.check_layout(back["w"], columns)
     target = born if shoal.process_index() else "text"
     wrong = refused(lambda: dtensor.name_based_restore(mesh, f"{folder}/named", {"w": target}))
+    own_prefix = f"{folder}/of {shoal.process_index()}"
+    apart = refused(lambda: dtensor.name_based_save(mesh, own_prefix, {"b": born}))
+    assert "Diverged" in apart, apart
+    assert not os.path.exists(own_prefix)
     assert float((abs(v) * 2 - v).sum()) == float(v.sum())
     checkpoint = DTensorCheckpoint(mesh, v=v)
     path = checkpoint.save(f"{folder}/ckpt")

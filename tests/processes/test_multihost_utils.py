@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +110,10 @@ def points_and_equality(me):
         module.assert_equal({"w": np.ones(3), "n": 4, "global": whole(P())})
         with pytest.raises(AssertionError, match=r"at the start\. "):
             module.assert_equal({"w": np.float32([1, 2 + me])}, "at the start")
+    names = ("plumless", "buckeroo")  # of one crc32, so that JAX takes them for one name
+    assert len({zlib.crc32(name.encode()) for name in names}) == 1
+    theirs.sync_global_devices(names[me])
+    said(AssertionError, lambda: ours.sync_global_devices(names[me]))
     error = said(ours.UnequalError, lambda: ours.assert_equal({"w": np.float32([1, 2 + me])}))
     assert isinstance(error, DivergenceError)
     assert error.sides == {"['w'][1] = 2.0": (0,), "['w'][1] = 3.0": (1,)}

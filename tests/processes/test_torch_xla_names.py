@@ -110,11 +110,14 @@ def checkpoints(path):
 
 
 def values_that_differ():
-    """Processes that mark other values hear of it where they meet next."""
-    shoal.barrier("before")
-    xs.mark_sharding(VALUE + shoal.process_index(), xs.get_1d_mesh("d"), ("d", None))
-    with pytest.raises(DivergenceError):
-        shoal.barrier("after")
+    """Processes that mark otherwise get an error at their next synchronization point."""
+    me = shoal.process_index()
+    shapes, names = (VALUE, VALUE[:4]), ("d", "e")
+    for value, name in ((VALUE + me, "d"), (shapes[me], "d"), (VALUE, names[me])):
+        shoal.barrier("before")
+        xs.mark_sharding(value, xs.get_1d_mesh(name), (name, None))
+        with pytest.raises(DivergenceError):
+            shoal.barrier("after")
 
 
 def everything(path):

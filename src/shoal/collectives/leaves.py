@@ -159,8 +159,9 @@ def wrap_key(words: Array, impl: Any) -> jax.Array:
 
 
 def is_global(value: Any) -> bool:
-    """True for an array with shards on devices of other processes."""
-    return isinstance(value, jax.Array) and not value.is_fully_addressable
+    """True for an array with shards on devices of other processes; a traced value has no shards."""
+    is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    return is_array and not value.is_fully_addressable
 
 
 def words_of(piece: jax.Array) -> Array:

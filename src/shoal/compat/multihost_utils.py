@@ -174,7 +174,9 @@ def _is_one(leaf: Any) -> bool:
 
     In a job of one process, a mesh of its devices looks like a mesh of the whole job.
     """
-    if not isinstance(leaf, jax.Array) or not leaf.is_fully_replicated:
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer):
+        return False
+    if not leaf.is_fully_replicated:
         return False
     is_alone = process.process_count() == 1 and isinstance(leaf.sharding, NamedSharding)
     return is_alone or is_global(leaf)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -64,14 +63,16 @@ class DTensorDevice:
         return moves.is_dtensor(tensor)
 
 
+_DEVICE = DTensorDevice()
+
+
 @local
-@lru_cache(maxsize=1)
 def _dtensor_device() -> DTensorDevice:
     """Return the single device.
 
     Local.
     """
-    return DTensorDevice()
+    return _DEVICE
 
 
 @local
