@@ -118,7 +118,7 @@ def test_values_between_processes_do_not_travel_inside_jit(call):
         jax.jit(lambda x: call(x) or x)(jnp.ones(3))
 
 
-@pytest.mark.filterwarnings("ignore:`with mesh:`:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.with mesh.:DeprecationWarning")
 def test_a_mesh_that_is_set_changes_nothing():
     grid = jax.make_mesh((8,), ("x",))
     for context in (jax.set_mesh(grid), grid):
