@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from shoal.runtime.process import registered
 __all__ = ["DTensorDevice", "_dtensor_device", "_global_barrier", "reset_dtensor_device"]
 
 
+@dataclass(frozen=True)
 class DTensorDevice:
     """The result of `_dtensor_device`. It is stateless: meshes are in the process's record."""
 
