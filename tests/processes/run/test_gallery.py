@@ -30,6 +30,6 @@ def test_each_error_class_is_there():
 def test_its_program_prints_what_the_page_says(one: Exhibit, child_env):
     if one.name == "NoDevicesError" and devices_seen("gpu", {})[0]:
         pytest.skip("this host has GPUs")
-    printed = report_of(one, {**child_env, "SHOAL_FAILURE_GRACE_S": "0.3"})
+    printed = report_of(one, {**child_env, "SHOAL_FAILURE_GRACE_S": "3"})
     # Where lines are broken depends on the length of names.
     assert steady(printed).split() == steady(one.report).split(), printed
