@@ -121,8 +121,8 @@ class DTensorCheckpoint:
             raise
 
     @one_call("DTensorCheckpoint.read", of=_coordinator, among=_members)
-    def read(self, save_path: Prefix, options: Any = None) -> Restored:
-        """Set all variables to the values saved at a path.
+    def read(self, save_path: Prefix | None, options: Any = None) -> Restored:
+        """Set all variables to the values saved at a path; None: do nothing.
 
         Raises:
           RestoreMismatchError: names, shapes or dtypes differ; nothing was set.
@@ -130,6 +130,8 @@ class DTensorCheckpoint:
         operation = "DTensorCheckpoint.read"
         check_eager(operation, "pass in the variables' values instead")
         _no_options(operation, options)
+        if save_path is None:
+            return Restored()
         variables = self._tree()
         target = {**jax.tree.map(DVariable.read_value, variables, is_leaf=_is_variable)}
         with prefix_errors(operation):

@@ -467,7 +467,11 @@ def mesh_for(mesh: PlanMesh) -> Mesh:
     known = [entry.mesh for entry in meshes()] + ([default] if default is not None else [])
     same = [one for one in known if named(one, mesh.label) == mesh]
     found = mesh if mesh.label or not same else same[-1]
-    return Mesh.from_shoal(found, job=config.job_name())
+    described = Mesh.from_shoal(found, job=config.job_name())
+    if mesh.axes:
+        return described
+    (device,) = described.local_devices() or described.global_devices()
+    return Mesh.from_device(device)
 
 
 def named(mesh: PlanMesh, name: str) -> PlanMesh:

@@ -151,6 +151,8 @@ def unpack(tensor: Any) -> list[jax.Array]:
         raise UsageTypeError("dtensor.unpack: a Variable is not an array; unpack its read_value()")
     array = array_of("unpack", tensor)
     pieces = packing.unpack(array)
+    if len(pieces) < 2:
+        return pieces
     ids = mesh_for(layout_of(array).mesh).local_device_ids()
     by_id = dict(zip(sorted(ids), pieces, strict=True))
     return [by_id[one] for one in ids]
@@ -166,7 +168,10 @@ def fetch_layout(tensor: Any) -> Layout | None:
     if isinstance(tensor, bool | int | float | complex):
         return None
     layout = layout_of(array_of("fetch_layout", tensor))
-    return Layout.from_shoal(layout, mesh_for(layout.mesh))
+    mesh = mesh_for(layout.mesh)
+    if mesh.is_single_device():
+        return Layout.from_single_device_mesh(mesh)
+    return Layout.from_shoal(layout, mesh)
 
 
 @local
@@ -185,7 +190,7 @@ def check_layout(tensor: Any, layout: Layout) -> None:
     if (
         actual is None
         or not is_same
-        or named_sharding(actual.shoal_layout) != named_sharding(wanted)
+        or named_sharding(layout_of(value_of(tensor))) != named_sharding(wanted)
     ):
         raise UsageError(
             f"dtensor.check_layout: Layout of tensor: {actual}, did not match expected layout: "

@@ -27,9 +27,9 @@ from shoal.compat.torch_xla.sharded import (
     is_traced,
     placed,
     value_of,
+    values_of,
 )
 from shoal.compat.torch_xla.specs import OpSharding, layout_of_spec
-from shoal.compat.torch_xla.tensors import host_form
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.hlo import ShardingType
 
@@ -154,7 +154,7 @@ def shard_as(a: Any, b: Any) -> tuple[Any, Any]:
     Raises:
       UsageError: structures or shapes differ. Also an AssertionError.
     """
-    a, b = (jax.tree.map(host_form, tree) for tree in (a, b))
+    a, b = (values_of(tree) for tree in (a, b))
     return shard_alike(a, b, gradient=True)
 
 
@@ -317,7 +317,7 @@ def disable_manual_sharding(
       UsageError: the shards do not make up an array of this shape; inside `jit`.
     """
     layout = layout_of_spec(mesh_or_global(mesh).on_devices(), partition_spec)
-    shards = [host_form(shard) for shard in t] if isinstance(t, list | tuple) else t
+    shards = [*map(value_of, t)] if isinstance(t, list | tuple) else t
     return leave_manual(shards, layout, tuple(full_shape))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import jax
 import numpy as np
 
 from shoal.checkpoint.history.checkpoints import Checkpoints
@@ -18,7 +17,7 @@ from shoal.compat.torch_xla.errors import (
     UntrackedStep,
     stands_for,
 )
-from shoal.compat.torch_xla.sharded import XLAShardedTensor, value_of
+from shoal.compat.torch_xla.sharded import XLAShardedTensor, values_of
 from shoal.compat.torch_xla.tensors import host_form, is_tensor
 from shoal.compat.wording import errors_named
 from shoal.errors import NotCommittedError, raise_all
@@ -147,7 +146,7 @@ class CheckpointManager:
         """
         if not (force or self.should_save(step)):
             return False
-        return self._kept.save(step, _arrays(state_dict), force=True)
+        return self._kept.save(step, values_of(state_dict), force=True)
 
     @collective("all processes")
     @one_call("restore", of=_coordinator_of)
@@ -168,7 +167,7 @@ class CheckpointManager:
         """
         try:
             with errors_named("torch_xla CheckpointManager.restore"):
-                restored = self._kept.restore(step, _arrays(state_dict))
+                restored = self._kept.restore(step, values_of(state_dict))
         except NotCommittedError as error:
             raise UntrackedStep(
                 f"torch_xla CheckpointManager.restore (shoal.Checkpoints.restore): Cannot restore "
@@ -230,11 +229,6 @@ class CheckpointManager:
 
 def _is_view(part: Any) -> bool:
     return isinstance(part, XLAShardedTensor)
-
-
-def _arrays(tree: Any) -> Any:
-    """Return the tree with each view and torch tensor replaced by its array."""
-    return jax.tree.map(value_of, tree, is_leaf=_is_view)
 
 
 def _filled(target: Any, restored: Any) -> Any:

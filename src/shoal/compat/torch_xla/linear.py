@@ -19,7 +19,8 @@ from shoal.arrays.traced.linear import linear
 from shoal.colour import traced
 from shoal.compat.members import members_of
 from shoal.compat.torch_xla.errors import NoMeaningHere, SpmdTypeError, stands_for
-from shoal.compat.torch_xla.tensors import dtype_of, host_form, is_module
+from shoal.compat.torch_xla.sharded import value_of
+from shoal.compat.torch_xla.tensors import dtype_of, is_module
 from shoal.tracebacks import at_caller
 
 __all__ = [
@@ -42,20 +43,20 @@ class XLAPatchedLinear:
     @stands_for("shoal.compat.linear")
     def apply(input: Any, weight: Any, bias: Any = None) -> jax.Array:
         """Return `input @ weight.T + bias` over the last dim; its derivatives are JAX's."""
-        return linear(*map(host_form, (input, weight, bias)))
+        return linear(*map(value_of, (input, weight, bias)))
 
     @staticmethod
     @stands_for("shoal.compat.linear")
     def forward(ctx: SimpleNamespace, input: Any, weight: Any, bias: Any = None) -> jax.Array:
         """Return the same, and keep in `ctx` what `backward` needs."""
         given = (input, weight) if bias is None else (input, weight, bias)
-        y, ctx.back = jax.vjp(linear, *map(host_form, given))
+        y, ctx.back = jax.vjp(linear, *map(value_of, given))
         return y
 
     @staticmethod
     def backward(ctx: SimpleNamespace, grad_output: Any) -> tuple[Any, Any, Any]:
         """Return the cotangents of input, weight and bias."""
-        cotangents = ctx.back(host_form(grad_output))
+        cotangents = ctx.back(value_of(grad_output))
         return cotangents if len(cotangents) == 3 else (*cotangents, None)
 
 
@@ -73,7 +74,7 @@ def xla_patched_nn_linear_forward(m: Any, input: Any) -> jax.Array:
     Raises:
       UsageError: ranks, sizes or dtypes do not fit.
     """
-    return linear(*map(host_form, (input, m.weight, m.bias)))
+    return linear(*map(value_of, (input, m.weight, m.bias)))
 
 
 @jax.tree_util.register_pytree_node_class

@@ -29,6 +29,7 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.hlo import ShardingType
 from shoal.plan.hlo_reading import layout_of_text
 from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh as PlanMesh
 
 __all__ = [
     "XLAShard",
@@ -40,6 +41,7 @@ __all__ = [
     "shards_of",
     "unwrap_sharded_tensor",
     "value_of",
+    "values_of",
     "visualize_sharding",
     "visualize_tensor_sharding",
     "wrap_as_sharded_tensor",
@@ -286,6 +288,11 @@ def value_of(t: Any) -> Any:
     return host_form(unwrap_sharded_tensor(t))
 
 
+def values_of(tree: Any) -> Any:
+    """Return a tree with each view and torch tensor replaced by its array. Raises as `value_of`."""
+    return jax.tree.map(value_of, tree, is_leaf=lambda part: isinstance(part, XLAShardedTensor))
+
+
 @local
 def wrap_if_sharded(x: Any) -> Any:
     """Return a view of an array on a mesh; other values unchanged.
@@ -410,7 +417,8 @@ def visualize_sharding(
     Local.
 
     Args:
-      sharding: HLO text, with devices listed or as an iota: `{devices=[2,2]<=[4]}`.
+      sharding: HLO text, with devices listed or as an iota: `{devices=[2,2]<=[4]}`; "": that of an
+        array without a mesh, which all devices hold.
       use_color, scale, min_width, max_width: ignored; blocks are as wide as their content.
     Returns:
       the printed text.
@@ -429,9 +437,15 @@ def visualize_sharding(
     └─────────────────────────────────┴─────┘
     each block on 1 device
     """
-    picture = describe(layout_of_text(sharding))
+    is_everywhere = sharding in ("", "{replicated}")  # which name no devices: it is of all
+    layout = _on_all_devices() if is_everywhere else layout_of_text(sharding)
+    picture = describe(layout)
     print(picture)
     return picture
+
+
+def _on_all_devices() -> Layout:
+    return Layout.replicated(PlanMesh({"replica": len(numbered_devices())}), 0)
 
 
 @local
