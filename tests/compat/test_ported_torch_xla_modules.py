@@ -427,9 +427,7 @@ def test_a_spec_places_inputs_as_a_mark_does():
         np.testing.assert_array_equal(placed / 0.5, BATCHES[name] / 0.5)
 
 
-@pytest.mark.differs(
-    "`MpDeviceLoader`, `ParallelLoader`, `send_cpu_data_to_device`"
-)
+@pytest.mark.differs("`MpDeviceLoader`, `ParallelLoader`, `send_cpu_data_to_device`")
 def test_a_feed_places_the_parts_of_a_batch():
     for call in (xs.MpDeviceLoader, xs.send_cpu_data_to_device):
         with pytest.raises(NotImplementedError, match=r"shoal\.(feed|put)"):
