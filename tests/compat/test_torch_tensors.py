@@ -37,6 +37,13 @@ def test_a_tensor_of_each_dtype_arrives_whole_and_is_copied(dtype):
     np.testing.assert_array_equal(np.asarray(array).astype(np.complex64), wanted)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_an_array_is_a_tensor_again(dtype):
+    array = xs.mark_sharding(tensor(8, 4, dtype=dtype), MESH, SPEC)
+    again = torch.from_dlpack(xs.clear_sharding(array))
+    assert torch.equal(again, tensor(8, 4, dtype=dtype))
+
+
 def test_conjugates_and_negatives_that_torch_has_not_computed_yet():
     z = torch.tensor([1 + 2j, 3 - 1j])
     np.testing.assert_array_equal(host_form(z.conj()), [1 - 2j, 3 + 1j])
@@ -130,7 +137,11 @@ def test_linear_layers_compute_from_tensors():
     for result in results:
         assert isinstance(result, jax.Array)
         np.testing.assert_allclose(result, wanted, rtol=1e-5)
+    with torch.no_grad():
+        layer.weight.mul_(100)  # which `backward` does not see
+        given.mul_(7)
     slopes = linear.backward(context, torch.ones(3, 2))
+    np.testing.assert_allclose(slopes[1], [[12, 15, 18, 21]] * 2)
     np.testing.assert_allclose(slopes[2], [3, 3])
     layer = xs.EinsumLinear(4, 2, dtype=torch.bfloat16, key=jax.random.key(0))
     assert layer(tensor(3, 4, dtype="bfloat16")).dtype == jnp.bfloat16
@@ -158,6 +169,7 @@ def test_a_torch_module_keeps_its_parameters_and_arrays_are_collected():
 def test_what_only_reads_a_shape():
     spec = xs.ShardingSpec(MESH, SPEC)
     assert spec.can_apply(tensor(8, 4))
+    assert spec.can_apply(torch.ones(8, 4, device="meta"))
     assert not spec.can_apply(tensor(8))
     assert str(spec.xla_spec(tensor(8, 4))).startswith("{devices=[4,1,2]")
     assert xs.convert_to_xla_partition_spec(tensor(8, 4), [xs.Shard(1)]) == (None, 0)
@@ -166,6 +178,41 @@ def test_what_only_reads_a_shape():
     plain = tensor(3)
     assert xs.wrap_if_sharded(plain) is plain
     assert xs.unwrap_sharded_tensor(plain) is plain
+
+
+def test_tensors_of_every_form_are_filled_in_place(tmp_path):
+    manager = xs.CheckpointManager(tmp_path, 1)
+    values = {
+        "conjugated": torch.tensor([1 + 2j, 3 + 4j]),
+        "bf16": tensor(4, dtype="bfloat16"),
+        "turned": tensor(3, 4),
+        "none": torch.zeros(0),
+        "number": torch.tensor(7),
+    }
+    manager.save(1, values)
+    state = {
+        "conjugated": torch.zeros(2, dtype=torch.complex64).conj(),
+        "bf16": torch.zeros(4, dtype=torch.bfloat16),
+        "turned": torch.zeros(4, 3).T,
+        "none": torch.zeros(0),
+        "number": torch.tensor(0),
+    }
+    before = {name: (value, value._version) for name, value in state.items()}
+    manager.restore(1, state)
+    for name, value in values.items():
+        assert state[name] is before[name][0]
+        assert torch.equal(state[name], value)
+        assert state[name]._version > before[name][1]  # as autograd has to know
+    manager.save(2, {"w": torch.arange(3.0)})
+    with pytest.raises(RuntimeError, match="single memory location"):
+        manager.restore(2, {"w": torch.zeros(1).expand(3)})
+
+
+def test_a_shard_takes_its_part_as_a_tensor_too():
+    (shard, *_) = xs.wrap_as_sharded_tensor(xs.mark_sharding(tensor(8, 4), MESH, SPEC)).local_shards
+    shard.data = torch.from_numpy(shard.data)
+    shard.unpadded_data = torch.zeros(2, 4)
+    assert not shard.data.any()
 
 
 def test_placements_of_torch():
@@ -177,10 +224,12 @@ def test_placements_of_torch():
         xs.xla_distribute_tensor(tensor(8, 4), MESH, [Partial(), Replicate()])
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_what_cannot_become_an_array_says_what_to_pass():
     cases = {
         r"must be on the CPU, not on meta; pass its \.cpu\(\)": torch.ones(8, 4, device="meta"),
         r"not dense; pass its \.to_dense\(\)": torch.ones(8, 4).to_sparse(),
+        "nested; pass its parts": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
         "JAX has no dtype torch.bits8": tensor(8, 4, dtype="uint8").view(torch.bits8),
     }
     for words, given in cases.items():

@@ -19,6 +19,7 @@ from shoal.arrays.traced.fence import fence
 from shoal.arrays.traced.linear import linear
 from shoal.arrays.traced.manual import manual
 from shoal.arrays.traced.shard_alike import shard_alike
+from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -164,6 +165,16 @@ FIRST = {
 def test_a_host_value_has_the_derivatives_of_an_array_outside_jit(name, how):
     function = DERIVATIVES[how](FIRST[name])
     alike(function(X), function(jnp.asarray(X)))
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_derivative_of_a_host_value_inside_jit(name):
+    if name == "relayout":  # inside jit it is `constrain`
+        with pytest.raises(UsageError, match="constrain pins it there"):
+            jax.jit(lambda: DERIVATIVES["grad"](FIRST[name])(X))()
+    else:
+        alike(jax.jit(lambda: DERIVATIVES["grad"](FIRST[name])(X))(),
+              DERIVATIVES["grad"](FIRST[name])(jnp.asarray(X)))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -106,7 +106,8 @@ def concrete(value: object) -> jax.Array | None:
     except jax.errors.ConcretizationTypeError:
         return None
     # `grad` of a host value: JAX keeps it as it is until an operation needs it on a device
-    return primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
+    array = primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
+    return None if isinstance(array, jax.core.Tracer) else array  # `grad` inside `jit`
 
 
 def owners_of(sharding: Sharding) -> frozenset[int]:

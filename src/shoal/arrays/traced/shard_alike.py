@@ -36,8 +36,9 @@ def shard_alike(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
     `jit` and called several times is compiled once, so that the values of all its calls are laid
     out alike (`jit(…, inline=True)` keeps them apart). So a region that is manual over some axes
     cannot hold one if the program has the region twice (two calls, both branches of a `cond`, a
-    derivative next to the value): XLA refuses that, with an error. Outside `jit`, a host value, or
-    an array that was not placed, is placed in the layout of the other, as by `put`.
+    derivative next to the value): XLA refuses that, with an error. Outside `jit`, `grad` and
+    `vmap`, a host value, or an array that was not placed, is placed like an array on a mesh, as by
+    `put`.
 
     Args:
       a, b: trees of one structure, with leaves of the same shapes; dtypes may differ. None has
@@ -76,9 +77,11 @@ def shard_alike(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
         whys = [f"in {side} tree: {why}" for side, v in sides.items() if (why := unfit(v))]
         problems += [f"{path}: {why}" for why in whys or _differences(first, second)]
     raise_all("shard_alike", problems)
-    warn_of_narrowing("shard_alike", [*firsts.items(), *seconds.items()])
-    placed = [_placed_alike(firsts[path], seconds[path]) for path in firsts]
-    pairs = [_tied(as_array(first), as_array(second), gradient) for first, second in placed]
+    placed = {path: _placed_alike(firsts[path], seconds[path]) for path in firsts}
+    warn_of_narrowing("shard_alike", [(path, one) for path in placed for one in placed[path]])
+    pairs = [
+        _tied(as_array(first), as_array(second), gradient) for first, second in placed.values()
+    ]
     treedef = jax.tree.structure(a)
     one, other = zip(*pairs, strict=True) if pairs else ((), ())
     return jax.tree.unflatten(treedef, one), jax.tree.unflatten(treedef, other)

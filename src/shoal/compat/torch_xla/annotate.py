@@ -26,6 +26,7 @@ from shoal.compat.torch_xla.sharded import (
     fitted,
     is_traced,
     placed,
+    unwrap_sharded_tensor,
     value_of,
     values_of,
 )
@@ -235,7 +236,7 @@ class ShardingSpec:
 
     def can_apply(self, t: Any) -> bool:
         """Return whether an array has the rank of the spec. Local."""
-        return len(tuple(self.partition_spec)) == np.ndim(value_of(t))
+        return len(tuple(self.partition_spec)) == np.ndim(unwrap_sharded_tensor(t))
 
     @stands_for("shoal.put")
     @collective("the mesh's processes")

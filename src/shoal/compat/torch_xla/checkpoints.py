@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import numpy as np
-
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.colour import collective, local
@@ -18,7 +16,7 @@ from shoal.compat.torch_xla.errors import (
     stands_for,
 )
 from shoal.compat.torch_xla.sharded import XLAShardedTensor, values_of
-from shoal.compat.torch_xla.tensors import host_form, is_tensor
+from shoal.compat.torch_xla.tensors import fill, is_tensor
 from shoal.compat.wording import errors_named
 from shoal.errors import NotCommittedError, raise_all
 from shoal.runtime.client.interface import Coordinator
@@ -236,7 +234,7 @@ def _filled(target: Any, restored: Any) -> Any:
     if _is_view(target):
         target.global_tensor = restored
     elif is_tensor(target):
-        np.copyto(host_form(target), restored)
+        fill(target, restored)
     elif isinstance(target, dict | list):
         for key in target if isinstance(target, dict) else range(len(target)):
             target[key] = _filled(target[key], restored[key])

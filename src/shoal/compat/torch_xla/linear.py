@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shoal.arrays.host.host_values import as_array, unfit
 from shoal.arrays.traced.fence import fence
 from shoal.arrays.traced.linear import linear
 from shoal.colour import traced
@@ -50,7 +51,7 @@ class XLAPatchedLinear:
     def forward(ctx: SimpleNamespace, input: Any, weight: Any, bias: Any = None) -> jax.Array:
         """Return the same, and keep in `ctx` what `backward` needs."""
         given = (input, weight) if bias is None else (input, weight, bias)
-        y, ctx.back = jax.vjp(linear, *map(value_of, given))
+        y, ctx.back = jax.vjp(linear, *map(_kept, given))
         return y
 
     @staticmethod
@@ -58,6 +59,12 @@ class XLAPatchedLinear:
         """Return the cotangents of input, weight and bias."""
         cotangents = ctx.back(value_of(grad_output))
         return cotangents if len(cotangents) == 3 else (*cotangents, None)
+
+
+def _kept(value: Any) -> Any:
+    """Return a value for later: `backward` computes from it, whatever becomes of a tensor."""
+    value = value_of(value)
+    return as_array(value) if isinstance(value, np.ndarray) and not unfit(value) else value
 
 
 @traced

@@ -338,7 +338,7 @@ class XLAShard:
 
     @unpadded_data.setter
     def unpadded_data(self, t: Any) -> None:
-        self.data[self._box()] = host_form(t)
+        host_form(self.data)[self._box()] = host_form(t)
 
     def _box(self) -> Any:
         if self.indices is Ellipsis:
@@ -417,8 +417,8 @@ def visualize_sharding(
     Local.
 
     Args:
-      sharding: HLO text, with devices listed or as an iota: `{devices=[2,2]<=[4]}`; "": that of an
-        array without a mesh, which all devices hold.
+      sharding: HLO text, with devices listed or as an iota: `{devices=[2,2]<=[4]}`; "" or
+        `{replicated}`: on all devices.
       use_color, scale, min_width, max_width: ignored; blocks are as wide as their content.
     Returns:
       the printed text.
@@ -437,7 +437,7 @@ def visualize_sharding(
     └─────────────────────────────────┴─────┘
     each block on 1 device
     """
-    is_everywhere = sharding in ("", "{replicated}")  # which name no devices: it is of all
+    is_everywhere = sharding in ("", "{replicated}")  # names no devices: all
     layout = _on_all_devices() if is_everywhere else layout_of_text(sharding)
     picture = describe(layout)
     print(picture)

@@ -1,4 +1,4 @@
-"""torch's CPU tensors as NumPy arrays; never imports torch: who passes a tensor has imported it."""
+"""torch's CPU tensors as NumPy arrays; never imports torch: a program that passes a tensor has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import numpy as np
 
 from shoal.errors import UsageTypeError
 
-__all__ = ["dtype_of", "host_form", "is_module", "is_tensor"]
+__all__ = ["dtype_of", "fill", "host_form", "is_module", "is_tensor"]
+
+_BITS = {1: "uint8", 2: "int16", 4: "int32"}
+"""Integers as which dtypes pass that torch cannot exchange with NumPy, by bytes of an element."""
 
 
 def is_tensor(value: Any) -> bool:
@@ -40,15 +43,29 @@ def host_form(value: Any) -> Any:
     if value.device.type != "cpu":
         where = f"must be on the CPU, not on {value.device}"
         raise UsageTypeError(f"a torch {kind} {where}; pass its .cpu()")
-    if value.layout is not torch.strided or value.is_quantized:
+    if value.is_quantized:
+        raise UsageTypeError(f"a torch {kind} that is quantized; pass its .dequantize()")
+    if value.is_nested:
+        raise UsageTypeError(f"a torch {kind} that is nested; pass its parts, or a padded tensor")
+    if value.layout is not torch.strided:
         raise UsageTypeError(f"a torch {kind} that is not dense; pass its .to_dense()")
     dense = value.detach().resolve_conj().resolve_neg()
     dtype = dtype_of(value.dtype)
     if dtype.isbuiltin == 1:
         return dense.numpy()
-    # torch knows NumPy's own dtypes only: hand over the bits of the others as integers
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[dtype.itemsize]
-    return dense.view(bits).numpy().view(dtype)
+    return dense.view(getattr(torch, _BITS[dtype.itemsize])).numpy().view(dtype)
+
+
+def fill(tensor: Any, values: Any) -> None:
+    """Copy values, of the tensor's shape and dtype, into a torch tensor, as torch does in place."""
+    torch = sys.modules["torch"]
+    array = np.array(values)
+    if array.dtype.isbuiltin == 1:
+        source = torch.from_numpy(array)
+    else:
+        source = torch.from_numpy(array.view(_BITS[array.dtype.itemsize])).view(tensor.dtype)
+    with torch.no_grad():
+        tensor.copy_(source)
 
 
 def dtype_of(dtype: Any) -> Any:
