@@ -33,6 +33,7 @@ from shoal.runtime.wire.frames import (
     pack_frame,
     split_address,
 )
+from shoal.runtime.wire.proof import Introduction
 
 SIZES = (10, 100, 1_000, 10_000)
 PER_HOST = 8
@@ -49,19 +50,19 @@ This program and the meeting place each open two files for each process: the lim
 """
 
 
-def hello(index: int, count: int) -> bytes:
+def hello(index: int, count: int) -> dict[str, Any]:
     """Return the HELLO of a process."""
     host = f"host{index // PER_HOST}"
-    return pack_frame({
+    return {
         "do": "hello", "protocol": PROTOCOL, "process": index, "processes": count, "host": host,
-        "pid": 1, "incarnation": str(index), "versions": "", "jax_service": "", "token": "",
-        "host_id": host, "timeout_s": 300.0,
-    })  # fmt: skip
+        "pid": 1, "incarnation": str(index), "versions": "", "jax_service": "", "host_id": host,
+        "timeout_s": 300.0,
+    }  # fmt: skip
 
 
-def lane(index: int) -> bytes:
+def lane(index: int) -> dict[str, Any]:
     """Return the first frame of a connection for the calls of a process."""
-    return pack_frame({"do": "lane", "token": "", "process": index, "incarnation": str(index)})
+    return {"do": "lane", "process": index, "incarnation": str(index)}
 
 
 def arrival(step: int) -> dict[str, Any]:
@@ -92,12 +93,11 @@ class Crowd:
 
     def join(self) -> None:
         """Say every HELLO, be welcome, and open the connections for the calls."""
-        for index, sock in enumerate(self.lives):
-            self._send(sock, hello(index, self.count))
-        self._await_answers(self.count, self.lives)
-        for index in range(self.count):
-            self.lanes.append(self._connect(index // PER_HOST))
-            self._send(self.lanes[-1], lane(index))
+        self._introduce(self.lives, [hello(index, self.count) for index in range(self.count)])
+        self._await_answers(2 * self.count, self.lives)  # a proof, and a welcome
+        self.lanes = [self._connect(index // PER_HOST) for index in range(self.count)]
+        self._introduce(self.lanes, [lane(index) for index in range(self.count)])
+        self._await_answers(self.count, self.lanes)
 
     def barrier(self, step: int) -> None:
         """Let all arrive, and all be answered."""
@@ -128,6 +128,17 @@ class Crowd:
         self._readers[sock.fileno()] = sock, FrameReader(**limits)
         self._poll.register(sock, select.EPOLLIN)
         return sock
+
+    def _introduce(self, sockets: Sequence[socket.socket], cards: Sequence[dict[str, Any]]) -> None:
+        """Say the first frames, and answer the challenges."""
+        introductions = [Introduction("") for _ in sockets]
+        for sock, introduction, card in zip(sockets, introductions, cards, strict=True):
+            self._send(sock, introduction.first_frame(card))
+        for sock, introduction in zip(sockets, introductions, strict=True):
+            _, reader = self._readers[sock.fileno()]
+            while (challenge := reader.next()) is None:
+                reader.feed(sock.recv(BYTES_AT_ONCE))
+            self._send(sock, introduction.answer(challenge))
 
     def _await_answers(self, number: int, sockets: Sequence[socket.socket]) -> None:
         """Return when so many more answers have come on these sockets.

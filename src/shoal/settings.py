@@ -44,7 +44,7 @@ _ROWS = (
     ("SHOAL_JAX_SERVICE", "", "host:port", "JAX's coordination service, if already running"),
     ("SHOAL_NUM_PROCESSES", "", "processes", "number of processes of the job"),
     ("SHOAL_PROCESS_ID", "", "index", "index of this process, from 0"),
-    ("SHOAL_TOKEN", "", "text", "the secret that processes present to the coordinator"),
+    ("SHOAL_TOKEN", "", "text", "the secret that processes and the coordinator prove to have"),
     ("SHOAL_JOB", "", "text", "the name of the job, which `ps` shows with shoal's own processes "
      "(set by `shoal run`); not set: the address of the coordinator"),
     ("SHOAL_ATTEMPT", "0", "number", "of this attempt of `shoal run --max-restarts`, from 0"),

@@ -16,6 +16,7 @@ from shoal.runtime.rules.joining import PROTOCOL
 from shoal.runtime.rules.liveness import Limits
 from shoal.runtime.server.meeting_place import MeetingPlace
 from shoal.runtime.wire.frames import FrameReader, pack_frame, split_address
+from shoal.runtime.wire.proof import CHALLENGE, Introduction
 
 PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
 LIMITS = Limits(heartbeat_s=0.25, lost_after_s=1.0, silent_lost_after_s=4.0)
@@ -42,12 +43,26 @@ class Bare:
         self._reader = FrameReader(max_header_bytes=1 << 20, max_body_bytes=1 << 24)
         self.passed_by = []
 
-    def say(self, verb, body=b"", **fields):
+    def say(self, verb, body=b"", *, token=None, **fields):
+        """Send a frame; given a token, as the first frame, with its proof."""
         with contextlib.suppress(ConnectionError):  # it may hang up at the first bytes
-            self.socket.sendall(pack_frame({"do": verb, **fields}, body))
+            if token is None:
+                self.socket.sendall(pack_frame({"do": verb, **fields}, body))
+                return
+            introduction = Introduction(token)
+            self.socket.sendall(introduction.first_frame({"do": verb, **fields}))
+            challenge = self._receive()
+            if challenge is not None and challenge.header.get("is") == CHALLENGE:
+                self.socket.sendall(introduction.answer(challenge))
 
     def receive(self):
-        """Return the next frame, None if the connection has ended."""
+        """Return the next frame after those that prove, None if the connection has ended."""
+        while (frame := self._receive()) is not None:
+            if frame.header.get("is") != "proof":
+                break
+        return frame
+
+    def _receive(self):
         while (frame := self._reader.next()) is None:
             try:
                 data = self.socket.recv(1 << 16)

@@ -22,6 +22,7 @@ from shoal.paths import local_path
 from shoal.runtime.rules.point import Member
 from shoal.runtime.wire.connection import Channel, UnknownNameError, connect
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_address
+from shoal.runtime.wire.proof import introduce
 
 ANSWER_S = 10.0  # a meeting place that does not answer within this is frozen or cut off
 _MAX_ANSWER_BYTES = 1 << 30  # the stacks of 10,000 processes
@@ -161,8 +162,8 @@ class Observer:
 
     def _introduce(self, limit: float) -> None:
         try:
-            self._channel.send(pack_frame({"do": "observe", "token": self.place.token}), limit)
-            welcome = self._channel.receive(limit)
+            refusal = introduce(self._channel, {"do": "observe"}, self.place.token, limit)
+            welcome = refusal or self._channel.receive(limit)
         except TimeoutError:
             raise self._late() from None
         except (OSError, FrameError) as error:

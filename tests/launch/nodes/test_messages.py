@@ -17,7 +17,7 @@ from shoal.launch.nodes.messages import (
     NodeCard,
     card_of,
     end_of,
-    pack_card,
+    first_card,
     pack_end,
     pack_start,
     pack_verdict,
@@ -29,7 +29,7 @@ from shoal.launch.report import Ending
 from shoal.runtime.failures.facts import JobFailure, Memory, ProcessSet
 from shoal.runtime.failures.last_record import LastRecord, cause_of
 from shoal.runtime.system.progress_file import Reached
-from shoal.runtime.wire.frames import Frame, FrameError, FrameReader
+from shoal.runtime.wire.frames import Frame, FrameError, FrameReader, pack_frame
 
 SIGNALS = st.lists(st.sampled_from([signal.SIGTERM, signal.SIGINT, signal.SIGKILL])).map(tuple)
 TIMES_S = st.floats(0, 1e6)
@@ -96,9 +96,9 @@ def test_a_start_arrives():
 
 def test_a_card_arrives_fit_to_be_printed():
     card = NodeCard(1, 2, 4, "host", "train.py --lr 1", "0a", None, "Python 3.11", -1, True)
-    assert card_of(frame_of(pack_card(card, "t")).header) == card
+    assert card_of(frame_of(pack_frame(first_card(card))).header) == card
     strange = card._replace(host="ho\x1b[31mst\n", program="p" * 1000)
-    came = card_of(frame_of(pack_card(strange, "t")).header)
+    came = card_of(frame_of(pack_frame(first_card(strange))).header)
     assert came.host == "ho?[31mst?"
     assert len(came.program) == 400
 

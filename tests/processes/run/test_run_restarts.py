@@ -14,7 +14,8 @@ from processes.run.launchers import Launchers, codes, said, verdict
 from shoal.launch.conclusion import Conclusion
 from shoal.launch.nodes.messages import pack_verdict
 from shoal.runtime.rules.liveness import Limits
-from shoal.runtime.wire.frames import pack_frame
+from shoal.runtime.wire.frames import FrameReader, pack_frame
+from shoal.runtime.wire.proof import is_proof, proof
 from shoal.testing.warding import Warden
 
 HEAD = """
@@ -421,6 +422,22 @@ def test_services_that_fail_between_two_attempts_are_a_failed_attempt(launch, nu
     assert launch.leaves_nobody()
 
 
+def prove(connection, secret):
+    """Answer the first frames of a launcher as node 0 does."""
+    reader = FrameReader(max_header_bytes=1 << 16, max_body_bytes=0)
+
+    def receive():
+        while (frame := reader.next()) is None:
+            reader.feed(connection.recv(1 << 16))
+        return frame.header
+
+    nonce = receive()["nonce"]
+    connection.sendall(pack_frame({"is": "challenge", "nonce": "ours"}))
+    assert is_proof(receive()["proof"], secret, "client", "ours", nonce)
+    own = proof(secret, "server", "ours", nonce)
+    connection.sendall(pack_frame({"is": "proof", "proof": own}))
+
+
 def test_node_0_that_is_lost_between_two_attempts_is_not_waited_for(launchers):
     """The others wait long for one that was lost in an attempt, and may be started again."""
     launchers.write("")
@@ -429,6 +446,7 @@ def test_node_0_that_is_lost_between_two_attempts_is_not_waited_for(launchers):
     with socket.create_server((launchers.host, launchers.port)) as server:
         started = launchers.start(1, "--max-restarts", "1", SHOAL_LOST_AFTER_S="1")
         connection, _ = server.accept()
+    prove(connection, launchers.env.get("SHOAL_TOKEN", ""))
     connection.sendall(pack_frame(heard) + judged)
     assert started.code() == 74, started.said
     connection.close()

@@ -1,18 +1,21 @@
 """Joining a real meeting place: whatever is wrong is an InitializeError on all, never a hang."""
 
+import contextlib
 import os
 import socket
 import time
+from threading import Thread
 
 import pytest
 
+from runtime.bare_sockets import Bare
 from shoal.errors import InitializeError, PeerFailedError, ProcessLostError, UsageError
 from shoal.runtime.client.hello import host_id
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.joining import PROTOCOL
 from shoal.runtime.rules.point import Point
-from shoal.runtime.wire.frames import address_text, pack_frame
+from shoal.runtime.wire.frames import address_text, pack_frame, split_address
 
 
 @pytest.fixture
@@ -84,14 +87,14 @@ def test_after_a_refusal_all_may_try_again(fresh_place, come):
 
 def test_who_dies_before_all_have_come_ends_it_for_those_who_come_later(fresh_place, come):
     address = fresh_place(3)
-    host, port = address.rsplit(":", 1)
     hello = {
-        "do": "hello", "protocol": PROTOCOL, "token": "the secret of the tests", "process": 1,
+        "protocol": PROTOCOL, "process": 1,
         "processes": 3, "host": "far", "pid": 7, "incarnation": "x", "versions": "",
         "jax_service": "", "timeout_s": 10, "host_id": "",
     }  # fmt: skip
-    with socket.create_connection((host, int(port))) as victim:
-        victim.sendall(pack_frame(hello))
+    victim = Bare(address)
+    victim.say("hello", token="the secret of the tests", **hello)
+    victim.close()
     [error] = come(address, 3, {"process": 0, "versions": ""})
     assert type(error) is InitializeError
     assert error.missing == (1,)
@@ -104,6 +107,39 @@ def test_a_wrong_token_is_refused_alone_and_the_right_one_still_gets_in(fresh_pl
     assert type(error) is InitializeError
     assert "the token is wrong" in str(error)
     assert come(address, 1, {"process": 0})[0].num_processes == 1
+
+
+def test_no_byte_on_the_wire_tells_the_token(fresh_place, come):
+    """A relay between a process and the meeting place records both directions."""
+    place, recorded = split_address(fresh_place(1)), []
+
+    def pass_on(source, sink):
+        with contextlib.suppress(OSError):  # either end may go first
+            while data := source.recv(1 << 16):
+                recorded.append(data)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def relay(server):
+        while True:
+            try:
+                near = server.accept()[0]
+            except OSError:
+                return
+            far = ends.enter_context(socket.create_connection(place))
+            ends.enter_context(near)
+            for pair in ((near, far), (far, near)):
+                Thread(target=pass_on, args=pair, daemon=True).start()
+
+    with contextlib.ExitStack() as ends, socket.create_server(("127.0.0.1", 0)) as server:
+        Thread(target=relay, args=(server,), daemon=True).start()
+        [member] = come(address_text(*server.getsockname()[:2]), 1, {"process": 0})
+        member._calls._near = ""  # not by the Unix socket
+        assert member.arrive(Point("on"), timeout_s=20) == {0: b""}
+        member.close()
+    wire = b"".join(recorded)
+    assert wire.count(b'"proof"') >= 4  # of the process's life and of its calls, by both ends
+    assert b"the secret of the tests" not in wire
 
 
 def test_a_duplicate_is_refused_alone_once_the_job_is_complete(fresh_place, come, run_all):
@@ -189,16 +225,21 @@ def test_hostile_bytes_do_not_hurt_a_job(fresh_place, come, run_all):
     address = fresh_place(2)
     members = come(address, 2, {"process": 0}, {"process": 1})
     host, port = address.rsplit(":", 1)
+    for verb, fields in (
+        ("lane", {"process": 0, "incarnation": "guessed"}),
+        ("bye", {"process": 0}),
+        ("hello", {"process": "0"}),
+    ):
+        stranger = Bare(address)
+        stranger.say(verb, token="the secret of the tests", **fields)
+        assert stranger.told() is None
+        stranger.close()
     for hostile in (
         b"GET / HTTP/1.1\r\n\r\n",
         pack_frame({"do": "arrive", "token": ""}),
-        pack_frame({"do": "hello", "token": "\ud800"}),
-        pack_frame({"do": "lane", "token": "the secret of the tests", "process": 0,
-                    "incarnation": "guessed"}),
-        pack_frame({"do": "bye", "token": "the secret of the tests", "process": 0}),
-        pack_frame({"do": "hello", "token": "the secret of the tests", "process": "0"}),
+        pack_frame({"do": "hello", "nonce": "\ud800", "proof": "\ud800"}),
         pack_frame({})[:9],
-    ):  # fmt: skip
+    ):
         with socket.create_connection((host, int(port))) as stranger:
             stranger.sendall(hostile)
             stranger.shutdown(socket.SHUT_WR)

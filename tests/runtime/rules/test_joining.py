@@ -112,18 +112,13 @@ def test_a_meeting_place_that_is_given_up_tells_those_who_wait():
 
 
 def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
-    joining = Joining(2, token="right")
-    assert joining.token_refusal({"token": "right"}, "1.2.3.4") is None
-    for token in ("", "wrong", "\udc80", "rightt"):
-        assert "token is wrong" in joining.token_refusal({"token": token, "process": 1}, "1.2.3.4")
+    joining = Joining(2)
+    header = {"process": 1, "nonce": "x"}
+    assert "token is wrong" in joining.refuse_stranger(header, "1.2.3.4")
+    assert "another version of shoal" in joining.refuse_stranger({"token": "x"}, "5.6.7.8")
     joining.hello(0.0, hello(0, num_processes=2), "a")
     [reply] = joining.tick(10.0)
     assert "refused for a wrong token: process 1 from 1.2.3.4" in reply.refusal
-    assert "right" not in reply.refusal.replace("wrong", "")
-
-
-def test_a_token_that_is_not_required_is_not_asked_for():
-    assert Joining(2).token_refusal({"token": "whatever"}, "1.2.3.4") is None
 
 
 def test_when_all_are_here_another_one_is_refused_alone():

@@ -5,7 +5,8 @@ import pytest
 from runtime.bare_sockets import BEAT, TOKEN, Place
 from shoal.runtime.rules.joining import PROTOCOL
 from shoal.runtime.rules.point import Point
-from shoal.runtime.wire.frames import pack_frame
+from shoal.runtime.wire.frames import Frame, FrameError, FrameReader, pack_frame
+from shoal.runtime.wire.proof import Introduction
 
 
 @pytest.fixture
@@ -18,8 +19,6 @@ def place():
 @pytest.mark.parametrize(
     ("verb", "fields"),
     [
-        ("observe", {}),
-        ("observe", {"token": 7}),
         ("serve", {"token": TOKEN, "name": "x", "host": "h"}),
         ("serve", {"token": TOKEN, "name": None, "host": "h", "pid": 1}),
         ("serve", {"token": TOKEN, "name": "x", "host": [], "pid": 1}),
@@ -218,7 +217,61 @@ def test_a_hello_of_an_earlier_protocol_is_refused_for_that(place):
     old.socket.sendall(pack_frame(hello))
     told = old.told()
     assert told["is"] == "refused"
-    assert f"speaks protocol 1, the coordinator {PROTOCOL}" in told["body"]
+    assert "another version of shoal; install the same one everywhere" in told["body"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"nonce": 7}])
+def test_a_first_frame_without_a_nonce_is_refused_as_of_another_version(place, fields):
+    stranger = place.stranger()
+    stranger.say("observe", **fields)
+    assert "another version of shoal" in stranger.told()["body"]
+    assert stranger.told() is None
+
+
+@pytest.mark.parametrize("proof", ["", "00", 7, None, "\ud800", [1]])
+def test_a_wrong_proof_is_refused_and_the_server_proves_nothing(place, proof):
+    stranger = place.stranger()
+    stranger.say("observe", nonce="mine")
+    challenge = stranger.told()
+    assert challenge["is"] == "challenge"
+    stranger.say("proof", proof=proof)
+    told = stranger._receive()
+    assert told.header["is"] == "refused"
+    assert b"the token is wrong" in told.body
+    assert stranger.told() is None
+
+
+def test_a_recorded_connection_proves_nothing(place):
+    """Everything that an observer sent is sent again, and its challenge's proof for another."""
+    introduction = Introduction(TOKEN)
+    first = introduction.first_frame({"do": "observe"})
+    observer = place.stranger()
+    observer.socket.sendall(first)
+    proof = introduction.answer(observer.receive())
+    observer.socket.sendall(proof)
+    assert observer.told()["is"] == "welcome"
+    replayed = place.stranger()
+    replayed.socket.sendall(first + proof)
+    assert replayed.told()["is"] == "challenge"
+    assert "the token is wrong" in replayed.told()["body"]
+    assert place.states() == ["absent"] * 3
+
+
+def test_a_proof_cannot_be_sent_back(place):
+    """A server that has no secret passes a client's proof on as its own."""
+    introduction = Introduction(TOKEN)
+    introduction.first_frame({"do": "observe"})
+    sent = introduction.answer(Frame({"is": "challenge", "nonce": "n"}, b""))
+    reader = FrameReader(max_header_bytes=1 << 10, max_body_bytes=0)
+    reader.feed(sent)
+    with pytest.raises(FrameError, match="does not know the token"):
+        introduction.check(Frame({"is": "proof", "proof": reader.next().header["proof"]}, b""))
+
+
+def test_a_hello_of_another_protocol_is_refused_for_that(place):
+    told = place.process(0, protocol=8).told()
+    assert told["is"] == "refused"
+    assert f"speaks protocol 8, the coordinator {PROTOCOL}" in told["body"]
 
 
 @pytest.mark.parametrize("wrong", [{"timeout_s": 10**400}, {"host": "\ud800"}])

@@ -3,6 +3,7 @@
 import json
 import select
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -130,9 +131,11 @@ def test_what_was_said_is_read_before_anybody_is_judged():
     now = [1000.0]
     server = socket.create_server(("127.0.0.1", 0))
     place = MeetingPlace(server, 1, token=TOKEN, limits=LIMITS, clock=lambda: now[0])
-    process = Process(place.address, 0, 1)
-    while place.newest_job.meeting is None:
-        place._connections.poll(PATIENCE_S)
+    with ThreadPoolExecutor(1) as pool:  # it waits for a challenge
+        joining = pool.submit(Process, place.address, 0, 1)
+        while place.newest_job.meeting is None:
+            place._connections.poll(PATIENCE_S)
+        process = joining.result()
 
     def half_a_second():  # two ticks: more is no time in which the place ran
         now[0] += 0.5

@@ -41,7 +41,8 @@ def test_nobody_comes_in_without_the_token(meeting_places):
     stranger = connect_unix(members[0].welcome.near)
     stranger.setblocking(True)
     stranger.settimeout(20)
-    stranger.sendall(frames.pack_frame({"do": "observe", "token": "a guess"}))
+    stranger.sendall(frames.pack_frame({"do": "observe", "nonce": "n"}))
+    stranger.sendall(frames.pack_frame({"do": "proof", "proof": "a guess"}))
     answer = b""
     while part := stranger.recv(4096):
         answer += part

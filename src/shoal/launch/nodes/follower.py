@@ -17,7 +17,7 @@ from shoal.launch.news import News
 from shoal.launch.nodes.joining import NodeCard
 from shoal.launch.nodes.messages import (
     MAX_BODY_BYTES,
-    pack_card,
+    first_card,
     pack_end,
     signal_of,
     start_of,
@@ -35,6 +35,7 @@ from shoal.runtime.wire.frames import (
     text_field,
     whole_field,
 )
+from shoal.runtime.wire.proof import CHALLENGE, Introduction
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
 _AGAIN_S = 0.5  # until the next attempt, after an answer of an earlier job
@@ -58,6 +59,8 @@ class Follower(Peer):
         self._start_s = math.inf
         self._loss: Loss | None = None
         self._verdict: Conclusion | None = None
+        self._introduction = Introduction(nodes.token)
+        self._is_proved = False
 
     # Joining.
 
@@ -80,11 +83,21 @@ class Follower(Peer):
         if connecting.socket is not None and self._connections is not None:
             self._connection = self._connections.adopt(connecting.socket, self)
             self._connections.trust(self._connection, max_body_bytes=MAX_BODY_BYTES)
-            self._tell(pack_card(self._own, self._nodes.token))
+            self._introduction, self._is_proved = Introduction(self._nodes.token), False
+            self._tell(self._introduction.first_frame(first_card(self._own)))
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle a frame of node 0. See `server_sockets.Listener`."""
         kind, now = text_field(frame.header, "is"), time.monotonic()
+        if kind == CHALLENGE:
+            self._tell(self._introduction.answer(frame))
+            return
+        if kind == "proof":
+            self._introduction.check(frame)
+            self._is_proved = True
+            return
+        if not (self._is_proved or kind in ("refused", "later")):
+            raise FrameError(f"{kind[:40]!r} before a proof")
         self._answered_s = now
         self._note_beat(0, now)
         if kind == "heard":

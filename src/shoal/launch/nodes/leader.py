@@ -40,7 +40,6 @@ from shoal.launch.nodes.messages import (
 from shoal.launch.nodes.peer import Peer
 from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.services import ServiceProcesses, late_words
-from shoal.runtime.rules.joining import is_same_secret
 from shoal.runtime.system.progress_file import Reached, reached_together
 from shoal.runtime.wire.frames import (
     Frame,
@@ -102,11 +101,16 @@ class Leader(Peer):
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle the first frame of a connection. See `server_sockets.Listener`."""
+        if self._connections is None:
+            return
+        introduced = self._connections.introduced(connection, frame, self._nodes.token)
+        if introduced is None:
+            return
+        frame, is_proved = introduced
         if text_field(frame.header, "do") != "node":
             raise FrameError("not a launcher")
-        token = text_field(frame.header, "token")
         card = card_of(frame.header)
-        if not is_same_secret(token, self._nodes.token):
+        if not is_proved:
             self._refuse_stranger(connection, card)
         elif self._rules.is_complete or self.trouble:
             self._send(connection, pack_frame({"is": "later"}), then_close=True)

@@ -48,9 +48,9 @@ class NodeEnd(NamedTuple):
     reached: Reached = Reached()
 
 
-def pack_card(card: NodeCard, token: str) -> bytes:
-    """Return the first frame of a launcher."""
-    return pack_frame({"do": "node", "token": token, **card._asdict()})
+def first_card(card: NodeCard) -> dict[str, Any]:
+    """Return the first frame of a launcher, without its proof."""
+    return {"do": "node", **card._asdict()}
 
 
 def card_of(header: Mapping[str, Any]) -> NodeCard:

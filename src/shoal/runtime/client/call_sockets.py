@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from shoal.errors import ProcessLostError, ShoalError
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.wire.connection import Channel, connect
-from shoal.runtime.wire.frames import Frame, pack_frame, split_address
+from shoal.runtime.wire.frames import Frame, FrameError, split_address
+from shoal.runtime.wire.proof import introduce
 from shoal.runtime.wire.sockets import connect_unix
 
 T = TypeVar("T")
@@ -34,13 +35,14 @@ class Closed(NamedTuple):
 
 
 class Calls:
-    """A pool of connections to one address; each begins by sending `introduction`."""
+    """A pool of connections to one address; each begins with `card` as its first frame."""
 
     def __init__(
         self,
         address: str,
         near: str,
-        introduction: Mapping[str, Any],
+        card: Mapping[str, Any],
+        token: str,
         me: ThisProcess,
         *,
         max_body_bytes: int,
@@ -49,7 +51,7 @@ class Calls:
         self.closed: Closed | None = None
         self._address = address
         self._near = near  # cleared once it fails to open: the server is on another host
-        self._introduction = pack_frame(introduction)
+        self._card, self._token = card, token
         self._me = me
         self._max_body_bytes = max_body_bytes
         self._lose = lose  # called with the reason when the meeting place is lost
@@ -124,7 +126,8 @@ class Calls:
             pass  # all are in use
         channel = self._connect(limit)
         try:
-            channel.send(self._introduction, limit)
+            if introduce(channel, self._card, self._token, limit) is not None:
+                raise FrameError("it refused a connection of this process")
         except BaseException:
             channel.close()
             raise

@@ -28,6 +28,7 @@ from shoal.runtime.wire.frames import (
     text_field,
     whole_field,
 )
+from shoal.runtime.wire.proof import introduce
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
@@ -149,8 +150,9 @@ def _send_hello(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame 
     """Send HELLO and wait for the answer. None: the meeting place is shutting down."""
     began, limit = time.monotonic(), waiting.limit + _MARGIN_S
     try:
-        channel.send(_hello_frame(waiting.card, incarnation, waiting.limit), limit)
-        frame = _await_welcome(channel, waiting, limit)
+        card = _hello(waiting.card, incarnation, waiting.limit)
+        refusal = introduce(channel, card, waiting.card.token, limit)
+        frame = refusal or _await_welcome(channel, waiting, limit)
     except BaseException as error:
         channel.close()
         if isinstance(error, ConnectionError) and time.monotonic() < began + _ENDING_S:
@@ -207,8 +209,9 @@ def _welcome_of(
         raise
 
 
-def _hello_frame(card: Identity, incarnation: str, limit: float) -> bytes:
+def _hello(card: Identity, incarnation: str, limit: float) -> dict[str, Any]:
     hello: dict[str, Any] = card._asdict()
+    del hello["token"]
     if card.versions is None:
         hello["versions"] = _versions()
     left_s = left_of(limit)
@@ -218,7 +221,7 @@ def _hello_frame(card: Identity, incarnation: str, limit: float) -> bytes:
     hello["incarnation"] = incarnation
     hello["timeout_s"] = None if left_s == math.inf else left_s
     hello["given_s"] = None if given_s(left_s) == math.inf else given_s(left_s)
-    return pack_frame(hello)
+    return hello
 
 
 def host_id() -> str:

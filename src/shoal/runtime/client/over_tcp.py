@@ -122,11 +122,12 @@ class TcpCoordinator(BaseCoordinator):
         self._warn_after_s = warn_after_s
         self._lock = threading.RLock()  # a signal handler may send while its thread sends
         self._tickets = itertools.count(1)
-        lane = {"do": "lane", "token": token, "process": process}
+        lane = {"do": "lane", "process": process}
         self._calls = Calls(
             address,
             welcome.near,
             {**lane, "incarnation": welcome.incarnation},
+            token,
             self._me,
             max_body_bytes=welcome.max_body_bytes,
             lose=self.lose,

@@ -12,7 +12,8 @@ import time
 from shoal import settings
 from shoal.errors import UsageError
 from shoal.runtime.wire.connection import connect
-from shoal.runtime.wire.frames import FrameError, pack_frame, split_address
+from shoal.runtime.wire.frames import FrameError, split_address
+from shoal.runtime.wire.proof import introduce
 
 _ANSWER_S = 2.0
 
@@ -27,11 +28,11 @@ def announce() -> None:
     if not (address and process.isdecimal()):
         return
     limit = time.monotonic() + _ANSWER_S
-    word = {"do": "joined", "token": settings.text("SHOAL_TOKEN"), "process": int(process)}
+    card = {"do": "joined", "process": int(process)}
     with contextlib.suppress(OSError, FrameError, UsageError):
         channel = connect(split_address(address), limit, max_body_bytes=1 << 16)
         try:
-            channel.send(pack_frame(word), limit)
-            channel.receive(limit)
+            if introduce(channel, card, settings.text("SHOAL_TOKEN"), limit) is None:
+                channel.receive(limit)
         finally:
             channel.close()

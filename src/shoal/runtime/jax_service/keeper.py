@@ -28,7 +28,16 @@ from typing import Any
 
 from shoal.runtime.system.process_status import ProcessStatus, shows_own_pids, status_of
 from shoal.runtime.system.service_commands import ignore_job_signals, show_part
-from shoal.runtime.wire.frames import address_text, number_field, pack_frame, split_address
+from shoal.runtime.wire.connection import Channel
+from shoal.runtime.wire.frames import (
+    MAX_HELLO_BYTES,
+    FrameError,
+    address_text,
+    number_field,
+    pack_frame,
+    split_address,
+)
+from shoal.runtime.wire.proof import introduce
 from shoal.runtime.wire.server_sockets import EXHAUSTED
 
 _LOOK_S = 2.0  # maximum interval between checks of the processes
@@ -104,8 +113,13 @@ class _Reports:
         address = split_address(orders["meeting_place"])
         self._socket = socket.create_connection(address, timeout=left_s)
         keep = {"do": "keep", "pid": os.getpid(), **{name: orders[name] for name in _SHOWN}}
-        self._socket.sendall(pack_frame(keep))
-        self._socket.setblocking(False)
+        channel = Channel(self._socket, max_body_bytes=MAX_HELLO_BYTES)
+        try:
+            refusal = introduce(channel, keep, orders["token"], limit)
+        except FrameError as error:
+            raise ConnectionError(f"the coordinator: {error}") from None
+        if refusal is not None:
+            raise ConnectionError("the coordinator refused it")
         self._unsent = b""
         self.is_gone = False
         selector.register(self._socket, selectors.EVENT_READ, self._on_read)
@@ -138,7 +152,7 @@ class _Reports:
         self._socket.close()
 
 
-_SHOWN = ("token", "process", "incarnation")
+_SHOWN = ("process", "incarnation")
 
 
 class _Keeper:

@@ -18,6 +18,7 @@ from shoal.runtime.wire.frames import (
     split_address,
     text_field,
 )
+from shoal.runtime.wire.proof import introduce
 
 _ANSWER_S = 10.0
 _SEND_S = 1.0
@@ -44,7 +45,8 @@ class ServiceLink:
             sock_address = (_reachable(host), port)
             channel = connect(sock_address, limit, max_body_bytes=1 << 16)
             try:
-                channel.send(pack_frame(self._card()), limit)
+                if introduce(channel, self._card(), self._token, limit) is not None:
+                    raise FrameError("refused")
                 welcome = channel.receive(limit).header
                 if text_field(welcome, "is") != "welcome":
                     raise FrameError("refused")
@@ -57,7 +59,6 @@ class ServiceLink:
     def _card(self) -> dict[str, object]:
         return {
             "do": "serve",
-            "token": self._token,
             "name": self._name,
             "host": socket.gethostname(),
             "pid": os.getpid(),

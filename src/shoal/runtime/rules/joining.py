@@ -7,7 +7,6 @@ A refusal stands for a while, or until that deadline, so that later processes re
 
 from __future__ import annotations
 
-import hmac
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -18,8 +17,9 @@ from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 
-PROTOCOL = 6
+PROTOCOL = 7
 WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
+OLD_CLIENT = "it is another version of shoal; install the same one everywhere"
 _STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
 
 To = TypeVar("To", bound=Hashable)
@@ -77,24 +77,16 @@ def parse_hello(header: Mapping[str, Any]) -> Hello:
     return hello
 
 
-def is_same_secret(token: str, own: str) -> bool:
-    """Return whether a token is that of this job, in a time that does not depend on it."""
-    # Bytes, because compare_digest accepts only ASCII text; surrogates must not raise.
-    first, second = (text.encode(errors="surrogatepass") for text in (token, own))
-    return hmac.compare_digest(first, second)
-
-
 class Joining(Generic[To]):
     """Collects `num_processes` HELLOs, then welcomes all."""
 
-    def __init__(self, num_processes: int, *, token: str = "", jax_service: str = "") -> None:
+    def __init__(self, num_processes: int, *, jax_service: str = "") -> None:
         self.num_processes = num_processes
         self.jax_service = jax_service
         self.deadline = math.inf
         self.stands_until = math.inf
         self.refusal: str | None = None
         self.is_complete = False
-        self._token = token
         self._limit = (-1, math.inf)
         self._here: dict[int, Hello] = {}
         self._to: dict[int, To] = {}
@@ -160,13 +152,10 @@ class Joining(Generic[To]):
         hello = self._here.get(process)
         return hello is not None and hello.incarnation == incarnation
 
-    def token_refusal(self, header: Mapping[str, Any], origin: str) -> str | None:
-        """Return why a connection without the right token is refused, or None."""
-        token = text_field(header, "token")
-        if not self._token or is_same_secret(token, self._token):
-            return None
+    def refuse_stranger(self, header: Mapping[str, Any], origin: str) -> str:
+        """Return why a connection that did not prove that it has the token is refused."""
         self._strangers = [*self._strangers[-3:], f"{_claim(header)} from {origin}"]
-        return WRONG_TOKEN
+        return WRONG_TOKEN if isinstance(header.get("nonce"), str) else OLD_CLIENT
 
     def hello(self, now: float, hello: Hello, to: To) -> list[JoinReply[To]]:
         """Take a HELLO; return the replies now due: to none, to this process, or to all."""

@@ -141,10 +141,14 @@ class MeetingPlace:
         self._connections.close_all()
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """Handle an untrusted connection's first frame. See `server_sockets.Listener`."""
-        verb, header = text_field(frame.header, "do"), frame.header
-        refusal = self.newest_job.joining.token_refusal(header, connection.origin)
-        if refusal is not None:
+        """Handle the first frames of an untrusted connection. See `server_sockets.Listener`."""
+        introduced = self._connections.introduced(connection, frame, self._token)
+        if introduced is None:
+            return
+        (frame, is_proved), header = introduced, introduced[0].header
+        verb = text_field(header, "do")
+        if not is_proved:
+            refusal = self.newest_job.joining.refuse_stranger(header, connection.origin)
             self.newest_job.answer_joining([JoinReply(connection, refusal)])
         elif verb == "hello":
             self._on_hello(connection, parse_hello(header))
@@ -179,9 +183,7 @@ class MeetingPlace:
         return [*self._earlier, self.newest_job]
 
     def _new_job(self) -> ServedJob:
-        joining: Joining[Connection] = Joining(
-            self._num_processes, token=self._token, jax_service=self._jax_service
-        )
+        joining: Joining[Connection] = Joining(self._num_processes, jax_service=self._jax_service)
         self._services.forget_ended()
         job = ServedJob(joining, self._connections, self._clock, self._limits, self._running)
         job.near = self._near

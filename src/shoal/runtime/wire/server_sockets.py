@@ -25,7 +25,9 @@ from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
     FrameReader,
+    pack_frame,
 )
+from shoal.runtime.wire.proof import CHALLENGE, is_proof, new_nonce, proof
 from shoal.runtime.wire.sockets import is_cut_off, may_call
 
 STRANGER_S = 30.0  # a connection not trusted by then is closed
@@ -49,6 +51,8 @@ class Connection:
         self.is_blocked = False  # whether `out` holds more than the kernel would take
         self.is_closed = False
         self.is_closing = False  # close as soon as `out` is sent
+        self.first: Frame | None = None  # until its sender has proved itself
+        self.nonce = ""  # of the challenge
         self.events = selectors.EVENT_READ  # that are waited for
 
 
@@ -150,6 +154,29 @@ class Connections:
         connection.listener = listener or connection.listener
         connection.reader.max_header_bytes = max_header_bytes
         connection.reader.max_body_bytes = max_body_bytes
+
+    def introduced(
+        self, connection: Connection, frame: Frame, secret: str
+    ) -> tuple[Frame, bool] | None:
+        """Take a frame of an untrusted connection; see `runtime.wire.proof`.
+
+        Returns:
+          None: its sender is asked for a proof. Else its first frame, and whether it proved itself;
+          then this server has, too.
+        """
+        first = connection.first
+        if first is None:
+            if not isinstance(frame.header.get("nonce"), str):
+                return frame, False  # another version
+            connection.first, connection.nonce = frame, new_nonce()
+            self.send(connection, pack_frame({"is": CHALLENGE, "nonce": connection.nonce}))
+            return None
+        nonces = connection.nonce, str(first.header["nonce"])
+        if not is_proof(frame.header.get("proof"), secret, "client", *nonces):
+            return first, False
+        own = proof(secret, "server", *nonces)
+        self.send(connection, pack_frame({"is": "proof", "proof": own}))
+        return first, True
 
     def send(self, connection: Connection, data: bytes, *, then_close: bool = False) -> None:
         """Send as much as can be sent now, the rest when there is room."""

@@ -89,9 +89,9 @@ def moved(address: str, host: str) -> str:
 #
 # A barrier over loopback TCP takes about a tenth to a quarter longer (`benchmarks/control.py`,
 # row `barrier sockets`). The socket's name is in Linux's abstract namespace (unix(7)): no file is
-# left behind, only one network namespace sees it, and the name is random; clients must show the
-# token all the same. It carries calls only. Connections that determine liveness stay on TCP,
-# where the kernel watches the link.
+# left behind, only one network namespace sees it, and the name is random; clients must prove all
+# the same that they have the token. It carries calls only. Connections that determine liveness
+# stay on TCP, where the kernel watches the link.
 
 
 _BACKLOG = 4096
@@ -120,7 +120,7 @@ def listen_unix(name: str = "") -> socket.socket | None:
 def connect_unix(name: str) -> socket.socket:
     """Connect to the socket of this name, given without its leading zero byte.
 
-    A name, unlike a port, may be anybody's: the token is not shown to another user's process.
+    A name, unlike a port, may be anybody's: another user's process is not spoken to.
 
     Raises:
       PermissionError: a socket of another user (nor root) has it.

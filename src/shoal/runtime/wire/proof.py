@@ -1,0 +1,107 @@
+"""Proof that both ends of a new connection have the job's secret, which is never sent.
+
+::
+
+    client → server   its first frame, with a nonce
+    server → client   challenge: a nonce; or a refusal
+    client → server   its proof
+    server → client   its proof; or a refusal
+
+A proof is the HMAC-SHA256 (RFC 2104), under the secret, of the role and both nonces. Nonces are
+random and used once, so a recorded connection proves nothing; roles differ, so that a proof cannot
+be sent back. A stranger gets no proof of the server, with which it could try secrets at home. The
+frames after these are neither encrypted nor signed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.runtime.wire.connection import Channel
+from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field
+
+__all__ = ["CHALLENGE", "Introduction", "introduce", "is_proof", "new_nonce", "proof"]
+
+CHALLENGE = "challenge"
+
+
+def new_nonce() -> str:
+    """Return a random text that is used once."""
+    return os.urandom(16).hex()
+
+
+def proof(secret: str, role: str, server_nonce: str, client_nonce: str) -> str:
+    """Return the proof of an end of a connection.
+
+    Args:
+      role: "server" or "client".
+    """
+    words = f"shoal {role} {server_nonce} {client_nonce}"
+    # surrogates, of an environment that is not UTF-8, must not raise
+    key, message = (text.encode(errors="surrogatepass") for text in (secret, words))
+    return hmac.digest(key, message, "sha256").hex()
+
+
+def is_proof(given: object, secret: str, role: str, server_nonce: str, client_nonce: str) -> bool:
+    """Return whether a proof is right, in a time that does not depend on it."""
+    if not isinstance(given, str):
+        return False
+    wanted = proof(secret, role, server_nonce, client_nonce)
+    return hmac.compare_digest(given.encode(errors="surrogatepass"), wanted.encode())
+
+
+class Introduction:
+    """The client's side, frame by frame."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+        self._server_nonce, self._nonce = "", new_nonce()
+
+    def first_frame(self, card: Mapping[str, Any]) -> bytes:
+        """Return the first frame."""
+        return pack_frame({**card, "nonce": self._nonce})
+
+    def answer(self, challenge: Frame) -> bytes:
+        """Return the frame with this end's proof.
+
+        Raises:
+          FrameError: it is no challenge.
+        """
+        self._server_nonce = text_field(challenge.header, "nonce")
+        own = proof(self._secret, "client", self._server_nonce, self._nonce)
+        return pack_frame({"do": "proof", "proof": own})
+
+    def check(self, answer: Frame) -> None:
+        """Check the server's proof.
+
+        Raises:
+          FrameError: it is wrong.
+        """
+        given = answer.header.get("proof")
+        if not is_proof(given, self._secret, "server", self._server_nonce, self._nonce):
+            raise FrameError("it does not know the token of this job")
+
+
+def introduce(channel: Channel, card: Mapping[str, Any], secret: str, limit: float) -> Frame | None:
+    """Send the first frame on a new connection; return once both ends have proved themselves.
+
+    Returns:
+      None; or the server's refusal.
+
+    Raises:
+      OSError: the connection is gone; as TimeoutError: no answer by `limit`.
+      FrameError: what answers is no server of shoal, or does not have the secret.
+    """
+    introduction = Introduction(secret)
+    channel.send(introduction.first_frame(card), limit)
+    answer = channel.receive(limit)
+    if answer.header.get("is") == CHALLENGE:
+        channel.send(introduction.answer(answer), limit)
+        answer = channel.receive(limit)
+    if answer.header.get("is") != "proof":
+        return answer
+    introduction.check(answer)
+    return None
