@@ -5,6 +5,17 @@ from __future__ import annotations
 import pytest
 
 import shoal
+from shoal.compat import dtensor
+
+
+@pytest.fixture(scope="module")
+def line():
+    return dtensor.create_mesh({"x": 2}, devices=["CPU:0", "CPU:1"])
+
+
+@pytest.fixture(scope="module")
+def wide():
+    return dtensor.create_mesh({"x": 2, "y": 4})
 
 
 @pytest.fixture(autouse=True)

@@ -429,7 +429,6 @@ def _(tmp_path):
     refused("", dtensor.name_based_save, mesh(), path, {"w": VALUE[1]})
     assert any(name.endswith(".json") for name in os.listdir(path))
     other = dtensor.create_mesh({"z": 2}, devices=["CPU:3", "CPU:4"])  # any devices
-    like = {"w": jax.ShapeDtypeStruct((4,), np.float32)}
     like = {"w": dtensor.copy_to_mesh(np.zeros(4, np.float32), Layout(["z"], other))}
     back = dtensor.name_based_restore(other, str(path), like)["w"]
     np.testing.assert_array_equal(back, VALUE[0])

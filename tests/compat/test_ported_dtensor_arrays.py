@@ -42,16 +42,6 @@ def grid():
     return dtensor.create_mesh({"x": 2, "y": 2}, devices=[f"CPU:{n}" for n in range(4)])
 
 
-@pytest.fixture(scope="module")
-def line():
-    return dtensor.create_mesh({"x": 2}, devices=["CPU:0", "CPU:1"])
-
-
-@pytest.fixture(scope="module")
-def wide():
-    return dtensor.create_mesh({"x": 2, "y": 4})
-
-
 # ---- Layouts of arrays.
 
 

@@ -26,16 +26,6 @@ def check(found, wanted, layout):
     assert dtensor.fetch_layout(found) == layout
 
 
-@pytest.fixture(scope="module")
-def line():
-    return dtensor.create_mesh({"x": 2}, devices=["CPU:0", "CPU:1"])
-
-
-@pytest.fixture(scope="module")
-def wide():
-    return dtensor.create_mesh({"x": 2, "y": 4})
-
-
 # ---- Variables.
 
 

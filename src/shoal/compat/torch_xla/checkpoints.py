@@ -225,13 +225,9 @@ class CheckpointManager:
         self.save(step, state_dict, force=True)
 
 
-def _is_view(part: Any) -> bool:
-    return isinstance(part, XLAShardedTensor)
-
-
 def _filled(target: Any, restored: Any) -> Any:
     """Fill a tree's own dicts, lists, views and torch tensors with restored values; return it."""
-    if _is_view(target):
+    if isinstance(target, XLAShardedTensor):
         target.global_tensor = restored
     elif is_tensor(target):
         fill(target, restored)

@@ -145,8 +145,8 @@ class MeetingPlace:
         introduced = self._connections.introduced(connection, frame, self._token)
         if introduced is None:
             return
-        (frame, is_proved), header = introduced, introduced[0].header
-        verb = text_field(header, "do")
+        first, is_proved = introduced
+        verb, header = text_field(first.header, "do"), first.header
         if not is_proved:
             refusal = self.newest_job.joining.refuse_stranger(header, connection.origin)
             self.newest_job.answer_joining([JoinReply(connection, refusal)])

@@ -1,4 +1,4 @@
-"""Proof that both ends of a new connection have the job's secret, which is never sent.
+"""Proof that both ends of a new connection have one secret, which these frames do not contain.
 
 ::
 
