@@ -16,6 +16,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -36,6 +37,10 @@ for _name in [name for name in os.environ if name.startswith(FOREIGN)]:
 # A shell starts what runs in the background with SIGINT ignored, and all children would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# The user's own token, of jobs that span hosts, must neither be made nor used.
+os.environ["XDG_CONFIG_HOME"] = f"{tempfile.gettempdir()}/shoal-tests-{os.geteuid()}"
+os.makedirs(os.environ["XDG_CONFIG_HOME"], mode=0o700, exist_ok=True)
 
 # NumPy's BLAS would start a thread for each core in each of a thousand children, to wait busily.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"

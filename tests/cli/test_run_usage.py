@@ -207,7 +207,7 @@ def test_a_job_on_one_host_needs_no_address():
 def test_the_place_of_a_host_is_taken_in_either_spelling(monkeypatch):
     monkeypatch.setenv("SHOAL_TOKEN", "secret")
     order = nodes(nodes="2", **HERE)
-    assert order == (2, 1, "a", 8476, "secret", 300.0, 10.0, 10.0, False)
+    assert order == (2, 1, "a", 8476, ("secret", "SHOAL_TOKEN", ""), 300.0, 10.0, 10.0, False)
     assert nodes(nodes="2", node="1", master_host="a", master_port="8476") == order
     assert nodes(nodes="2", node="1", master_host="a").port == 29500
     assert nodes(nodes="2", master_host="a", master_port="8476", **HERE) == order

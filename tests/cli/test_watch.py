@@ -19,6 +19,7 @@ from shoal.cli import observer as observing
 from shoal.cli.observer import Observer, ServerAddress, find
 from shoal.cli.stacks import read_processes
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, UsageError
+from shoal.runtime.startup.job_token import observed_tokens
 
 TOKEN = "the secret of the tests"
 PATIENCE_S = 60.0
@@ -36,7 +37,7 @@ class Server:
             stdout=subprocess.PIPE,
         )
         self.address = json.loads(self.popen.stdout.readline())["address"]
-        self.place = ServerAddress(self.address, TOKEN)
+        self.place = ServerAddress(self.address, (TOKEN,))
 
     def close(self) -> None:
         """Let it end by itself; if it cannot, kill it."""
@@ -102,27 +103,28 @@ def ended_pid() -> int:
 
 
 def test_an_address_goes_with_the_token_of_the_environment(folder, monkeypatch):
-    assert find("watch", "10.0.0.1:8476", None) == ("10.0.0.1:8476", "")
+    found = find("watch", "10.0.0.1:8476", None)
+    assert found == ("10.0.0.1:8476", observed_tokens("10.0.0.1:8476")), "those of this user"
     monkeypatch.setenv("SHOAL_TOKEN", "hush")
-    assert find("watch", "[::1]:8476", None) == ("[::1]:8476", "hush")
-    assert find("watch", "[::1]:8476", "other") == ("[::1]:8476", "other")
+    assert find("watch", "[::1]:8476", None) == ("[::1]:8476", ("hush",))
+    assert find("watch", "[::1]:8476", "other") == ("[::1]:8476", ("other",))
     monkeypatch.setenv("SHOAL_COORDINATOR", "10.0.0.2:1")
-    assert find("watch", None, None) == ("10.0.0.2:1", "hush")
+    assert find("watch", None, None) == ("10.0.0.2:1", ("hush",))
 
 
 def test_a_folder_of_logs_or_its_file_says_where_and_what_the_token_is(folder, monkeypatch):
     monkeypatch.setenv("SHOAL_TOKEN", "hush")
     path = write_record(folder / "logs", 5)
     for where in ("logs", str(path)):
-        assert find("watch", where, None) == ("127.0.0.1:5", "secret 5")
-    assert find("watch", "logs", "other") == ("127.0.0.1:5", "other")
+        assert find("watch", where, None) == ("127.0.0.1:5", ("secret 5",))
+    assert find("watch", "logs", "other") == ("127.0.0.1:5", ("other",))
 
 
 @pytest.mark.parametrize("place", ["logs", ".", "tmp/shoal-run-x"])
 def test_the_only_job_that_runs_here_is_found(folder, place):
     write_record(folder / place, 5, os.getpid())
     write_record(folder / "old", 6)
-    assert find("watch", None, None) == ("127.0.0.1:5", "secret 5")
+    assert find("watch", None, None) == ("127.0.0.1:5", ("secret 5",))
 
 
 def test_no_job_or_several_are_said(folder):
@@ -233,7 +235,7 @@ def test_something_else_that_listens_is_no_meeting_place():
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(InitializeError, match="is not a coordinator of this shoal"):
-            Observer("watch", ServerAddress(f"127.0.0.1:{other.getsockname()[1]}", ""))
+            Observer("watch", ServerAddress(f"127.0.0.1:{other.getsockname()[1]}", ("",)))
         thread.join()
 
 

@@ -283,8 +283,10 @@ def test_a_peer_that_dies_before_the_devices_are_connected(job, said):
     script = """
     import os
     from shoal.runtime.client.over_tcp import join
+    from shoal.runtime.startup.job_token import find_token
     if index == 1:
-        join(address, process=1, num_processes=2, timeout_s=30)
+        token = find_token("job", address).secret
+        join(address, process=1, num_processes=2, token=token, timeout_s=30)
         os._exit(0)
     initialize()
     """

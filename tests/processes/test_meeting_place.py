@@ -149,7 +149,7 @@ class Stage:
     def until_lost(self, process):
         """Wait until the meeting place has noticed the end of a process."""
         give_up = time.monotonic() + PATIENCE_S
-        with contextlib.closing(Observer("test", ServerAddress(self.address, ""))) as observer:
+        with contextlib.closing(Observer("test", ServerAddress(self.address, ("",)))) as observer:
             while observer.roll().members[process].state != "lost":
                 assert time.monotonic() < give_up
 

@@ -58,6 +58,7 @@ Examples:
 What it checks:
   launcher   the variables of which launcher are used, and why those of others are not
   address    what it resolves to; whether process 0 can listen and the others connect
+  token      where each process has it from; the processes meet only if it is equal
   versions   Python, JAX, jaxlib, NumPy, shoal, drivers; PROGRAM: a digest of the file
   devices    whether they start, in a child process, within --timeout
   clock      whether the clocks of all hosts agree
@@ -378,6 +379,7 @@ def _span(amounts: Sequence[int]) -> str:
 
 _WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "address": _address,
+    "token": lambda facts: facts.get("source", "none needed"),
     "versions": _versions,
     "program": _program,
     "devices": _devices,

@@ -20,6 +20,7 @@ from shoal.draw.roll import Roll, ServiceRow
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError, UsageError
 from shoal.paths import local_path
 from shoal.runtime.rules.point import Member
+from shoal.runtime.startup.job_token import observed_tokens
 from shoal.runtime.wire.connection import Channel, UnknownNameError, connect
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_address
 from shoal.runtime.wire.proof import introduce
@@ -31,10 +32,10 @@ _MOST_QUERIED = 1000  # processes in one query, whose size is limited
 
 
 class ServerAddress(NamedTuple):
-    """A coordinator, and its token."""
+    """A coordinator, and the token that it has, or those that it may have."""
 
     address: str
-    token: str
+    tokens: tuple[str, ...]
 
 
 class _JobFile(NamedTuple):
@@ -52,12 +53,11 @@ def find(command: str, where: str | None, token: str | None) -> ServerAddress:
       command: the command, for messages.
       where: host:port, a directory with a job.json, or such a file; None: SHOAL_COORDINATOR, else
         the only running job of this user on this host.
-      token: None: that of job.json, else SHOAL_TOKEN.
+      token: None: that of job.json, else SHOAL_TOKEN, else the one that `initialize` would find.
 
     Raises:
       UsageError: there is no such place, or it is ambiguous.
     """
-    secret = settings.text("SHOAL_TOKEN") if token is None else token
     where = where or settings.text("SHOAL_COORDINATOR")
     if where.startswith("~"):
         where = local_path(where, f"{command}: {where!r}")
@@ -72,8 +72,9 @@ def find(command: str, where: str | None, token: str | None) -> ServerAddress:
     elif os.path.exists(where):
         place = _read(command, where).place
     else:
-        place = ServerAddress(_address(command, where), secret)
-    return place if token is None else place._replace(token=token)
+        address, given = _address(command, where), settings.text("SHOAL_TOKEN")
+        place = ServerAddress(address, (given,) if given else observed_tokens(address))
+    return place if token is None else place._replace(tokens=(token,))
 
 
 def _address(command: str, where: str) -> str:
@@ -127,7 +128,7 @@ def _read(command: str, path: str) -> _JobFile:
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
-        place = ServerAddress(str(record["meeting_place"]), str(record["token"]))
+        place = ServerAddress(str(record["meeting_place"]), (str(record["token"]),))
         launcher = int(record["launcher"])
     except OSError as error:
         raise UsageError(f"{command}: {path!r}: {error.strerror}") from None
@@ -153,25 +154,32 @@ class Observer:
         self._ticket = 0
         self._queried_at = math.inf  # when the pending query was sent
         limit = time.monotonic() + answer_s
-        self._channel = _connected(command, place, limit)
-        try:
-            self._introduce(limit)
-        except BaseException:
+        answers = []
+        for token in place.tokens:
+            self._channel = _connected(command, place, limit)
+            try:
+                answers.append(self._introduce(token, limit))
+            except BaseException:
+                self.close()
+                raise
+            if not answers[-1]:
+                return
             self.close()
-            raise
+        raise InitializeError(f"{self._name()} answered: {answers[0]}")
 
-    def _introduce(self, limit: float) -> None:
+    def _introduce(self, token: str, limit: float) -> str:
+        """Return the refusal of the coordinator; "" if there is none."""
         try:
-            refusal = introduce(self._channel, {"do": "observe"}, self.place.token, limit)
+            refusal = introduce(self._channel, {"do": "observe"}, token, limit)
             welcome = refusal or self._channel.receive(limit)
         except TimeoutError:
             raise self._late() from None
         except (OSError, FrameError) as error:
             reason = f"what listens at {self.place.address} is not a coordinator of this shoal"
             raise InitializeError(f"{self._command}: {reason} ({error})") from None
-        if welcome.header.get("is") != "welcome":
-            answer = welcome.body.decode(errors="replace")
-            raise InitializeError(f"{self._name()} answered: {answer}")
+        if welcome.header.get("is") == "welcome":
+            return ""
+        return welcome.body.decode(errors="replace") or "a refusal without words"
 
     def waits_s(self) -> float:
         """Return the age of a pending query, seconds; 0 if there is none."""

@@ -571,13 +571,16 @@ def check_nodes(request: NodesRequest, problems: list[str]) -> NodesOrder | None
     where = _where(request, problems)
     if nodes is None or node is None or where is None:
         return None
+    from shoal.runtime.startup.job_token import find_token  # imports hashlib
+
     host, port = where
+    token = find_token("launchers", address_text(host, port), given=settings.text("SHOAL_TOKEN"))
     return NodesOrder(
         nodes,
         node,
         host,
         port,
-        settings.text("SHOAL_TOKEN"),
+        token,
         settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S"),
         settings.seconds("SHOAL_WARN_AFTER_S"),
         settings.seconds("SHOAL_LOST_AFTER_S"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # which would import hashlib: a job on this host alone does without
+    from shoal.runtime.startup.job_token import JobToken
 
 # Of node 0, all of which all hosts must reach: four in a row, so that a firewall can open them.
 #
@@ -22,7 +25,7 @@ class NodesOrder(NamedTuple):
     node: int
     host: str  # by which the launchers of all hosts reach that of node 0
     port: int
-    token: str  # "" if SHOAL_TOKEN is not set
+    token: JobToken  # of the launchers; that of the job's processes is derived from it
     timeout_s: float  # for all launchers to join
     warn_after_s: float  # a wait this long names the missing nodes
     lost_after_s: float = math.inf  # a launcher that was there and is silent this long is lost

@@ -36,6 +36,7 @@ from shoal.runtime.startup.options import (
     Arguments,
     bind_host,
     device_ids,
+    given_token,
     host_devices,
     virtual_devices,
     whole,
@@ -122,6 +123,7 @@ def initialize(
     host_devices: int | None = None,
     hooks: bool = True,
     strict_dtypes: bool | None = None,
+    token: str | None = None,
 ) -> None:
     """Join the job: connect its processes, and let JAX see the devices of all of them.
 
@@ -161,10 +163,14 @@ def initialize(
       strict_dtypes: True: a host value whose dtype arrays on devices cannot have, such as float64,
         is an error of `put` and others that place it; False: it is narrowed, with a
         `DtypeWarning`. None: as it was; at first SHOAL_STRICT_DTYPES (0).
+      token: the secret of the job, equal on all processes, which the processes and the coordinator
+        prove to have. None: SHOAL_TOKEN; else the launcher's or the rendezvous's, or one made from
+        a file of this user (docs/starting.md).
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not arrive, an
-        index is taken twice, counts or versions differ, or the coordinator cannot be reached. On
+        index is taken twice, counts or versions differ, the processes have no token in common, or
+        the coordinator cannot be reached. On
         this process: it was initialized before with other arguments (both are shown), or with hooks
         and now without; it is a fork or a child of a process of the job; JAX has already created
         its devices; or its launcher gives the index of the process, but not their number.
@@ -183,6 +189,7 @@ def initialize(
         coordinator_bind_address,
         virtual_devices,
         host_devices,
+        token,
     )
     settings.check_all()
     deadline = membership.deadline_of("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
@@ -572,6 +579,7 @@ class Initialized(NamedTuple):
             "local_device_ids": device_ids(arguments, {}, problems),
             "host_devices": host_devices(arguments, problems),
         }
+        given_token(arguments, {}, problems)  # checked, but neither compared nor shown
         raise_all("initialize", problems)
         given: dict[str, object] = {
             field: value for field, value in found.items() if value is not None
@@ -586,5 +594,5 @@ def _shown(value: object) -> str:
 
 
 def _call(arguments: Arguments) -> str:
-    given = arguments._asdict().items()
+    given = arguments._replace(token=None)._asdict().items()  # which is a secret
     return f"initialize({', '.join(f'{k}={v!r}' for k, v in given if v is not None)})"

@@ -15,6 +15,7 @@ from shoal.launch.crew import JobEnd
 from shoal.launch.environment import Addresses, HostShare, JobStart
 from shoal.launch.nodes.messages import (
     NodeCard,
+    attempt_token,
     card_of,
     end_of,
     first_card,
@@ -90,12 +91,19 @@ def test_a_verdict_arrives(code, lines, sentence, flag):
 
 
 def test_a_start_arrives():
-    start = JobStart(HostShare(1, 4, 2), 6, Addresses("a:1", "a:2", "a:3"), "token", 3)
-    assert start_of(frame_of(pack_start(start)).header) == start
+    token = attempt_token("the launchers' secret", "seed")
+    start = JobStart(HostShare(1, 4, 2), 6, Addresses("a:1", "a:2", "a:3"), token, 3)
+    packed = pack_start(start, "seed")
+    assert token.encode() not in packed
+    assert start_of(frame_of(packed).header, "the launchers' secret") == start
+    assert start_of(frame_of(packed).header, "another").token != token
+    assert attempt_token("the launchers' secret", "next seed") != token
 
 
 def test_a_card_arrives_fit_to_be_printed():
-    card = NodeCard(1, 2, 4, "host", "train.py --lr 1", "0a", None, "Python 3.11", -1, True)
+    card = NodeCard(
+        1, 2, 4, "host", "train.py --lr 1", "0a", None, "Python 3.11", -1, "SHOAL_TOKEN"
+    )
     assert card_of(frame_of(pack_frame(first_card(card))).header) == card
     strange = card._replace(host="ho\x1b[31mst\n", program="p" * 1000)
     came = card_of(frame_of(pack_frame(first_card(strange))).header)
@@ -132,8 +140,8 @@ def test_what_is_no_ending_or_verdict_is_refused(body):
 
 
 def test_what_is_no_start_or_signal_is_refused():
-    for header in ({}, {"share": [1], "addresses": [], "total": 1, "token": ""}):
+    for header in ({}, {"share": [1], "addresses": [], "total": 1, "seed": ""}):
         with pytest.raises(FrameError):
-            start_of(header)
+            start_of(header, "")
     with pytest.raises(FrameError):
         signal_of(Frame({"number": 999}, b""))

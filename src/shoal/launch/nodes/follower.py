@@ -23,7 +23,7 @@ from shoal.launch.nodes.messages import (
     start_of,
     verdict_of,
 )
-from shoal.launch.nodes.peer import Peer
+from shoal.launch.nodes.peer import CLOSED_S, Peer
 from shoal.launch.order import NodesOrder
 from shoal.runtime.rules.liveness import Limits
 from shoal.runtime.wire.connection import open_socket
@@ -59,7 +59,7 @@ class Follower(Peer):
         self._start_s = math.inf
         self._loss: Loss | None = None
         self._verdict: Conclusion | None = None
-        self._introduction = Introduction(nodes.token)
+        self._introduction = Introduction(nodes.token.secret)
         self._is_proved = False
 
     # Joining.
@@ -83,7 +83,7 @@ class Follower(Peer):
         if connecting.socket is not None and self._connections is not None:
             self._connection = self._connections.adopt(connecting.socket, self)
             self._connections.trust(self._connection, max_body_bytes=MAX_BODY_BYTES)
-            self._introduction, self._is_proved = Introduction(self._nodes.token), False
+            self._introduction, self._is_proved = Introduction(self._nodes.token.secret), False
             self._tell(self._introduction.first_frame(first_card(self._own)))
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
@@ -109,7 +109,7 @@ class Follower(Peer):
         elif kind == "beat":
             self._take_time(frame, now)
         elif kind == "start":
-            self._start, self._start_s = start_of(frame.header), now
+            self._start, self._start_s = start_of(frame.header, self._nodes.token.secret), now
             self.news = News(self._start.total)
         elif kind == "news":
             self._take_news(frame)
@@ -179,7 +179,10 @@ class Follower(Peer):
             return
         if self._connecting is not None and self._connecting.problem:
             self._problem = self._connecting.problem
-        waited_s = now - self._began_s
+        waited_s, lack = now - self._began_s, self._nodes.token.lack
+        if lack and waited_s >= CLOSED_S:
+            self.trouble = self._nodes.token.refusal("the job", self._address)
+            return
         words = (
             f"the launcher of node 0 cannot be reached at {self._address} after {waited_s:.0f} s: "
             f"{self._problem}"

@@ -18,6 +18,7 @@ from shoal.errors import InitializeError
 from shoal.hashing import seal
 from shoal.launch.order import NUM_PORTS, JobOrder, NodesOrder
 from shoal.runtime.doctor.reachability import bind_error, resolve
+from shoal.runtime.rules.joining import REMEDY
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.sockets import bind_host
 
@@ -38,7 +39,7 @@ class NodeCard(NamedTuple):
     devices: int | None
     versions: str  # of Python, shoal and JAX
     highest_shown: int  # of --only; -1: all are shown
-    has_token: bool = False
+    token: str = "none"  # its source
     restarts: str = ""  # --max-restarts and --restart-preempted, as given
     attempt: int = 0  # known to it; the highest counts
 
@@ -60,7 +61,7 @@ def own_card(order: JobOrder, nodes: NodesOrder, attempt: int) -> NodeCard:
         order.devices,
         versions(),
         -1 if order.shown is None else max(order.shown, default=-1),
-        bool(nodes.token),
+        nodes.token.source,
         order.restarts.options if order.restarts else "",
         attempt,
     )
@@ -190,11 +191,11 @@ def missing_words(missing: Sequence[int], nodes: int, address: str, waited_s: fl
 
 def stranger_words(own: NodeCard, card: NodeCard) -> str:
     """Return why a launcher with another token, or none, is refused."""
-    own_name, advice = f"node 0 ({own.host})", "set it to one secret on all nodes"
-    if own.has_token and card.has_token:
-        return f"SHOAL_TOKEN of {card.name} is not that of {own_name}: {advice}"
-    has, its = ("a" if one.has_token else "no" for one in (own, card))
-    return f"{card.name} has {its} SHOAL_TOKEN, and {own_name} {has} one: {advice}"
+    own_name = f"node 0 ({own.host})"
+    if own.token == card.token == "SHOAL_TOKEN":
+        return f"SHOAL_TOKEN of {card.name} is not that of {own_name}"
+    sources = f"{card.name}: {card.token}, {own_name}: {own.token}"
+    return f"{card.name} and {own_name} have no token in common ({sources})\n{REMEDY}"
 
 
 def _difference(own: NodeCard, card: NodeCard) -> str:

@@ -27,6 +27,7 @@ from shoal.launch.nodes.joining import (
 from shoal.launch.nodes.messages import (
     MAX_BODY_BYTES,
     NodeEnd,
+    attempt_token,
     card_of,
     end_of,
     pack_news,
@@ -37,7 +38,7 @@ from shoal.launch.nodes.messages import (
     process_of,
     signal_of,
 )
-from shoal.launch.nodes.peer import Peer
+from shoal.launch.nodes.peer import CLOSED_S, Peer
 from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.services import ServiceProcesses, late_words
 from shoal.runtime.system.progress_file import Reached, reached_together
@@ -50,7 +51,6 @@ from shoal.runtime.wire.frames import (
     text_field,
 )
 from shoal.runtime.wire.server_sockets import Connection, Connections
-from shoal.runtime.wire.sockets import is_loopback
 
 _FAILURE = pack_frame({"is": "failure"})
 _SERVICES_S = 60.0  # for the services to listen
@@ -81,7 +81,9 @@ class Leader(Peer):
         self._parts_by_s = math.inf
         self._losses: list[Loss] = []
         self._ends: dict[int, NodeEnd] = {}  # by node
-        self._token = secrets.token_hex(16)  # of the job; that of the launchers stays theirs
+        self._seed = secrets.token_hex(16)  # of the attempt's token, which is never sent
+        self._token = attempt_token(nodes.token.secret, self._seed)
+        self._turned_away: set[int] = set()  # nodes, if there is no token
 
     # Before the processes.
 
@@ -92,18 +94,19 @@ class Leader(Peer):
         except InitializeError as error:
             self.trouble = str(error)
             return
-        if not (self._nodes.token or is_loopback(self._nodes.host)):
-            self._lines.append(
-                f"without SHOAL_TOKEN any program that reaches {self._address} can join this job, "
-                "and end it: set it to one secret on all nodes"
-            )
+        if not (self._nodes.token.secret or self._nodes.token.lack):
+            words = f"any program that reaches {self._address} can join this job, and end it"
+            self._lines.append(f"SHOAL_INSECURE=1: {words}")
         self._listen(Connections([server], self, time.monotonic))
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle the first frame of a connection. See `server_sockets.Listener`."""
         if self._connections is None:
             return
-        introduced = self._connections.introduced(connection, frame, self._nodes.token)
+        if self._nodes.token.lack:
+            self._turn_away(connection, frame)
+            return
+        introduced = self._connections.introduced(connection, frame, self._nodes.token.secret)
         if introduced is None:
             return
         frame, is_proved = introduced
@@ -130,6 +133,14 @@ class Leader(Peer):
         words = stranger_words(self._own, card)
         self._lines += self._refused.note(words)
         self._send(connection, pack_refused(words), then_close=True)
+
+    def _turn_away(self, connection: Connection, frame: Frame) -> None:
+        """Refuse a node of a job that has no token; give up once all nodes know."""
+        words = self._nodes.token.refusal("the job", self._address)
+        self._turned_away.add(card_of(frame.header).node)
+        self._send(connection, pack_refused(words), then_close=True)
+        if len(self._turned_away) >= self._nodes.nodes - 1:
+            self._abandon(words)
 
     def _welcome(self, connection: Connection, card: NodeCard) -> None:
         if self._connections is None:
@@ -188,7 +199,7 @@ class Leader(Peer):
             if node == 0:
                 self._start = start
             else:
-                self._send_to(node, pack_start(start))
+                self._send_to(node, pack_start(start, self._seed))
 
     def _abandon(self, words: str) -> None:
         """Give up: no job starts."""
@@ -219,6 +230,9 @@ class Leader(Peer):
         if self._rules.is_complete:
             return
         waited_s = now - self._began_s
+        if self._nodes.token.lack and waited_s >= CLOSED_S:
+            self._abandon(self._nodes.token.refusal("the job", self._address))
+            return
         words = missing_words(self._rules.missing, self._nodes.nodes, self._address, waited_s)
         if waited_s >= self._nodes.timeout_s:
             notes = [*self._refused.all, strange_address(self._nodes.host)]

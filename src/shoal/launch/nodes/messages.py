@@ -34,6 +34,7 @@ from shoal.runtime.failures.facts import (
 from shoal.runtime.failures.last_record import LastRecord
 from shoal.runtime.system.progress_file import Reached
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field, whole_field
+from shoal.runtime.wire.proof import derived
 
 _MOST = 1 << 20  # processes of a node, attempts
 _LETTERS = 400  # of an untrusted text
@@ -73,7 +74,7 @@ def card_of(header: Mapping[str, Any]) -> NodeCard:
         devices,
         _printable(header, "versions"),
         shown,
-        bool(header.get("has_token")),
+        _printable(header, "token"),
         _printable(header, "restarts"),
         _whole(header, "attempt", 0),
     )
@@ -93,26 +94,36 @@ def _printable(header: Mapping[str, Any], name: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def pack_start(start: JobStart) -> bytes:
-    """Return the frame that lets a node's processes start."""
+def attempt_token(secret: str, seed: str) -> str:
+    """Return the token of the processes of one attempt: each attempt has its own seed."""
+    return derived(secret, f"attempt {seed}")
+
+
+def pack_start(start: JobStart, seed: str) -> bytes:
+    """Return the frame that lets a node's processes start; its launcher derives the token."""
     return pack_frame(
         {
             "is": "start",
             "share": list(start.share),
             "total": start.total,
             "addresses": list(start.addresses),
-            "token": start.token,
+            "seed": seed,
             "attempt": start.attempt,
         }
     )
 
 
-def start_of(header: Mapping[str, Any]) -> JobStart:
-    """Parse a start."""
+def start_of(header: Mapping[str, Any], secret: str) -> JobStart:
+    """Parse a start.
+
+    Args:
+      secret: of the launchers.
+    """
     try:
         share, addresses = HostShare(*header["share"]), Addresses(*header["addresses"])
         total, attempt = int(header["total"]), int(header["attempt"])
-        return JobStart(share, total, addresses, str(header["token"]), attempt)
+        token = attempt_token(secret, str(header["seed"]))
+        return JobStart(share, total, addresses, token, attempt)
     except (KeyError, TypeError, ValueError):
         raise FrameError("the start is incomplete") from None
 

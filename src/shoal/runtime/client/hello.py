@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
-from shoal.runtime.rules.joining import PROTOCOL, hosts_of
+from shoal.runtime.rules.joining import PROTOCOL, REMEDY, hosts_of
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.process_status import pid_namespace
 from shoal.runtime.wire.connection import Channel, connect, what_failed
@@ -171,7 +171,9 @@ def _await_welcome(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
     channel.send(pack_frame({"do": "who", "ticket": 0, "lane": ""}), limit)
     frame = channel.receive(limit)
     if frame.header.get("is") == "waiting":
-        waiting.warn(f"missing: {listed(json.loads(frame.body))}")
+        refused = text_field(frame.header, "refused")
+        remedy = f"\n{REMEDY}" if refused else ""
+        waiting.warn(f"missing: {listed(json.loads(frame.body))}{refused}{remedy}")
         frame = channel.receive(limit)
     return frame
 

@@ -34,6 +34,7 @@ from shoal.runtime.doctor.findings import (
 from shoal.runtime.doctor.host_state import FolderMarks
 from shoal.runtime.doctor.reachability import port_owner
 from shoal.runtime.rules.deadline import ends_at
+from shoal.runtime.rules.joining import REMEDY
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.launcher_table import (
     LAUNCHERS,
@@ -43,7 +44,7 @@ from shoal.runtime.startup.launcher_table import (
     variables_of,
 )
 from shoal.runtime.startup.launchers import JobPlace, decide
-from shoal.runtime.startup.meeting_address import by_loopback, join_place
+from shoal.runtime.startup.meeting_address import by_loopback, join_place, token_of
 from shoal.runtime.startup.not_joined import refuse_child
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.system.service_commands import MEETING_PLACE
@@ -139,7 +140,7 @@ def _meet(
     report: Report, place: JobPlace, request: DoctorRequest, env: Mapping[str, str]
 ) -> tuple[Report, TcpCoordinator | None]:
     checked = check_address(place)
-    report = report.with_check("address", checked)
+    report = report.with_check("address", checked).with_check("token", check_token(place))
     if "resolves_to" in checked.facts and not checked.facts["resolves_to"]:
         return report, None
     if request.alone:
@@ -208,6 +209,7 @@ def _collect(joined: Coordinator, report: Report, timeout_s: float) -> Diagnosis
 _NAME_S = 5.0  # how long a name may be unknown
 _RESOLVER_S = 10.0
 _CONNECT_S = 5.0
+_SET_TOKEN = "set SHOAL_TOKEN to one secret for all processes (docs/starting.md)"
 _VERSIONS = "any"  # different versions are for this command to compare, not a reason to refuse
 
 
@@ -235,6 +237,19 @@ def check_address(place: JobPlace) -> CheckResult:
     if number:
         return CheckResult(facts, (_why_not_bound(address_text(bind, port), number),))
     return CheckResult(facts, _strange_address(host, resolved.addresses[0]))
+
+
+def check_token(place: JobPlace) -> CheckResult:
+    """Check that there is a token, and where it comes from: processes may have different ones."""
+    if place.rendezvous is not None:
+        return CheckResult({"source": "the rendezvous: a new one for each job"})
+    if place.address is None:
+        return CheckResult({})
+    token = token_of(place)
+    facts = {"source": token.source}
+    if not token.lack:
+        return CheckResult(facts)
+    return CheckResult(facts, (Finding("token", f"there is none: {token.lack}", _SET_TOKEN),))
 
 
 def _strange_address(host: str, address: str) -> tuple[Finding, ...]:
@@ -275,7 +290,9 @@ def join_job(place: JobPlace, timeout_s: float) -> TcpCoordinator:
 def why_not_joined(place: JobPlace, error: ShoalError) -> CheckResult:
     """Return the error of joining as a finding, with what an attempt to connect shows."""
     tried = check_connecting(place)
-    return tried._replace(findings=(problem_of("joining", error), *tried.findings))
+    words, remedy, _ = str(error).partition(f"\n{REMEDY}")
+    problem = problem_of("joining", words)._replace(advice=_SET_TOKEN if remedy else "")
+    return tried._replace(findings=(problem, *tried.findings))
 
 
 def check_connecting(place: JobPlace) -> CheckResult:

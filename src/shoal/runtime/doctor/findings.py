@@ -59,8 +59,8 @@ class Report(NamedTuple):
         )
 
 
-def problem_of(check: str, error: Exception) -> Finding:
-    """Return an error as a problem: its lines, joined."""
+def problem_of(check: str, error: Exception | str) -> Finding:
+    """Return an error, or its text, as a problem: its lines, joined."""
     return Finding(check, "; ".join(str(error).splitlines()))
 
 

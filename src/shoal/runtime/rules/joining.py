@@ -19,6 +19,14 @@ from shoal.runtime.wire.frames import FrameError, number_field, text_field, whol
 
 PROTOCOL = 7
 WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
+WRONGLY = "refused for a wrong token"
+REMEDY = """\
+give all processes the same SHOAL_TOKEN, a secret:
+  shell:       export SHOAL_TOKEN=$(openssl rand -hex 16)    # once; the same text on each host
+  Slurm, MPI:  sbatch --export=ALL …, or mpirun -x SHOAL_TOKEN …, in that shell
+  Kubernetes:  kubectl create secret generic job --from-literal=SHOAL_TOKEN=$(openssl rand -hex 16)
+               and in the container envFrom: [{secretRef: {name: job}}]
+or, where anyone may join, SHOAL_INSECURE=1"""
 OLD_CLIENT = "it is another version of shoal; install the same one everywhere"
 _STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
 
@@ -80,12 +88,17 @@ def parse_hello(header: Mapping[str, Any]) -> Hello:
 class Joining(Generic[To]):
     """Collects `num_processes` HELLOs, then welcomes all."""
 
-    def __init__(self, num_processes: int, *, jax_service: str = "") -> None:
+    def __init__(self, num_processes: int, *, jax_service: str = "", refusal: str = "") -> None:
+        """Prepare.
+
+        Args:
+          refusal: why no process can join, ever; "": they can.
+        """
         self.num_processes = num_processes
         self.jax_service = jax_service
         self.deadline = math.inf
         self.stands_until = math.inf
-        self.refusal: str | None = None
+        self.refusal: str | None = refusal or None
         self.is_complete = False
         self._limit = (-1, math.inf)
         self._here: dict[int, Hello] = {}
@@ -203,9 +216,13 @@ class Joining(Generic[To]):
         by, timeout_s = self._limit
         reason = f"{listed(missing)} of {self.num_processes} did not join within {timeout_s:g} s"
         reason += f" (the deadline of process {by}); here: {listed(self._here)}"
-        if self._strangers:
-            reason += f"; refused for a wrong token: {', '.join(self._strangers)}"
+        reason += self.refused_words()
         return self._refuse(now, reason, missing)
+
+    def refused_words(self) -> str:
+        """Return a clause about processes that were refused for their token; "" if none were."""
+        claims = ", ".join(dict.fromkeys(self._strangers))
+        return f"; {WRONGLY}: {claims}" if claims else ""
 
     def absent(self) -> tuple[int, ...]:
         """Return the processes that have not joined."""

@@ -68,8 +68,10 @@ class ProcessCaller:
 
     def _answer_absent(self) -> None:
         if self._job.meeting is None:
-            absent = json.dumps(self._job.joining.absent()).encode()
-            self._job.mail.send(self._life.connection, pack_frame({"is": "waiting"}, absent))
+            joining = self._job.joining
+            absent = json.dumps(joining.absent()).encode()
+            answer = pack_frame({"is": "waiting", "refused": joining.refused_words()}, absent)
+            self._job.mail.send(self._life.connection, answer)
 
     def _beat(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         job, process, header = self._job, self._life.process, frame.header

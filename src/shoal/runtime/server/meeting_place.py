@@ -76,6 +76,7 @@ class MeetingPlace:
         *,
         token: str = "",
         jax_service: str = "",
+        refusal: str = "",
         limits: Limits | None = None,
         near: socket.socket | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -85,6 +86,7 @@ class MeetingPlace:
         """Prepare; `serve` runs the loop.
 
         Args:
+          refusal: why no process can join, which each is told: the job has no token.
           on_leaving: called when an open notice, or what the job leaves behind, changes.
           on_news: called with `joined=PROCESS`; `gone=PROCESS, state=, words=, at_s=`, after
             `dismissed=PROCESS` if it is declared lost while its connection stands;
@@ -94,7 +96,7 @@ class MeetingPlace:
         self.address = address_text(*server.getsockname()[:2])
         self._num_processes = num_processes
         self._token = token
-        self._jax_service = jax_service
+        self._jax_service, self._refusal = jax_service, refusal
         self._limits = limits or Limits.of_settings()
         self._clock = clock
         self._running = RunningClock(clock(), tick_s=self._limits.tick_s)
@@ -142,6 +144,9 @@ class MeetingPlace:
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle the first frames of an untrusted connection. See `server_sockets.Listener`."""
+        if self._refusal:
+            self._refuse(connection, frame)
+            return
         introduced = self._connections.introduced(connection, frame, self._token)
         if introduced is None:
             return
@@ -169,6 +174,13 @@ class MeetingPlace:
         else:
             raise FrameError(f"{verb[:40]!r} from an unidentified connection")
 
+    def _refuse(self, connection: Connection, frame: Frame) -> None:
+        """Refuse a connection to a job that no process can join."""
+        if text_field(frame.header, "do") == "hello":
+            self.newest_job.hello(connection, parse_hello(frame.header))
+        else:
+            self.newest_job.answer_joining([JoinReply(connection, self._refusal)])
+
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`. The end of an untrusted connection has no meaning."""
 
@@ -183,7 +195,9 @@ class MeetingPlace:
         return [*self._earlier, self.newest_job]
 
     def _new_job(self) -> ServedJob:
-        joining: Joining[Connection] = Joining(self._num_processes, jax_service=self._jax_service)
+        joining: Joining[Connection] = Joining(
+            self._num_processes, jax_service=self._jax_service, refusal=self._refusal
+        )
         self._services.forget_ended()
         job = ServedJob(joining, self._connections, self._clock, self._limits, self._running)
         job.near = self._near
@@ -298,6 +312,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.processes,
         token=os.environ.get("SHOAL_TOKEN", ""),
         jax_service=options.jax_service,
+        refusal=options.refusal,
         limits=limits,
         near=listen_unix(),
         on_leaving=_print_leaving if options.print_leaving else lambda *_: None,
@@ -356,6 +371,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--bind", default="127.0.0.1", metavar="HOST")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--jax-service", default="", metavar="HOST:PORT")
+    parser.add_argument("--refusal", default="", metavar="WORDS", help="why no process can join")
     parser.add_argument("--until-stdin-closes", action="store_true")
     parser.add_argument("--until-empty", action="store_true")
     parser.add_argument("--print-leaving", action="store_true", help="a line at each change")

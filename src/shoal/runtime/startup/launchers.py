@@ -28,6 +28,7 @@ from shoal.runtime.startup.options import (
     Arguments,
     bind_host,
     device_ids,
+    given_token,
     host_devices,
     virtual_devices,
     whole,
@@ -48,7 +49,7 @@ class JobPlace(NamedTuple):
     address: str | None  # the meeting place, host:port; None in a job of one, or by rendezvous
     bind_host: str | None  # where process 0 binds it; None: the default
     jax_service: str | None  # JAX's service, if a launcher runs both; None: process 0 starts both
-    token: str
+    token: str  # as given; "": see `job_token`
     virtual_devices: int | None
     local_device_ids: tuple[int, ...] | None
     reason: str
@@ -114,7 +115,7 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
         address=where.address,
         bind_host=bind_host(arguments, env, problems),
         jax_service=env.get("SHOAL_JAX_SERVICE") or None if is_launchers else None,
-        token=env.get("SHOAL_TOKEN", ""),
+        token=given_token(arguments, env, problems),
         virtual_devices=virtual_devices(arguments, env, problems),
         local_device_ids=_local_devices(arguments, env, place.launched, problems),
         reason=f"{place.reason}; address from {where.source}" if where.source else place.reason,

@@ -10,6 +10,7 @@ The address comes from one of three sources::
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from shoal.errors import InitializeError
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import left_of
+from shoal.runtime.rules.joining import REMEDY, WRONG_TOKEN, WRONGLY
 from shoal.runtime.startup import services
+from shoal.runtime.startup.job_token import JobToken, find_token
 from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.rendezvous import Visit, own_host
 from shoal.runtime.system.own_name import ADVICE, is_own, why_unresolved
@@ -32,8 +35,10 @@ from shoal.runtime.wire.sockets import (
     why_no_loopback,
 )
 
+_LOG = logging.getLogger("shoal")
 _KEY = "shoal/meeting_place"  # in JAX's key-value store
 _ASK_S = 2.0  # for an answer of the process that has the port
+_LACKING_S = 10.0  # a process without a token waits this long for process 0 to refuse it by name
 _LOOPBACK = "127.0.0.1"
 _ANY_HOST = ("0.0.0.0", "::")
 
@@ -43,7 +48,7 @@ class Place(NamedTuple):
 
     address: str
     jax_service: str | None  # if this process knows it
-    token: str
+    token: JobToken
     services: services.ServiceAddresses | None = None  # if this process started them
 
 
@@ -79,16 +84,8 @@ def join_place(
     try:
         place = _find_place(cluster, visit, deadline, attempt=attempt, versions=versions)
         before_hello()
-        joined = join(
-            place.address,
-            process=cluster.process,
-            num_processes=cluster.num_processes,
-            token=place.token,
-            timeout_s=left_of(deadline),
-            jax_service=place.jax_service,
-            versions=versions,
-        )
-        return joined, place.token
+        joined = _join(cluster, place, deadline, versions)
+        return joined, place.token.secret
     finally:
         if place is not None and place.services is not None:
             if joined is None:
@@ -98,6 +95,28 @@ def join_place(
                 services.release(place.services, outlasts=is_last)
         if visit is not None:
             visit.leave(has_begun=joined is not None)
+
+
+def _join(cluster: JobPlace, place: Place, deadline: float, versions: str | None) -> TcpCoordinator:
+    token, left_s = place.token, left_of(deadline)
+    is_refused = token.lack and cluster.process != 0
+    try:
+        return join(
+            place.address,
+            process=cluster.process,
+            num_processes=cluster.num_processes,
+            token=token.secret,
+            timeout_s=min(left_s, _LACKING_S) if is_refused else left_s,
+            jax_service=place.jax_service,
+            versions=versions,
+        )
+    except InitializeError as error:
+        words = str(error)
+        is_of_token = token.lack or WRONG_TOKEN in words or WRONGLY in words
+        if REMEDY in words or not is_of_token:
+            raise
+        why = token.lack or f"this process has its token from {token.source}"
+        raise InitializeError(f"{words}; {why}\n{REMEDY}", missing=error.missing) from None
 
 
 def check_loopback(cluster: JobPlace) -> None:
@@ -163,20 +182,36 @@ def _find_place(
         return _by_rendezvous(cluster, visit, deadline)
     address = str(cluster.address)
     if cluster.jax_service is not None:
-        return Place(address, cluster.jax_service, cluster.token)
+        return Place(address, cluster.jax_service, token_of(cluster))
     if attempt is not None:
         return _of_attached_job(cluster, address, deadline, f"{_KEY}/{attempt}")
+    token = token_of(cluster)
     if cluster.process != 0:
-        return Place(address, None, cluster.token)
+        return Place(address, None, token)
+    if not (token.secret or token.lack):
+        words = "any program that reaches %s can join this job, read its stacks and end it"
+        _LOG.warning(f"SHOAL_INSECURE=1: {words}", address)
     host, port = split_address(address)
     try:
-        return _start(cluster, host, deadline, port=port, token=cluster.token)
+        return _start(cluster, host, deadline, port=port, token=token)
     except InitializeError as taken:
-        raise _probe_taken_port(cluster, address, taken, deadline, versions) from None
+        raise _probe_taken_port(cluster, token, taken, deadline, versions) from None
+
+
+def token_of(cluster: JobPlace) -> JobToken:
+    """Return the token of a job whose address is given, as this process knows it."""
+    here, address = cluster.is_on_one_host, str(cluster.address)
+    return find_token("job", address, given=cluster.token, is_on_one_host=here)
 
 
 def _start(
-    cluster: JobPlace, host: str, deadline: float, *, port: int, token: str, jax_service: str = ""
+    cluster: JobPlace,
+    host: str,
+    deadline: float,
+    *,
+    port: int,
+    token: JobToken,
+    jax_service: str = "",
 ) -> Place:
     """Start the services on this host, and JAX's unless `jax_service` runs already.
 
@@ -188,27 +223,32 @@ def _start(
         cluster.num_processes,
         bind=bind,
         port=port,
-        token=token,
+        token=token.secret,
         timeout_s=left_of(deadline),
         job=cluster.name,
-        jax_service=not jax_service,
+        jax_service=not (jax_service or token.lack),
+        refusal=token.refusal("the job", str(cluster.address)) if token.lack else "",
     )
     reached = bind if is_loopback(host) and bind not in _ANY_HOST else host
     address = moved(started.address, reached) if port == 0 else address_text(host, port)
-    return Place(address, jax_service or moved(started.jax_service, reached), token, started)
+    if started.jax_service:
+        jax_service = moved(started.jax_service, reached)
+    return Place(address, jax_service, token, started)
 
 
 def _by_rendezvous(cluster: JobPlace, visit: Visit, deadline: float) -> Place:
+    source = "the rendezvous"
     visit.announce()
     if cluster.process != 0:
         published = visit.follow(deadline)
-        return Place(published["address"], None, published["token"])
+        return Place(published["address"], None, JobToken(published["token"], source))
     on_one_host = cluster.rendezvous is not None and cluster.rendezvous.on_one_host
     host = cluster.bind_host if cluster.bind_host not in _ANY_HOST else None
     host = host or (_LOOPBACK if on_one_host else own_host())
-    place = _start(cluster, host, deadline, port=0, token=_token_of(cluster))
+    token = JobToken(cluster.token or secrets.token_hex(16), source)
+    place = _start(cluster, host, deadline, port=0, token=token)
     try:
-        visit.lead({"address": place.address, "token": place.token}, deadline)
+        visit.lead({"address": place.address, "token": token.secret}, deadline)
     except BaseException:
         if place.services is not None:
             services.retire(place.services)
@@ -226,20 +266,26 @@ def _of_attached_job(cluster: JobPlace, jax_service: str, deadline: float, key: 
                 "process 0 did not publish the coordinator: did it call shoal.initialize() too?",
                 missing=[0],
             ) from None
-        return Place(published["address"], jax_service, published["token"])
-    host, token = split_address(jax_service)[0], _token_of(cluster)
+        secret = published["token"] or cluster.token
+        lack = "" if secret else "SHOAL_TOKEN is set on process 0, and not here"
+        return Place(published["address"], jax_service, JobToken(secret, "SHOAL_TOKEN", lack))
+    host = split_address(jax_service)[0]
+    made = "" if cluster.token else secrets.token_hex(16)
+    if made and not is_loopback(host):
+        _LOG.warning(
+            "the token of this job is in JAX's key-value store, where any program that reaches %s "
+            "can read it: set SHOAL_TOKEN to one secret for all processes",
+            jax_service,
+        )
+    token = JobToken(made or cluster.token, "SHOAL_TOKEN")
     place = _start(cluster, host, deadline, port=0, token=token, jax_service=jax_service)
-    jax_runtime.publish(key, json.dumps({"address": place.address, "token": token}))
+    jax_runtime.publish(key, json.dumps({"address": place.address, "token": made}))
     return place
-
-
-def _token_of(cluster: JobPlace) -> str:
-    return cluster.token or secrets.token_hex(16)
 
 
 def _probe_taken_port(
     cluster: JobPlace,
-    address: str,
+    token: JobToken,
     taken: InitializeError,
     deadline: float,
     versions: str | None,
@@ -250,10 +296,10 @@ def _probe_taken_port(
     """
     try:
         join(
-            address,
+            str(cluster.address),
             process=cluster.process,
             num_processes=cluster.num_processes,
-            token=cluster.token,
+            token=token.secret,
             timeout_s=min(_ASK_S, left_of(deadline)),
             versions=versions,
         ).close()

@@ -98,6 +98,7 @@ def _attach(found: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
         coordinator_bind_address=arguments.coordinator_bind_address,
         virtual_devices=arguments.virtual_devices,
         host_devices=arguments.host_devices,
+        token=arguments.token,
     )
     return decide(numbers, os.environ)
 

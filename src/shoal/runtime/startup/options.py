@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.arguments import as_integer
+from shoal.errors import WrongType
 from shoal.runtime.wire.frames import split_address
 
 Environment = Mapping[str, str]
@@ -22,6 +23,7 @@ class Arguments(NamedTuple):
     coordinator_bind_address: str | None = None
     virtual_devices: int | None = None
     host_devices: int | None = None
+    token: str | None = None
 
 
 def whole(name: str, value: object, least: int, problems: list[str]) -> int | None:
@@ -51,6 +53,15 @@ def bind_host(arguments: Arguments, env: Environment, problems: list[str]) -> st
             return given.strip("[]")
     problems.append(f"coordinator_bind_address={given!r} is neither a host nor host:port")
     return None
+
+
+def given_token(arguments: Arguments, env: Environment, problems: list[str]) -> str:
+    """Return the token of the job, if it is given. Messages must not show it."""
+    given = arguments.token
+    if given is not None and not isinstance(given, str):
+        problems.append(WrongType("token must be a string"))
+        return ""
+    return (given or env.get("SHOAL_TOKEN", "")).strip()
 
 
 def virtual_devices(arguments: Arguments, env: Environment, problems: list[str]) -> int | None:

@@ -16,7 +16,6 @@ import os
 import re
 import secrets
 import socket
-import stat
 import tempfile
 import time
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from shoal import settings
 from shoal.errors import InitializeError
 from shoal.paths import dangling_link
 from shoal.runtime.rules.deadline import given_s
+from shoal.runtime.startup.job_token import make_private
 from shoal.runtime.system.failure_words import listed
 
 _LOG = logging.getLogger("shoal")
@@ -46,7 +46,7 @@ class Rendezvous(NamedTuple):
 
 def local_base() -> str:
     """Return the directory of this machine for the rendezvous of this user's jobs."""
-    return os.path.join(tempfile.gettempdir(), f"shoal-{os.getuid()}")
+    return os.path.join(tempfile.gettempdir(), f"shoal-{os.geteuid()}")
 
 
 class Visit:
@@ -67,7 +67,7 @@ class Visit:
         """
         try:
             if self._where.on_one_host:
-                _make_private(self._where.base)
+                make_private(self._where.base)
             self._directory.mkdir(mode=0o700, exist_ok=True)
             if self._process == 0:
                 for path in self._files():
@@ -219,15 +219,6 @@ class _Pause:
         time.sleep(min(self._pause_s, self._deadline - now))
         self._pause_s = min(1.5 * self._pause_s, self._last_s)
         return True
-
-
-def _make_private(directory: str) -> None:
-    """Create a directory for this user alone, in a parent that others may write to."""
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(directory, mode=0o700)
-    status = os.lstat(directory)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(f"{directory} is not a directory of this user alone")
 
 
 def own_host() -> str:

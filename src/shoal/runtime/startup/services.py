@@ -66,8 +66,12 @@ def start(
     timeout_s: float,
     job: str,
     jax_service: bool = True,
+    refusal: str = "",
 ) -> ServiceAddresses:
     """Start the services of a job; they end soon unless released.
+
+    Args:
+      refusal: why no process can join, which the meeting place answers; "": they can.
 
     Raises:
       InitializeError: they fail to start, for example because the port is taken.
@@ -77,6 +81,7 @@ def start(
         *service_arguments(num_processes, bind, port, job=job),
         *("--idle-s", str(timeout_s)),
         *(() if jax_service else ("--no-jax-service",)),
+        *(("--refusal", refusal) if refusal else ()),
         env={"SHOAL_TOKEN": token},
     )
     line = spawned.first_line(timeout_s)
@@ -132,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         MEETING_PLACE,
         *service_arguments(options.processes, options.bind, options.port, job=options.job),
         *("--until-empty", "--until-stdin-closes", "--idle-s", str(options.idle_s)),
+        *("--refusal", options.refusal),
     )
     service = None
     if not options.no_jax_service:
@@ -185,6 +191,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--idle-s", type=float, required=True)
     parser.add_argument("--no-jax-service", action="store_true")
+    parser.add_argument("--refusal", default="")
     return parser.parse_args(arguments)
 
 

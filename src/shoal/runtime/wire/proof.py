@@ -23,7 +23,15 @@ from typing import Any
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, text_field
 
-__all__ = ["CHALLENGE", "Introduction", "introduce", "is_proof", "new_nonce", "proof"]
+__all__ = [
+    "CHALLENGE",
+    "Introduction",
+    "derived",
+    "introduce",
+    "is_proof",
+    "new_nonce",
+    "proof",
+]
 
 CHALLENGE = "challenge"
 
@@ -39,9 +47,13 @@ def proof(secret: str, role: str, server_nonce: str, client_nonce: str) -> str:
     Args:
       role: "server" or "client".
     """
-    words = f"shoal {role} {server_nonce} {client_nonce}"
+    return derived(secret, f"{role} {server_nonce} {client_nonce}")
+
+
+def derived(secret: str, words: str) -> str:
+    """Return a text that only someone who has the secret can compute, and that does not tell it."""
     # surrogates, of an environment that is not UTF-8, must not raise
-    key, message = (text.encode(errors="surrogatepass") for text in (secret, words))
+    key, message = (text.encode(errors="surrogatepass") for text in (secret, f"shoal {words}"))
     return hmac.digest(key, message, "sha256").hex()
 
 

@@ -1,0 +1,168 @@
+"""The token of a job: the secret that its processes prove to have, and where it comes from.
+
+The first of these that there is::
+
+    given       the argument `token=`, or SHOAL_TOKEN
+    made        for this job, by a launcher, in a rendezvous or in the key-value store of a job
+                that JAX joined (meeting_address.py)
+    none        SHOAL_INSECURE=1, for all processes: anyone can join
+    the user's  made of a file that only this user can read. All processes on one host: a file of
+                that host. On several: a file in the home directory, which hosts often share
+    lacking     such a job is refused
+
+The user's file is as those of Erlang (.erlang.cookie) and X (.Xauthority) are. Each port has a
+secret of its own, made of the file's, so that who learns that of one job cannot join another one of
+the same user. The host is not part of it: it may have several names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import NamedTuple
+
+from shoal import settings
+from shoal.runtime.rules.joining import REMEDY
+from shoal.runtime.wire.frames import split_address
+from shoal.runtime.wire.proof import derived
+from shoal.runtime.wire.sockets import is_loopback
+
+_FEWEST = 32  # characters of a secret; fewer: the file is damaged, or not shoal's
+_MOST_BYTES = 1024
+_HOST_FOLDER = "/tmp"  # not TMPDIR, which may differ between the processes of one host
+
+
+class JobToken(NamedTuple):
+    """The token of a job, as one process knows it."""
+
+    secret: str
+    source: str  # in words, without the secret
+    lack: str = ""  # why there is none, though the job needs one
+
+    def refusal(self, what: str, address: str) -> str:
+        """Return why `what`, "the job" for example, does not start without a token."""
+        return f"{what} at {address} has no token, so anyone could join it: {self.lack}\n{REMEDY}"
+
+
+def find_token(
+    what: str, address: str, *, given: str = "", is_on_one_host: bool = False
+) -> JobToken:
+    """Return the token of a job whose address is given.
+
+    Args:
+      what: "job", or another word for that which meets at the port.
+      given: the argument or variable, if there is one.
+      is_on_one_host: whether all processes are known to be on this host.
+    """
+    if given:
+        return JobToken(given, "SHOAL_TOKEN")
+    if settings.number("SHOAL_INSECURE") == 1:
+        return JobToken("", "none (SHOAL_INSECURE=1)")
+    host, port = split_address(address)
+    is_here = is_on_one_host or is_loopback(host)
+    try:
+        path = host_file() if is_here else home_file()
+        secret = _secret_of(path)
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return JobToken("", "none", f"SHOAL_TOKEN is not set, and there is no file for it ({why})")
+    return JobToken(derived(secret, f"{what} {port}"), path)
+
+
+def observed_tokens(address: str) -> tuple[str, ...]:
+    """Return what may be the token of this user's job at an address, if none was given to it."""
+    found = [find_token("job", address, is_on_one_host=here) for here in (False, True)]
+    return tuple(dict.fromkeys(token.secret for token in found))  # once, if both are equal
+
+
+def host_file() -> str:
+    """Return the path of this user's file for jobs on this host alone.
+
+    Raises:
+      OSError: its directory is not this user's.
+    """
+    folder = f"{_HOST_FOLDER}/shoal-{os.geteuid()}"
+    make_private(folder)
+    return f"{folder}/token"
+
+
+def home_file() -> str:
+    """Return the path of this user's file for jobs on several hosts.
+
+    Raises:
+      OSError: there is no home directory, it is another user's, or cannot be written.
+    """
+    given = os.environ.get("XDG_CONFIG_HOME", "")
+    base = given if os.path.isabs(given) else os.path.expanduser("~")
+    if not os.path.isabs(base):
+        raise OSError("this user has no home directory")
+    if os.stat(base).st_uid != os.geteuid():
+        raise PermissionError(f"{base} belongs to another user")
+    config = base if base == given else os.path.join(base, ".config")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(config, 0o700)
+    folder = os.path.join(config, "shoal")
+    make_private(folder)
+    return os.path.join(folder, "token")
+
+
+def make_private(folder: str) -> None:
+    """Create a directory for this user alone, in one that others may write to.
+
+    Raises:
+      OSError: it cannot be created, or what is there belongs or is open to others.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, mode=0o700)
+    status = os.lstat(folder)
+    is_open = not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077
+    if is_open or status.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is not a directory of this user alone")
+
+
+def _secret_of(path: str) -> str:
+    """Return the secret in a file. Create the file if there is none.
+
+    Raises:
+      OSError: it cannot be created or read, or others can read it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return _read(path)
+    _create(path)
+    return _read(path)  # which may be that of another process, or host
+
+
+def _create(path: str) -> None:
+    """Create the file, whole and on disk, unless another process does.
+
+    `link` fails if the file exists, on NFS too; a host that does not see yet that it does learns
+    it so.
+    """
+    whole = f"{path}.{os.urandom(8).hex()}"
+    file = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(file, "w") as secret:
+            secret.write(f"{os.urandom(32).hex()}\n")
+            secret.flush()
+            os.fsync(file)
+        with contextlib.suppress(FileExistsError):
+            os.link(whole, path)
+    finally:
+        os.unlink(whole)
+
+
+def _read(path: str) -> str:
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block it
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise PermissionError(f"{path} is not a file of this user")
+        if status.st_mode & 0o077:
+            raise PermissionError(f"{path} is open to other users: chmod 600, or delete it")
+        secret = os.read(file, _MOST_BYTES).decode(errors="replace").strip()
+    finally:
+        os.close(file)
+    if len(secret) < _FEWEST:
+        raise OSError(f"{path} holds no secret of {_FEWEST} characters: delete it")
+    return secret
