@@ -21,7 +21,7 @@ from shoal.launch.report import (
     is_from_outside,
 )
 from shoal.runtime.failures.facts import Cause, JobFailure, ProcessSet, Wait
-from shoal.runtime.failures.shortening import capital
+from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.stopping import REQUEUE, SAVE_FAILED, SAVED
 from shoal.runtime.system.failure_words import listed
 from shoal.runtime.system.progress_file import Reached
@@ -154,8 +154,7 @@ def _troubled(job: EndedJob, facts: Facts) -> Conclusion:
     code = (ProcessLostError if complete else InitializeError).exit_code
     headline, *words = facts.trouble.splitlines()
     kind = "service_lost" if complete or facts.is_of_services else "not_started"
-    words = [f"{capital(line)}." for line in map(str.strip, words)]
-    cause = Cause(processes=ProcessSet(), kind=kind, words=tuple(words))
+    cause = Cause(processes=ProcessSet(), kind=kind, words=tuple(map(sentence, words)))
     failure = job.failure(kind, code, [cause], headline)
     killed = facts.is_service_killed
     return Conclusion(code, failure=failure, has_failed=True, is_from_outside=killed)

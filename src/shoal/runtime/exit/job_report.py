@@ -62,7 +62,7 @@ from shoal.runtime.failures.rendering import (
     report,
     without_secrets,
 )
-from shoal.runtime.failures.shortening import capital
+from shoal.runtime.failures.shortening import capital, sentence
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.system.callsite import site_of, split_site
@@ -209,7 +209,7 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
         return False
     cause, missing = cause_of(error, process=process), ProcessSet(error.missing)
     said, *more = str(error).splitlines()
-    words = tuple(f"{capital(line.strip())}." for line in more)
+    words = tuple(map(sentence, more))
     failure = JobFailure(
         kind=cause.kind,
         headline=said,

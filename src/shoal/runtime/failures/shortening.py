@@ -21,7 +21,7 @@ _URL_USER = re.compile(r"""(?<=://)[^\s/'"]*@""")
 _BEARER = re.compile(r"\b(Bearer|Basic) +[A-Za-z0-9._~+/=-]{8,}")
 _ASSIGNED = re.compile(
     r"""(?<![\w-])([\w-]{1,100})(["']?\]?\s{0,3}[:=]\s{0,3}|["']\s{0,3},\s{0,3})"""
-    rf"""(?!{re.escape(HIDDEN)})(?=(b?"(?:[^"\\]|\\.)*"|b?'(?:[^'\\]|\\.)*'|[^\s,;&)\]}}]+))"""
+    rf"""(?!{re.escape(HIDDEN)}|\$\()(?=(b?"(?:[^"\\]|\\.)*"|b?'(?:[^'\\]|\\.)*'|[^\s,;&)\]}}]+))"""
 )
 _SECRET_VARIABLE = re.compile(r"TOKEN|SECRET|PASSWORD|KEY")
 _SECRET_NAME = re.compile(
@@ -46,6 +46,8 @@ def without_secrets(text: str) -> str:
 
     >>> without_secrets("cannot open https://me:pw@host/x with HF_TOKEN=hf_abc")
     'cannot open https://(hidden)@host/x with HF_TOKEN=(hidden)'
+    >>> without_secrets("export HF_TOKEN=$(cat token)")  # a command, not its output
+    'export HF_TOKEN=$(cat token)'
     """
     text = _URL_USER.sub(f"{HIDDEN}@", text)
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
@@ -231,6 +233,13 @@ def source_part(source: str, expression: Sequence[int], limit: int, dots: str = 
 def capital(text: str) -> str:
     """Return a text with a capital first letter, the others as they are."""
     return text[:1].upper() + text[1:]
+
+
+def sentence(line: str) -> str:
+    """Return a line of a message as a sentence; an indented one as it is, for people to paste."""
+    if line.startswith("  "):
+        return line
+    return capital(line.strip()) + ("" if line.endswith(":") else ".")
 
 
 def process_ranges(processes: Iterable[int]) -> str:

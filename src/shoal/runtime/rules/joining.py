@@ -20,13 +20,13 @@ from shoal.runtime.wire.frames import FrameError, number_field, text_field, whol
 PROTOCOL = 7
 WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
 WRONGLY = "refused for a wrong token"
+# The indented lines are printed as they are, for people to paste.
 REMEDY = """\
-give all processes the same SHOAL_TOKEN, a secret:
-  shell:       export SHOAL_TOKEN=$(openssl rand -hex 16)    # once; the same text on each host
-  Slurm, MPI:  sbatch --export=ALL …, or mpirun -x SHOAL_TOKEN …, in that shell
-  Kubernetes:  kubectl create secret generic job --from-literal=SHOAL_TOKEN=$(openssl rand -hex 16)
-               and in the container envFrom: [{secretRef: {name: job}}]
-or, where anyone may join, SHOAL_INSECURE=1"""
+set SHOAL_TOKEN to one secret for all processes:
+  export SHOAL_TOKEN=$(uuidgen)       # by hand: the same value on each host
+  sbatch --export=ALL train.sbatch    # after it; or mpirun -x SHOAL_TOKEN …
+  kubectl create secret generic job --from-literal=SHOAL_TOKEN=$(uuidgen)
+pods take it by envFrom (docs/clusters/kubernetes.md); if anyone may join, set SHOAL_INSECURE=1"""
 OLD_CLIENT = "it is another version of shoal; install the same one everywhere"
 _STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
 
