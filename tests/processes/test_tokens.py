@@ -123,9 +123,11 @@ def test_hosts_whose_homes_differ_name_the_other(hosts, way, homes):
         assert "et SHOAL_TOKEN to one secret for all processes:\n" in started.said
     if way == "python":
         said = " ".join(first.said.split())
-        refused = "refused for a wrong token: process 1 from 1"
+        refused = "refused because its token is wrong: process 1 from 1"
         warned = said.index(f"missing: process 1; {refused}")
-        assert said.rindex(refused) > said.index("did not join within 8 s") > warned
+        reported = said.index("Refused because its token is wrong: process 1 from 1")
+        assert reported > said.index("process 1 of 2 did not join") > warned
+        assert "has not called initialize" not in said
         assert "the token is wrong" in second.said
     else:
         assert first.said.count(") have no token in common (") == 2, "at once, and at the end"

@@ -118,7 +118,7 @@ def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
     assert "another version of shoal" in joining.refuse_stranger({"token": "x"}, "5.6.7.8")
     joining.hello(0.0, hello(0, num_processes=2), "a")
     [reply] = joining.tick(10.0)
-    assert "refused for a wrong token: process 1 from 1.2.3.4" in reply.refusal
+    assert "refused because its token is wrong: process 1 from 1.2.3.4" in reply.refusal
 
 
 def test_when_all_are_here_another_one_is_refused_alone():

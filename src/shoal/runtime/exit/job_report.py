@@ -67,6 +67,7 @@ from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.system.callsite import site_of, split_site
 from shoal.runtime.system.failure_words import (
+    HAD_WRONG_TOKEN,
     fate_of,
     headline_of,
     is_of_runtime,
@@ -239,7 +240,11 @@ def shows_not_joined(error: BaseException, process: int, num_processes: int) -> 
         frames=(),
         left_out={},
     )
-    failure = dataclasses.replace(failure, causes=(waited,), advice=advice_of([waited]))
+    advice = advice_of([waited])
+    if HAD_WRONG_TOKEN in said:  # they may have called it, with another token
+        refused = said[said.index(HAD_WRONG_TOKEN) :]
+        waited, advice = dataclasses.replace(waited, words=(sentence(refused), *words)), ()
+    failure = dataclasses.replace(failure, causes=(waited,), advice=advice)
     failure = dataclasses.replace(failure, headline=job_headline(failure))
     if process == min(there):
         _print(failure)

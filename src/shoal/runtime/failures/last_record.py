@@ -51,7 +51,7 @@ from shoal.runtime.failures.facts import (
 )
 from shoal.runtime.failures.stack_text import threads_of
 from shoal.runtime.system.callsite import site_of, source_at, split_site
-from shoal.runtime.system.failure_words import is_of_program, peers_named, text_of
+from shoal.runtime.system.failure_words import HAD_WRONG_TOKEN, is_of_program, peers_named, text_of
 from shoal.tracebacks import BUG, is_ours
 
 VARIABLE = "SHOAL_RECORD_FILE"
@@ -434,7 +434,8 @@ def _wait(error: BaseException) -> Wait | None:
         limit_s = round(error.waited_s, 1)
         return Wait(call="", name=error.name, limit_s=limit_s, missing=tuple(missing))
     if isinstance(error, InitializeError) and error.missing:
-        words = "has not called initialize"
+        is_token = HAD_WRONG_TOKEN in str(error)
+        words = f"has not {'joined' if is_token else 'called initialize'}"
         missing = [Waiting(processes=ProcessSet(error.missing), words=words)]
         return Wait(call="initialize", missing=tuple(missing))
     return None

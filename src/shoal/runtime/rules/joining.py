@@ -14,12 +14,11 @@ from itertools import chain, groupby, repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.point import Member
-from shoal.runtime.system.failure_words import listed
+from shoal.runtime.system.failure_words import HAD_WRONG_TOKEN, listed
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 
 PROTOCOL = 7
 WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
-WRONGLY = "refused for a wrong token"
 # The indented lines are printed as they are, for people to paste.
 REMEDY = """\
 set SHOAL_TOKEN to one secret for all processes:
@@ -222,7 +221,7 @@ class Joining(Generic[To]):
     def refused_words(self) -> str:
         """Return a clause about processes that were refused for their token; "" if none were."""
         claims = ", ".join(dict.fromkeys(self._strangers))
-        return f"; {WRONGLY}: {claims}" if claims else ""
+        return f"; {HAD_WRONG_TOKEN}: {claims}" if claims else ""
 
     def absent(self) -> tuple[int, ...]:
         """Return the processes that have not joined."""

@@ -20,11 +20,12 @@ from shoal.errors import InitializeError
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import left_of
-from shoal.runtime.rules.joining import REMEDY, WRONG_TOKEN, WRONGLY
+from shoal.runtime.rules.joining import REMEDY, WRONG_TOKEN
 from shoal.runtime.startup import services
 from shoal.runtime.startup.job_token import JobToken, find_token
 from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.rendezvous import Visit, own_host
+from shoal.runtime.system.failure_words import HAD_WRONG_TOKEN
 from shoal.runtime.system.own_name import ADVICE, is_own, why_unresolved
 from shoal.runtime.wire.frames import address_text, split_address
 from shoal.runtime.wire.sockets import (
@@ -112,7 +113,7 @@ def _join(cluster: JobPlace, place: Place, deadline: float, versions: str | None
         )
     except InitializeError as error:
         words = str(error)
-        is_of_token = token.lack or WRONG_TOKEN in words or WRONGLY in words
+        is_of_token = token.lack or WRONG_TOKEN in words or HAD_WRONG_TOKEN in words
         if REMEDY in words or not is_of_token:
             raise
         why = token.lack or f"this process has its token from {token.source}"

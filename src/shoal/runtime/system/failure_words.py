@@ -16,6 +16,9 @@ from shoal.errors import PeerFailedError, ProcessLostError
 from shoal.runtime.system.callsite import site_of
 from shoal.tracebacks import is_installed, is_ours
 
+# In the error of processes that waited for others: why those did not join.
+HAD_WRONG_TOKEN = "refused because its token is wrong"
+
 _MAX_LINE = 800  # characters of a headline
 _MAX_SAID = 200  # of the message in it
 _MAX_PLACE = 160
