@@ -109,7 +109,7 @@ def test_without_any_home_all_refuse_and_say_what_to_set(hosts, way):
         assert "has no token, so anyone could join it: SHOAL_TOKEN is not set" in said
         assert "nowhere: No such file or directory" in said
         pasted = [line for line in REMEDY.splitlines() if line.startswith("  ")]
-        assert len(pasted) == 3
+        assert len(pasted) == 4
         assert all(f"{line}\n" in started.said for line in pasted), started.said
     assert not (hosts.folder / "nowhere").exists()
 

@@ -13,7 +13,7 @@ import signal
 
 import pytest
 
-from processes.clusters.pages import STEPS_WITH_NOTICE, check_went_on, page_file
+from processes.clusters.pages import PAGES, STEPS_WITH_NOTICE, check_went_on, page_file
 
 MANIFEST = page_file("kubernetes.md", "train.yaml")
 ADDRESS = "127.77.0.10"  # and the pod's index
@@ -40,6 +40,12 @@ def start_pods(folder):
     )
     first, domain = f"{job}-{name}-0-0", f"{job}.default.svc.cluster.local"
 
+    # As the page's command creates it, and the manifest takes it.
+    (of,) = re.findall(r"envFrom:\n +- secretRef: \{name: (\w+)\}", MANIFEST)
+    create = rf"^kubectl create secret generic {of} --from-literal=(\w+)="
+    (key,) = re.findall(create, (PAGES / "kubernetes.md").read_text("utf-8"), re.M)
+    secret = {key: "of the Secret"}
+
     def pod(index, env):
         own = f"{job}-{name}-0-{index}"
         hosts = folder.path / f"hosts{index}"
@@ -49,10 +55,11 @@ def start_pods(folder):
         )
         recorded = {
             "KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": str(index),
-            "HOSTNAME": own,
+            "HOSTNAME": own, "HOME": str(folder.path / own), "XDG_CONFIG_HOME": "",
         }  # fmt: skip
         inside = ["unshare", "--mount", "--uts", "sh", "-c", POD, "sh", own, str(hosts)]
-        own_variables = {**variables, "RUN": folder.env["RUN"], **recorded, **env}
+        (folder.path / own).mkdir(exist_ok=True)  # a pod shares no home with others
+        own_variables = {**variables, "RUN": folder.env["RUN"], **recorded, **secret, **env}
         return folder.start(*inside, *command, **own_variables)
 
     return lambda **env: [pod(index, env) for index in range(int(field("completions")))]

@@ -189,6 +189,6 @@ def test_the_refusal_has_lines_to_paste():
     token = find_token("job", FAR)._replace(secret="", lack="no home")
     lines = token.refusal("the job", FAR).splitlines()
     assert lines[0] == f"the job at {FAR} has no token, so anyone could join it: no home"
-    pasted = ["export SHOAL_TOKEN=$(uuidgen)", "mpirun -x SHOAL_TOKEN", "kubectl create secret"]
+    pasted = ["export SHOAL_TOKEN=$(openssl", "mpirun -x SHOAL_TOKEN", "kubectl create secret"]
     assert all(any(words in line for line in lines) for words in pasted)
     assert "SHOAL_INSECURE=1" in lines[-1]

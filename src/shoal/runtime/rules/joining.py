@@ -22,9 +22,10 @@ WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
 # The indented lines are printed as they are, for people to paste.
 REMEDY = """\
 set SHOAL_TOKEN to one secret for all processes:
-  export SHOAL_TOKEN=$(uuidgen)       # by hand: the same value on each host
-  sbatch --export=ALL train.sbatch    # after it; or mpirun -x SHOAL_TOKEN …
-  kubectl create secret generic job --from-literal=SHOAL_TOKEN=$(uuidgen)
+  export SHOAL_TOKEN=$(openssl rand -hex 16)   # the same value on each host
+  sbatch --export=ALL train.sbatch             # or: mpirun -x SHOAL_TOKEN …
+  kubectl create secret generic job \\
+    --from-literal=SHOAL_TOKEN=$(openssl rand -hex 16)
 pods take it by envFrom (docs/clusters/kubernetes.md); if anyone may join, set SHOAL_INSECURE=1"""
 OLD_CLIENT = "it is another version of shoal; install the same one everywhere"
 _STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
