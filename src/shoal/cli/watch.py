@@ -74,7 +74,7 @@ _LIVE: Mapping[str, Any] = {"auto_refresh": False, "screen": True, "vertical_ove
 Where = Annotated[str | None, typer.Argument(metavar="WHERE", hidden=True)]
 Token = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="The job's token; default: that of job.json, SHOAL_TOKEN, or yours."),
+    typer.Option(metavar="TEXT", help="The token; default: job.json's, SHOAL_TOKEN, or yours."),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead, once.")]
 _All = Annotated[bool, typer.Option("--all", help="A row for every process.")]
