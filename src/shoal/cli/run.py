@@ -50,10 +50,10 @@ Several hosts: run the same command on each, with its own --node-rank (a, b):
   node 0 come first. If the hosts share no home directory, set SHOAL_TOKEN to one
   secret on all of them. Open four ports of node 0 to them, here 8476 to 8479
   (launchers, the coordinator, JAX's service, torch's store). CPU computations
-  use any ports. If a host is off or disconnected, the job ends after {lost} s
-  (SHOAL_LOST_AFTER_S). Every launcher prints the same first failure and its
-  host, and returns the same exit code. Under Slurm, MPI, torchrun or Kubernetes
-  the program needs no shoal run: see docs/starting.md.
+  use any ports. If a host is off or disconnected, the job ends after
+  {lost} s (SHOAL_LOST_AFTER_S). Every launcher prints the same first failure
+  and its host, and returns the same exit code. Under Slurm, MPI, torchrun or
+  Kubernetes the program needs no shoal run: see docs/starting.md.
 
 \b
 While the job runs, job.json next to the logs (of node 0) has its address and
