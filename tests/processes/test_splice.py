@@ -10,7 +10,7 @@ import time
 import pytest
 
 from runtime.bare_sockets import no_descriptors
-from shoal.runtime.jax_service.keeper import Splices, find
+from shoal.runtime.jax_service.splice import Splices, find
 from shoal.runtime.wire.frames import split_address
 
 DEADLINE_S = 30.0  # of the test itself
@@ -24,6 +24,7 @@ class Bench:
         self.selector = selectors.DefaultSelector()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.splices = Splices(self.selector, socket.AF_INET, self.listener.getsockname())
+        self.splices.listen()
         self.open: list[socket.socket] = [self.listener]
 
     def near(self) -> socket.socket:

@@ -41,6 +41,7 @@ def service(module, env):
 @pytest.fixture
 def launched(child_env):
     """Return the variables that a launcher sets for both processes."""
+    child_env = {**child_env, "SHOAL_TOKEN": "a secret"}
     with (
         service("shoal.runtime.jax_service.jax_runtime", child_env) as jax_service,
         service("shoal.runtime.server.meeting_place", child_env) as place,
@@ -50,6 +51,7 @@ def launched(child_env):
             "SHOAL_JAX_SERVICE": jax_service,
             "SHOAL_NUM_PROCESSES": "2",
             "JAX_COORDINATOR_ADDRESS": jax_service,
+            "SHOAL_TOKEN": "a secret",
         }
 
 

@@ -47,8 +47,8 @@ Several hosts: run the same command on each, with its own --node-rank (a, b):
   shoal run --nnodes 2 --node-rank 0 --coordinator a:8476 -n 4 train.py
   shoal run --nnodes 2 --node-rank 1 --coordinator a:8476 -n 4 train.py
   All hosts start and end together. The counts of -n can differ. The ranks of
-  node 0 come first. If the hosts share no home directory, set SHOAL_TOKEN to one
-  secret on all of them. Open four ports of node 0 to them, here 8476 to 8479
+  node 0 come first. Set SHOAL_TOKEN to one secret on all hosts, unless they
+  share a home directory. Open four ports of node 0 to them, here 8476 to 8479
   (launchers, the coordinator, JAX's service, torch's store). CPU computations
   use any ports. If a host is off or disconnected, the job ends after
   {lost} s (SHOAL_LOST_AFTER_S). Every launcher prints the same first failure

@@ -31,10 +31,10 @@ class _ClustersHook:
 
             def load_and_add(module: ModuleType) -> None:
                 load(module)
-                from shoal.runtime.jax_service.announcement import announce
+                from shoal.runtime.jax_service.announcement import announce, way_to
                 from shoal.runtime.jax_service.jax_runtime import serve_unmodified_scripts
 
-                serve_unmodified_scripts(announce)
+                serve_unmodified_scripts(announce, way_to)
 
             spec.loader.exec_module = load_and_add  # type: ignore[method-assign]
         return spec

@@ -33,6 +33,7 @@ from shoal.runtime.doctor.findings import (
 )
 from shoal.runtime.doctor.host_state import FolderMarks
 from shoal.runtime.doctor.reachability import port_owner
+from shoal.runtime.jax_service.keeper_link import PROXIES
 from shoal.runtime.rules.deadline import ends_at
 from shoal.runtime.rules.joining import REMEDY
 from shoal.runtime.rules.point import Point
@@ -396,7 +397,6 @@ def _why_not(launcher: Launcher, found: Mapping[str, str]) -> str:
 # `shoal.initialize` bypasses it; a program that calls only `jax.distributed.initialize` does not.
 
 
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _SPARING = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
 
 
@@ -407,7 +407,7 @@ def check_proxies(host: str, addresses: Sequence[str], env: Mapping[str, str]) -
     >>> [len(check_proxies(host, [], env).findings) for host in ("node.cluster", "node")]
     [0, 1]
     """
-    proxies = {name: _without_password(env[name]) for name in _PROXIES if env.get(name)}
+    proxies = {name: _without_password(env[name]) for name in PROXIES if env.get(name)}
     spared_by = next((name for name in _SPARING if env.get(name)), None)
     facts = proxies | ({spared_by: env[spared_by]} if spared_by else {})
     if not proxies or not host:

@@ -12,6 +12,7 @@ address.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.runtime.jax_service.service_link import ServiceLink
+from shoal.runtime.jax_service.splice import Door
 from shoal.runtime.system.local_devices import (
     chosen_devices,
     count_accelerators,
@@ -31,12 +33,14 @@ from shoal.runtime.system.local_devices import (
 from shoal.runtime.system.own_name import ADVICE, why_unresolved
 from shoal.runtime.system.service_commands import ignore_job_signals, show_part
 from shoal.runtime.wire.frames import address_text
+from shoal.runtime.wire.server_sockets import allow_many_connections
 from shoal.runtime.wire.sockets import is_loopback
 
 COMPILER = "jax._src.compiler"  # on the stack of a thread that compiles
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
 _SHUTDOWN_S = 5
 _ANSWER_S = 2.0  # how long to wait for an answer of the service
+_SHORT_FOLDER = "/tmp"  # the path of a Unix socket has at most 107 bytes
 _HERE = "shoal/here"  # a key that exists as long as JAX's service does
 
 
@@ -51,8 +55,8 @@ class Attached(NamedTuple):
 class JaxService:
     """JAX's coordination service, run from `start` until `close`, in a process that does no more.
 
-    gRPC binds with SO_REUSEPORT and does not report the port it chose. So a socket that never
-    listens holds the port first: no other socket can get it, and JAX's bind succeeds.
+    It has no token, so it listens at a Unix socket that this process alone can reach, behind a
+    `splice.Door`.
     """
 
     def __init__(self) -> None:
@@ -66,27 +70,38 @@ class JaxService:
         gc.enable()
         self._jax = _jax
 
-    def start(self, num_processes: int, *, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen; return the address."""
+    def start(
+        self, num_processes: int, token: str, *, host: str = "127.0.0.1", port: int = 0
+    ) -> str:
+        """Listen; return the address of the door."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._holder = socket.socket(family)
-        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._holder.bind((host, port))
-        address = address_text(host, self._holder.getsockname()[1])
-        self._service = self._jax.get_distributed_runtime_service(
-            address,
-            num_processes,
-            heartbeat_timeout=_NEVER_S,
-            cluster_register_timeout=_NEVER_S,
-            shutdown_timeout=_SHUTDOWN_S,
-            recoverable=True,
-        )
-        return address
+        server = socket.create_server((host, port), family=family, backlog=4096)
+        folder = f"{_SHORT_FOLDER}/shoal-jax-{os.urandom(8).hex()}"
+        os.mkdir(folder, 0o700)
+        try:
+            path = f"{folder}/service"
+            self._service = self._jax.get_distributed_runtime_service(
+                f"unix:{path}",
+                num_processes,
+                heartbeat_timeout=_NEVER_S,
+                cluster_register_timeout=_NEVER_S,
+                shutdown_timeout=_SHUTDOWN_S,
+                recoverable=True,
+            )
+            if os.path.exists("/proc/self/fd"):
+                # The socket's inode, which stays reachable: no file outlives this process.
+                path = f"/proc/self/fd/{os.open(path, os.O_PATH)}"
+                os.unlink(f"{folder}/service")
+        finally:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+        allow_many_connections()
+        Door(server, path, token, is_open=is_loopback(host) or not token).open()
+        return address_text(host, server.getsockname()[1])
 
     def close(self) -> None:
         """Stop. Clients that are still connected abort; the caller ensures that there are none."""
         self._service.shutdown()
-        self._holder.close()
 
 
 def attached() -> Attached | None:
@@ -349,7 +364,10 @@ def look_up(key: str, *, timeout_s: float) -> str:
         raise TimeoutError(str(error)) from None
 
 
-def serve_unmodified_scripts(on_initialize: Callable[[], None] = lambda: None) -> None:
+def serve_unmodified_scripts(
+    on_initialize: Callable[[], None] = lambda: None,
+    way_to: Callable[[str], str] = lambda jax_service: jax_service,
+) -> None:
     """Let `jax.distributed.initialize()` without arguments find the job of `shoal run`.
 
     Must be called once `jax._src.clusters` is loaded and before the script initializes. JAX takes
@@ -362,6 +380,7 @@ def serve_unmodified_scripts(on_initialize: Callable[[], None] = lambda: None) -
     Args:
       on_initialize: called when the script calls `jax.distributed.initialize`, with or without
         arguments.
+      way_to: returns the address at which this process reaches the launcher's service.
     """
     from jax._src import clusters
 
@@ -391,9 +410,11 @@ def serve_unmodified_scripts(on_initialize: Callable[[], None] = lambda: None) -
     def detect_with_decoy(*arguments: Any, **options: Any) -> Any:
         on_initialize()
         found = detect(*arguments, **options)
+        address = found[0]
         if found[0] == os.environ.get("SHOAL_JAX_SERVICE"):
             os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", _DECOY)
-        use_loopback(is_loopback(str(found[0]).rpartition(":")[0].strip("[]")))
+            found = (way_to(str(found[0])), *found[1:])
+        use_loopback(is_loopback(str(address).rpartition(":")[0].strip("[]")))
         return found
 
     clusters.ClusterEnv.auto_detect_unset_distributed_params = detect_with_decoy
@@ -418,9 +439,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     show_part("shoal-jax")
     ignore_job_signals()
     service = JaxService()
-    address = service.start(options.processes, host=options.bind, port=options.port)
+    token = os.environ.get("SHOAL_TOKEN", "")
+    address = service.start(options.processes, token, host=options.bind, port=options.port)
     print(json.dumps({"address": address}), flush=True)
-    link = ServiceLink("JAX's service", os.environ.get("SHOAL_TOKEN", ""))
+    link = ServiceLink("JAX's service", token)
     link.stay(sys.stdin.fileno())
     service.close()
     return 0

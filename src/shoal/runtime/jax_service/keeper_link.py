@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from shoal.errors import InitializeError
 from shoal.runtime.client.over_tcp import TcpCoordinator
@@ -16,6 +16,7 @@ from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.child_process import Spawned
 from shoal.runtime.system.service_commands import job_argument
 
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # the first one counts for gRPC
 _LOCAL_INDICES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
@@ -58,25 +59,38 @@ class HostKeeper:
           OSError: it cannot be started, cannot reach JAX's service, or is late.
           ProcessLostError, PeerFailedError: a process is gone meanwhile.
         """
-        spawned, self._spawned = self._spawned or self._spawn(), None
-        welcome, left_s = joined.welcome, max(0.001, limit - time.monotonic())
-        orders = {
+        welcome = joined.welcome
+        reports = {
             "meeting_place": joined.address,
-            "token": token,
             "process": joined.process,
             "incarnation": welcome.incarnation,
             "heartbeat_s": None if welcome.heartbeat_s == math.inf else welcome.heartbeat_s,
             # A process that does not know its host keeps only itself, with nothing to report.
             "keeps": dict(joined.keeps) or {joined.process: os.getpid()},
             "reports": bool(joined.keeps),
-            "jax_service": jax_service,
-            "timeout_s": None if left_s == math.inf else left_s,
         }
+        # The keeper waits for a service that has died meanwhile; this process need not.
+        return self._begin({**reports, **_way(token, jax_service)}, limit, joined.check)
+
+    def begin_splice(self, token: str, jax_service: str, limit: float) -> str:
+        """Send it the orders to be no more than the splice of this process; return its address.
+
+        Raises:
+          OSError: it cannot be started, cannot reach JAX's service, or is late.
+        """
+        own = {"keeps": {0: os.getpid()}, "reports": False, "heartbeat_s": None}
+        return self._begin({**own, **_way(token, jax_service)}, limit)
+
+    def _begin(
+        self, orders: dict[str, object], limit: float, check: Callable[[], None] = lambda: None
+    ) -> str:
+        spawned, self._spawned = self._spawned or self._spawn(), None
+        left_s = max(0.001, limit - time.monotonic())
+        orders["timeout_s"] = None if left_s == math.inf else left_s
         with contextlib.suppress(BrokenPipeError):
             spawned.stdin.write(json.dumps(orders).encode() + b"\n")
             spawned.stdin.close()
-        # The keeper waits for a service that has died meanwhile; this process need not.
-        line = spawned.first_line(left_s + 1.0, check=joined.check)
+        line = spawned.first_line(left_s + 1.0, check=check)
         if not line:
             raise OSError(spawned.last_words())
         spawned.detach()
@@ -91,6 +105,11 @@ class HostKeeper:
             self._spawned.stdin.close()
             self._spawned.detach()
             self._spawned = None
+
+
+def _way(token: str, jax_service: str) -> dict[str, object]:
+    """Return the orders about the way to JAX's service."""
+    return {"token": token, "jax_service": jax_service}
 
 
 def find_host_keeper(

@@ -104,7 +104,10 @@ def _attach(found: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
 
 
 def _is_launched(jax_service: str) -> bool:
-    return os.environ.get("SHOAL_JAX_SERVICE") == jax_service
+    """Return whether this is the launcher's service; on other hosts, by a splice of this host."""
+    launched = os.environ.get("SHOAL_JAX_SERVICE", "")
+    is_far = bool(launched) and not is_loopback(split_address(launched)[0])
+    return launched == jax_service or (is_far and is_loopback(split_address(jax_service)[0]))
 
 
 def check_in_time(cluster: JobPlace, *, is_attached: bool, has_left: bool = False) -> None:

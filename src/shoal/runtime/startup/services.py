@@ -149,10 +149,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(place.last_words(), file=sys.stderr)
         return 1
     addresses = json.loads(line) | {"jax_service": ""}
-    link = ServiceLink("JAX's service", os.environ.get("SHOAL_TOKEN", ""))
+    token = os.environ.get("SHOAL_TOKEN", "")
+    link = ServiceLink("JAX's service", token)
     if service is not None:
         # Only now: "any free port" might have been the meeting place's.
-        addresses["jax_service"] = service.start(options.processes, host=options.bind)
+        addresses["jax_service"] = service.start(options.processes, token, host=options.bind)
         link.open(addresses["address"])  # before any process joins, which must learn of its end
     with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may have joined
         print(json.dumps(addresses), flush=True)

@@ -79,6 +79,12 @@ class FrameReader:
         """Add bytes from the socket."""
         self._buffer += data
 
+    def rest(self) -> bytes:
+        """Return the bytes after the last frame: the peer speaks another protocol from there."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
     def next(self) -> Frame | None:
         """Return the next whole frame, or None when more bytes are needed.
 
@@ -107,6 +113,11 @@ class FrameReader:
         body = bytes(memoryview(buffer)[body_at:end]) if body_bytes else b""
         del buffer[:end]
         return Frame(header, body)
+
+
+def begins_frame(data: bytes) -> bool:
+    """Return whether these bytes, the first of a connection, may begin a frame."""
+    return data[: len(_MAGIC)] == _MAGIC[: len(data)]
 
 
 def _check_magic(begin: bytes | bytearray) -> None:

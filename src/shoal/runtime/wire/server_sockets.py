@@ -25,6 +25,7 @@ from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
     FrameReader,
+    begins_frame,
     pack_frame,
 )
 from shoal.runtime.wire.proof import CHALLENGE, is_proof, new_nonce, proof
@@ -48,6 +49,7 @@ class Connection:
         self.listener = listener
         self.reader = FrameReader(max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0)
         self.out: deque[memoryview] = deque()
+        self.is_new = True  # nothing was received
         self.is_blocked = False  # whether `out` holds more than the kernel would take
         self.is_closed = False
         self.is_closing = False  # close as soon as `out` is sent
@@ -77,8 +79,17 @@ class Connections:
         servers: Sequence[socket.socket],
         listener: Listener,
         clock: Callable[[], float],
+        *,
+        on_other: Callable[[socket.socket, bytes], None] | None = None,
     ) -> None:
+        """Prepare.
+
+        Args:
+          on_other: called with a connection of another protocol, which is no longer among these,
+            and its first bytes; None: it is closed.
+        """
         self._servers = tuple(servers)
+        self._on_other = on_other
         self._listener = listener
         self._clock = clock
         # Oldest first. A dict would look at each that was removed to find the first.
@@ -198,6 +209,13 @@ class Connections:
         else:
             self._flush(connection)
 
+    def release(self, connection: Connection, data: bytes = b"") -> tuple[socket.socket, bytes]:
+        """Return the socket of a connection, which is no longer among these, and unread bytes."""
+        connection.is_closed = True
+        self._selector.unregister(connection.socket)
+        self._strangers.pop(connection, None)
+        return connection.socket, connection.reader.rest() + data
+
     def close(self, connection: Connection) -> None:
         """Close a connection, without telling the listener."""
         if connection.is_closed:
@@ -269,6 +287,10 @@ class Connections:
             return
         if not data:
             self._end(connection, _CLOSED)
+            return
+        is_new, connection.is_new = connection.is_new, False
+        if is_new and self._on_other is not None and not begins_frame(data):
+            self._on_other(*self.release(connection, data))
             return
         connection.reader.feed(data)
         self._take_frames(connection)

@@ -141,8 +141,38 @@ def connect_unix(name: str) -> socket.socket:
 
 
 def may_call(sock: socket.socket) -> bool:
-    """Return whether an accepted connection is of this user or of root; root serves all."""
-    return os.geteuid() == 0 or _owner(sock) in (0, os.geteuid())
+    """Return whether an accepted connection of this host is of this user or of root.
+
+    Root serves all. Over TCP, only Linux shows whose a connection is; elsewhere all may call.
+    """
+    if os.geteuid() == 0:
+        return True
+    owners = {_owner(sock)} if sock.family == socket.AF_UNIX else _tcp_owners(sock)
+    return owners is None or (bool(owners) and owners <= {0, os.geteuid()})
+
+
+def _tcp_owners(sock: socket.socket) -> set[int] | None:
+    """Return the user ids of the sockets that may be the other end of a TCP connection.
+
+    By the ports alone, because an address may be written in several ways: a stranger's from another
+    address of the loopback, with the same port, would only add its own. None: unknown.
+    """
+    try:
+        wanted = f"{sock.getpeername()[1]:04X}", f"{sock.getsockname()[1]:04X}"
+    except OSError:  # it is gone
+        return set()
+    owners, is_known = set(), False
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(path, encoding="ascii") as table:
+                rows = [line.split() for line in table][1:]
+        except OSError:
+            continue
+        is_known = True
+        for _, local, remote, _, _, _, _, owner, *_ in rows:
+            if (local.rpartition(":")[2], remote.rpartition(":")[2]) == wanted:
+                owners.add(int(owner))
+    return owners if is_known else None
 
 
 def peer_pid(sock: socket.socket) -> int:

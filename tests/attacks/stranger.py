@@ -1,0 +1,151 @@
+"""A program without the token that tries to join a job, and to record and replay connections.
+
+    stranger.py try ADDRESS TIMES SECRET FOLDER   try so often; print what came of it, as JSON
+    stranger.py jax ADDRESS SECRET                try to use JAX's service; print the same
+    stranger.py relay ADDRESS TO FOLDER           pass connections on; record both directions
+
+It uses the standard library and the frames of shoal, as anyone can.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from shoal.runtime.wire.connection import connect
+from shoal.runtime.wire.frames import FrameError, pack_frame, split_address
+from shoal.runtime.wire.proof import Introduction, introduce
+
+PATIENCE_S = 20.0
+HELLO = {
+    "do": "hello", "protocol": 7, "process": 1, "processes": 2, "host": "stranger", "pid": 1,
+    "incarnation": "0" * 16, "versions": "", "jax_service": "", "timeout_s": 1.0, "host_id": "",
+}  # fmt: skip
+
+
+def limit() -> float:
+    return time.monotonic() + PATIENCE_S
+
+
+def guess(address: str, secret: str) -> str:
+    """Try to join with a secret; return the answer."""
+    channel = connect(split_address(address), limit(), max_body_bytes=1 << 16)
+    with contextlib.closing(channel):
+        refusal = introduce(channel, HELLO, secret, limit())
+        return "joined" if refusal is None else refusal.body.decode()
+
+
+def without_proof(address: str) -> str:
+    """Send a HELLO as if the coordinator asked for nothing."""
+    channel = connect(split_address(address), limit(), max_body_bytes=1 << 16)
+    with contextlib.closing(channel):
+        channel.send(pack_frame(HELLO), limit())
+        return channel.receive(limit()).body.decode()
+
+
+def skip_proof(address: str) -> str:
+    """Answer the challenge with a request."""
+    channel = connect(split_address(address), limit(), max_body_bytes=1 << 16)
+    with contextlib.closing(channel):
+        channel.send(Introduction("").first_frame(HELLO), limit())
+        channel.receive(limit())
+        channel.send(pack_frame({"do": "members", "ticket": 1}), limit())
+        return channel.receive(limit()).body.decode()
+
+
+def replay(address: str, recorded: bytes) -> str:
+    """Send what a process of the job once sent; return the refusal in what comes back."""
+    with socket.create_connection(split_address(address), PATIENCE_S) as sock:
+        came = b""
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(recorded)
+            while data := sock.recv(1 << 16):
+                came += data
+    answer = came.partition(b"the token is wrong")
+    return "the token is wrong" if answer[1] and b'"proof"' not in came else repr(came)
+
+
+def attack(address: str, times: int, secret: str, folder: Path) -> dict[str, int]:
+    """Try everything in turn; return how often each answer came."""
+    sessions = [path.read_bytes() for path in sorted(folder.glob("*.sent"))]
+    kinds = {
+        "none": lambda _: without_proof(address),
+        "guess": lambda at: guess(address, f"guess {at}"),
+        "empty": lambda _: guess(address, ""),
+        "another job's": lambda _: guess(address, secret),
+        "skipped": lambda _: skip_proof(address),
+        **(
+            {"replayed": lambda at: replay(address, sessions[at % len(sessions)])}
+            if sessions
+            else {}
+        ),
+    }
+    answers: collections.Counter[str] = collections.Counter()
+    for at in range(times):
+        kind = list(kinds)[at % len(kinds)]
+        try:
+            answer = kinds[kind](at // len(kinds))
+        except (OSError, FrameError) as error:
+            answer = f"{type(error).__name__}: {error}"
+        answers[f"{kind}: {answer}"] += 1
+    return dict(answers)
+
+
+def reach_jax(service: str, secret: str) -> dict[str, str]:
+    """Try to use JAX's service: with JAX's own client, and through its door."""
+    client = f"""
+import os, sys, threading
+from jaxlib import _jax
+threading.Timer(3, lambda: (os.write(1, b"not connected"), os._exit(0))).start()
+client = _jax.get_distributed_runtime_client({service!r}, 1, init_timeout=60)
+client.connect()
+os.write(1, b"connected")
+os._exit(0)
+"""
+    said = subprocess.run([sys.executable, "-c", client], capture_output=True, text=True).stdout
+    answers = {"JAX's own client": said}
+    for name, guessed in (("a guess", "guess"), ("another job's token", secret)):
+        answers[name] = guess(service, guessed)
+    return answers
+
+
+def relay(address: str, to: str, folder: Path) -> None:
+    """Pass connections on until killed; record each direction of each in a file."""
+
+    def pass_on(source: socket.socket, sink: socket.socket, path: Path) -> None:
+        with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+            while data := source.recv(1 << 16):
+                file.write(data)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    server = socket.create_server(split_address(address), backlog=64)
+    print("listens", flush=True)
+    for number in range(10_000):
+        near = server.accept()[0]
+        while True:  # the coordinator may start later
+            try:
+                far = socket.create_connection(split_address(to), PATIENCE_S)
+                break
+            except ConnectionRefusedError:
+                time.sleep(0.05)
+        for ends, kind in (((near, far), "sent"), ((far, near), "answered")):
+            path = folder / f"{number}.{kind}"
+            threading.Thread(target=pass_on, args=(*ends, path), daemon=True).start()
+
+
+if __name__ == "__main__":
+    verb, address, *more = sys.argv[1:]
+    if verb == "jax":
+        print(json.dumps(reach_jax(address, more[0])), flush=True)
+    elif verb == "relay":
+        relay(address, more[0], Path(more[1]))
+    else:
+        print(json.dumps(attack(address, int(more[0]), more[1], Path(more[2]))), flush=True)

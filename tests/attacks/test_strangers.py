@@ -1,0 +1,457 @@
+"""What strangers can and cannot do to a running job; SECURITY.md's table is made from `ROWS`.
+
+The job runs on two hosts, namespaces, without a setting: its token is made from the file in the
+home directory. A third host is the stranger's.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from processes.clusters.pages import Started
+from quiet_ports import quiet_row
+from shoal.cli.observer import Observer, ServerAddress
+from shoal.runtime.jax_service.splice import Door
+from shoal.runtime.startup import job_token
+from shoal.runtime.startup.job_token import observed_tokens
+from shoal.runtime.wire.sockets import listen_unix, may_call
+from shoal.testing import enter
+from shoal.testing.network import address_of, why_no_cuts
+from shoal.testing.warden import MARK, marked
+from shoal.testing.warding import Warden
+
+PORT = 8476
+TRIES = 200  # in each of two places: before all have joined, and while the job runs
+JOB = """
+import os, shoal
+shoal.initialize()
+import jax
+with open(os.environ["SAID"] + ".new", "w") as file:
+    file.write(jax._src.distributed.global_state.coordinator_address)
+os.rename(os.environ["SAID"] + ".new", os.environ["SAID"])
+while not shoal.broadcast(os.path.exists("over")):
+    pass
+os.write(1, b"done\\n")
+"""
+ROOT = Path(__file__).parents[2]
+needs_network = pytest.mark.skipif(bool(why_no_cuts()), reason=why_no_cuts() or "-")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+
+
+class Row(NamedTuple):
+    """What a kind of stranger tries, and what comes of it."""
+
+    who: str
+    tries: str
+    result: str
+    shown_by: str  # a test here, or `file::test`
+
+
+NETWORK = "a program that reaches the coordinator's port"
+TAPPED = "a program that reads the packets"
+NEIGHBOR = "another user of a host"
+READER = "a reader of logs, reports and process lists"
+SELF = "the same user, or root"
+
+ROWS = (
+    Row(NETWORK, "joins without a token, with a guess, or with that of the user's other jobs",
+        "refused; the job goes on", "test_a_stranger_does_not_join"),
+    Row(NETWORK, "replays a recorded connection of this job, or of an earlier one at this address",
+        "refused: random numbers are used once", "test_a_stranger_does_not_join"),
+    Row(NETWORK, "keeps hundreds of connections open and says nothing",
+        "closed after 30 s; the job goes on",
+        "runtime/wire/test_server_sockets.py::"
+        "test_a_stranger_that_stays_silent_or_sends_half_a_frame_is_thrown_out_in_time"),
+    Row(NETWORK, "listens at the address first, as if it were the coordinator",
+        "processes do not join: it cannot prove that it has the token",
+        "test_an_impostor_is_not_joined"),
+    Row(NETWORK, "connects to JAX's service", "refused, as by the coordinator",
+        "test_jax_s_service_lets_no_stranger_in"),
+    Row(TAPPED, "looks for the token", "it is never sent", "test_a_stranger_does_not_join"),
+    Row(TAPPED, "reads what processes send", "**it can**: nothing is encrypted",
+        "test_what_is_sent_can_be_read"),
+    Row(NEIGHBOR, "reads the token's file, or the environment of a process",
+        "denied by the system", "test_another_user_reads_nothing"),
+    Row(NEIGHBOR, "creates `/tmp/shoal-UID` first, or a link there",
+        "jobs on this host do not start without SHOAL_TOKEN: it is not used",
+        "runtime/startup/test_job_token.py::test_a_squatter_in_tmp_gets_nothing"),
+    Row(NEIGHBOR, "connects to the coordinator's Unix socket",
+        "refused, by its user id, unless the job is root's; then by the token",
+        "test_another_user_does_not_call"),
+    Row(NEIGHBOR, "connects to JAX's service of a job on this host alone",
+        "refused, by its user id (Linux), unless the job is root's",
+        "test_jax_s_service_lets_no_other_user_in"),
+    Row(READER, "looks for the token in output, logs, reports and command lines", "it is not there",
+        "test_no_log_and_no_command_line_has_the_token"),
+    Row(SELF, "reads the token", "**it can**: it is trusted", "test_the_same_user_can_join"),
+)  # fmt: skip
+
+
+def table() -> str:
+    """Return the table of SECURITY.md."""
+    lines = ["| who | tries | what happens |", "|---|---|---|"]
+    before = ""
+    for row in ROWS:
+        who, before = "" if row.who == before else row.who, row.who
+        lines.append(f"| {who} | {row.tries} | {row.result} |")
+    return "\n".join(lines)
+
+
+def test_the_page_has_this_table():
+    assert table() in (ROOT / "SECURITY.md").read_text(encoding="utf-8"), f"paste it:\n{table()}"
+
+
+def test_each_row_is_shown():
+    for row in ROWS:
+        file, _, name = row.shown_by.rpartition("::")
+        path = ROOT / "tests" / file if file else Path(__file__)
+        assert f"\ndef {name}(" in path.read_text(encoding="utf-8"), row
+
+
+# ---- A job on two hosts, and a third one.
+
+
+class Scene:
+    """Two hosts with a job, and the stranger's; all have this folder."""
+
+    def __init__(self, folder: Path, env: dict[str, str], warden: Warden) -> None:
+        self.folder, self._warden, self._started = folder, warden, []
+        self.home = folder / "home"
+        self.home.mkdir()
+        (folder / "job.py").write_text(JOB)
+        self._env = {**env, MARK: warden.mark, "HOME": str(self.home), "SHOAL_WARN_AFTER_S": "1"}
+        del self._env["XDG_CONFIG_HOME"]
+
+    @property
+    def address(self) -> str:
+        return f"{address_of(0)}:{PORT}"
+
+    def start(self, host: int, *arguments: object, **env: str) -> Started:
+        """Start Python on a host."""
+        inside = [sys.executable, "-I", "-S", enter.__file__, *self._warden.namespaces[host]]
+        command = [*inside, sys.executable, *map(str, arguments)]
+        self._started.append(Started(command, self.folder, {**self._env, **env}))
+        return self._started[-1]
+
+    def process(self, index: int, address: str = "") -> Started:
+        """Start a process of the job, on its host."""
+        return self.start(
+            index, "job.py", SAID=str(self.folder / f"joined{index}"), SHOAL_NUM_PROCESSES="2",
+            SHOAL_PROCESS_ID=str(index), SHOAL_COORDINATOR=address or self.address,
+        )  # fmt: skip
+
+    def stranger(self, *arguments: object) -> Started:
+        """Start the stranger's program on its own host."""
+        return self.start(2, Path(__file__).with_name("stranger.py"), *arguments)
+
+    def token(self, port: int = PORT) -> str:
+        """Return the token of a job of this user at a port."""
+        path = self.home / ".config/shoal/token"
+        return job_token.derived(path.read_text().strip(), f"job {port}")
+
+    def attacked(self, times: int, records: Path) -> dict[str, int]:
+        """Return the answers to so many tries."""
+        stranger = self.stranger("try", self.address, times, self.token(PORT + 1), records)
+        assert stranger.code() == 0, stranger.said
+        answers = json.loads(stranger.said)
+        assert sum(answers.values()) == times
+        return answers
+
+    def await_file(self, name: str) -> None:
+        """Wait until a process has written a file."""
+        limit = time.monotonic() + 60
+        while not (self.folder / name).exists():
+            assert time.monotonic() < limit, "it never came"
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        for started in self._started:
+            started.end()
+
+
+@pytest.fixture
+def scene(tmp_path, child_env) -> Iterator[Scene]:
+    warden = Warden(3)
+    scene = Scene(tmp_path, child_env, warden)
+    yield scene
+    scene.end()
+    warden.close()
+
+
+REFUSED = "the token is wrong: SHOAL_TOKEN must be the one of this job"
+OTHER_VERSION = "it is another version of shoal; install the same one everywhere"
+EXPECTED = {
+    f"none: {OTHER_VERSION}", f"guess: {REFUSED}", f"empty: {REFUSED}",
+    f"another job's: {REFUSED}", f"skipped: {REFUSED}", "replayed: the token is wrong",
+}  # fmt: skip
+
+
+@needs_network
+def test_a_stranger_does_not_join(scene):
+    records = scene.folder / "records"
+    records.mkdir()
+    # A first job, of which host 1 records all that its process sends and is sent.
+    via = f"{address_of(1)}:{PORT}"
+    relay = scene.start(1, Path(__file__).with_name("stranger.py"), "relay", via, scene.address,
+                        records)  # fmt: skip
+    relay.until("listens")
+    (scene.folder / "over").touch()
+    first = [scene.process(0), scene.process(1, via)]
+    assert [one.code() for one in first] == [0, 0], first[0].said + first[1].said
+    relay.end()
+    wire = b"".join(path.read_bytes() for path in records.iterdir())
+    assert wire.count(b'"proof"') >= 4, "both ends, of at least two connections"
+    secret = (scene.home / ".config/shoal/token").read_text().strip()
+    assert not any(one.encode() in wire for one in (secret, scene.token()))
+    # Another at the same address, and so with the same token.
+    (scene.folder / "over").unlink()
+    (scene.folder / "joined0").unlink()
+    (scene.folder / "joined1").unlink()
+    waiting = scene.process(0)
+    waiting.until("missing: process 1")
+    assert {*scene.attacked(TRIES, records)} == EXPECTED
+    both = [waiting, scene.process(1)]
+    scene.await_file("joined0")
+    scene.await_file("joined1")
+    assert {*scene.attacked(TRIES, records)} == EXPECTED
+    (scene.folder / "over").touch()
+    assert [one.code() for one in both] == [0, 0], both[0].said + both[1].said
+    assert all(one.said.endswith("done\n") for one in both)
+
+
+@needs_network
+def test_an_impostor_is_not_joined(scene):
+    """It listens first, has no token, and answers a proof with the frames of a coordinator."""
+    (scene.folder / "impostor.py").write_text(
+        textwrap.dedent(f"""
+        import socket
+        from shoal.runtime.wire.connection import Channel
+        from shoal.runtime.wire.frames import pack_frame
+        server = socket.create_server(("{address_of(0)}", {PORT}))
+        print("listens", flush=True)
+        while True:
+            channel = Channel(server.accept()[0], max_body_bytes=0)
+            channel.receive(1e9)
+            channel.send(pack_frame({{"is": "challenge", "nonce": "0" * 32}}), 1e9)
+            channel.receive(1e9)
+            channel.send(pack_frame({{"is": "proof", "proof": "0" * 64}}), 1e9)
+            channel.send(pack_frame({{"is": "welcome"}}), 1e9)
+        """)
+    )
+    impostor = scene.start(0, "impostor.py")
+    impostor.until("listens")
+    process = scene.process(1)
+    assert process.code() == 74
+    assert "it does not know the token of this job" in " ".join(process.said.split())
+
+
+@needs_network
+def test_jax_s_service_lets_no_stranger_in(scene):
+    both = [scene.process(0), scene.process(1)]
+    scene.await_file("joined0")
+    scene.await_file("joined1")
+    service = (scene.folder / "joined0").read_text()
+    assert service.startswith(f"{address_of(0)}:")
+    stranger = scene.stranger("jax", service, scene.token(PORT + 1))
+    assert stranger.code() == 0, stranger.said
+    assert json.loads(stranger.said) == {
+        "JAX's own client": "not connected", "a guess": "the token is wrong: SHOAL_TOKEN must be "
+        "the one of this job", "another job's token": "the token is wrong: SHOAL_TOKEN must be the "
+        "one of this job",
+    }  # fmt: skip
+    (scene.folder / "over").touch()
+    assert [one.code() for one in both] == [0, 0], both[0].said + both[1].said
+
+
+@needs_network
+def test_what_is_sent_can_be_read(scene):
+    records = scene.folder / "records"
+    records.mkdir()
+    via = f"{address_of(1)}:{PORT}"
+    relay = scene.start(1, Path(__file__).with_name("stranger.py"), "relay", via, scene.address,
+                        records)  # fmt: skip
+    relay.until("listens")
+    job = "import shoal\nshoal.initialize()\nshoal.broadcast({'words': 'for all to read'})\n"
+    (scene.folder / "job.py").write_text(job)
+    both = [scene.process(0), scene.process(1, via)]
+    assert [one.code() for one in both] == [0, 0], both[0].said + both[1].said
+    relay.end()
+    assert b"for all to read" in b"".join(path.read_bytes() for path in records.iterdir())
+
+
+# ---- On one host: other users, logs, the same user.
+
+
+codecs.lookup("ascii")  # a fork of another user cannot load it
+
+
+def as_user(user: int, function: Callable[[], object]) -> object:
+    """Return what a function returns in a fork that is this user's, as JSON."""
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            os.write(writes, json.dumps(function()).encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return json.loads(said)
+
+
+ONE, OTHER = 60001, 60002
+
+
+def opened(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode(errors="replace")
+    except PermissionError:
+        return "denied"
+
+
+@needs_root
+def test_another_user_reads_nothing(monkeypatch):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        monkeypatch.setenv("HOME", folder)
+        monkeypatch.delenv("XDG_CONFIG_HOME")
+        source = job_token.find_token("job", "10.0.0.1:1").source
+        assert source.startswith(folder)
+        assert as_user(ONE, lambda: opened(source)) == "denied"
+        os.chmod(os.path.dirname(source), 0o755)  # not even so
+        os.chmod(os.path.dirname(os.path.dirname(source)), 0o755)
+        assert as_user(ONE, lambda: opened(source)) == "denied"
+    assert as_user(ONE, lambda: opened(f"/proc/{os.getppid()}/environ")) == "denied"
+
+
+@needs_root
+def test_another_user_does_not_call():
+    def serve(path: str) -> list[bool]:
+        server = listen_unix()
+        with open(path, "w") as file:
+            file.write(server.getsockname()[1:].decode())
+        os.rename(path, f"{path}.whole")
+        return [may_call(server.accept()[0]) for _ in range(3)]
+
+    def call(name: str) -> None:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(f"\0{name}")
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        with ThreadPoolExecutor(1) as pool:
+            served = pool.submit(as_user, ONE, lambda: serve(f"{folder}/name"))
+            while not os.path.exists(f"{folder}/name.whole"):
+                time.sleep(0.01)
+            name = Path(f"{folder}/name.whole").read_text()
+            for user in (ONE, OTHER, 0):
+                as_user(user, lambda: call(name))
+            assert served.result() == [True, False, True]
+
+
+@needs_root
+def test_jax_s_service_lets_no_other_user_in():
+    """The door of a service that answers with one byte; each caller speaks as JAX's client does."""
+
+    def serve(folder: str) -> None:
+        behind = socket.socket(socket.AF_UNIX)
+        behind.bind(f"{folder}/service")
+        behind.listen()
+        server = socket.create_server(("127.0.0.1", 0))
+        Door(server, f"{folder}/service", "a secret", is_open=True).open()
+        Path(f"{folder}/new").write_text(str(server.getsockname()[1]))
+        os.rename(f"{folder}/new", f"{folder}/port")
+        for _ in range(2):
+            behind.accept()[0].sendall(b"!")
+        while not os.path.exists(f"{folder}/over"):
+            time.sleep(0.01)
+
+    def call(port: int, family: int = socket.AF_INET, host: str = "127.0.0.1") -> str:
+        with socket.socket(family) as sock:
+            if family == socket.AF_INET6:  # as gRPC's, for both kinds of addresses
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.connect((host, port))
+            sock.sendall(b"PRI * HTTP/2.0")
+            try:
+                return sock.recv(1).decode()
+            except ConnectionError:
+                return ""
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
+        os.chmod(folder, 0o777)
+        served = pool.submit(as_user, ONE, lambda: serve(folder))
+        while not os.path.exists(f"{folder}/port"):
+            time.sleep(0.01)
+        port = int(Path(f"{folder}/port").read_text())
+        assert as_user(OTHER, lambda: call(port)) == ""
+        mapped = (port, socket.AF_INET6, "::ffff:127.0.0.1")
+        assert as_user(OTHER, lambda: call(*mapped)) == ""
+        assert as_user(ONE, lambda: call(port)) == "!"
+        assert as_user(ONE, lambda: call(*mapped)) == "!"
+        Path(folder, "over").touch()
+        served.result()
+
+
+def test_no_log_and_no_command_line_has_the_token(tmp_path, child_env):
+    (tmp_path / "script.py").write_text(
+        "import os, shoal, time\nshoal.initialize()\n"
+        "while not os.path.exists('over'): time.sleep(0.01)\n"
+        "if shoal.process_index() == 1: raise ValueError('no data')\nshoal.barrier('never')\n"
+    )
+    warden = Warden(0)
+    env = {**child_env, MARK: warden.mark, "SHOAL_FAILURE_GRACE_S": "0.3"}
+    run = [sys.executable, "-m", "shoal", "run", "-n", "2", "--log-dir", "logs", "script.py"]
+    started = Started(run, tmp_path, env)
+    try:
+        record = tmp_path / "logs/job.json"
+        while not record.exists():
+            time.sleep(0.01)
+        token = json.loads(record.read_text())["token"]
+        lines = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in marked(warden.mark))
+        assert lines.count(b"shoal") >= 3
+        assert token.encode() not in lines
+        (tmp_path / "over").touch()
+        assert started.code() == 1
+        logs = [path for path in (tmp_path / "logs").rglob("*") if path.is_file()]
+        assert len(logs) >= 4, "of both processes, both services, and the report"
+        shown = started.said + "".join(path.read_text() for path in logs)
+        assert "no data" in shown
+        assert token not in shown
+    finally:
+        started.end()
+        warden.close()
+
+
+def test_the_same_user_can_join(tmp_path, child_env):
+    (tmp_path / "script.py").write_text("import shoal\nshoal.initialize()")
+    host, port = quiet_row(1)
+    where = {"SHOAL_COORDINATOR": f"{host}:{port}", "SHOAL_NUM_PROCESSES": "2"}
+    env = {**child_env, **where, "SHOAL_PROCESS_ID": "0", "SHOAL_WARN_AFTER_S": "0.1"}
+    started = Started([sys.executable, "script.py"], tmp_path, env)
+    try:
+        started.until("missing: process 1")
+        place = ServerAddress(f"{host}:{port}", observed_tokens(f"{host}:{port}"))
+        with contextlib.closing(Observer("test", place)) as observer:
+            assert [one.process for one in observer.roll().members] == [0, 1]
+    finally:
+        started.end()
