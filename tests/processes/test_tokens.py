@@ -193,3 +193,17 @@ def test_the_doctor_shows_where_the_token_is_from_and_not_the_token(hosts):
     said = " ".join(both[1].said.split())
     assert "SHOAL_TOKEN to one secret for all processes" in said
     os.remove(path)
+
+
+def test_jax_alone_gets_through_the_door_on_two_hosts(hosts):
+    """A splice of each process proves the token for it; and shoal may attach later."""
+    (hosts.folder / "script.py").write_text(
+        "import os, jax\njax.distributed.initialize()\n"
+        "from jax.experimental import multihost_utils as m\n"
+        "met = m.process_allgather(jax.numpy.ones(1)).tolist()\n"
+        "import shoal\nshoal.initialize()\n"
+        "os.write(1, f'met {met} {shoal.broadcast(5)}\\n'.encode())\n"
+    )
+    both = hosts.both("shoal run", ("home", "home"), JAX_NUM_CPU_DEVICES="1")
+    assert codes(both) == [0, 0], [started.said for started in both]
+    assert all("met [[1.0], [1.0]] 5\n" in started.said for started in both)

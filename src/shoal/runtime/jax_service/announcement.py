@@ -12,6 +12,7 @@ import time
 
 from shoal import settings
 from shoal.errors import InitializeError, UsageError
+from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.keeper_link import PROXIES, HostKeeper, without_proxy
 from shoal.runtime.wire.connection import connect
 from shoal.runtime.wire.frames import FrameError, split_address
@@ -24,13 +25,14 @@ _ANSWER_S = 2.0
 def way_to(jax_service: str) -> str:
     """Return the address at which JAX's client of this process reaches the launcher's service.
 
-    On the loopback the door is open. Elsewhere it asks for the token, which a splice of this
-    process proves: it ends with it.
+    On the loopback the door is open, and for mutual TLS. Else it asks for the token, which a splice
+    of this process proves: it ends with it.
 
     Raises:
       InitializeError: the splice cannot be started, or cannot reach the service.
     """
-    if is_loopback(split_address(jax_service)[0]):
+    needs_direct = jax_runtime.certificates().need_direct
+    if needs_direct or is_loopback(split_address(jax_service)[0]):
         return jax_service
     limit = time.monotonic() + settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S")
     splice = HostKeeper(settings.text("SHOAL_JOB"))

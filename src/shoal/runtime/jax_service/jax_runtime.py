@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from shoal.runtime.jax_service.certificates import CERT, OPTIONS, Certificates
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.jax_service.splice import Door
 from shoal.runtime.system.local_devices import (
@@ -76,6 +77,9 @@ class JaxService:
         """Listen; return the address of the door."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         server = socket.create_server((host, port), family=family, backlog=4096)
+        keywords = Certificates.of_environment(os.environ).keywords
+        if "mtls_cert_file" not in str(self._jax.get_distributed_runtime_service.__doc__):
+            keywords = {}  # of an older JAX: the processes refuse to join
         folder = f"{_SHORT_FOLDER}/shoal-jax-{os.urandom(8).hex()}"
         os.mkdir(folder, 0o700)
         try:
@@ -87,6 +91,7 @@ class JaxService:
                 cluster_register_timeout=_NEVER_S,
                 shutdown_timeout=_SHUTDOWN_S,
                 recoverable=True,
+                **keywords,
             )
             if os.path.exists("/proc/self/fd"):
                 # The socket's inode, which stays reachable: no file outlives this process.
@@ -96,12 +101,23 @@ class JaxService:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
         allow_many_connections()
-        Door(server, path, token, is_open=is_loopback(host) or not token).open()
+        is_open = is_loopback(host) or not token
+        Door(server, path, token, is_open=is_open, has_tls=bool(keywords)).open()
         return address_text(host, server.getsockname()[1])
 
     def close(self) -> None:
         """Stop. Clients that are still connected abort; the caller ensures that there are none."""
         self._service.shutdown()
+
+
+def certificates() -> Certificates:
+    """Return JAX's options for mutual TLS."""
+    config = getattr(sys.modules.get("jax"), "config", None)
+    if config is None or not hasattr(config, CERT):
+        found = Certificates.of_environment(os.environ)
+        return found._replace(is_supported=config is None)
+    values = {name: getattr(config, name) for name in OPTIONS}
+    return Certificates({n: "1" if v is True else str(v) for n, v in values.items() if v})
 
 
 def attached() -> Attached | None:
@@ -244,6 +260,7 @@ def connect(address: str, process: int) -> Any:
         heartbeat_timeout=_NEVER_S,
         shutdown_on_destruction=False,  # see `disconnect`
         use_compression=True,
+        **certificates().keywords,
     )
     client.connect()
     client.key_value_set(_HERE, "", allow_overwrite=True)

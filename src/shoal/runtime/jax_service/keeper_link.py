@@ -113,7 +113,13 @@ def _way(token: str, jax_service: str) -> dict[str, object]:
 
 
 def find_host_keeper(
-    keeper: HostKeeper, joined: TcpCoordinator, token: str, jax_service: str, limit: float
+    keeper: HostKeeper,
+    joined: TcpCoordinator,
+    token: str,
+    jax_service: str,
+    limit: float,
+    *,
+    has_tls: bool,
 ) -> str:
     """Return the address of the splice of this process's host; its leader starts the keeper.
 
@@ -128,7 +134,9 @@ def find_host_keeper(
             outcome["address"] = keeper.begin(joined, token, jax_service, limit)
         except OSError as error:
             outcome["trouble"] = str(error)
-    point = Point("initialize", fingerprint="initialize: host keepers", site=callsite())
+    security = "mutual TLS" if has_tls else "no mutual TLS"
+    fingerprint = f"initialize: JAX's service by {security}"
+    point = Point("initialize", fingerprint=fingerprint, site=callsite())
     payload = json.dumps(outcome).encode() if outcome else b""
     answers = joined.arrive(point, payload, timeout_s=max(0.001, limit - time.monotonic()))
     heard = {process: json.loads(answer) for process, answer in answers.items() if answer}

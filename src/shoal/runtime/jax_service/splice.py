@@ -324,7 +324,15 @@ class Door:
     What does not prove the token in time is closed. See `server_sockets` for what it may cost.
     """
 
-    def __init__(self, server: socket.socket, path: str, secret: str, *, is_open: bool) -> None:
+    def __init__(
+        self,
+        server: socket.socket,
+        path: str,
+        secret: str,
+        *,
+        is_open: bool,
+        has_tls: bool = False,
+    ) -> None:
         """Prepare.
 
         Args:
@@ -333,11 +341,13 @@ class Door:
           secret: the job's token.
           is_open: whether clients of JAX alone, which speak HTTP/2 at once, are let through, too;
             with a token, only those of this user.
+          has_tls: whether JAX's service asks for certificates by itself: all are let through to it.
         """
         self._secret = secret
         self._selector = selectors.DefaultSelector()
         self._splices = Splices(self._selector, socket.AF_UNIX, path)
-        on_other = self._take_plain if is_open else None
+        self._has_tls = has_tls
+        on_other = self._take_plain if is_open or has_tls else None
         self._connections = Connections([server], self, time.monotonic, on_other=on_other)
         callers = self._connections.fileno()
         self._selector.register(callers, selectors.EVENT_READ, lambda _: self._connections.poll(0))
@@ -363,7 +373,7 @@ class Door:
 
     def _take_plain(self, sock: socket.socket, received: bytes) -> None:
         """Let a client of JAX alone through, if it is this user's."""
-        if self._secret and not may_call(sock):  # without one, anyone may join
+        if self._secret and not (self._has_tls or may_call(sock)):  # without one, anyone may join
             sock.close()
         else:
             self._splices.add(sock, received)

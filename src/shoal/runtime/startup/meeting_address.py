@@ -220,6 +220,10 @@ def _start(
       host: by which other processes reach this one.
     """
     bind = cluster.bind_host or bind_host(host)
+    certificates = jax_runtime.certificates()
+    refusal = token.refusal("the job", str(cluster.address)) if token.lack else ""
+    if not (jax_service or refusal) and (problem := certificates.problem()):
+        refusal = f"JAX's service cannot start with mutual TLS: {problem}"
     started = services.start(
         cluster.num_processes,
         bind=bind,
@@ -227,8 +231,9 @@ def _start(
         token=token.secret,
         timeout_s=left_of(deadline),
         job=cluster.name,
-        jax_service=not (jax_service or token.lack),
-        refusal=token.refusal("the job", str(cluster.address)) if token.lack else "",
+        jax_service=not (jax_service or refusal),
+        refusal=refusal,
+        variables=certificates.variables,
     )
     reached = bind if is_loopback(host) and bind not in _ANY_HOST else host
     address = moved(started.address, reached) if port == 0 else address_text(host, port)

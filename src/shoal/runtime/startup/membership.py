@@ -26,6 +26,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.exit.unfinished import pause_s
 from shoal.runtime.jax_service import device_work, jax_runtime
+from shoal.runtime.jax_service.certificates import NO_SHIELD
 from shoal.runtime.jax_service.keeper_link import (
     HostKeeper,
     find_host_keeper,
@@ -202,8 +203,16 @@ def _enter(
     fault_points.reach("initialize.after_hello", joined.process)
     near = jax_service
     try:
+        certificates = jax_runtime.certificates()
+        if not is_attached:
+            certificates.check(jax_service, deadline)
         if joined.num_processes > 1:
-            near = find_host_keeper(keeper, joined, token, jax_service, deadline)
+            has_tls = certificates.are_given and not is_attached
+            near = find_host_keeper(keeper, joined, token, jax_service, deadline, has_tls=has_tls)
+        if certificates.need_direct and not is_attached:
+            near = jax_service
+            if joined.process == 0:
+                _LOG.warning(NO_SHIELD)
     finally:
         keeper.dismiss()
     place_host = split_address(joined.address)[0]

@@ -27,7 +27,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple
 
 from shoal import settings
@@ -67,11 +67,13 @@ def start(
     job: str,
     jax_service: bool = True,
     refusal: str = "",
+    variables: Mapping[str, str] | None = None,
 ) -> ServiceAddresses:
     """Start the services of a job; they end soon unless released.
 
     Args:
       refusal: why no process can join, which the meeting place answers; "": they can.
+      variables: of the environment of the services.
 
     Raises:
       InitializeError: they fail to start, for example because the port is taken.
@@ -82,7 +84,7 @@ def start(
         *("--idle-s", str(timeout_s)),
         *(() if jax_service else ("--no-jax-service",)),
         *(("--refusal", refusal) if refusal else ()),
-        env={"SHOAL_TOKEN": token},
+        env={**(variables or {}), "SHOAL_TOKEN": token},
     )
     line = spawned.first_line(timeout_s)
     if not line:
