@@ -44,9 +44,10 @@ _ROWS = (
     ("SHOAL_JAX_SERVICE", "", "host:port", "JAX's coordination service, if already running"),
     ("SHOAL_NUM_PROCESSES", "", "processes", "number of processes of the job"),
     ("SHOAL_PROCESS_ID", "", "index", "index of this process, from 0"),
-    ("SHOAL_TOKEN", "", "text", "the secret that processes and the coordinator prove to have"),
-    ("SHOAL_INSECURE", "0", "0 or 1", "1, on all processes: a job that has no token starts, and "
-     "anyone who reaches its coordinator can join it"),
+    ("SHOAL_TOKEN", "", "text", "the job's secret; both ends of each connection prove that they "
+     "have it"),
+    ("SHOAL_INSECURE", "0", "0 or 1", "1, on all processes: the job starts without a token, and "
+     "anyone who can reach its coordinator can join"),
     ("SHOAL_JOB", "", "text", "the name of the job, which `ps` shows with shoal's own processes "
      "(set by `shoal run`); not set: the address of the coordinator"),
     ("SHOAL_ATTEMPT", "0", "number", "of this attempt of `shoal run --max-restarts`, from 0"),

@@ -1,6 +1,7 @@
 """A program without the token that tries to join a job, and to record and replay connections.
 
     stranger.py try ADDRESS TIMES SECRET FOLDER   try so often; print what came of it, as JSON
+    stranger.py node ADDRESS TIMES SECRET FOLDER  the same as a launcher, at that of node 0
     stranger.py jax ADDRESS SECRET                try to use JAX's service; print the same
     stranger.py relay ADDRESS TO FOLDER           pass connections on; record both directions
 
@@ -13,51 +14,64 @@ import collections
 import contextlib
 import json
 import socket
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+from shoal.runtime.rules.joining import PROTOCOL
 from shoal.runtime.wire.connection import connect
-from shoal.runtime.wire.frames import FrameError, pack_frame, split_address
+from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_address
 from shoal.runtime.wire.proof import Introduction, introduce
 
+Card = Mapping[str, object]  # a first frame
 PATIENCE_S = 20.0
 HELLO = {
-    "do": "hello", "protocol": 7, "process": 1, "processes": 2, "host": "stranger", "pid": 1,
+    "do": "hello", "protocol": PROTOCOL, "process": 1, "processes": 2, "host": "stranger", "pid": 1,
     "incarnation": "0" * 16, "versions": "", "jax_service": "", "timeout_s": 1.0, "host_id": "",
 }  # fmt: skip
+
+NODE = {
+    "do": "node", "node": 1, "nodes": 2, "processes": 1, "host": "stranger", "program": "job.py",
+    "fingerprint": "", "devices": None, "versions": "", "highest_shown": -1, "token": "none",
+    "restarts": "", "attempt": 0,
+}  # fmt: skip
+
+
+def said(frame: Frame) -> str:
+    """Return the words of an answer."""
+    return frame.body.decode() or str(frame.header.get("words", ""))
 
 
 def limit() -> float:
     return time.monotonic() + PATIENCE_S
 
 
-def guess(address: str, secret: str) -> str:
+def guess(address: str, secret: str, card: Card = HELLO) -> str:
     """Try to join with a secret; return the answer."""
     channel = connect(split_address(address), limit(), max_body_bytes=1 << 16)
     with contextlib.closing(channel):
-        refusal = introduce(channel, HELLO, secret, limit())
-        return "joined" if refusal is None else refusal.body.decode()
+        refusal = introduce(channel, card, secret, limit())
+        return "joined" if refusal is None else said(refusal)
 
 
-def without_proof(address: str) -> str:
-    """Send a HELLO as if the coordinator asked for nothing."""
+def without_proof(address: str, card: Card) -> str:
+    """Send a first frame as if the server asked for nothing."""
     channel = connect(split_address(address), limit(), max_body_bytes=1 << 16)
     with contextlib.closing(channel):
-        channel.send(pack_frame(HELLO), limit())
-        return channel.receive(limit()).body.decode()
+        channel.send(pack_frame(card), limit())
+        return said(channel.receive(limit()))
 
 
-def skip_proof(address: str) -> str:
+def skip_proof(address: str, card: Card) -> str:
     """Answer the challenge with a request."""
     channel = connect(split_address(address), limit(), max_body_bytes=1 << 16)
     with contextlib.closing(channel):
-        channel.send(Introduction("").first_frame(HELLO), limit())
+        channel.send(Introduction("").first_frame(card), limit())
         channel.receive(limit())
         channel.send(pack_frame({"do": "members", "ticket": 1}), limit())
-        return channel.receive(limit()).body.decode()
+        return said(channel.receive(limit()))
 
 
 def replay(address: str, recorded: bytes) -> str:
@@ -72,15 +86,17 @@ def replay(address: str, recorded: bytes) -> str:
     return "the token is wrong" if answer[1] and b'"proof"' not in came else repr(came)
 
 
-def attack(address: str, times: int, secret: str, folder: Path) -> dict[str, int]:
+def attack(
+    address: str, times: int, secret: str, folder: Path, card: Card = HELLO
+) -> dict[str, int]:
     """Try everything in turn; return how often each answer came."""
     sessions = [path.read_bytes() for path in sorted(folder.glob("*.sent"))]
     kinds = {
-        "none": lambda _: without_proof(address),
-        "guess": lambda at: guess(address, f"guess {at}"),
-        "empty": lambda _: guess(address, ""),
-        "another job's": lambda _: guess(address, secret),
-        "skipped": lambda _: skip_proof(address),
+        "none": lambda _: without_proof(address, card),
+        "guess": lambda at: guess(address, f"guess {at}", card),
+        "empty": lambda _: guess(address, "", card),
+        "another job's": lambda _: guess(address, secret, card),
+        "skipped": lambda _: skip_proof(address, card),
         **(
             {"replayed": lambda at: replay(address, sessions[at % len(sessions)])}
             if sessions
@@ -99,18 +115,14 @@ def attack(address: str, times: int, secret: str, folder: Path) -> dict[str, int
 
 
 def reach_jax(service: str, secret: str) -> dict[str, str]:
-    """Try to use JAX's service: with JAX's own client, and through its door."""
-    client = f"""
-import os, sys, threading
-from jaxlib import _jax
-threading.Timer(3, lambda: (os.write(1, b"not connected"), os._exit(0))).start()
-client = _jax.get_distributed_runtime_client({service!r}, 1, init_timeout=60)
-client.connect()
-os.write(1, b"connected")
-os._exit(0)
-"""
-    said = subprocess.run([sys.executable, "-c", client], capture_output=True, text=True).stdout
-    answers = {"JAX's own client": said}
+    """Try to use JAX's service: as JAX's own client begins, and through its door."""
+    with socket.create_connection(split_address(service), PATIENCE_S) as sock:
+        sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        try:
+            answer = "answered" if sock.recv(1) else "closed"
+        except ConnectionError:
+            answer = "closed"
+    answers = {"as JAX's own client": answer}
     for name, guessed in (("a guess", "guess"), ("another job's token", secret)):
         answers[name] = guess(service, guessed)
     return answers
@@ -148,4 +160,5 @@ if __name__ == "__main__":
     elif verb == "relay":
         relay(address, more[0], Path(more[1]))
     else:
-        print(json.dumps(attack(address, int(more[0]), more[1], Path(more[2]))), flush=True)
+        card = NODE if verb == "node" else HELLO
+        print(json.dumps(attack(address, int(more[0]), more[1], Path(more[2]), card)), flush=True)

@@ -6,17 +6,15 @@ home directory. A third host is the stranger's.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import json
 import os
-import socket
+import subprocess
 import sys
 import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +23,12 @@ import pytest
 from processes.clusters.pages import Started
 from quiet_ports import quiet_row
 from shoal.cli.observer import Observer, ServerAddress
-from shoal.runtime.jax_service.splice import Door
+from shoal.launch.order import NUM_PORTS
+from shoal.runtime.rules.joining import OLD_CLIENT, WRONG_TOKEN
 from shoal.runtime.startup import job_token
 from shoal.runtime.startup.job_token import observed_tokens
-from shoal.runtime.wire.sockets import listen_unix, may_call
+from shoal.runtime.startup.launchers import decide
+from shoal.runtime.startup.options import Arguments
 from shoal.testing import enter
 from shoal.testing.network import address_of, why_no_cuts
 from shoal.testing.warden import MARK, marked
@@ -68,7 +68,7 @@ READER = "a reader of logs, reports and process lists"
 SELF = "the same user, or root"
 
 ROWS = (
-    Row(NETWORK, "joins without a token, with a guess, or with that of the user's other jobs",
+    Row(NETWORK, "joins without a token, with a guess, or with that of the user's other ports",
         "refused; the job goes on", "test_a_stranger_does_not_join"),
     Row(NETWORK, "replays a recorded connection of this job, or of an earlier one at this address",
         "refused: random numbers are used once", "test_a_stranger_does_not_join"),
@@ -93,8 +93,9 @@ ROWS = (
         "refused, by its user id, unless the job is root's; then by the token",
         "test_another_user_does_not_call"),
     Row(NEIGHBOR, "connects to JAX's service of a job on this host alone",
-        "refused, by its user id (Linux), unless the job is root's",
-        "test_jax_s_service_lets_no_other_user_in"),
+        "refused, by its user id (Linux)", "test_jax_s_service_lets_no_other_user_in"),
+    Row(NEIGHBOR, "connects to the TCP proxy through which processes reach JAX's service",
+        "refused, by its user id (Linux)", "test_a_splice_lets_no_other_user_in"),
     Row(READER, "looks for the token in output, logs, reports and command lines", "it is not there",
         "test_no_log_and_no_command_line_has_the_token"),
     Row(SELF, "reads the token", "**it can**: it is trusted", "test_the_same_user_can_join"),
@@ -126,10 +127,12 @@ def test_each_row_is_shown():
 
 
 class Scene:
-    """Two hosts with a job, and the stranger's; all have this folder."""
+    """Two hosts with a job, and the stranger's; all have this folder. Or this host for all."""
 
     def __init__(self, folder: Path, env: dict[str, str], warden: Warden) -> None:
         self.folder, self._warden, self._started = folder, warden, []
+        quiet = quiet_row(NUM_PORTS)
+        self.host, self.port = (address_of(0), PORT) if warden.namespaces else quiet
         self.home = folder / "home"
         self.home.mkdir()
         (folder / "job.py").write_text(JOB)
@@ -138,12 +141,14 @@ class Scene:
 
     @property
     def address(self) -> str:
-        return f"{address_of(0)}:{PORT}"
+        return f"{self.host}:{self.port}"
 
     def start(self, host: int, *arguments: object, **env: str) -> Started:
         """Start Python on a host."""
-        inside = [sys.executable, "-I", "-S", enter.__file__, *self._warden.namespaces[host]]
-        command = [*inside, sys.executable, *map(str, arguments)]
+        enters = [sys.executable, "-I", "-S", enter.__file__]
+        spaces = self._warden.namespaces
+        command = [*enters, *spaces[host]] if spaces else []
+        command += [sys.executable, *map(str, arguments)]
         self._started.append(Started(command, self.folder, {**self._env, **env}))
         return self._started[-1]
 
@@ -154,6 +159,20 @@ class Scene:
             SHOAL_PROCESS_ID=str(index), SHOAL_COORDINATOR=address or self.address,
         )  # fmt: skip
 
+    def torchrun(self, index: int) -> Started:
+        """Start a process with the variables that torchrun sets for one process on each node."""
+        return self.start(
+            index, "job.py", SAID=str(self.folder / f"joined{index}"), RANK=str(index),
+            WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=str(index),
+            MASTER_ADDR=self.host, MASTER_PORT=str(self.port), TORCHELASTIC_RUN_ID="job",
+        )  # fmt: skip
+
+    def launcher(self, node: int) -> Started:
+        """Start the launcher of a node."""
+        nodes = ["--nnodes", "2", "--node-rank", node, "--coordinator", self.address]
+        said = str(self.folder / f"joined{node}")
+        return self.start(node, "-m", "shoal", "run", *nodes, "job.py", SAID=said)
+
     def stranger(self, *arguments: object) -> Started:
         """Start the stranger's program on its own host."""
         return self.start(2, Path(__file__).with_name("stranger.py"), *arguments)
@@ -163,9 +182,12 @@ class Scene:
         path = self.home / ".config/shoal/token"
         return job_token.derived(path.read_text().strip(), f"job {port}")
 
-    def attacked(self, times: int, records: Path) -> dict[str, int]:
+    def attacked(
+        self, times: int, records: Path, *, at: str = "", verb: str = "try", token: str = ""
+    ) -> dict[str, int]:
         """Return the answers to so many tries."""
-        stranger = self.stranger("try", self.address, times, self.token(PORT + 1), records)
+        token = token or self.token(PORT + 1)
+        stranger = self.stranger(verb, at or self.address, times, token, records)
         assert stranger.code() == 0, stranger.said
         answers = json.loads(stranger.said)
         assert sum(answers.values()) == times
@@ -192,11 +214,9 @@ def scene(tmp_path, child_env) -> Iterator[Scene]:
     warden.close()
 
 
-REFUSED = "the token is wrong: SHOAL_TOKEN must be the one of this job"
-OTHER_VERSION = "it is another version of shoal; install the same one everywhere"
 EXPECTED = {
-    f"none: {OTHER_VERSION}", f"guess: {REFUSED}", f"empty: {REFUSED}",
-    f"another job's: {REFUSED}", f"skipped: {REFUSED}", "replayed: the token is wrong",
+    f"none: {OLD_CLIENT}", f"guess: {WRONG_TOKEN}", f"empty: {WRONG_TOKEN}",
+    f"another job's: {WRONG_TOKEN}", f"skipped: {WRONG_TOKEN}", "replayed: the token is wrong",
 }  # fmt: skip
 
 
@@ -231,6 +251,42 @@ def test_a_stranger_does_not_join(scene):
     (scene.folder / "over").touch()
     assert [one.code() for one in both] == [0, 0], both[0].said + both[1].said
     assert all(one.said.endswith("done\n") for one in both)
+
+
+@pytest.mark.parametrize("way", ["python", "torchrun", "shoal run"])
+@pytest.mark.parametrize(
+    "hosts", [pytest.param(3, marks=needs_network, id="two hosts"), pytest.param(0, id="loopback")]
+)
+def test_a_stranger_does_not_join_however_the_job_was_started(tmp_path, child_env, hosts, way):
+    warden = Warden(hosts)
+    scene = Scene(tmp_path, child_env, warden)
+    coordinator, first = scene.address, {"token": "of another job"}
+    if way == "torchrun":
+        variables = {"MASTER_ADDR": scene.host, "MASTER_PORT": str(scene.port)}
+        ranks = {"RANK": "0", "WORLD_SIZE": "2"}
+        coordinator = str(decide(Arguments(), {**variables, **ranks}).address)
+    elif way == "shoal run":
+        coordinator = f"{scene.host}:{scene.port + 1}"
+        first |= {"verb": "node", "at": scene.address}
+    start = {"python": scene.process, "torchrun": scene.torchrun, "shoal run": scene.launcher}[way]
+    try:
+        waiting = start(0)
+        waiting.until("node 1 of 2 has not joined" if way == "shoal run" else "missing: process 1")
+        answers = scene.attacked(TRIES, tmp_path / "none", **{"at": coordinator, **first})
+        refused = "has another token than" if way == "shoal run" else "the token is wrong"
+        assert sum(count for answer, count in answers.items() if refused in answer) >= 0.8 * TRIES
+        assert all(refused in answer or OLD_CLIENT in answer for answer in answers), answers
+        both = [waiting, start(1)]
+        scene.await_file("joined0")
+        scene.await_file("joined1")
+        answers = scene.attacked(TRIES, tmp_path / "none", at=coordinator, token="of another job")
+        assert {*answers} == {answer for answer in EXPECTED if not answer.startswith("replayed")}
+        (tmp_path / "over").touch()
+        assert [one.code() for one in both] == [0, 0], both[0].said + both[1].said
+        assert all("done\n" in one.said for one in both)
+    finally:
+        scene.end()
+        warden.close()
 
 
 @needs_network
@@ -268,11 +324,8 @@ def test_jax_s_service_lets_no_stranger_in(scene):
     assert service.startswith(f"{address_of(0)}:")
     stranger = scene.stranger("jax", service, scene.token(PORT + 1))
     assert stranger.code() == 0, stranger.said
-    assert json.loads(stranger.said) == {
-        "JAX's own client": "not connected", "a guess": "the token is wrong: SHOAL_TOKEN must be "
-        "the one of this job", "another job's token": "the token is wrong: SHOAL_TOKEN must be the "
-        "one of this job",
-    }  # fmt: skip
+    answers = {"a guess": WRONG_TOKEN, "another job's token": WRONG_TOKEN}
+    assert json.loads(stranger.said) == {"as JAX's own client": "closed", **answers}
     (scene.folder / "over").touch()
     assert [one.code() for one in both] == [0, 0], both[0].said + both[1].said
 
@@ -296,37 +349,63 @@ def test_what_is_sent_can_be_read(scene):
 # ---- On one host: other users, logs, the same user.
 
 
-codecs.lookup("ascii")  # a fork of another user cannot load it
+# A process of another user. It imports all that it needs before: it may read no file of root's.
+OTHERS = """
+import codecs, os, selectors, socket, sys, tempfile, threading, time
+from shoal.runtime.jax_service.splice import Door, Splices
+from shoal.runtime.wire.sockets import listen_unix, may_call
+codecs.lookup("ascii"), codecs.lookup("idna")
+os.setgroups([])
+os.setgid(int(sys.argv[1]))
+os.setuid(int(sys.argv[1]))
 
+def opened(path):
+    try:
+        return open(path, "rb").read().decode(errors="replace")
+    except PermissionError:
+        return "denied"
 
-def as_user(user: int, function: Callable[[], object]) -> object:
-    """Return what a function returns in a fork that is this user's, as JSON."""
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+def answer(behind):
+    kept = []
+    while True:
+        kept.append(behind.accept()[0])
+        kept[-1].recv(100)
+        kept[-1].sendall(b"!")
+
+def call(port, family=socket.AF_INET, host="127.0.0.1"):
+    with socket.socket(family) as sock:
+        if family == socket.AF_INET6:  # as gRPC's, for both kinds of addresses
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.settimeout(30)
+        sock.connect((host, port))
         try:
-            os.setgroups([])
-            os.setgid(user)
-            os.setuid(user)
-            os.write(writes, json.dumps(function()).encode())
-        finally:
-            os._exit(0)
-    os.close(writes)
-    with open(reads, "rb") as pipe:
-        said = pipe.read()
-    os.waitpid(pid, 0)
-    return json.loads(said)
-
-
+            sock.sendall(b"PRI * HTTP/2.0")
+            return sock.recv(1).decode()
+        except ConnectionError:
+            return ""
+"""
 ONE, OTHER = 60001, 60002
 
 
-def opened(path: str) -> str:
+def as_user(user: int, code: str) -> str:
+    """Return what a program prints that runs as this user."""
+    command = [sys.executable, "-c", OTHERS + textwrap.dedent(code), str(user)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@contextlib.contextmanager
+def serving(code: str) -> Iterator[Callable[[], str]]:
+    """Run a server as user ONE; yield a function that returns its next line."""
+    command = [sys.executable, "-u", "-c", OTHERS + textwrap.dedent(code), str(ONE)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        with open(path, "rb") as file:
-            return file.read().decode(errors="replace")
-    except PermissionError:
-        return "denied"
+        yield lambda: server.stdout.readline().strip()
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
 
 
 @needs_root
@@ -335,81 +414,89 @@ def test_another_user_reads_nothing(monkeypatch):
         os.chmod(folder, 0o755)
         monkeypatch.setenv("HOME", folder)
         monkeypatch.delenv("XDG_CONFIG_HOME")
-        source = job_token.find_token("job", "10.0.0.1:1").source
-        assert source.startswith(folder)
-        assert as_user(ONE, lambda: opened(source)) == "denied"
-        os.chmod(os.path.dirname(source), 0o755)  # not even so
-        os.chmod(os.path.dirname(os.path.dirname(source)), 0o755)
-        assert as_user(ONE, lambda: opened(source)) == "denied"
-    assert as_user(ONE, lambda: opened(f"/proc/{os.getppid()}/environ")) == "denied"
+        source = Path(job_token.find_token("job", "10.0.0.1:1").source)
+        for directory in (source.parent, source.parent.parent):
+            directory.chmod(0o755)  # not even so
+        pid = os.getpid()
+        said = as_user(ONE, f"print(opened({str(source)!r}), opened('/proc/{pid}/environ'))")
+        assert said == "denied denied\n"
 
 
 @needs_root
 def test_another_user_does_not_call():
-    def serve(path: str) -> list[bool]:
-        server = listen_unix()
-        with open(path, "w") as file:
-            file.write(server.getsockname()[1:].decode())
-        os.rename(path, f"{path}.whole")
-        return [may_call(server.accept()[0]) for _ in range(3)]
-
-    def call(name: str) -> None:
-        with socket.socket(socket.AF_UNIX) as sock:
-            sock.connect(f"\0{name}")
-
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)
-        with ThreadPoolExecutor(1) as pool:
-            served = pool.submit(as_user, ONE, lambda: serve(f"{folder}/name"))
-            while not os.path.exists(f"{folder}/name.whole"):
-                time.sleep(0.01)
-            name = Path(f"{folder}/name.whole").read_text()
-            for user in (ONE, OTHER, 0):
-                as_user(user, lambda: call(name))
-            assert served.result() == [True, False, True]
+    server = """
+        listener = listen_unix()
+        listener.setblocking(True)
+        print(listener.getsockname()[1:].decode())
+        while True:
+            print(may_call(listener.accept()[0]))
+    """
+    with serving(server) as line:
+        call = f"socket.socket(socket.AF_UNIX).connect('\\0{line()}')"
+        for user, may in ((ONE, "True"), (OTHER, "False"), (0, "True")):
+            as_user(user, call)
+            assert line() == may
 
 
 @needs_root
-def test_jax_s_service_lets_no_other_user_in():
-    """The door of a service that answers with one byte; each caller speaks as JAX's client does."""
-
-    def serve(folder: str) -> None:
+@pytest.mark.parametrize("what", ["door", "closed before it is looked at"])
+def test_jax_s_service_lets_no_other_user_in(what):
+    server = """
+        folder = tempfile.mkdtemp()
         behind = socket.socket(socket.AF_UNIX)
         behind.bind(f"{folder}/service")
         behind.listen()
-        server = socket.create_server(("127.0.0.1", 0))
-        Door(server, f"{folder}/service", "a secret", is_open=True).open()
-        Path(f"{folder}/new").write_text(str(server.getsockname()[1]))
-        os.rename(f"{folder}/new", f"{folder}/port")
-        for _ in range(2):
-            behind.accept()[0].sendall(b"!")
-        while not os.path.exists(f"{folder}/over"):
-            time.sleep(0.01)
+        listener = socket.create_server(("127.0.0.1", 0))
+        Door(listener, f"{folder}/service", "a secret", is_open=True).open()
+        print(listener.getsockname()[1])
+        answer(behind)
+    """
+    if what != "door":
+        server = """
+            listener = socket.create_server(("127.0.0.1", 0))
+            print(listener.getsockname()[1])
+            while True:
+                near = listener.accept()[0]
+                near.recv(100)
+                time.sleep(0.5)  # the kernel shows what is closed by then as root's
+                print(may_call(near, root_serves_all=False))
+        """
+    with serving(server) as line:
+        port = int(line())
+        if what != "door":
+            closes = f"socket.create_connection(('127.0.0.1', {port})).sendall(b'PRI')"
+            as_user(OTHER, closes)
+            assert line() == "False"
+            return
+        mapped = f"{port}, socket.AF_INET6, '::ffff:127.0.0.1'"
+        both = f"print([call({port}), call({mapped})])"
+        assert as_user(OTHER, both) == "['', '']\n"
+        assert as_user(ONE, both) == "['!', '!']\n"
 
-    def call(port: int, family: int = socket.AF_INET, host: str = "127.0.0.1") -> str:
-        with socket.socket(family) as sock:
-            if family == socket.AF_INET6:  # as gRPC's, for both kinds of addresses
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            sock.connect((host, port))
-            sock.sendall(b"PRI * HTTP/2.0")
-            try:
-                return sock.recv(1).decode()
-            except ConnectionError:
-                return ""
 
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as pool:
-        os.chmod(folder, 0o777)
-        served = pool.submit(as_user, ONE, lambda: serve(folder))
-        while not os.path.exists(f"{folder}/port"):
-            time.sleep(0.01)
-        port = int(Path(f"{folder}/port").read_text())
-        assert as_user(OTHER, lambda: call(port)) == ""
-        mapped = (port, socket.AF_INET6, "::ffff:127.0.0.1")
-        assert as_user(OTHER, lambda: call(*mapped)) == ""
-        assert as_user(ONE, lambda: call(port)) == "!"
-        assert as_user(ONE, lambda: call(*mapped)) == "!"
-        Path(folder, "over").touch()
-        served.result()
+@needs_root
+def test_a_splice_lets_no_other_user_in():
+    """It would prove the token for whom it accepts."""
+    server = """
+        folder = tempfile.mkdtemp()
+        behind = socket.socket(socket.AF_UNIX)
+        behind.bind(f"{folder}/service")
+        behind.listen()
+        listener = socket.create_server(("127.0.0.1", 0))
+        Door(listener, f"{folder}/service", "a secret", is_open=False).open()
+        selector = selectors.DefaultSelector()
+        splices = Splices(selector, socket.AF_INET, listener.getsockname(), secret="a secret")
+        splices.listen()
+        threading.Thread(target=answer, args=[behind], daemon=True).start()
+        print(listener.getsockname()[1], splices.address.rpartition(":")[2])
+        while True:
+            for key, mask in selector.select():
+                key.data(mask)
+    """
+    with serving(server) as line:
+        door, splice = map(int, line().split())
+        assert as_user(OTHER, f"print([call({door}), call({splice})])") == "['', '']\n"
+        assert as_user(ONE, f"print([call({door}), call({splice})])") == "['', '!']\n"
 
 
 def test_no_log_and_no_command_line_has_the_token(tmp_path, child_env):

@@ -97,12 +97,12 @@ def test_with_a_prefix_the_splices_stay(job, right):
     ("spoil", "words"),
     [
         (lambda a, right, here: {**right, KEY.upper(): "/no"}, f"{KEY}=/no: No such file"),
-        (lambda a, right, here: {**right, CERT.upper(): ""}, f"needs three files: set {CERT}"),
+        (lambda a, right, here: {**right, CERT.upper(): ""}, f"mutual TLS also needs {CERT}"),
         (lambda a, right, here: a.variables("other", "DNS:elsewhere"), "mismatch"),
         (lambda a, right, here: a.variables("old", here, days=-1), "expired"),
         (lambda a, right, here: {**right, PREFIX.upper(): "spiffe://another/"},
          f"no URI of its certificate begins with {PREFIX}=spiffe://another/"),
-        (lambda a, right, here: {VERIFY.upper(): "1"}, f"{VERIFY} is set, and {CERT}"),
+        (lambda a, right, here: {VERIFY.upper(): "1"}, f"{VERIFY} is set, but {CERT}"),
     ],
 )  # fmt: skip
 def test_wrong_ones_are_an_error_on_all(job, authority, right, here, spoil, words):

@@ -58,7 +58,7 @@ Examples:
 What it checks:
   launcher   the variables of which launcher are used, and why those of others are not
   address    what it resolves to; whether process 0 can listen and the others connect
-  token      where each process has it from; the processes meet only if it is equal
+  token      where each process got it; all must have the same one
   versions   Python, JAX, jaxlib, NumPy, shoal, drivers; PROGRAM: a digest of the file
   devices    whether they start, in a child process, within --timeout
   clock      whether the clocks of all hosts agree

@@ -163,9 +163,9 @@ def initialize(
       strict_dtypes: True: a host value whose dtype arrays on devices cannot have, such as float64,
         is an error of `put` and others that place it; False: it is narrowed, with a
         `DtypeWarning`. None: as it was; at first SHOAL_STRICT_DTYPES (0).
-      token: the secret of the job, equal on all processes, which the processes and the coordinator
-        prove to have. None: SHOAL_TOKEN; else the launcher's or the rendezvous's, or one made from
-        a file of this user (docs/starting.md).
+      token: the job's secret, equal on all processes. None: from SHOAL_TOKEN, the launcher or the
+        rendezvous, or else derived from your token file (docs/starting.md). Under `shoal run` the
+        launcher's token is used.
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not arrive, an

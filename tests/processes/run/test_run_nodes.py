@@ -201,7 +201,7 @@ def test_another_secret_is_refused_and_does_not_end_the_job(launchers):
     leader = launchers.start(0)
     stranger = launchers.start(1, SHOAL_TOKEN="a guess")
     assert stranger.code() == 74
-    words = "is not that of node 0"
+    words = "has another token than node 0"
     assert words in stranger.said
     leader.until(words)
     assert launchers.start(1).code() == leader.code() == 0

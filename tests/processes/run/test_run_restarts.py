@@ -431,10 +431,10 @@ def prove(connection, secret):
             reader.feed(connection.recv(1 << 16))
         return frame.header
 
-    nonce = receive()["nonce"]
+    first = receive()
     connection.sendall(pack_frame({"is": "challenge", "nonce": "ours"}))
-    assert is_proof(receive()["proof"], secret, "client", "ours", nonce)
-    own = proof(secret, "server", "ours", nonce)
+    assert is_proof(receive()["proof"], secret, "client", "ours", first)
+    own = proof(secret, "server", "ours", first)
     connection.sendall(pack_frame({"is": "proof", "proof": own}))
 
 

@@ -38,7 +38,7 @@ def why_lacking(address: str = FAR) -> str:
     """Return why there is no token, which is never an error."""
     token = find_token("job", address)
     assert (token.secret, token.source) == ("", "none")
-    assert token.lack.startswith("SHOAL_TOKEN is not set, and there is no file for it (")
+    assert token.lack.startswith("SHOAL_TOKEN is not set, and no token file can be used (")
     return token.lack
 
 
@@ -77,6 +77,11 @@ def test_what_observes_tries_both_files():
     here, there = find_token("job", NEAR).secret, find_token("job", FAR).secret
     assert observed_tokens(FAR) == (there, here)
     assert observed_tokens(NEAR) == (here,)
+
+
+def test_what_observes_creates_no_file(tmp_path):
+    assert observed_tokens(FAR) == ("",)
+    assert files(tmp_path) == []
 
 
 def test_the_files_directory_may_be_configured(tmp_path, monkeypatch):
@@ -187,8 +192,8 @@ def test_a_squatter_in_tmp_gets_nothing(tmp_path):
 
 def test_the_refusal_has_lines_to_paste():
     token = find_token("job", FAR)._replace(secret="", lack="no home")
-    lines = token.refusal("the job", FAR).splitlines()
+    lines = token.refusal(FAR).splitlines()
     assert lines[0] == f"the job at {FAR} has no token, so anyone could join it: no home"
-    pasted = ["export SHOAL_TOKEN=$(openssl", "mpirun -x SHOAL_TOKEN", "kubectl create secret"]
+    pasted = ["export SHOAL_TOKEN=$(cat token)", "mpirun -x SHOAL_TOKEN", "kubectl create secret"]
     assert all(any(words in line for line in lines) for words in pasted)
-    assert "SHOAL_INSECURE=1" in lines[-1]
+    assert "set SHOAL_INSECURE=1 on all processes" in lines[-1]

@@ -181,7 +181,7 @@ class Follower(Peer):
             self._problem = self._connecting.problem
         waited_s, lack = now - self._began_s, self._nodes.token.lack
         if lack and waited_s >= CLOSED_S:
-            self.trouble = self._nodes.token.refusal("the job", self._address)
+            self.trouble = self._nodes.token.refusal(self._address)
             return
         words = (
             f"the launcher of node 0 cannot be reached at {self._address} after {waited_s:.0f} s: "

@@ -192,10 +192,8 @@ def missing_words(missing: Sequence[int], nodes: int, address: str, waited_s: fl
 def stranger_words(own: NodeCard, card: NodeCard) -> str:
     """Return why a launcher with another token, or none, is refused."""
     own_name = f"node 0 ({own.host})"
-    if own.token == card.token == "SHOAL_TOKEN":
-        return f"SHOAL_TOKEN of {card.name} is not that of {own_name}"
-    sources = f"{card.name}: {card.token}, {own_name}: {own.token}"
-    return f"{card.name} and {own_name} have no token in common ({sources})\n{REMEDY}"
+    sources = f"that of {card.name} is from {card.token}, that of {own_name} from {own.token}"
+    return f"{card.name} has another token than {own_name}: {sources}\n{REMEDY}"
 
 
 def _difference(own: NodeCard, card: NodeCard) -> str:

@@ -136,7 +136,7 @@ class Leader(Peer):
 
     def _turn_away(self, connection: Connection, frame: Frame) -> None:
         """Refuse a node of a job that has no token; give up once all nodes know."""
-        words = self._nodes.token.refusal("the job", self._address)
+        words = self._nodes.token.refusal(self._address)
         self._turned_away.add(card_of(frame.header).node)
         self._send(connection, pack_refused(words), then_close=True)
         if len(self._turned_away) >= self._nodes.nodes - 1:
@@ -231,7 +231,7 @@ class Leader(Peer):
             return
         waited_s = now - self._began_s
         if self._nodes.token.lack and waited_s >= CLOSED_S:
-            self._abandon(self._nodes.token.refusal("the job", self._address))
+            self._abandon(self._nodes.token.refusal(self._address))
             return
         words = missing_words(self._rules.missing, self._nodes.nodes, self._address, waited_s)
         if waited_s >= self._nodes.timeout_s:

@@ -27,8 +27,8 @@ PREFIX = "jax_mtls_peer_uri_prefix"
 VERIFY = "jax_distributed_verify_secure_credentials"
 OPTIONS = (*FILES, PREFIX, VERIFY)
 NO_SHIELD = (
-    "JAX's clients connect to JAX's service directly, so that its certificate fits: if the host of "
-    f"that service is lost, JAX ends the processes; set {PREFIX} to let them use shoal's splices"
+    "JAX's clients connect directly to JAX's coordination service, because its certificate names "
+    f"that host: if the host is lost, JAX ends all processes. To avoid this, set {PREFIX}"
 )
 _TRUE = ("y", "yes", "t", "true", "on", "1")  # as JAX reads its variables
 
@@ -79,9 +79,9 @@ class Certificates(NamedTuple):
         lacking = [name for name in FILES if name not in self.options]
         if len(lacking) == len(FILES):
             named = f"{CERT}, {KEY} and {CA} are not"
-            return f"{VERIFY} is set, and {named}" if VERIFY in self.options else ""
+            return f"{VERIFY} is set, but {named}" if VERIFY in self.options else ""
         if lacking:
-            return f"mutual TLS needs three files: set {' and '.join(lacking)}, too"
+            return f"mutual TLS also needs {' and '.join(lacking)}"
         try:
             self._context()
         except (OSError, ValueError) as error:  # those of `ssl` too
@@ -134,7 +134,7 @@ class Certificates(NamedTuple):
                     return f"no URI of its certificate begins with {PREFIX}={prefix}"
                 # In TLS 1.3 a refusal of this end's certificate comes after the handshake.
                 if not tls.recv(1):
-                    return "the service has closed the connection: it refuses this certificate"
+                    return f"the service refused the certificate {CERT}={self.options[CERT]}"
         except (OSError, ValueError) as error:
             return _words(error)
         return ""

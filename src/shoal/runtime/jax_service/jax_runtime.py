@@ -98,7 +98,7 @@ class JaxService:
                 path = f"/proc/self/fd/{os.open(path, os.O_PATH)}"
                 os.unlink(f"{folder}/service")
         finally:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # without /proc the socket stays there
                 os.rmdir(folder)
         allow_many_connections()
         is_open = is_loopback(host) or not token

@@ -20,6 +20,7 @@ which know nothing of tokens, if they are of the same user.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import selectors
@@ -43,6 +44,7 @@ from shoal.runtime.wire.server_sockets import EXHAUSTED, Connection, Connections
 from shoal.runtime.wire.sockets import may_call
 
 _CHUNK_BYTES = 1 << 16
+_QUEUE_S = 2.0  # for a Unix socket's queue to become shorter
 _PAUSE_S = 0.05  # between attempts while the far end does not listen yet
 
 Address = tuple[Any, ...]  # as in `socket`: two fields, or four with IPv6
@@ -139,6 +141,10 @@ class Splices:
         try:
             far = socket.socket(self.family, socket.SOCK_STREAM)
             near, _ = listener.accept()
+            if self.secret is not None and not may_call(near, root_serves_all=False):
+                near.close()  # it would prove the token for another user
+                far.close()
+                return
         except OSError as error:
             if far is not None:
                 far.close()
@@ -163,13 +169,14 @@ class _Pair:
         # While it proves the token to the far end, nothing is forwarded.
         self._introduction = None if splices.secret is None else Introduction(splices.secret)
         self._reader = FrameReader(max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=MAX_HELLO_BYTES)
-        is_unix = splices.family == socket.AF_UNIX
         for end in (near, far):
-            end.setblocking(is_unix and end is far)  # there, a full queue would be an error
-            if not (is_unix and end is far):
+            end.setblocking(False)
+            if end.family != socket.AF_UNIX:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        far.connect_ex(splices.far)  # the outcome is known when it becomes writable
-        far.setblocking(False)
+        if far.family == socket.AF_UNIX:
+            _connect_here(far, str(splices.far))
+        else:
+            far.connect_ex(splices.far)  # the outcome is known when it becomes writable
         self._watch()
 
     def close(self) -> None:
@@ -299,6 +306,19 @@ class _Pair:
             selector.modify(end, events, then)
 
 
+def _connect_here(end: socket.socket, path: str) -> None:
+    """Connect a Unix socket; wait a little if the other end has too many to accept.
+
+    Raises:
+      OSError: it does not accept.
+    """
+    limit = time.monotonic() + _QUEUE_S
+    while (error := end.connect_ex(path)) == errno.EAGAIN and time.monotonic() < limit:
+        time.sleep(_PAUSE_S / 10)
+    if error:
+        raise OSError(error, os.strerror(error), path)
+
+
 def _read(end: socket.socket) -> bytes | None:
     """Return the bytes received: b"" at the end, None if there were none."""
     try:
@@ -372,8 +392,8 @@ class Door:
                 self._connections.poll(0)
 
     def _take_plain(self, sock: socket.socket, received: bytes) -> None:
-        """Let a client of JAX alone through, if it is this user's."""
-        if self._secret and not (self._has_tls or may_call(sock)):  # without one, anyone may join
+        """Let a client of JAX alone through, if it is this user's, or if anyone may join."""
+        if self._secret and not (self._has_tls or may_call(sock, root_serves_all=False)):
             sock.close()
         else:
             self._splices.add(sock, received)

@@ -21,12 +21,14 @@ PROTOCOL = 7
 WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
 # The indented lines are printed as they are, for people to paste.
 REMEDY = """\
-set SHOAL_TOKEN to one secret for all processes:
-  export SHOAL_TOKEN=$(openssl rand -hex 16)   # the same value on each host
-  sbatch --export=ALL train.sbatch             # or: mpirun -x SHOAL_TOKEN …
+set SHOAL_TOKEN to one secret for all processes; make it once, and use it on every host:
+  (umask 077; openssl rand -hex 16 > token)   # once; copy it to all hosts
+  export SHOAL_TOKEN=$(cat token)             # on every host
+  sbatch --export=ALL train.sbatch            # Slurm; Open MPI: mpirun -x SHOAL_TOKEN …
   kubectl create secret generic job \\
     --from-literal=SHOAL_TOKEN=$(openssl rand -hex 16)
-pods take it by envFrom (docs/clusters/kubernetes.md); if anyone may join, set SHOAL_INSECURE=1"""
+pods take it by envFrom (docs/clusters/kubernetes.md); to let anyone join, set SHOAL_INSECURE=1 on \
+all processes"""
 OLD_CLIENT = "it is another version of shoal; install the same one everywhere"
 _STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
 

@@ -40,39 +40,49 @@ class JobToken(NamedTuple):
     source: str  # in words, without the secret
     lack: str = ""  # why there is none, though the job needs one
 
-    def refusal(self, what: str, address: str) -> str:
-        """Return why `what`, "the job" for example, does not start without a token."""
-        return f"{what} at {address} has no token, so anyone could join it: {self.lack}\n{REMEDY}"
+    def refusal(self, address: str) -> str:
+        """Return why a job does not start without a token."""
+        return f"the job at {address} has no token, so anyone could join it: {self.lack}\n{REMEDY}"
 
 
 def find_token(
-    what: str, address: str, *, given: str = "", is_on_one_host: bool = False
+    what: str,
+    address: str,
+    *,
+    given: str = "",
+    source: str = "SHOAL_TOKEN",
+    is_on_one_host: bool = False,
+    creates: bool = True,
 ) -> JobToken:
     """Return the token of a job whose address is given.
 
     Args:
       what: "job", or another word for that which meets at the port.
-      given: the argument or variable, if there is one.
+      given: the argument or variable, if there is one; `source` says which.
       is_on_one_host: whether all processes are known to be on this host.
+      creates: whether a file of the user is created if there is none.
     """
     if given:
-        return JobToken(given, "SHOAL_TOKEN")
+        return JobToken(given, source)
     if settings.number("SHOAL_INSECURE") == 1:
         return JobToken("", "none (SHOAL_INSECURE=1)")
     host, port = split_address(address)
     is_here = is_on_one_host or is_loopback(host)
     try:
         path = host_file() if is_here else home_file()
-        secret = _secret_of(path)
+        secret = _secret_of(path) if creates else _read(path)
     except OSError as error:
         why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        return JobToken("", "none", f"SHOAL_TOKEN is not set, and there is no file for it ({why})")
+        words = "SHOAL_TOKEN is not set, and no token file can be used"
+        return JobToken("", "none", f"{words} ({why})")
     return JobToken(derived(secret, f"{what} {port}"), path)
 
 
 def observed_tokens(address: str) -> tuple[str, ...]:
     """Return what may be the token of this user's job at an address, if none was given to it."""
-    found = [find_token("job", address, is_on_one_host=here) for here in (False, True)]
+    found = [
+        find_token("job", address, is_on_one_host=here, creates=False) for here in (False, True)
+    ]
     return tuple(dict.fromkeys(token.secret for token in found))  # once, if both are equal
 
 

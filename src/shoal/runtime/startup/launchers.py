@@ -59,6 +59,7 @@ class JobPlace(NamedTuple):
     launched: str = ""  # the launcher's variables, if they identify the job
     is_on_one_host: bool = False  # as the launcher's variables show
     job: str = ""  # the name that the launcher has given it
+    token_source: str = "SHOAL_TOKEN"
 
     @property
     def name(self) -> str:
@@ -109,13 +110,15 @@ def decide(arguments: Arguments, env: Environment) -> JobPlace:
     if place.num_processes > 1:
         where = meets_at(arguments.coordinator_address, env, place.launched, problems)
     is_launchers = where.source == "SHOAL_COORDINATOR"
+    token, source = given_token(arguments, env, problems, is_launchers=is_launchers)
     cluster = JobPlace(
         process=place.process,
         num_processes=place.num_processes,
         address=where.address,
         bind_host=bind_host(arguments, env, problems),
         jax_service=env.get("SHOAL_JAX_SERVICE") or None if is_launchers else None,
-        token=given_token(arguments, env, problems),
+        token=token,
+        token_source=source,
         virtual_devices=virtual_devices(arguments, env, problems),
         local_device_ids=_local_devices(arguments, env, place.launched, problems),
         reason=f"{place.reason}; address from {where.source}" if where.source else place.reason,

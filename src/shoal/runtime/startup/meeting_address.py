@@ -116,7 +116,7 @@ def _join(cluster: JobPlace, place: Place, deadline: float, versions: str | None
         is_of_token = token.lack or WRONG_TOKEN in words or HAD_WRONG_TOKEN in words
         if REMEDY in words or not is_of_token:
             raise
-        why = token.lack or f"this process has its token from {token.source}"
+        why = token.lack or f"that of this process: {token.source}"
         raise InitializeError(f"{words}; {why}\n{REMEDY}", missing=error.missing) from None
 
 
@@ -202,7 +202,8 @@ def _find_place(
 def token_of(cluster: JobPlace) -> JobToken:
     """Return the token of a job whose address is given, as this process knows it."""
     here, address = cluster.is_on_one_host, str(cluster.address)
-    return find_token("job", address, given=cluster.token, is_on_one_host=here)
+    given, source = cluster.token, cluster.token_source
+    return find_token("job", address, given=given, source=source, is_on_one_host=here)
 
 
 def _start(
@@ -221,7 +222,7 @@ def _start(
     """
     bind = cluster.bind_host or bind_host(host)
     certificates = jax_runtime.certificates()
-    refusal = token.refusal("the job", str(cluster.address)) if token.lack else ""
+    refusal = token.refusal(str(cluster.address)) if token.lack else ""
     if not (jax_service or refusal) and (problem := certificates.problem()):
         refusal = f"JAX's service cannot start with mutual TLS: {problem}"
     started = services.start(
@@ -273,8 +274,9 @@ def _of_attached_job(cluster: JobPlace, jax_service: str, deadline: float, key: 
                 missing=[0],
             ) from None
         secret = published["token"] or cluster.token
-        lack = "" if secret else "SHOAL_TOKEN is set on process 0, and not here"
-        return Place(published["address"], jax_service, JobToken(secret, "SHOAL_TOKEN", lack))
+        lack = "" if secret else "SHOAL_TOKEN is set on process 0, but not on this process"
+        token = JobToken(secret, "process 0" if published["token"] else cluster.token_source, lack)
+        return Place(published["address"], jax_service, token)
     host = split_address(jax_service)[0]
     made = "" if cluster.token else secrets.token_hex(16)
     if made and not is_loopback(host):
@@ -283,7 +285,7 @@ def _of_attached_job(cluster: JobPlace, jax_service: str, deadline: float, key: 
             "can read it: set SHOAL_TOKEN to one secret for all processes",
             jax_service,
         )
-    token = JobToken(made or cluster.token, "SHOAL_TOKEN")
+    token = JobToken(made or cluster.token, "process 0" if made else cluster.token_source)
     place = _start(cluster, host, deadline, port=0, token=token, jax_service=jax_service)
     jax_runtime.publish(key, json.dumps({"address": place.address, "token": made}))
     return place

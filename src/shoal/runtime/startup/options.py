@@ -55,13 +55,22 @@ def bind_host(arguments: Arguments, env: Environment, problems: list[str]) -> st
     return None
 
 
-def given_token(arguments: Arguments, env: Environment, problems: list[str]) -> str:
-    """Return the token of the job, if it is given. Messages must not show it."""
+def given_token(
+    arguments: Arguments, env: Environment, problems: list[str], *, is_launchers: bool = False
+) -> tuple[str, str]:
+    """Return the token of the job, if it is given, and its source. Messages must not show it.
+
+    Args:
+      is_launchers: whether a launcher runs the services: theirs is the token then.
+    """
     given = arguments.token
     if given is not None and not isinstance(given, str):
         problems.append(WrongType("token must be a string"))
-        return ""
-    return (given or env.get("SHOAL_TOKEN", "")).strip()
+        given = None
+    of_environment = env.get("SHOAL_TOKEN", "").strip()
+    if given and not (is_launchers and of_environment):
+        return given, "token="
+    return of_environment, "SHOAL_TOKEN"
 
 
 def virtual_devices(arguments: Arguments, env: Environment, problems: list[str]) -> int | None:

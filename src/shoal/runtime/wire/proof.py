@@ -7,15 +7,17 @@
     client → server   its proof
     server → client   its proof; or a refusal
 
-A proof is the HMAC-SHA256 (RFC 2104), under the secret, of the role and both nonces. Nonces are
-random and used once, so a recorded connection proves nothing; roles differ, so that a proof cannot
-be sent back. A stranger gets no proof of the server, with which it could try secrets at home. The
-frames after these are neither encrypted nor signed.
+A proof is the HMAC-SHA256 (RFC 2104), under the secret, of the role, the server's nonce and the
+client's first frame, which has the client's nonce. Nonces are random and used once, so a recorded
+connection proves nothing; roles differ, so that a proof cannot be sent back; and who passes proofs
+on cannot put another first frame before them. A stranger gets no proof of the server, with which it
+could try secrets at home. The frames after these are neither encrypted nor signed.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -41,13 +43,14 @@ def new_nonce() -> str:
     return os.urandom(16).hex()
 
 
-def proof(secret: str, role: str, server_nonce: str, client_nonce: str) -> str:
+def proof(secret: str, role: str, server_nonce: str, first: Mapping[str, Any]) -> str:
     """Return the proof of an end of a connection.
 
     Args:
       role: "server" or "client".
+      first: the client's first frame.
     """
-    return derived(secret, f"{role} {server_nonce} {client_nonce}")
+    return derived(secret, f"{role} {server_nonce} {json.dumps(dict(first), sort_keys=True)}")
 
 
 def derived(secret: str, words: str) -> str:
@@ -57,11 +60,13 @@ def derived(secret: str, words: str) -> str:
     return hmac.digest(key, message, "sha256").hex()
 
 
-def is_proof(given: object, secret: str, role: str, server_nonce: str, client_nonce: str) -> bool:
+def is_proof(
+    given: object, secret: str, role: str, server_nonce: str, first: Mapping[str, Any]
+) -> bool:
     """Return whether a proof is right, in a time that does not depend on it."""
     if not isinstance(given, str):
         return False
-    wanted = proof(secret, role, server_nonce, client_nonce)
+    wanted = proof(secret, role, server_nonce, first)
     return hmac.compare_digest(given.encode(errors="surrogatepass"), wanted.encode())
 
 
@@ -70,11 +75,13 @@ class Introduction:
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
-        self._server_nonce, self._nonce = "", new_nonce()
+        self._server_nonce = ""
+        self._first: dict[str, Any] = {}
 
     def first_frame(self, card: Mapping[str, Any]) -> bytes:
         """Return the first frame."""
-        return pack_frame({**card, "nonce": self._nonce})
+        self._first = {**card, "nonce": new_nonce()}
+        return pack_frame(self._first)
 
     def answer(self, challenge: Frame) -> bytes:
         """Return the frame with this end's proof.
@@ -83,7 +90,7 @@ class Introduction:
           FrameError: it is no challenge.
         """
         self._server_nonce = text_field(challenge.header, "nonce")
-        own = proof(self._secret, "client", self._server_nonce, self._nonce)
+        own = proof(self._secret, "client", self._server_nonce, self._first)
         return pack_frame({"do": "proof", "proof": own})
 
     def check(self, answer: Frame) -> None:
@@ -93,7 +100,7 @@ class Introduction:
           FrameError: it is wrong.
         """
         given = answer.header.get("proof")
-        if not is_proof(given, self._secret, "server", self._server_nonce, self._nonce):
+        if not is_proof(given, self._secret, "server", self._server_nonce, self._first):
             raise FrameError("it does not know the token of this job")
 
 

@@ -182,10 +182,10 @@ class Connections:
             connection.first, connection.nonce = frame, new_nonce()
             self.send(connection, pack_frame({"is": CHALLENGE, "nonce": connection.nonce}))
             return None
-        nonces = connection.nonce, str(first.header["nonce"])
-        if not is_proof(frame.header.get("proof"), secret, "client", *nonces):
+        known = connection.nonce, first.header
+        if not is_proof(frame.header.get("proof"), secret, "client", *known):
             return first, False
-        own = proof(secret, "server", *nonces)
+        own = proof(secret, "server", *known)
         self.send(connection, pack_frame({"is": "proof", "proof": own}))
         return first, True
 

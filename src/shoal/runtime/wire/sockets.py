@@ -140,15 +140,21 @@ def connect_unix(name: str) -> socket.socket:
     return sock
 
 
-def may_call(sock: socket.socket) -> bool:
+def may_call(sock: socket.socket, *, root_serves_all: bool = True) -> bool:
     """Return whether an accepted connection of this host is of this user or of root.
 
-    Root serves all. Over TCP, only Linux shows whose a connection is; elsewhere all may call.
+    Over TCP, only Linux shows whose a connection is; elsewhere all may call.
+
+    Args:
+      root_serves_all: whether a server of root's accepts all users.
     """
-    if os.geteuid() == 0:
+    if root_serves_all and os.geteuid() == 0:
         return True
     owners = {_owner(sock)} if sock.family == socket.AF_UNIX else _tcp_owners(sock)
     return owners is None or (bool(owners) and owners <= {0, os.geteuid()})
+
+
+_ESTABLISHED = "01"  # in /proc/net/tcp
 
 
 def _tcp_owners(sock: socket.socket) -> set[int] | None:
@@ -169,8 +175,9 @@ def _tcp_owners(sock: socket.socket) -> set[int] | None:
         except OSError:
             continue
         is_known = True
-        for _, local, remote, _, _, _, _, owner, *_ in rows:
-            if (local.rpartition(":")[2], remote.rpartition(":")[2]) == wanted:
+        for _, local, remote, state, _, _, _, owner, *_ in rows:
+            ports = local.rpartition(":")[2], remote.rpartition(":")[2]
+            if ports == wanted and state == _ESTABLISHED:  # a closed one is shown as root's
                 owners.add(int(owner))
     return owners if is_known else None
 
