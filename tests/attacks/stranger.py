@@ -124,7 +124,7 @@ def reach_jax(service: str, secret: str) -> dict[str, str]:
             answer = "closed"
     answers = {"as JAX's own client": answer}
     for name, guessed in (("a guess", "guess"), ("another job's token", secret)):
-        answers[name] = guess(service, guessed)
+        answers[name] = guess(service, guessed, {"do": "jax"})
     return answers
 
 

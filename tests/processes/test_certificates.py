@@ -85,6 +85,12 @@ def test_the_right_certificates(job, right):
 
 
 @needs_tls
+def test_an_address_among_the_names_of_hosts_is_as_good_for_jax(job, authority, here):
+    row = authority.variables("named", here.replace("IP:", "DNS:"))
+    assert [one.code for one in run(job, row, row)] == [0, 0]
+
+
+@needs_tls
 def test_with_a_prefix_the_splices_stay(job, right):
     row = {**right, PREFIX.upper(): "spiffe://job/"}
     ended = run(job, row, row)
@@ -98,11 +104,12 @@ def test_with_a_prefix_the_splices_stay(job, right):
     [
         (lambda a, right, here: {**right, KEY.upper(): "/no"}, f"{KEY}=/no: No such file"),
         (lambda a, right, here: {**right, CERT.upper(): ""}, f"mutual TLS also needs {CERT}"),
-        (lambda a, right, here: a.variables("other", "DNS:elsewhere"), "mismatch"),
+        (lambda a, right, here: a.variables("b", "DNS:elsewhere"), "for elsewhere, not for 127"),
         (lambda a, right, here: a.variables("old", here, days=-1), "expired"),
         (lambda a, right, here: {**right, PREFIX.upper(): "spiffe://another/"},
          f"no URI of its certificate begins with {PREFIX}=spiffe://another/"),
         (lambda a, right, here: {VERIFY.upper(): "1"}, f"{VERIFY} is set, but {CERT}"),
+        (lambda a, right, here: {PREFIX.upper(): "spiffe://job/"}, f"{PREFIX} is set, but {CERT}"),
     ],
 )  # fmt: skip
 def test_wrong_ones_are_an_error_on_all(job, authority, right, here, spoil, words):

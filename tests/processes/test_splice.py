@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import struct
@@ -10,8 +11,11 @@ import time
 import pytest
 
 from runtime.bare_sockets import no_descriptors
-from shoal.runtime.jax_service.splice import Splices, find
-from shoal.runtime.wire.frames import split_address
+from shoal.runtime.jax_service.splice import Door, Splices, find
+from shoal.runtime.rules.joining import WRONG_TOKEN
+from shoal.runtime.wire.connection import Channel
+from shoal.runtime.wire.frames import pack_frame, split_address
+from shoal.runtime.wire.proof import introduce
 
 DEADLINE_S = 30.0  # of the test itself
 LARGE = bytes(range(256)) * (1 << 15)  # 8 MiB: more than all buffers between take
@@ -215,12 +219,136 @@ def test_without_file_descriptors_it_waits_and_serves_who_came_meanwhile(bench):
     assert bench.read(far, 4) == b"here"
 
 
-def test_find_waits_for_a_listener_and_names_what_is_wrong():
+# ---- The door.
+
+
+SECRET = "the secret of the tests"
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+KEPT: list[object] = []  # doors have no end but that of their process
+
+
+class Behind:
+    """A door, and what listens behind it."""
+
+    def __init__(self, folder, *, is_open=False):
+        self.ends = contextlib.ExitStack()
+        self.listener = self.ends.enter_context(socket.socket(socket.AF_UNIX))
+        self.listener.bind(f"{folder}/service")
+        self.listener.listen()
+        self.listener.settimeout(DEADLINE_S)
+        server = socket.create_server(("127.0.0.1", 0))
+        self.port = server.getsockname()[1]
+        door = Door(server, f"{folder}/service", SECRET, is_open=is_open)
+        door.open()
+        KEPT.append((server, door))
+
+    def connect(self):
+        near = socket.create_connection(("127.0.0.1", self.port), DEADLINE_S)
+        return self.ends.enter_context(near)
+
+    def accept(self):
+        far = self.ends.enter_context(self.listener.accept()[0])
+        far.settimeout(DEADLINE_S)
+        return far
+
+    def introduced(self, secret=SECRET, do="jax"):
+        """Return a connection and the door's refusal."""
+        near, limit = self.connect(), time.monotonic() + DEADLINE_S
+        refusal = introduce(Channel(near, max_body_bytes=1 << 16), {"do": do}, secret, limit)
+        near.settimeout(DEADLINE_S)
+        return near, refusal
+
+    def is_alive(self):
+        """Return whether a right proof still opens it."""
+        _, refusal = self.introduced()
+        self.accept()
+        return refusal is None
+
+
+@pytest.fixture
+def behind(tmp_path):
+    behind = Behind(tmp_path)
+    with behind.ends:
+        yield behind
+
+
+def ended(near):
+    """Return whether a connection ends without a byte."""
+    try:
+        return near.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize("first", ["near", "far"])
+def test_a_proof_opens_the_door_and_each_end_closes_the_other(behind, first):
+    near, refusal = behind.introduced()
+    assert refusal is None
+    far = behind.accept()
+    near.sendall(HTTP2)
+    assert far.recv(100) == HTTP2
+    far.sendall(b"answer")
+    assert near.recv(6) == b"answer"
+    one, other = (near, far) if first == "near" else (far, near)
+    one.close()
+    assert ended(other)
+
+
+def test_a_wrong_proof_is_refused(behind):
+    near, refusal = behind.introduced("another")
+    assert refusal.body.decode() == WRONG_TOKEN
+    assert ended(near)
+
+
+def test_a_proof_for_the_coordinator_does_not_open_it(behind):
+    """As one that is passed on by whoever listened at the coordinator's address."""
+    with pytest.raises(ConnectionError):
+        behind.introduced(do="hello")
+    assert behind.is_alive()
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_client_of_jax_alone(tmp_path, is_open):
+    behind = Behind(tmp_path, is_open=is_open)
+    with behind.ends:
+        near = behind.connect()
+        near.sendall(HTTP2)
+        if is_open:
+            assert behind.accept().recv(100) == HTTP2
+        else:
+            assert ended(near)
+        assert behind.is_alive()
+
+
+def test_no_frame_of_a_stranger_ends_it(behind):
+    """At some depth lists within lists can just be read, and not be written again."""
+    empty = pack_frame({})
+    for depth in [*range(900, 1001), 5000]:
+        near = behind.connect()
+        header = f'{{"do": "jax", "nonce": "x", "a": {"[" * depth + "]" * depth}}}'.encode()
+        prefix = empty[:4] + struct.pack("!IQ", len(header), 0)
+        near.sendall(prefix + header + pack_frame({"do": "proof", "proof": "y"}))
+        with contextlib.suppress(ConnectionError):
+            while near.recv(1 << 16):
+                pass
+        near.close()
+    assert behind.is_alive()
+
+
+def test_what_jax_s_service_does_not_accept_is_refused(behind):
+    behind.listener.close()
+    _, refusal = behind.introduced()
+    assert refusal.body == b"JAX's service accepts no connection"
+
+
+def test_find_waits_for_a_door_and_names_what_is_wrong(behind):
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
-            find("127.0.0.1", port, time.monotonic())
-        holder.listen()
-        family, far = find("localhost", port, time.monotonic() + DEADLINE_S)
-    assert (family, far) == (socket.AF_INET, ("127.0.0.1", port))
+            find("127.0.0.1", holder.getsockname()[1], SECRET, time.monotonic())
+    family, far = find("localhost", behind.port, SECRET, time.monotonic() + DEADLINE_S)
+    assert (family, far) == (socket.AF_INET, ("127.0.0.1", behind.port))
+    with pytest.raises(PermissionError, match="the token is wrong"):
+        find("localhost", behind.port, "another", time.monotonic() + DEADLINE_S)

@@ -25,6 +25,7 @@ from shoal.launch.nodes.messages import (
 )
 from shoal.launch.nodes.peer import CLOSED_S, Peer
 from shoal.launch.order import NodesOrder
+from shoal.runtime.failures.shortening import printable
 from shoal.runtime.rules.liveness import Limits
 from shoal.runtime.wire.connection import open_socket
 from shoal.runtime.wire.frames import (
@@ -105,7 +106,7 @@ class Follower(Peer):
         elif kind == "later":
             self._problem = "a job runs there, or has ended just now"
         elif kind == "refused":
-            self.trouble = text_field(frame.header, "words")
+            self.trouble = printable(text_field(frame.header, "words"), keeps_lines=True)
         elif kind == "beat":
             self._take_time(frame, now)
         elif kind == "start":

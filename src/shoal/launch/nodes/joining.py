@@ -192,7 +192,8 @@ def missing_words(missing: Sequence[int], nodes: int, address: str, waited_s: fl
 def stranger_words(own: NodeCard, card: NodeCard) -> str:
     """Return why a launcher with another token, or none, is refused."""
     own_name = f"node 0 ({own.host})"
-    sources = f"that of {card.name} is from {card.token}, that of {own_name} from {own.token}"
+    sources = f"that of {card.name} is from {card.token}"
+    sources += f", that of {own_name} from {own.token}" if own.token else ""
     return f"{card.name} has another token than {own_name}: {sources}\n{REMEDY}"
 
 

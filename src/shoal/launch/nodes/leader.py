@@ -130,8 +130,9 @@ class Leader(Peer):
         """The end of a connection that never joined has no meaning."""
 
     def _refuse_stranger(self, connection: Connection, card: NodeCard) -> None:
-        words = stranger_words(self._own, card)
-        self._lines += self._refused.note(words)
+        self._lines += self._refused.note(stranger_words(self._own, card))
+        # A stranger need not know where the token of this host is from.
+        words = stranger_words(self._own._replace(token=""), card)
         self._send(connection, pack_refused(words), then_close=True)
 
     def _turn_away(self, connection: Connection, frame: Frame) -> None:

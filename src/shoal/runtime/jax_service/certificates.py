@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import InitializeError
@@ -78,8 +78,8 @@ class Certificates(NamedTuple):
             )
         lacking = [name for name in FILES if name not in self.options]
         if len(lacking) == len(FILES):
-            named = f"{CERT}, {KEY} and {CA} are not"
-            return f"{VERIFY} is set, but {named}" if VERIFY in self.options else ""
+            given = " and ".join(self.options)
+            return f"{given} is set, but {CERT}, {KEY} and {CA} are not" if given else ""
         if lacking:
             return f"mutual TLS also needs {' and '.join(lacking)}"
         try:
@@ -111,11 +111,27 @@ class Certificates(NamedTuple):
             except OSError as error:
                 raise OSError(f"{name}={self.options[name]}: {error.strerror}") from None
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=self.options[CA])
-        context.load_cert_chain(self.options[CERT], self.options[KEY])
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as JAX's, which takes what OpenSSL 3 took
-        context.check_hostname = PREFIX not in self.options
+        # Without a password: an encrypted key is an error, not a question at the terminal.
+        context.load_cert_chain(self.options[CERT], self.options[KEY], password="")
+        # As JAX, which takes what OpenSSL 3 took, and each certificate of the file as an anchor.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.check_hostname = False  # see `_misnamed`
         context.set_alpn_protocols(["h2"])
         return context
+
+    def _misnamed(self, names: Iterable[tuple[str, str]], host: str) -> str:
+        """Return why the names of the service's certificate do not fit; "" if one does.
+
+        As gRPC compares them, which takes an address among the names of hosts, too.
+        """
+        if prefix := self.options.get(PREFIX, ""):
+            fits = any(kind == "URI" and name.startswith(prefix) for kind, name in names)
+            return "" if fits else f"no URI of its certificate begins with {PREFIX}={prefix}"
+        hosts = [name for kind, name in names if kind in ("DNS", "IP Address")]
+        if any(_is_name_of(name, host) for name in hosts):
+            return ""
+        return f"its certificate is for {', '.join(hosts) or 'no host'}, not for {host}"
 
     def _try(self, jax_service: str, limit: float) -> str:
         """Connect as JAX's client would; return why it could not, or ""."""
@@ -128,16 +144,20 @@ class Certificates(NamedTuple):
                 context.wrap_socket(sock, server_hostname=host) as tls,
             ):
                 found: Mapping[str, Any] = tls.getpeercert() or {}
-                uris = [name for kind, name in found.get("subjectAltName", ()) if kind == "URI"]
-                prefix = self.options.get(PREFIX, "")
-                if prefix and not any(uri.startswith(prefix) for uri in uris):
-                    return f"no URI of its certificate begins with {PREFIX}={prefix}"
+                if words := self._misnamed(found.get("subjectAltName", ()), host):
+                    return words
                 # In TLS 1.3 a refusal of this end's certificate comes after the handshake.
                 if not tls.recv(1):
                     return f"the service refused the certificate {CERT}={self.options[CERT]}"
         except (OSError, ValueError) as error:
             return _words(error)
         return ""
+
+
+def _is_name_of(name: str, host: str) -> bool:
+    """Return whether a name of a certificate is the host's; `*.` stands for one label."""
+    name, host = name.lower(), host.lower().removesuffix(".")
+    return name == host or (name.startswith("*.") and name[1:] == host[host.find(".") :] != "")
 
 
 def _words(error: Exception) -> str:

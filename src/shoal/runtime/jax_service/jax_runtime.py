@@ -35,13 +35,12 @@ from shoal.runtime.system.own_name import ADVICE, why_unresolved
 from shoal.runtime.system.service_commands import ignore_job_signals, show_part
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.server_sockets import allow_many_connections
-from shoal.runtime.wire.sockets import is_loopback
+from shoal.runtime.wire.sockets import is_loopback, short_folder
 
 COMPILER = "jax._src.compiler"  # on the stack of a thread that compiles
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
 _SHUTDOWN_S = 5
 _ANSWER_S = 2.0  # how long to wait for an answer of the service
-_SHORT_FOLDER = "/tmp"  # the path of a Unix socket has at most 107 bytes
 _HERE = "shoal/here"  # a key that exists as long as JAX's service does
 
 
@@ -80,7 +79,7 @@ class JaxService:
         keywords = Certificates.of_environment(os.environ).keywords
         if "mtls_cert_file" not in str(self._jax.get_distributed_runtime_service.__doc__):
             keywords = {}  # of an older JAX: the processes refuse to join
-        folder = f"{_SHORT_FOLDER}/shoal-jax-{os.urandom(8).hex()}"
+        folder = f"{short_folder()}/shoal-jax-{os.urandom(8).hex()}"
         os.mkdir(folder, 0o700)
         try:
             path = f"{folder}/service"
@@ -93,10 +92,12 @@ class JaxService:
                 recoverable=True,
                 **keywords,
             )
-            if os.path.exists("/proc/self/fd"):
+            with contextlib.suppress(OSError, AttributeError), socket.socket(socket.AF_UNIX) as end:
                 # The socket's inode, which stays reachable: no file outlives this process.
-                path = f"/proc/self/fd/{os.open(path, os.O_PATH)}"
-                os.unlink(f"{folder}/service")
+                inode = f"/proc/self/fd/{os.open(path, os.O_PATH)}"
+                end.connect(inode)
+                os.unlink(path)
+                path = inode
         finally:
             with contextlib.suppress(OSError):  # without /proc the socket stays there
                 os.rmdir(folder)

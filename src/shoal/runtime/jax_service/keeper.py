@@ -165,7 +165,7 @@ class _Keeper:
         self._look_s = min(number_field(orders, "heartbeat_s"), _LOOK_S)
         self._splices = self._reports = None
         if orders["jax_service"]:
-            far = find(*split_address(orders["jax_service"]), limit)
+            far = find(*split_address(orders["jax_service"]), orders["token"], limit)
             self._splices = Splices(self._selector, *far, secret=orders["token"])
             self._splices.listen()
         if orders["reports"]:

@@ -31,6 +31,7 @@ import traceback
 from typing import Any
 
 from shoal.runtime.rules.joining import WRONG_TOKEN
+from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
     Frame,
@@ -39,28 +40,37 @@ from shoal.runtime.wire.frames import (
     address_text,
     pack_frame,
 )
-from shoal.runtime.wire.proof import CHALLENGE, Introduction
+from shoal.runtime.wire.proof import CHALLENGE, Introduction, introduce
 from shoal.runtime.wire.server_sockets import EXHAUSTED, Connection, Connections
 from shoal.runtime.wire.sockets import may_call
 
+_JAX = {"do": "jax"}  # the first frame, before its nonce
 _CHUNK_BYTES = 1 << 16
-_QUEUE_S = 2.0  # for a Unix socket's queue to become shorter
+_QUEUE_S = 0.1  # for a Unix socket's queue to become shorter
 _PAUSE_S = 0.05  # between attempts while the far end does not listen yet
 
 Address = tuple[Any, ...]  # as in `socket`: two fields, or four with IPv6
 
 
-def find(host: str, port: int, limit: float) -> tuple[socket.AddressFamily, Address]:
-    """Return the first address of a name that accepts connections.
+def find(host: str, port: int, secret: str, limit: float) -> tuple[socket.AddressFamily, Address]:
+    """Return the first address of a name at which a door lets this end through.
 
     Raises:
-      OSError: none did by `limit`, on the monotonic clock.
+      OSError: none did by `limit`, on the monotonic clock, or it refuses the token.
     """
     while True:
         left_s = limit - time.monotonic()
         try:
             with socket.create_connection((host, port), timeout=max(0.001, left_s)) as found:
-                return found.family, found.getpeername()
+                where = found.family, found.getpeername()
+                refusal = introduce(Channel(found, max_body_bytes=1 << 16), _JAX, secret, limit)
+            if refusal is None:
+                return where
+            raise PermissionError(refusal.body.decode(errors="replace")[:200])
+        except PermissionError:
+            raise
+        except FrameError as error:
+            raise OSError(f"what listens there is no door of shoal's: {error}") from None
         except OSError:
             if left_s <= _PAUSE_S:
                 raise
@@ -80,14 +90,17 @@ class Splices:
         far: Address | str,
         *,
         secret: str | None = None,
+        shields: bool = True,
     ) -> None:
         """Prepare.
 
         Args:
           far: the address of the far end; with the family AF_UNIX, its path.
           secret: the token that the far end, a `Door`, asks for; None: it asks for none.
+          shields: whether near ends stay open when their far end closes.
         """
         self.selector = selector
+        self.shields = shields
         self.family, self.far, self.secret = family, far, secret
         self.has_connected = False  # to the far end, at least once
         self.pairs: set[_Pair] = set()
@@ -101,15 +114,28 @@ class Splices:
         self.address = address_text(*self._listener.getsockname())
         self.resume_accepting()
 
-    def add(self, near: socket.socket, received: bytes = b"") -> None:
-        """Connect a near end that was accepted, and may have sent something already."""
-        far = None
+    def reach(self) -> socket.socket | None:
+        """Return a new connection to the far end, a Unix socket; None: it accepts none now."""
+        limit = time.monotonic() + _QUEUE_S
         try:
             far = socket.socket(self.family, socket.SOCK_STREAM)
+        except OSError:  # no descriptor is left
+            return None
+        far.setblocking(False)
+        while (error := far.connect_ex(self.far)) == errno.EAGAIN and time.monotonic() < limit:
+            time.sleep(_QUEUE_S / 20)
+        if error:
+            far.close()
+            return None
+        return far
+
+    def join(self, near: socket.socket, received: bytes, far: socket.socket) -> None:
+        """Join two connections; the near end has sent something already."""
+        try:
             self.pairs.add(_Pair(self, near, far, received))
-        except OSError:  # no descriptor is left for it, or the near end is gone
-            for end in filter(None, (near, far)):
-                end.close()
+        except OSError:  # the near end is gone
+            near.close()
+            far.close()
 
     @property
     def is_idle(self) -> bool:
@@ -173,9 +199,7 @@ class _Pair:
             end.setblocking(False)
             if end.family != socket.AF_UNIX:
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if far.family == socket.AF_UNIX:
-            _connect_here(far, str(splices.far))
-        else:
+        if far.family != socket.AF_UNIX:  # which is connected
             far.connect_ex(splices.far)  # the outcome is known when it becomes writable
         self._watch()
 
@@ -224,7 +248,7 @@ class _Pair:
                 elif data is not None:
                     self._introduce(data)
         except OSError:
-            if not self._splices.has_connected:
+            if not (self._splices.has_connected and self._splices.shields):
                 self.close()  # refused, as it would be without a splice
                 return
             self._lose()
@@ -238,7 +262,7 @@ class _Pair:
         if self._introduction is None:
             self._splices.has_connected = True
         else:
-            self._to_far = self._introduction.first_frame({"do": "jax"})
+            self._to_far = self._introduction.first_frame(_JAX)
 
     def _introduce(self, data: bytes) -> None:
         """Take an answer of the door.
@@ -274,7 +298,8 @@ class _Pair:
             self._is_shut = True
             with contextlib.suppress(OSError):  # it is gone, as the next read will show
                 self._far.shutdown(socket.SHUT_WR)
-        if self.near_ended and self._far_ended and not self._to_near:
+        is_over = self.near_ended or not self._splices.shields
+        if is_over and self._far_ended and not self._to_near:
             self.close()
         else:
             self._watch()
@@ -304,19 +329,6 @@ class _Pair:
             selector.unregister(end)
         elif known is not None and known.events != events:
             selector.modify(end, events, then)
-
-
-def _connect_here(end: socket.socket, path: str) -> None:
-    """Connect a Unix socket; wait a little if the other end has too many to accept.
-
-    Raises:
-      OSError: it does not accept.
-    """
-    limit = time.monotonic() + _QUEUE_S
-    while (error := end.connect_ex(path)) == errno.EAGAIN and time.monotonic() < limit:
-        time.sleep(_PAUSE_S / 10)
-    if error:
-        raise OSError(error, os.strerror(error), path)
 
 
 def _read(end: socket.socket) -> bytes | None:
@@ -365,7 +377,7 @@ class Door:
         """
         self._secret = secret
         self._selector = selectors.DefaultSelector()
-        self._splices = Splices(self._selector, socket.AF_UNIX, path)
+        self._splices = Splices(self._selector, socket.AF_UNIX, path, shields=False)
         self._has_tls = has_tls
         on_other = self._take_plain if is_open or has_tls else None
         self._connections = Connections([server], self, time.monotonic, on_other=on_other)
@@ -395,19 +407,27 @@ class Door:
         """Let a client of JAX alone through, if it is this user's, or if anyone may join."""
         if self._secret and not (self._has_tls or may_call(sock, root_serves_all=False)):
             sock.close()
+        elif (far := self._splices.reach()) is None:
+            sock.close()
         else:
-            self._splices.add(sock, received)
+            self._splices.join(sock, received, far)
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle the first frames of a connection. See `server_sockets.Listener`."""
-        introduced = self._connections.introduced(connection, frame, self._secret)
+        introduced = self._connections.introduced(connection, frame, self._secret, proves=False)
         if introduced is None:
             return
-        if not introduced[1]:
-            refused = pack_frame({"is": "refused"}, WRONG_TOKEN.encode())
+        first, is_proved = introduced
+        if first.header.get("do") != "jax":  # it was meant for the coordinator
+            raise FrameError("not for JAX's service")
+        far = self._splices.reach() if is_proved else None
+        if far is None:
+            words = "JAX's service accepts no connection" if is_proved else WRONG_TOKEN
+            refused = pack_frame({"is": "refused"}, words.encode())
             self._connections.send(connection, refused, then_close=True)
             return
-        self._splices.add(*self._connections.release(connection))
+        self._connections.prove(connection, first, self._secret)
+        self._splices.join(*self._connections.release(connection), far)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`. The end of a stranger has no meaning."""

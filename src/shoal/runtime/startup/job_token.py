@@ -20,17 +20,18 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from typing import NamedTuple
 
 from shoal import settings
 from shoal.runtime.rules.joining import REMEDY
 from shoal.runtime.wire.frames import split_address
 from shoal.runtime.wire.proof import derived
-from shoal.runtime.wire.sockets import is_loopback
+from shoal.runtime.wire.sockets import is_loopback, short_folder
 
 _FEWEST = 32  # characters of a secret; fewer: the file is damaged, or not shoal's
 _MOST_BYTES = 1024
-_HOST_FOLDER = "/tmp"  # not TMPDIR, which may differ between the processes of one host
+_EMPTY_S = 1.0  # how long a file may be empty that another process has just created
 
 
 class JobToken(NamedTuple):
@@ -39,6 +40,9 @@ class JobToken(NamedTuple):
     secret: str
     source: str  # in words, without the secret
     lack: str = ""  # why there is none, though the job needs one
+
+    def __repr__(self) -> str:
+        return f"JobToken(…, {self.source!r}, {self.lack!r})"
 
     def refusal(self, address: str) -> str:
         """Return why a job does not start without a token."""
@@ -92,7 +96,7 @@ def host_file() -> str:
     Raises:
       OSError: its directory is not this user's.
     """
-    folder = f"{_HOST_FOLDER}/shoal-{os.geteuid()}"
+    folder = f"{short_folder()}/shoal-{os.geteuid()}"
     make_private(folder)
     return f"{folder}/token"
 
@@ -112,8 +116,12 @@ def home_file() -> str:
     config = base if base == given else os.path.join(base, ".config")
     with contextlib.suppress(FileExistsError):
         os.mkdir(config, 0o700)
-    folder = os.path.join(config, "shoal")
-    make_private(folder)
+    folder = os.path.join(config, "shoal")  # which may be a link, or open to readers
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    status = os.stat(folder)
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not a directory that only this user can write to")
     return os.path.join(folder, "token")
 
 
@@ -140,6 +148,9 @@ def _secret_of(path: str) -> str:
     with contextlib.suppress(FileNotFoundError):
         return _read(path)
     _create(path)
+    limit = time.monotonic() + _EMPTY_S
+    while os.stat(path).st_size == 0 and time.monotonic() < limit:
+        time.sleep(_EMPTY_S / 20)  # another process is about to rename its file to it
     return _read(path)  # which may be that of another process, or host
 
 
@@ -157,9 +168,25 @@ def _create(path: str) -> None:
             secret.flush()
             os.fsync(file)
         with contextlib.suppress(FileExistsError):
-            os.link(whole, path)
+            _publish(whole, path)
     finally:
-        os.unlink(whole)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(whole)
+
+
+def _publish(whole: str, path: str) -> None:
+    """Give a file its name, unless that exists.
+
+    Raises:
+      FileExistsError: it exists.
+    """
+    try:
+        os.link(whole, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links: whoever creates the name renames its file to it
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.replace(whole, path)
 
 
 def _read(path: str) -> str:

@@ -44,7 +44,7 @@ from shoal.runtime.system.service_commands import (
 from shoal.runtime.wire.frames import address_text
 
 _LINGER_MAX_S = 600.0
-_RETIRING_S = 3.0
+_RETIRING_S, _REFUSING_S = 3.0, 10.0
 _LOOK_S = 0.01
 
 
@@ -159,29 +159,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         link.open(addresses["address"])  # before any process joins, which must learn of its end
     with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may have joined
         print(json.dumps(addresses), flush=True)
-    _stay(place, link)
+    # Process 0 is the first to know that its job cannot start; the others have yet to arrive.
+    _stay(place, link, _REFUSING_S if options.refusal else _RETIRING_S)
     link.close()
     if service is not None:
         service.close()
     return 0
 
 
-def _stay(place: Spawned, link: ServiceLink) -> None:
+def _stay(place: Spawned, link: ServiceLink, stands_s: float) -> None:
     """Wait on the leash until the job has begun, then for the end of the meeting place."""
     leash, ended = sys.stdin.fileno(), place.stdout.fileno()
     if ended not in link.wait(leash, ended):
         if not os.read(leash, 1):  # the leash ended
-            _retire(place)
+            _retire(place, stands_s)
             return
         link.wait(ended)
     if place.wait() != 0:
         time.sleep(min(settings.seconds("SHOAL_ABORT_AFTER_S"), _LINGER_MAX_S))
 
 
-def _retire(place: Spawned) -> None:
+def _retire(place: Spawned, stands_s: float) -> None:
     """End after a short delay, in which late processes still learn why there is no job."""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        place.wait(_RETIRING_S)
+        place.wait(stands_s)
     place.stdin.close()
     place.wait()
 

@@ -14,6 +14,7 @@ import os
 import resource
 import selectors
 import socket
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -167,13 +168,15 @@ class Connections:
         connection.reader.max_body_bytes = max_body_bytes
 
     def introduced(
-        self, connection: Connection, frame: Frame, secret: str
+        self, connection: Connection, frame: Frame, secret: str, *, proves: bool = True
     ) -> tuple[Frame, bool] | None:
         """Take a frame of an untrusted connection; see `runtime.wire.proof`.
 
+        Args:
+          proves: whether this server proves itself then; otherwise the caller lets `prove` do it.
+
         Returns:
-          None: its sender is asked for a proof. Else its first frame, and whether it proved itself;
-          then this server has, too.
+          None: its sender is asked for a proof. Else its first frame, and whether it proved itself.
         """
         first = connection.first
         if first is None:
@@ -185,9 +188,14 @@ class Connections:
         known = connection.nonce, first.header
         if not is_proof(frame.header.get("proof"), secret, "client", *known):
             return first, False
-        own = proof(secret, "server", *known)
-        self.send(connection, pack_frame({"is": "proof", "proof": own}))
+        if proves:
+            self.prove(connection, first, secret)
         return first, True
+
+    def prove(self, connection: Connection, first: Frame, secret: str) -> None:
+        """Send this server's proof."""
+        own = proof(secret, "server", connection.nonce, first.header)
+        self.send(connection, pack_frame({"is": "proof", "proof": own}))
 
     def send(self, connection: Connection, data: bytes, *, then_close: bool = False) -> None:
         """Send as much as can be sent now, the rest when there is room."""
@@ -245,7 +253,7 @@ class Connections:
     def _accept(self, server: socket.socket) -> None:
         """Accept those that wait; one at a time, a large job would overflow the kernel's queue."""
         for _ in range(_ACCEPTS_AT_ONCE):
-            if not self._accept_one(server):
+            if not (self._accepts and self._accept_one(server)):
                 return
 
     def _accept_one(self, server: socket.socket) -> bool:
@@ -308,6 +316,11 @@ class Connections:
                 connection.listener.on_frame(connection, frame)
         except FrameError as error:
             self._end(connection, f"it sent an invalid frame: {error}")
+        except Exception:
+            if connection not in self._strangers:
+                raise
+            sys.excepthook(*sys.exc_info())  # a bug, which no stranger may use to end the server
+            self.close(connection)
 
     def _flush(self, connection: Connection) -> None:
         if connection.is_closed:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import math
 import os
 import socket
 import struct
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from shoal.runtime.wire.frames import address_text, split_address
 
@@ -58,8 +61,25 @@ LOOPBACK_ADVICE = (
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether this is a name or an address of the loopback."""
-    return host == "localhost" or host == "::1" or host.startswith("127.")
+    """Return whether this is a name or an address of the loopback.
+
+    >>> [is_loopback(host) for host in ("LocalHost.", "127.0.0.1", "0:0:0:0:0:0:0:1", "10.0.0.1")]
+    [True, True, True, False]
+    """
+    name = host.lower().removesuffix(".")
+    return name in ("localhost", "::1", "0:0:0:0:0:0:0:1") or name.startswith(
+        ("127.", "::ffff:127.")
+    )
+
+
+def short_folder() -> str:
+    """Return a directory of this host that all its processes know, for Unix sockets and secrets.
+
+    Not TMPDIR, which may differ between processes, and be too long: a socket's path has at most 107
+    bytes.
+    """
+    folders = ("/tmp", "/dev/shm")
+    return next((one for one in folders if os.access(one, os.W_OK | os.X_OK)), folders[0])
 
 
 def bind_host(host: str) -> str:
@@ -158,28 +178,41 @@ _ESTABLISHED = "01"  # in /proc/net/tcp
 
 
 def _tcp_owners(sock: socket.socket) -> set[int] | None:
-    """Return the user ids of the sockets that may be the other end of a TCP connection.
+    """Return the user id of the socket at the other end of a TCP connection of this host.
 
-    By the ports alone, because an address may be written in several ways: a stranger's from another
-    address of the loopback, with the same port, would only add its own. None: unknown.
+    None: this system does not show it. Empty: it is gone, or cannot be told.
     """
     try:
-        wanted = f"{sock.getpeername()[1]:04X}", f"{sock.getsockname()[1]:04X}"
-    except OSError:  # it is gone
-        return set()
-    owners, is_known = set(), False
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
+        wanted = _row_ends(sock.getpeername(), sock.getsockname())
+        owners = set()
+        for path in ("/proc/net/tcp", "/proc/net/tcp6"):
             with open(path, encoding="ascii") as table:
                 rows = [line.split() for line in table][1:]
-        except OSError:
-            continue
-        is_known = True
-        for _, local, remote, state, _, _, _, owner, *_ in rows:
-            ports = local.rpartition(":")[2], remote.rpartition(":")[2]
-            if ports == wanted and state == _ESTABLISHED:  # a closed one is shown as root's
-                owners.add(int(owner))
-    return owners if is_known else None
+            for _, local, remote, state, _, _, _, owner, _, inode, *_ in rows:
+                # What is closed is shown as root's, and without a file.
+                if state == _ESTABLISHED and inode != "0" and (local, remote) in wanted:
+                    owners.add(int(owner))
+    except FileNotFoundError:
+        return None if not os.path.exists("/proc/net/tcp") else owners
+    except (OSError, ValueError):
+        return set()
+    return owners
+
+
+def _row_ends(local: Sequence[Any], remote: Sequence[Any]) -> set[tuple[str, str]]:
+    """Return two addresses as /proc/net/tcp and tcp6 write them: IPv4's may stand in both."""
+
+    def written(address: Sequence[Any], mapped: bool) -> str:
+        host, port = ipaddress.ip_address(str(address[0]).partition("%")[0]), int(address[1])
+        if host.version == 6 and host.ipv4_mapped is not None:
+            host = host.ipv4_mapped
+        packed = host.packed
+        if mapped and len(packed) == 4:
+            packed = ipaddress.ip_address(f"::ffff:{host}").packed
+        words = struct.unpack(f"={len(packed) // 4}I", packed)
+        return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
+
+    return {(written(local, mapped), written(remote, mapped)) for mapped in (False, True)}
 
 
 def peer_pid(sock: socket.socket) -> int:
