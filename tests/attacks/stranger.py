@@ -2,6 +2,7 @@
 
     stranger.py try ADDRESS TIMES SECRET FOLDER   try so often; print what came of it, as JSON
     stranger.py node ADDRESS TIMES SECRET FOLDER  the same as a launcher, at that of node 0
+    stranger.py idle ADDRESS TIMES                open so many connections, say nothing, and stay
     stranger.py jax ADDRESS SECRET                try to use JAX's service; print the same
     stranger.py relay ADDRESS TO FOLDER           pass connections on; record both directions
 
@@ -155,7 +156,12 @@ def relay(address: str, to: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     verb, address, *more = sys.argv[1:]
-    if verb == "jax":
+    if verb == "idle":
+        silent = [socket.create_connection(split_address(address)) for _ in range(int(more[0]))]
+        print(len(silent), "are open", flush=True)
+        sys.stdin.read()
+        time.sleep(10 * PATIENCE_S)
+    elif verb == "jax":
         print(json.dumps(reach_jax(address, more[0])), flush=True)
     elif verb == "relay":
         relay(address, more[0], Path(more[1]))
