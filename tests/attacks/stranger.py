@@ -28,6 +28,7 @@ from shoal.runtime.wire.proof import Introduction, introduce
 
 Card = Mapping[str, object]  # a first frame
 PATIENCE_S = 20.0
+REFUSALS = ("the token is wrong", "has another token than")  # of a coordinator, of a launcher
 HELLO = {
     "do": "hello", "protocol": PROTOCOL, "process": 1, "processes": 2, "host": "stranger", "pid": 1,
     "incarnation": "0" * 16, "versions": "", "jax_service": "", "timeout_s": 1.0, "host_id": "",
@@ -83,8 +84,8 @@ def replay(address: str, recorded: bytes) -> str:
             sock.sendall(recorded)
             while data := sock.recv(1 << 16):
                 came += data
-    answer = came.partition(b"the token is wrong")
-    return "the token is wrong" if answer[1] and b'"proof"' not in came else repr(came)
+    refusals = [words for words in REFUSALS if words.encode() in came]
+    return refusals[0] if refusals and b'"proof"' not in came else repr(came)
 
 
 def attack(

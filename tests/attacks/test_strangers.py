@@ -29,6 +29,8 @@ from shoal.runtime.startup import job_token
 from shoal.runtime.startup.job_token import observed_tokens
 from shoal.runtime.startup.launchers import decide
 from shoal.runtime.startup.options import Arguments
+from shoal.runtime.wire.frames import split_address
+from shoal.runtime.wire.sockets import is_loopback
 from shoal.testing import enter
 from shoal.testing.network import address_of, why_no_cuts
 from shoal.testing.warden import MARK, marked
@@ -75,7 +77,7 @@ ROWS = (
         "refused: random numbers are used once", "test_a_stranger_does_not_join"),
     Row(NETWORK, "keeps hundreds of connections open and says nothing",
         "closed after 30 s; the job goes on",
-        "test_a_stranger_does_not_join_however_the_job_was_started "
+        "test_a_stranger_does_not_join "
         "runtime/wire/test_server_sockets.py::"
         "test_a_stranger_that_stays_silent_or_sends_half_a_frame_is_thrown_out_in_time"),
     Row(NETWORK, "listens at the address first, as if it were the coordinator",
@@ -162,17 +164,19 @@ class Scene:
             SHOAL_PROCESS_ID=str(index), SHOAL_COORDINATOR=address or self.address,
         )  # fmt: skip
 
-    def torchrun(self, index: int) -> Started:
+    def torchrun(self, index: int, address: str = "") -> Started:
         """Start a process with the variables that torchrun sets for one process on each node."""
+        own = {"SHOAL_COORDINATOR": address} if address else {}
         return self.start(
             index, "job.py", SAID=str(self.folder / f"joined{index}"), RANK=str(index),
             WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", GROUP_RANK=str(index),
             MASTER_ADDR=self.host, MASTER_PORT=str(self.port), TORCHELASTIC_RUN_ID="job",
+            **own,
         )  # fmt: skip
 
-    def launcher(self, node: int) -> Started:
+    def launcher(self, node: int, address: str = "") -> Started:
         """Start the launcher of a node."""
-        nodes = ["--nnodes", "2", "--node-rank", node, "--coordinator", self.address]
+        nodes = ["--nnodes", "2", "--node-rank", node, "--coordinator", address or self.address]
         said = str(self.folder / f"joined{node}")
         return self.start(node, "-m", "shoal", "run", *nodes, "job.py", SAID=said)
 
@@ -180,20 +184,44 @@ class Scene:
         """Start the stranger's program on its own host."""
         return self.start(2, Path(__file__).with_name("stranger.py"), *arguments)
 
-    def token(self, port: int = PORT) -> str:
-        """Return the token of a job of this user at a port."""
-        path = self.home / ".config/shoal/token"
-        return job_token.derived(path.read_text().strip(), f"job {port}")
+    def member(self, way: str, index: int, address: str = "") -> Started:
+        """Start a process of the job, or the launcher of a node, on its host."""
+        if way == "torchrun":
+            return self.torchrun(index, address)
+        return (self.launcher if way == "shoal run" else self.process)(index, address)
 
-    def attacked(
-        self, times: int, records: Path, *, at: str = "", verb: str = "try", token: str = ""
-    ) -> dict[str, int]:
-        """Return the answers to so many tries."""
-        token = token or self.token(PORT + 1)
-        stranger = self.stranger(verb, at or self.address, times, token, records)
+    def door(self, way: str) -> str:
+        """Return the address at which the members of a job meet first."""
+        master = {"MASTER_ADDR": self.host, "MASTER_PORT": str(self.port)}
+        env = {**master, "RANK": "0", "WORLD_SIZE": "2"}
+        return str(decide(Arguments(), env).address) if way == "torchrun" else self.address
+
+    def secrets(self, address: str) -> list[str]:
+        """Return the secret of the file, and the tokens that are derived from it."""
+        host = Path(job_token.host_file()) if is_loopback(self.host) else None
+        secret = (host or self.home / ".config/shoal/token").read_text().strip()
+        port = split_address(address)[1]
+        return [secret, *(job_token.derived(secret, f"{x} {port}") for x in ("job", "launchers"))]
+
+    @contextlib.contextmanager
+    def recorded(self, address: str, records: Path) -> Iterator[str]:
+        """Yield the address of a relay on the second host, which records all that it passes on."""
+        records.mkdir()
+        host = address_of(1) if self._warden.namespaces else "127.0.0.9"
+        via = f"{host}:{split_address(address)[1]}"
+        program = Path(__file__).with_name("stranger.py")
+        relay = self.start(1, program, "relay", via, address, records)
+        relay.until("listens")
+        yield via
+        relay.end()
+
+    def attacked(self, verb: str, address: str, records: Path) -> dict[str, int]:
+        """Return the answers to all tries."""
+        other = self.secrets(f"{self.host}:{PORT + 1}")[1]
+        stranger = self.stranger(verb, address, TRIES, other, records)
         assert stranger.code() == 0, stranger.said
         answers = json.loads(stranger.said)
-        assert sum(answers.values()) == times
+        assert sum(answers.values()) == TRIES
         return answers
 
     def await_file(self, name: str) -> None:
@@ -217,74 +245,46 @@ def scene(tmp_path, child_env) -> Iterator[Scene]:
     warden.close()
 
 
-EXPECTED = {
-    f"none: {OLD_CLIENT}", f"guess: {WRONG_TOKEN}", f"empty: {WRONG_TOKEN}",
-    f"another job's: {WRONG_TOKEN}", f"skipped: {WRONG_TOKEN}", "replayed: the token is wrong",
-}  # fmt: skip
-
-
-@needs_network
-def test_a_stranger_does_not_join(scene):
-    records = scene.folder / "records"
-    records.mkdir()
-    # A first job, of which host 1 records all that its process sends and is sent.
-    via = f"{address_of(1)}:{PORT}"
-    relay = scene.start(1, Path(__file__).with_name("stranger.py"), "relay", via, scene.address,
-                        records)  # fmt: skip
-    relay.until("listens")
-    (scene.folder / "over").touch()
-    first = [scene.process(0), scene.process(1, via)]
-    assert [one.code() for one in first] == [0, 0], first[0].said + first[1].said
-    relay.end()
-    wire = b"".join(path.read_bytes() for path in records.iterdir())
-    assert wire.count(b'"proof"') >= 4, "both ends, of at least two connections"
-    secret = (scene.home / ".config/shoal/token").read_text().strip()
-    assert not any(one.encode() in wire for one in (secret, scene.token()))
-    # Another at the same address, and so with the same token.
-    (scene.folder / "over").unlink()
-    (scene.folder / "joined0").unlink()
-    (scene.folder / "joined1").unlink()
-    waiting = scene.process(0)
-    waiting.until("missing: process 1")
-    assert {*scene.attacked(TRIES, records)} == EXPECTED
-    both = [waiting, scene.process(1)]
-    scene.await_file("joined0")
-    scene.await_file("joined1")
-    assert {*scene.attacked(TRIES, records)} == EXPECTED
-    (scene.folder / "over").touch()
-    assert [one.code() for one in both] == [0, 0], both[0].said + both[1].said
-    assert all(one.said.endswith("done\n") for one in both)
+KINDS = {"none", "guess", "empty", "another job's", "skipped", "replayed"}
+REFUSALS = (WRONG_TOKEN, OLD_CLIENT, "the token is wrong")
 
 
 @pytest.mark.parametrize("way", ["python", "torchrun", "shoal run"])
 @pytest.mark.parametrize(
     "hosts", [pytest.param(3, marks=needs_network, id="two hosts"), pytest.param(0, id="loopback")]
 )
-def test_a_stranger_does_not_join_however_the_job_was_started(tmp_path, child_env, hosts, way):
+def test_a_stranger_does_not_join(tmp_path, child_env, hosts, way):
+    """While the job waits for a process, and while it runs; first it looks on at an earlier job."""
     warden = Warden(hosts)
-    scene = Scene(tmp_path, child_env, warden)
-    coordinator, first = scene.address, {"token": "of another job"}
-    if way == "torchrun":
-        variables = {"MASTER_ADDR": scene.host, "MASTER_PORT": str(scene.port)}
-        ranks = {"RANK": "0", "WORLD_SIZE": "2"}
-        coordinator = str(decide(Arguments(), {**variables, **ranks}).address)
-    elif way == "shoal run":
-        coordinator = f"{scene.host}:{scene.port + 1}"
-        first |= {"verb": "node", "at": scene.address}
-    start = {"python": scene.process, "torchrun": scene.torchrun, "shoal run": scene.launcher}[way]
+    scene, records = Scene(tmp_path, child_env, warden), tmp_path / "records"
     try:
-        waiting = start(0)
+        door = scene.door(way)  # where the process of the other host comes first
+        with scene.recorded(door, records) as via:
+            (tmp_path / "over").touch()
+            earlier = [scene.member(way, 0), scene.member(way, 1, via)]
+            assert [one.code() for one in earlier] == [0, 0], earlier[0].said + earlier[1].said
+        wire = b"".join(path.read_bytes() for path in records.iterdir())
+        assert wire.count(b'"proof"') >= 2, "of both ends"
+        assert not any(secret.encode() in wire for secret in scene.secrets(door))
+        for name in ("over", "joined0", "joined1"):
+            (tmp_path / name).unlink()
+
+        waiting = scene.member(way, 0)  # at the same address, and so with the same token
         waiting.until("node 1 of 2 has not joined" if way == "shoal run" else "missing: process 1")
-        scene.stranger("idle", first.get("at", coordinator), SILENT).until(f"{SILENT} are open")
-        answers = scene.attacked(TRIES, tmp_path / "none", **{"at": coordinator, **first})
-        refused = "has another token than" if way == "shoal run" else "the token is wrong"
-        assert sum(count for answer, count in answers.items() if refused in answer) >= 0.8 * TRIES
+        scene.stranger("idle", door, SILENT).until(f"{SILENT} are open")
+        verb, refused = "try", "the token is wrong"
+        if way == "shoal run":
+            verb, refused = "node", "has another token than"
+        answers = scene.attacked(verb, door, records)
+        assert {answer.partition(":")[0] for answer in answers} == KINDS
         assert all(refused in answer or OLD_CLIENT in answer for answer in answers), answers
-        both = [waiting, start(1)]
+        both = [waiting, scene.member(way, 1)]
         scene.await_file("joined0")
         scene.await_file("joined1")
-        answers = scene.attacked(TRIES, tmp_path / "none", at=coordinator, token="of another job")
-        assert {*answers} == {answer for answer in EXPECTED if not answer.startswith("replayed")}
+        coordinator = f"{scene.host}:{scene.port + 1}" if way == "shoal run" else door
+        answers = scene.attacked("try", coordinator, records)
+        assert {answer.partition(":")[0] for answer in answers} == KINDS
+        assert all(answer.partition(": ")[2] in REFUSALS for answer in answers), answers
         (tmp_path / "over").touch()
         assert [one.code() for one in both] == [0, 0], both[0].said + both[1].said
         assert all("done\n" in one.said for one in both)
@@ -326,7 +326,7 @@ def test_jax_s_service_lets_no_stranger_in(scene):
     scene.await_file("joined1")
     service = (scene.folder / "joined0").read_text()
     assert service.startswith(f"{address_of(0)}:")
-    stranger = scene.stranger("jax", service, scene.token(PORT + 1))
+    stranger = scene.stranger("jax", service, scene.secrets(f"{scene.host}:{PORT + 1}")[1])
     assert stranger.code() == 0, stranger.said
     answers = {"a guess": WRONG_TOKEN, "another job's token": WRONG_TOKEN}
     assert json.loads(stranger.said) == {"as JAX's own client": "closed", **answers}
@@ -337,16 +337,11 @@ def test_jax_s_service_lets_no_stranger_in(scene):
 @needs_network
 def test_what_is_sent_can_be_read(scene):
     records = scene.folder / "records"
-    records.mkdir()
-    via = f"{address_of(1)}:{PORT}"
-    relay = scene.start(1, Path(__file__).with_name("stranger.py"), "relay", via, scene.address,
-                        records)  # fmt: skip
-    relay.until("listens")
     job = "import shoal\nshoal.initialize()\nshoal.broadcast({'words': 'for all to read'})\n"
     (scene.folder / "job.py").write_text(job)
-    both = [scene.process(0), scene.process(1, via)]
-    assert [one.code() for one in both] == [0, 0], both[0].said + both[1].said
-    relay.end()
+    with scene.recorded(scene.address, records) as via:
+        both = [scene.process(0), scene.process(1, via)]
+        assert [one.code() for one in both] == [0, 0], both[0].said + both[1].said
     assert b"for all to read" in b"".join(path.read_bytes() for path in records.iterdir())
 
 
