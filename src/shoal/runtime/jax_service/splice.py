@@ -9,8 +9,8 @@ a splice on its own host it never sees that end: when JAX's service dies, or its
 connection stays open and silent, and the loss becomes a Python exception (by the meeting place).
 
 Forwarded: bytes both ways, with at most one chunk buffered in each direction; the near end's close,
-half or whole; a refusal by the far end, as long as none has accepted yet. Not forwarded: the close
-of the far end, unless the near end has closed before.
+half or whole; a refusal by the far end, as long as none has accepted yet. A splice does not forward
+the close of the far end, unless the near end has closed before.
 
 JAX's service has no token of its own: it listens where only this user can connect, and `Door` lets
 through what has proved the job's token. On the loopback it also lets clients of JAX alone through,
@@ -130,7 +130,7 @@ class Splices:
         return far
 
     def join(self, near: socket.socket, received: bytes, far: socket.socket) -> None:
-        """Join two connections; the near end has sent something already."""
+        """Join two connections; the near end may have sent something already."""
         try:
             self.pairs.add(_Pair(self, near, far, received))
         except OSError:  # the near end is gone
@@ -177,7 +177,7 @@ class Splices:
             if error.errno in EXHAUSTED:  # otherwise select would report it forever
                 self.selector.unregister(listener)
         else:
-            self.pairs.add(_Pair(self, near, far))
+            self.join(near, b"", far)
 
 
 class _Pair:

@@ -145,9 +145,8 @@ def _secret_of(path: str) -> str:
     Raises:
       OSError: it cannot be created or read, or others can read it.
     """
-    with contextlib.suppress(FileNotFoundError):
-        return _read(path)
-    _create(path)
+    if not os.path.exists(path):
+        _create(path)
     limit = time.monotonic() + _EMPTY_S
     while os.stat(path).st_size == 0 and time.monotonic() < limit:
         time.sleep(_EMPTY_S / 20)  # another process is about to rename its file to it
