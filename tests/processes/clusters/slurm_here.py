@@ -40,8 +40,8 @@ PartitionName=debug Nodes=ALL Default=YES State=UP
 """
 SRUN = """#!{python}
 import os, signal, subprocess, sys
-step = {{
-    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost",
+step = {{  # with a number of its own, of which the port is made: tests run side by side
+    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost",
     "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1",
     "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0",
 }}

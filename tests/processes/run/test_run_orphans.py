@@ -17,7 +17,8 @@ FAMILY = """
     import os, pathlib, signal, subprocess, sys, time
     me = os.environ["RANK"]
     subprocess.Popen(["sleep", "600"])
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         os.setsid()
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -25,6 +26,7 @@ FAMILY = """
             os.rename(f"daemon{me}.new", f"daemon{me}.pid")
             os.execve("/bin/sleep", ["sleep", "600"], {})
         os._exit(0)
+    os.waitpid(child, 0)
     while not pathlib.Path(f"daemon{me}.pid").exists():
         time.sleep(0.01)
     print("ready")
