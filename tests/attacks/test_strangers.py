@@ -24,12 +24,13 @@ from processes.clusters.pages import Started
 from quiet_ports import quiet_row
 from shoal.cli.observer import Observer, ServerAddress
 from shoal.launch.order import NUM_PORTS
-from shoal.runtime.rules.joining import OLD_CLIENT, WRONG_TOKEN
+from shoal.runtime.rules.joining import OLD_CLIENT
 from shoal.runtime.startup import job_token
 from shoal.runtime.startup.job_token import observed_tokens
 from shoal.runtime.startup.launchers import decide
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.wire.frames import split_address
+from shoal.runtime.wire.proof import WRONG_TOKEN
 from shoal.runtime.wire.sockets import is_loopback
 from shoal.testing import enter
 from shoal.testing.network import address_of, why_no_cuts
@@ -350,7 +351,7 @@ def test_what_is_sent_can_be_read(scene):
 
 # A process of another user. It imports all that it needs before: it may read no file of root's.
 OTHERS = """
-import codecs, os, selectors, socket, sys, tempfile, threading, time
+import codecs, ipaddress, os, selectors, socket, sys, tempfile, threading, time
 from shoal.runtime.jax_service.splice import Door, Splices
 from shoal.runtime.wire.sockets import listen_unix, may_call
 codecs.lookup("ascii"), codecs.lookup("idna")

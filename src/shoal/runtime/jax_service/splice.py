@@ -27,10 +27,8 @@ import selectors
 import socket
 import threading
 import time
-import traceback
 from typing import Any
 
-from shoal.runtime.rules.joining import WRONG_TOKEN
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
@@ -40,7 +38,7 @@ from shoal.runtime.wire.frames import (
     address_text,
     pack_frame,
 )
-from shoal.runtime.wire.proof import CHALLENGE, Introduction, introduce
+from shoal.runtime.wire.proof import CHALLENGE, WRONG_TOKEN, Introduction, introduce
 from shoal.runtime.wire.server_sockets import EXHAUSTED, Connection, Connections
 from shoal.runtime.wire.sockets import may_call
 
@@ -392,6 +390,8 @@ class Door:
         try:
             self._serve()
         except BaseException:  # noqa: BLE001 (whatever it is, the thread would end in silence)
+            import traceback  # which every service would load at its start
+
             traceback.print_exc()
             os._exit(1)  # a service that lets nobody in is lost, which all processes learn so
 

@@ -16,9 +16,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import HAD_WRONG_TOKEN, listed
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
+from shoal.runtime.wire.proof import WRONG_TOKEN
 
 PROTOCOL = 7
-WRONG_TOKEN = "the token is wrong: SHOAL_TOKEN must be the one of this job"
 # The indented lines are printed as they are, for people to paste.
 REMEDY = """\
 set SHOAL_TOKEN to one secret for all processes; make it once, and use it on every host:

@@ -20,7 +20,7 @@ from shoal.errors import InitializeError
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import left_of
-from shoal.runtime.rules.joining import REMEDY, WRONG_TOKEN
+from shoal.runtime.rules.joining import REMEDY
 from shoal.runtime.startup import services
 from shoal.runtime.startup.job_token import JobToken, find_token
 from shoal.runtime.startup.launchers import JobPlace
@@ -28,6 +28,7 @@ from shoal.runtime.startup.rendezvous import Visit, own_host
 from shoal.runtime.system.failure_words import HAD_WRONG_TOKEN
 from shoal.runtime.system.own_name import ADVICE, is_own, why_unresolved
 from shoal.runtime.wire.frames import address_text, split_address
+from shoal.runtime.wire.proof import WRONG_TOKEN
 from shoal.runtime.wire.sockets import (
     LOOPBACK_ADVICE,
     bind_host,

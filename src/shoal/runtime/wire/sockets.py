@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import math
 import os
 import socket
@@ -201,6 +200,7 @@ def _tcp_owners(sock: socket.socket) -> set[int] | None:
 
 def _row_ends(local: Sequence[Any], remote: Sequence[Any]) -> set[tuple[str, str]]:
     """Return two addresses as /proc/net/tcp and tcp6 write them: IPv4's may stand in both."""
+    import ipaddress  # which every service would load at its start
 
     def written(address: Sequence[Any], mapped: bool) -> str:
         host, port = ipaddress.ip_address(str(address[0]).partition("%")[0]), int(address[1])
