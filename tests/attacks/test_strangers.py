@@ -351,7 +351,7 @@ def test_what_is_sent_can_be_read(scene):
 
 # A process of another user. It imports all that it needs before: it may read no file of root's.
 OTHERS = """
-import codecs, ipaddress, os, selectors, socket, sys, tempfile, threading, time
+import codecs, os, selectors, socket, sys, tempfile, threading, time
 from shoal.runtime.jax_service.splice import Door, Splices
 from shoal.runtime.wire.sockets import listen_unix, may_call
 codecs.lookup("ascii"), codecs.lookup("idna")

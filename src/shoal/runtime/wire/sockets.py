@@ -200,19 +200,26 @@ def _tcp_owners(sock: socket.socket) -> set[int] | None:
 
 def _row_ends(local: Sequence[Any], remote: Sequence[Any]) -> set[tuple[str, str]]:
     """Return two addresses as /proc/net/tcp and tcp6 write them: IPv4's may stand in both."""
-    import ipaddress  # which every service would load at its start
+    ends = [(_packed(str(host)), f":{port:04X}") for host, port, *_ in (local, remote)]
+    pairs = {tuple(_in_words(packed) + port for packed, port in ends)}
+    if all(len(packed) == 4 for packed, _ in ends):
+        pairs.add(tuple(_in_words(_MAPPED + packed) + port for packed, port in ends))
+    return {(own, other) for own, other in pairs}
 
-    def written(address: Sequence[Any], mapped: bool) -> str:
-        host, port = ipaddress.ip_address(str(address[0]).partition("%")[0]), int(address[1])
-        if host.version == 6 and host.ipv4_mapped is not None:
-            host = host.ipv4_mapped
-        packed = host.packed
-        if mapped and len(packed) == 4:
-            packed = ipaddress.ip_address(f"::ffff:{host}").packed
-        words = struct.unpack(f"={len(packed) // 4}I", packed)
-        return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
-    return {(written(local, mapped), written(remote, mapped)) for mapped in (False, True)}
+_MAPPED = b"\0" * 10 + b"\xff\xff"  # before an IPv4 address among IPv6's
+
+
+def _packed(host: str) -> bytes:
+    """Return the bytes of an address; of IPv4 if it is one of its."""
+    if ":" not in host:
+        return socket.inet_pton(socket.AF_INET, host)
+    return socket.inet_pton(socket.AF_INET6, host.partition("%")[0]).removeprefix(_MAPPED)
+
+
+def _in_words(packed: bytes) -> str:
+    """Return bytes in hexadecimal, word by word in this machine's order."""
+    return "".join(f"{word:08X}" for word in struct.unpack(f"={len(packed) // 4}I", packed))
 
 
 def peer_pid(sock: socket.socket) -> int:
