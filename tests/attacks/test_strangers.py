@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from processes.clusters.pages import Started
+from processes.run.launchers import on_host
 from quiet_ports import quiet_row
 from shoal.cli.observer import Observer, ServerAddress
 from shoal.launch.order import NUM_PORTS
@@ -32,7 +33,6 @@ from shoal.runtime.startup.options import Arguments
 from shoal.runtime.wire.frames import split_address
 from shoal.runtime.wire.proof import WRONG_TOKEN
 from shoal.runtime.wire.sockets import is_loopback
-from shoal.testing import enter
 from shoal.testing.network import address_of, why_no_cuts
 from shoal.testing.warden import MARK, marked
 from shoal.testing.warding import Warden
@@ -151,10 +151,7 @@ class Scene:
 
     def start(self, host: int, *arguments: object, **env: str) -> Started:
         """Start Python on a host."""
-        enters = [sys.executable, "-I", "-S", enter.__file__]
-        spaces = self._warden.namespaces
-        command = [*enters, *spaces[host]] if spaces else []
-        command += [sys.executable, *map(str, arguments)]
+        command = [*on_host(self._warden, host), sys.executable, *map(str, arguments)]
         self._started.append(Started(command, self.folder, {**self._env, **env}))
         return self._started[-1]
 
@@ -365,6 +362,15 @@ def opened(path):
     except PermissionError:
         return "denied"
 
+def door(is_open):  # returns its listener, and that of what is behind it
+    folder = tempfile.mkdtemp()
+    behind = socket.socket(socket.AF_UNIX)
+    behind.bind(f"{folder}/service")
+    behind.listen()
+    listener = socket.create_server(("127.0.0.1", 0))
+    Door(listener, f"{folder}/service", "a secret", is_open=is_open).open()
+    return listener, behind
+
 def answer(behind):
     kept = []
     while True:
@@ -439,35 +445,14 @@ def test_another_user_does_not_call():
 
 
 @needs_root
-@pytest.mark.parametrize("what", ["door", "closed before it is looked at"])
-def test_jax_s_service_lets_no_other_user_in(what):
+def test_jax_s_service_lets_no_other_user_in():
     server = """
-        folder = tempfile.mkdtemp()
-        behind = socket.socket(socket.AF_UNIX)
-        behind.bind(f"{folder}/service")
-        behind.listen()
-        listener = socket.create_server(("127.0.0.1", 0))
-        Door(listener, f"{folder}/service", "a secret", is_open=True).open()
+        listener, behind = door(is_open=True)
         print(listener.getsockname()[1])
         answer(behind)
     """
-    if what != "door":
-        server = """
-            listener = socket.create_server(("127.0.0.1", 0))
-            print(listener.getsockname()[1])
-            while True:
-                near = listener.accept()[0]
-                near.recv(100)
-                time.sleep(0.5)  # the kernel shows what is closed by then as root's
-                print(may_call(near, root_serves_all=False))
-        """
     with serving(server) as line:
         port = int(line())
-        if what != "door":
-            closes = f"socket.create_connection(('127.0.0.1', {port})).sendall(b'PRI')"
-            as_user(OTHER, closes)
-            assert line() == "False"
-            return
         mapped = f"{port}, socket.AF_INET6, '::ffff:127.0.0.1'"
         both = f"print([call({port}), call({mapped})])"
         assert as_user(OTHER, both) == "['', '']\n"
@@ -475,15 +460,25 @@ def test_jax_s_service_lets_no_other_user_in(what):
 
 
 @needs_root
-def test_a_splice_lets_no_other_user_in():
-    """It would prove the token for whom it accepts."""
+def test_a_connection_that_is_closed_early_is_of_no_user():
     server = """
-        folder = tempfile.mkdtemp()
-        behind = socket.socket(socket.AF_UNIX)
-        behind.bind(f"{folder}/service")
-        behind.listen()
         listener = socket.create_server(("127.0.0.1", 0))
-        Door(listener, f"{folder}/service", "a secret", is_open=False).open()
+        print(listener.getsockname()[1])
+        near = listener.accept()[0]
+        near.recv(100)
+        time.sleep(0.5)  # the kernel shows what is closed by then as root's
+        print(may_call(near, root_serves_all=False))
+    """
+    with serving(server) as line:
+        as_user(OTHER, f"socket.create_connection(('127.0.0.1', {line()})).sendall(b'PRI')")
+        assert line() == "False"
+
+
+@needs_root
+def test_a_splice_lets_no_other_user_in():
+    """It would prove the token for a process of that user."""
+    server = """
+        listener, behind = door(is_open=False)
         selector = selectors.DefaultSelector()
         splices = Splices(selector, socket.AF_INET, listener.getsockname(), secret="a secret")
         splices.listen()
@@ -494,9 +489,9 @@ def test_a_splice_lets_no_other_user_in():
                 key.data(mask)
     """
     with serving(server) as line:
-        door, splice = map(int, line().split())
-        assert as_user(OTHER, f"print([call({door}), call({splice})])") == "['', '']\n"
-        assert as_user(ONE, f"print([call({door}), call({splice})])") == "['', '!']\n"
+        own, splice = map(int, line().split())
+        assert as_user(OTHER, f"print([call({own}), call({splice})])") == "['', '']\n"
+        assert as_user(ONE, f"print([call({own}), call({splice})])") == "['', '!']\n"
 
 
 def test_no_log_and_no_command_line_has_the_token(tmp_path, child_env):

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from processes.clusters.pages import Started
-from processes.run.launchers import codes
+from processes.run.launchers import codes, on_host
 from shoal.runtime.rules.joining import REMEDY
-from shoal.testing import enter
 from shoal.testing.network import address_of, why_no_cuts
 from shoal.testing.warden import MARK
 from shoal.testing.warding import Warden
@@ -58,12 +57,11 @@ class Hosts:
             "shoal run": ["-m", "shoal", "run", *nodes, "--coordinator", where],
             "torchrun": ["-m", "torch.distributed.run", *nodes, *master],
         }[way]
-        inside = [sys.executable, "-I", "-S", enter.__file__, *self._warden.namespaces[host]]
         env = {**self._env, **own, "SHOAL_PROCESS_ID": str(host), **env}
         if way != "python":
             del env["SHOAL_PROCESS_ID"]
         env["HOME"] = str(self.folder / home)
-        command = [*inside, sys.executable, *command, "script.py"]
+        command = [*on_host(self._warden, host), sys.executable, *command, "script.py"]
         self._started.append(Started(command, self.folder, env))
         return self._started[-1]
 

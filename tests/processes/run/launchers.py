@@ -25,6 +25,13 @@ HEAD = re.compile(r"shoal run: (?:failed|interrupted|preempted)\b")
 _NODE = "LAUNCHER_OF_NODE"  # a variable that all processes of a launcher inherit
 
 
+def on_host(warden: Warden, host: int) -> list[str]:
+    """Return the command that runs another on one of the warden's hosts; here if it has none."""
+    if not warden.namespaces:
+        return []
+    return [sys.executable, "-I", "-S", enter.__file__, *warden.namespaces[host]]
+
+
 class Launchers:
     """Starts `shoal run --nnodes …` for each node: here, or each in a namespace of its own."""
 
@@ -54,11 +61,9 @@ class Launchers:
         **env: str,
     ) -> Started:
         """Start the launcher of a node."""
-        place = self._warden.namespaces[node] if self._warden.namespaces else []
-        inside = [sys.executable, "-I", "-S", enter.__file__, *place] if place else []
         run = [sys.executable, "-m", "shoal", "run", "--nnodes", str(nodes)]
         where = ["--node-rank", str(node), "--coordinator", self.address]
-        command = [*inside, *before, *run, *where, *options, *program]
+        command = [*on_host(self._warden, node), *before, *run, *where, *options, *program]
         env = {**self.env, _NODE: str(node), **env}
         self._started.append(Started(command, self.folder, env))
         return self._started[-1]

@@ -23,10 +23,11 @@ from shoal.launch.nodes.messages import (
     start_of,
     verdict_of,
 )
-from shoal.launch.nodes.peer import CLOSED_S, Peer
+from shoal.launch.nodes.peer import Peer
 from shoal.launch.order import NodesOrder
 from shoal.runtime.failures.shortening import printable
 from shoal.runtime.rules.liveness import Limits
+from shoal.runtime.startup.job_token import LACKING_S
 from shoal.runtime.wire.connection import open_socket
 from shoal.runtime.wire.frames import (
     Frame,
@@ -181,7 +182,7 @@ class Follower(Peer):
         if self._connecting is not None and self._connecting.problem:
             self._problem = self._connecting.problem
         waited_s, lack = now - self._began_s, self._nodes.token.lack
-        if lack and waited_s >= CLOSED_S:
+        if lack and waited_s >= LACKING_S:
             self.trouble = self._nodes.token.refusal(self._address)
             return
         words = (

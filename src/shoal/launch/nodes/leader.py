@@ -38,9 +38,10 @@ from shoal.launch.nodes.messages import (
     process_of,
     signal_of,
 )
-from shoal.launch.nodes.peer import CLOSED_S, Peer
+from shoal.launch.nodes.peer import Peer
 from shoal.launch.order import JobOrder, NodesOrder
 from shoal.launch.services import ServiceProcesses, late_words
+from shoal.runtime.startup.job_token import LACKING_S
 from shoal.runtime.system.progress_file import Reached, reached_together
 from shoal.runtime.wire.frames import (
     Frame,
@@ -231,7 +232,7 @@ class Leader(Peer):
         if self._rules.is_complete:
             return
         waited_s = now - self._began_s
-        if self._nodes.token.lack and waited_s >= CLOSED_S:
+        if self._nodes.token.lack and waited_s >= LACKING_S:
             self._abandon(self._nodes.token.refusal(self._address))
             return
         words = missing_words(self._rules.missing, self._nodes.nodes, self._address, waited_s)

@@ -22,8 +22,6 @@ from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
-CLOSED_S = 10.0  # a launcher without a token waits this long for others, to refuse or be refused
-
 
 class Peer(ABC):
     """A launcher among those of all nodes; see `crew.Crew`."""

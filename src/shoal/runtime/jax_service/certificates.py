@@ -157,7 +157,8 @@ class Certificates(NamedTuple):
 def _is_name_of(name: str, host: str) -> bool:
     """Return whether a name of a certificate is the host's; `*.` stands for one label."""
     name, host = name.lower(), host.lower().removesuffix(".")
-    return name == host or (name.startswith("*.") and name[1:] == host[host.find(".") :] != "")
+    _, dot, domain = host.partition(".")
+    return name == host or (bool(dot) and name == f"*.{domain}")
 
 
 def _words(error: Exception) -> str:

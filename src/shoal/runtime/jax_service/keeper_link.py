@@ -70,7 +70,7 @@ class HostKeeper:
             "reports": bool(joined.keeps),
         }
         # The keeper waits for a service that has died meanwhile; this process need not.
-        return self._begin({**reports, **_way(token, jax_service)}, limit, joined.check)
+        return self._begin(reports, token, jax_service, limit, joined.check)
 
     def begin_splice(self, token: str, jax_service: str, limit: float) -> str:
         """Send it the orders to be no more than the splice of this process; return its address.
@@ -79,16 +79,22 @@ class HostKeeper:
           OSError: it cannot be started, cannot reach JAX's service, or is late.
         """
         own = {"keeps": {0: os.getpid()}, "reports": False, "heartbeat_s": None}
-        return self._begin({**own, **_way(token, jax_service)}, limit)
+        return self._begin(own, token, jax_service, limit)
 
     def _begin(
-        self, orders: dict[str, object], limit: float, check: Callable[[], None] = lambda: None
+        self,
+        about: Mapping[str, object],
+        token: str,
+        jax_service: str,
+        limit: float,
+        check: Callable[[], None] = lambda: None,
     ) -> str:
         spawned, self._spawned = self._spawned or self._spawn(), None
         left_s = max(0.001, limit - time.monotonic())
-        orders["timeout_s"] = None if left_s == math.inf else left_s
+        timeout_s = None if left_s == math.inf else left_s
+        way = {"token": token, "jax_service": jax_service, "timeout_s": timeout_s}
         with contextlib.suppress(BrokenPipeError):
-            spawned.stdin.write(json.dumps(orders).encode() + b"\n")
+            spawned.stdin.write(json.dumps({**about, **way}).encode() + b"\n")
             spawned.stdin.close()
         line = spawned.first_line(left_s + 1.0, check=check)
         if not line:
@@ -105,11 +111,6 @@ class HostKeeper:
             self._spawned.stdin.close()
             self._spawned.detach()
             self._spawned = None
-
-
-def _way(token: str, jax_service: str) -> dict[str, object]:
-    """Return the orders about the way to JAX's service."""
-    return {"token": token, "jax_service": jax_service}
 
 
 def find_host_keeper(

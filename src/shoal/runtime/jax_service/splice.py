@@ -393,7 +393,7 @@ class Door:
             import traceback  # which every service would load at its start
 
             traceback.print_exc()
-            os._exit(1)  # a service that lets nobody in is lost, which all processes learn so
+            os._exit(1)  # without its door the service is lost, and all processes are notified
 
     def _serve(self) -> None:
         while True:

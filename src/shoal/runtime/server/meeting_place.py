@@ -86,7 +86,7 @@ class MeetingPlace:
         """Prepare; `serve` runs the loop.
 
         Args:
-          refusal: why no process can join, which each is told: the job has no token.
+          refusal: why no process can join; each one that tries receives these words.
           on_leaving: called when an open notice, or what the job leaves behind, changes.
           on_news: called with `joined=PROCESS`; `gone=PROCESS, state=, words=, at_s=`, after
             `dismissed=PROCESS` if it is declared lost while its connection stands;

@@ -10,9 +10,9 @@ The first of these that there is::
                 that host. On several: a file in the home directory, which hosts often share
     lacking     such a job is refused
 
-The user's file is as those of Erlang (.erlang.cookie) and X (.Xauthority) are. Each port has a
-secret of its own, made of the file's, so that who learns that of one job cannot join another one of
-the same user. The host is not part of it: it may have several names.
+The user's file is as those of Erlang (.erlang.cookie) and X (.Xauthority) are. The token is derived
+from it and the port, so that the token of one job does not open the user's jobs at other ports. The
+host is not part of it: it may have several names.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from shoal.runtime.wire.frames import split_address
 from shoal.runtime.wire.proof import derived
 from shoal.runtime.wire.sockets import is_loopback, short_folder
 
+LACKING_S = 10.0  # a process or launcher without a token waits this long to be refused by name
 _FEWEST = 32  # characters of a secret; fewer: the file is damaged, or not shoal's
 _MOST_BYTES = 1024
 _EMPTY_S = 1.0  # how long a file may be empty that another process has just created
@@ -183,7 +184,7 @@ def _publish(whole: str, path: str) -> None:
         os.link(whole, path)
     except FileExistsError:
         raise
-    except OSError:  # a file system without links: whoever creates the name renames its file to it
+    except OSError:  # no links here: the process that creates the name renames its file to it
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         os.replace(whole, path)
 

@@ -22,7 +22,7 @@ from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import left_of
 from shoal.runtime.rules.joining import REMEDY
 from shoal.runtime.startup import services
-from shoal.runtime.startup.job_token import JobToken, find_token
+from shoal.runtime.startup.job_token import LACKING_S, JobToken, find_token
 from shoal.runtime.startup.launchers import JobPlace
 from shoal.runtime.startup.rendezvous import Visit, own_host
 from shoal.runtime.system.failure_words import HAD_WRONG_TOKEN
@@ -40,7 +40,6 @@ from shoal.runtime.wire.sockets import (
 _LOG = logging.getLogger("shoal")
 _KEY = "shoal/meeting_place"  # in JAX's key-value store
 _ASK_S = 2.0  # for an answer of the process that has the port
-_LACKING_S = 10.0  # a process without a token waits this long for process 0 to refuse it by name
 _LOOPBACK = "127.0.0.1"
 _ANY_HOST = ("0.0.0.0", "::")
 
@@ -108,7 +107,7 @@ def _join(cluster: JobPlace, place: Place, deadline: float, versions: str | None
             process=cluster.process,
             num_processes=cluster.num_processes,
             token=token.secret,
-            timeout_s=min(left_s, _LACKING_S) if is_refused else left_s,
+            timeout_s=min(left_s, LACKING_S) if is_refused else left_s,
             jax_service=place.jax_service,
             versions=versions,
         )

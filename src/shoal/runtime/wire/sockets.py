@@ -179,7 +179,7 @@ _ESTABLISHED = "01"  # in /proc/net/tcp
 def _tcp_owners(sock: socket.socket) -> set[int] | None:
     """Return the user id of the socket at the other end of a TCP connection of this host.
 
-    None: this system does not show it. Empty: it is gone, or cannot be told.
+    None: this system does not show it. Empty: the socket is gone, or the table cannot be read.
     """
     try:
         wanted = _row_ends(sock.getpeername(), sock.getsockname())
@@ -200,11 +200,12 @@ def _tcp_owners(sock: socket.socket) -> set[int] | None:
 
 def _row_ends(local: Sequence[Any], remote: Sequence[Any]) -> set[tuple[str, str]]:
     """Return two addresses as /proc/net/tcp and tcp6 write them: IPv4's may stand in both."""
-    ends = [(_packed(str(host)), f":{port:04X}") for host, port, *_ in (local, remote)]
-    pairs = {tuple(_in_words(packed) + port for packed, port in ends)}
-    if all(len(packed) == 4 for packed, _ in ends):
-        pairs.add(tuple(_in_words(_MAPPED + packed) + port for packed, port in ends))
-    return {(own, other) for own, other in pairs}
+    own, other = _packed(str(local[0])), _packed(str(remote[0]))
+    forms = [b"", _MAPPED] if len(own) == 4 else [b""]
+    return {
+        (f"{_in_words(form + own)}:{local[1]:04X}", f"{_in_words(form + other)}:{remote[1]:04X}")
+        for form in forms
+    }
 
 
 _MAPPED = b"\0" * 10 + b"\xff\xff"  # before an IPv4 address among IPv6's
