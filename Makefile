@@ -12,7 +12,7 @@ EXTRAS := demo,test,lint
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-faults lint test-newest test-faults-newest bench reference house lock clean help
+.PHONY: demo test test-faults lint test-newest test-faults-newest dist bench reference house lock clean help
 
 demo: $(VENV)/.installed ## Train a digit classifier, preempt it, resume it on another mesh
 	$(VENV)/bin/python examples/preempted.py
@@ -33,6 +33,9 @@ test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 
 
 test-faults-newest: $(NEWEST)/.installed ## The same on the newest Python and JAX
 	$(NEWEST)/bin/python -m pytest -m faults
+
+dist: $(VENV)/.released ## Build sdist and wheel in dist/; use the wheel in empty environments
+	.ci/dist $(VENV)
 
 bench: $(VENV)/.benched ## Run every benchmark beside its peers; one JSON line per row
 	@for program in $$(grep -l __main__ benchmarks/*.py); do echo "== $$program"; $(VENV)/bin/python $$program || exit 1; done
@@ -62,6 +65,10 @@ $(VENV)/.installed: $(INPUTS)
 
 $(VENV)/.benched: $(VENV)/.installed
 	@.ci/install $(VENV) $(VENV)/bin/python demo,test,lint,bench
+	@touch $@
+
+$(VENV)/.released: $(VENV)/.installed
+	@.ci/install $(VENV) $(VENV)/bin/python demo,test,lint,release
 	@touch $@
 
 $(NEWEST)/.installed: $(INPUTS)

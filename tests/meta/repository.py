@@ -94,7 +94,7 @@ def dependency_problems(tree: Tree, project: Mapping[str, Any]) -> list[str]:
 def python_problems(project: Mapping[str, Any], pin_files: Iterable[str]) -> list[str]:
     """Compare the Pythons that the package claims with those that it is tested on."""
     claim = "Programming Language :: Python :: "
-    claimed = {c.removeprefix(claim) for c in project["classifiers"] if c.startswith(claim)}
+    claimed = {c.removeprefix(claim) for c in project["classifiers"] if c.startswith(f"{claim}3.")}
     pinned = {name.removeprefix("python").removesuffix(".txt") for name in pin_files}
     return [
         *(f"Python {version}: claimed, no pins" for version in sorted(claimed - pinned)),
