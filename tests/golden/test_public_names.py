@@ -1,14 +1,18 @@
-"""The public names of docs/promises.md, their parameters and exit codes are those of a list.
+"""Public names, their parameters and exit codes are those of a list: a change breaks programs.
 
-A name that goes, or changes, breaks programs: see docs/promises.md. A new name is a new line: run
-this file to rewrite the list.
+docs/promises.md says when one may go. For a new name, run this file, which rewrites the list.
 """
 
-import importlib
 import inspect
+import operator
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import shoal
+import shoal.testing.clock
+import shoal.testing.cluster
+import shoal.testing.strategies
 from shoal import errors
 from shoal.cli.main import COMMANDS
 from shoal.settings import SETTINGS
@@ -16,7 +20,8 @@ from shoal.settings import SETTINGS
 LIST = Path(__file__).with_name("public_names.txt")
 MODULES = (
     "shoal", "shoal.compat", "shoal.planning", "shoal.planning.topology", "shoal.preemption",
-    "shoal.preemption.clouds", "shoal.retention",
+    "shoal.preemption.clouds", "shoal.retention", "shoal.testing.clock", "shoal.testing.cluster",
+    "shoal.testing.strategies",
 )  # fmt: skip
 PASSED_ON = (  # set by shoal for processes that it starts: not public
     "SHOAL_BENCH_MARK", "SHOAL_MEMBER", "SHOAL_PROGRESS_FILE", "SHOAL_RECORD_FILE",
@@ -27,9 +32,8 @@ PASSED_ON = (  # set by shoal for processes that it starts: not public
 def lines() -> Iterator[str]:
     """Yield one line for each public name."""
     for module in MODULES:
-        owner = shoal_module(module)
-        for name in sorted(owner.__all__):
-            target = getattr(owner, name)
+        for name in sorted(look_up(f"{module}.__all__")):
+            target = look_up(f"{module}.{name}")
             yield f"{module}.{name}{parameters(target)}"
             yield from (f"{module}.{name}.{member}" for member in members(target))
     for name, kind in sorted(vars(errors).items()):
@@ -40,10 +44,9 @@ def lines() -> Iterator[str]:
     yield from (f"{name}={SETTINGS[name].default}" for name in sorted({*SETTINGS} - {*PASSED_ON}))
 
 
-def shoal_module(name: str):
-    """Return a module or a door, which is an attribute of its owner."""
-    owner, _, last = name.rpartition(".")
-    return getattr(shoal_module(owner), last) if owner else importlib.import_module(last)
+def look_up(path: str) -> Any:
+    """Return what `shoal.a.b` is; some doors are no modules that could be imported by this name."""
+    return operator.attrgetter(path.removeprefix("shoal."))(shoal)
 
 
 def members(target: object) -> Iterator[str]:
