@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import tempfile
 import zlib
@@ -259,6 +260,34 @@ def _ancestors(node: Any) -> Iterator[Any]:
         yield node
 
 
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+PAGES = {"SECURITY": "security", "CHANGELOG": "changes", "CONTRIBUTING": "contributing", "README": "index"}
+
+
+def relinked(text: str, folder: Path, docname: str) -> str:
+    """Return a page whose links to the pages beside docs/ lead to their copies in it."""
+
+    def link(match: re.Match[str]) -> str:
+        path = (folder / match[1]).resolve()
+        if path.parent == ROOT and path.suffix == ".md" and path.stem in PAGES:
+            path = ROOT / "docs" / f"{PAGES[path.stem]}.md"
+        elif folder != ROOT:
+            return match[0]
+        return f"]({os.path.relpath(path, (ROOT / 'docs' / docname).parent)}{match[2] or ''})"
+
+    return LINK.sub(link, text)
+
+
+def read_page(app: Sphinx, docname: str, content: list[str]) -> None:
+    """See Sphinx's event "source-read"."""
+    content[0] = relinked(content[0], (ROOT / "docs" / docname).parent, docname)
+
+
+def read_included(app: Sphinx, path: Path, docname: str, content: list[str]) -> None:
+    """See Sphinx's event "include-read"."""
+    content[0] = relinked(content[0], ROOT, docname)
+
+
 class Files(SphinxTransform):
     """Let links to files of the tree lead to pages that show them."""
 
@@ -346,6 +375,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_post_transform(Links)
     app.connect("autodoc-process-docstring", process_docstring)
     app.connect("autodoc-process-signature", process_signature)
+    app.connect("source-read", read_page)
+    app.connect("include-read", read_included)
     app.connect("missing-reference", resolve)
     app.connect("html-collect-pages", source_pages)
     app.connect("build-finished", write_llms)
