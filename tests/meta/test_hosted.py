@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
 
 from meta import hosted
+from meta.repository import unlisted_variables
 from meta.source import ROOT
+from shoal.settings import SETTINGS
 
 CI = ".github/workflows/ci.yml"
 WORKFLOWS = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in (ROOT / ".github/workflows").iterdir()
+}
+FORMS = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in (ROOT / ".github/ISSUE_TEMPLATE").iterdir()
 }
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 HOOKS = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
@@ -32,6 +41,22 @@ def test_workflows_run_the_pythons_that_are_claimed():
 
 def test_hooks_run_what_make_lint_runs():
     assert hosted.hook_problems(HOOKS, MAKEFILE) == []
+
+
+def test_forms_ask_for_commands_that_exist(child_env):
+    assert unlisted_variables(FORMS, SETTINGS) == []
+    asked = {
+        words for text in FORMS.values() for words in re.findall(r"\bshoal [a-z]+ -[^`]*", text)
+    }
+    assert len(asked) > 3
+    for words in sorted(asked):
+        _, command, *rest = words.split()
+        printed = subprocess.run(
+            [sys.executable, "-m", "shoal", command, "--help"],
+            env=child_env, capture_output=True, text=True, check=True, timeout=60,
+        ).stdout  # fmt: skip
+        for option in [word for word in rest if word.startswith("-")]:
+            assert re.search(rf"^  .*{option}\b", printed, re.MULTILINE), words
 
 
 @pytest.mark.parametrize(

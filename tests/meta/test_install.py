@@ -52,10 +52,11 @@ def test_latest_ignores_the_pins(tmp_path):
     assert install(tmp_path, "3.13", "latest").stdout == f"{NEWEST}\n"
 
 
-def test_nightly_adds_builds_of_jax_alone(tmp_path):
-    first, second = install(tmp_path, "3.13", "nightly").stdout.splitlines()
+def test_nightly_replaces_jax_and_keeps_no_release_of_it(tmp_path):
+    first, second, third = install(tmp_path, "3.13", "nightly").stdout.splitlines()
     assert first == NEWEST
-    assert second.startswith("-m pip install --no-compile --upgrade --pre jax jaxlib -i https://")
+    assert second == "-m pip uninstall --quiet --yes jax jaxlib"
+    assert third.startswith("-m pip install --no-compile --pre jax jaxlib -i https://")
 
 
 def test_other_versions_are_refused(tmp_path):
