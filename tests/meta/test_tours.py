@@ -9,7 +9,11 @@ import pytest
 from meta import tours
 from meta.source import ROOT, package_tree
 from shoal.runtime.rules import meeting_answers
+from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.server.callers import ProcessCaller
+from shoal.runtime.wire.frames import MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_PAYLOAD_BYTES
 from shoal.runtime.wire.proof import CHALLENGE
+from shoal.runtime.wire.server_sockets import STRANGER_S
 
 TOURS, WIRE = (
     (ROOT / "docs" / "how-it-works" / name).read_text(encoding="utf-8")
@@ -55,6 +59,15 @@ def test_the_table_has_the_messages_that_the_coordinator_sends():
     answers = {kind for kind in kinds if kind} | {"lost", "failed"}  # those of ProcessesGone
     sent = tours.messages(package_tree(), "is") | answers | {CHALLENGE}
     assert tours.rows_below(WIRE, FROM) == sent
+
+
+def test_the_numbers_on_the_page_are_those_of_the_code():
+    header, own = f"{MAX_HEADER_BYTES >> 20} MiB", f"{ProcessCaller.max_body_bytes >> 20} MiB"
+    assert f"`PROTOCOL`, now {PROTOCOL})" in WIRE
+    assert f"before its proof | {MAX_HELLO_BYTES >> 10} KiB | none |" in WIRE
+    assert f"lifetime connection | {header} | {own}:" in WIRE
+    assert f"call connection | {header} | {MAX_PAYLOAD_BYTES >> 20} MiB:" in WIRE
+    assert f"| a connection proves itself | {STRANGER_S:g} |" in WIRE
 
 
 def test_a_good_page_passes():
