@@ -11,13 +11,14 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import re
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -317,11 +318,30 @@ def shown(env: Any) -> dict[str, None]:
 def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield a page for each file that is linked to."""
     highlight = PygmentsBridge("html", "sphinx")
+    as_html: Any = highlight.highlight_block
     for name in sorted(shown(app.env)):
         path = ROOT / name
         language = {".py": "python", ".md": "markdown", ".json": "json", ".yml": "yaml"}.get(path.suffix, "text")
-        code = highlight.highlight_block(path.read_text("utf-8"), language, linenos=False)
+        code = as_html(path.read_text("utf-8"), language, lineanchors="L")
         yield f"source/{name}", {"title": name, "body": f"<h1><code>{name}</code></h1>{code}"}, "page.html"
+
+
+def source_of(env: Any, domain: str, info: Mapping[str, str]) -> str | None:
+    """Return the address of the source of a documented name, as the extension linkcode asks."""
+    if domain != "py":
+        return None
+    target: Any = importlib.import_module(info["module"])
+    for part in info["fullname"].split("."):
+        target = getattr(target, part, None)
+    target = getattr(target, "fget", getattr(target, "func", target))
+    try:
+        path = Path(inspect.getsourcefile(inspect.unwrap(target)) or "")
+        line = inspect.getsourcelines(inspect.unwrap(target))[1]
+    except (TypeError, OSError):
+        return None  # a field or a value
+    name = path.relative_to(ROOT).as_posix()
+    shown(env)[name] = None
+    return f"{env.app.builder.get_relative_uri(env.docname, f'source/{name}')}#L-{line}"
 
 
 def resolve(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
@@ -375,6 +395,10 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_post_transform(Links)
     app.connect("autodoc-process-docstring", process_docstring)
     app.connect("autodoc-process-signature", process_signature)
+    app.connect(
+        "env-before-read-docs",
+        lambda app, env, names: setattr(env.config, "linkcode_resolve", partial(source_of, env)),
+    )
     app.connect("source-read", read_page)
     app.connect("include-read", read_included)
     app.connect("missing-reference", resolve)
