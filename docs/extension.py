@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -326,13 +326,25 @@ def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield f"source/{name}", {"title": name, "body": f"<h1><code>{name}</code></h1>{code}"}, "page.html"
 
 
+def is_module(name: str) -> bool:
+    """Return whether there is such a module."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what is above it is none
+        return False
+
+
 def source_of(env: Any, domain: str, info: Mapping[str, str]) -> str | None:
     """Return the address of the source of a documented name, as the extension linkcode asks."""
-    if domain != "py":
+    if domain != "py" or not info["module"]:
         return None
-    target: Any = importlib.import_module(info["module"])
-    for part in info["fullname"].split("."):
-        target = getattr(target, part, None)
+    target: Any = shoal
+    at = "shoal"
+    for part in f"{info['module']}.{info['fullname']}".split(".")[1:]:
+        at += f".{part}"
+        if not hasattr(target, part) and not is_module(at):
+            return None  # a field, or a name of these pages
+        target = getattr(target, part, None) or importlib.import_module(at)
     target = getattr(target, "fget", getattr(target, "func", target))
     try:
         path = Path(inspect.getsourcefile(inspect.unwrap(target)) or "")
