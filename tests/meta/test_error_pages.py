@@ -1,4 +1,4 @@
-"""The pages about errors, messages, exit codes and variables name what the code has, and all of it."""
+"""The pages about errors, messages, exit codes and variables name all that the code has."""
 
 from __future__ import annotations
 
