@@ -1,23 +1,24 @@
 """What the site has of its own: docstrings as pages, names as links, exit codes and variables.
 
 * A docstring of shoal is plain text with sections (Args, Returns, Raises, Example) and a line that
-  says who must call (`shoal.colour`). It becomes reStructuredText here.
+  says who must call (`shoal.colour`). It becomes reStructuredText here, with a link to its source.
 * `code` that is a public name becomes a link to its entry, on pages and in docstrings.
-* A heading `SHOAL_TIMEOUT_S`, "Exit code 70" or `DivergenceError` on a page is an entry of the
-  index and of objects.inv.
-* A link to a file of the tree leads to a page that shows it; pages of source need no network.
+* The headings of three pages are entries of the index and of objects.inv: variables (settings.md),
+  exit codes (exit-codes.md) and error classes (errors.md).
+* A link to a file of the tree leads to a page that shows it. No page needs the network.
 * llms.txt lists all pages, as https://llmstxt.org describes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import os
 import re
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -35,20 +36,9 @@ from shoal import errors, planning, preemption, retention
 from shoal.runtime.system import fault_points
 
 ROOT = Path(__file__).resolve().parents[1]
-DOORS = {"preemption": preemption, "planning": planning, "retention": retention, "errors": errors}
-LITERAL = re.compile(r"(?<!`)`([^`]+)`(?!`)")
-MARKUP = re.compile(r"\*\w[^*\n]*\w\*(?!\w)|[|*]")  # the first is *emphasis*
-DOCTEST = (">>>", "...")
-SECTION = re.compile(r"(Args|Returns|Yields|Raises|Example|Examples):")
-ITEM = re.compile(r"  (\S[^:]*?): (.*)|  (\S.*)")
-COLOUR = re.compile(r"(Local|Traced|Logically collective: .*|Collective over .*)\.")
-VARIABLE = re.compile(r"(?:SHOAL|JAX)_[A-Z0-9_]+")
-EXIT_CODE = re.compile(r"Exit code (\d+)")
-LABELS = {"Args": "Arguments", "Examples": "Example"}
-# Bare names mean those of the predecessors there.
-OF_OTHERS = ("coming-from/", "changes")
-WITHOUT_A_PAGE = ("Coordinator", "SearchStrategy", "T", "Words", "Box", r"hypothesis\..*")
-# Names of types in signatures that are shown as what they stand for.
+HERE = ROOT / "docs"
+
+# Names of types in signatures that are shown as what they stand for, and those that have no page.
 TYPES = {
     "ArrayLike": "numpy.typing.ArrayLike",
     "Axes": "Mapping[str, int] | Iterable[tuple[str, int]]",
@@ -65,6 +55,7 @@ TYPES = {
     "np.ndarray": "numpy.ndarray",
     "st.SearchStrategy": "SearchStrategy",
 }
+WITHOUT_A_PAGE = r"Box|Coordinator|(hypothesis\..*)?SearchStrategy|T|Words"
 
 
 # ---- Public names.
@@ -72,37 +63,46 @@ TYPES = {
 
 @lru_cache(maxsize=1)
 def public() -> dict[str, str]:
-    """Return how a page may call each public name: "barrier", "shoal.barrier" → "shoal.barrier"."""
+    """Return how pages may call each name, and its entry: "barrier" → "shoal.barrier"."""
     found: dict[str, str] = {}
+    for name in errors.__all__:
+        if inspect.isclass(getattr(errors, name)):
+            entry = f"shoal.errors.{name}"
+            found |= dict.fromkeys((name, f"errors.{name}", f"shoal.{name}", entry), entry)
     for name in shoal.__all__:
-        target = getattr(shoal, name)
-        home = "shoal.errors" if inspect.isclass(target) and issubclass(target, Warning | Exception) else "shoal"
-        found[name] = found[f"shoal.{name}"] = f"{home}.{name}"
-    for door, module in DOORS.items():
-        found[f"shoal.{door}"] = f"shoal.{door}"
+        found.setdefault(name, f"shoal.{name}")
+        found.setdefault(f"shoal.{name}", f"shoal.{name}")
+        if inspect.isclass(kind := getattr(shoal, name)):
+            for member in vars(kind):
+                entry = f"shoal.{name}.{member}"
+                if not member.startswith("_"):
+                    found[f"{name}.{member}"] = found[entry] = entry
+    for module in (planning, preemption, retention):
         for name in module.__all__:
-            found[f"shoal.{door}.{name}"] = found[f"{door}.{name}"] = f"shoal.{door}.{name}"
-            found.setdefault(f"shoal.{name}" if door == "errors" else f"{door}.{name}", f"shoal.{door}.{name}")
+            entry = f"{module.__name__}.{name}"
+            found[entry] = found[entry.removeprefix("shoal.")] = entry
             if name[0].isupper():
-                found.setdefault(name, f"shoal.{door}.{name}")
-    for name in ("Checkpoints", "Layout", "Mesh"):
-        for member in vars(getattr(shoal, name)):
-            if not member.startswith("_"):
-                found[f"{name}.{member}"] = found[f"shoal.{name}.{member}"] = f"shoal.{name}.{member}"
+                found.setdefault(name, entry)
     return found
 
 
 # ---- Docstrings.
 
+LITERAL = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+MARKUP = re.compile(r"\*\w[^*\n]*\w\*(?!\w)|[|*]")  # the first is *emphasis*
+SECTION = re.compile(r"(Args|Returns|Yields|Raises|Example|Examples):")
+ITEM = re.compile(r"  (?=\S)(?:([^:]*?): )?(.*)")
+COLOUR = re.compile(r"(Local|Traced|Logically collective: .*|Collective over .*)\.")
+LABELS = {"Args": "Arguments", "Examples": "Example"}
 
-def as_rest(text: str, own: Iterable[str]) -> str:
+
+def as_rest(text: str, own: set[str]) -> str:
     """Return a line of a docstring as reStructuredText; `own` are names that are not linked."""
     parts = LITERAL.split(text)
     parts[::2] = [MARKUP.sub(_escaped, part) for part in parts[::2]]
     for i in range(1, len(parts), 2):
-        target = public().get(parts[i])
-        linked = target is not None and parts[i] not in own
-        parts[i] = f":py:obj:`{parts[i]} <{target}>`" if linked else f"``{parts[i]}``"
+        entry = None if parts[i] in own else public().get(parts[i])
+        parts[i] = f":py:obj:`{parts[i]} <{entry}>`" if entry else f"``{parts[i]}``"
         # reStructuredText wants a boundary: `leaf`s
         parts[i] = ("\\ " if parts[i - 1][-1:].isalnum() else "") + parts[i]
         parts[i] += "\\ " if parts[i + 1][:1].isalnum() else ""
@@ -113,7 +113,7 @@ def _escaped(match: re.Match[str]) -> str:
     return match[0] if len(match[0]) > 1 else f"\\{match[0]}"
 
 
-def convert(lines: list[str], own: set[str]) -> Iterator[str]:
+def converted(lines: list[str], own: set[str]) -> Iterator[str]:
     """Yield a docstring as reStructuredText."""
     section = ""
     for line in lines:
@@ -121,47 +121,37 @@ def convert(lines: list[str], own: set[str]) -> Iterator[str]:
         if head:
             section = head[1]
             yield from ("", f":{LABELS.get(section, section)}:", "")
-        elif section and line and not line.startswith(" "):
-            section = ""
-            yield from ("", as_rest(line, own))
-        elif section in ("Args", "Raises"):
-            yield from _item(section, line, own)
-        elif section:
-            yield f"  {line if '>>>' in line else as_rest(line, own)}"
+        elif line.lstrip().startswith((">>>", "...")):
+            yield line
+        elif section in ("Args", "Raises") and (item := ITEM.fullmatch(line)):
+            yield f"  - {_names(item[1], section, own)}{as_rest(item[2], own)}"
         elif COLOUR.fullmatch(line):
             yield from (".. container:: colour", "", f"   {as_rest(line, own)}")
         else:
-            yield line if line.lstrip().startswith(DOCTEST) else as_rest(line, own)
+            section = section if not line or line.startswith(" ") else ""
+            yield as_rest(line, own)
 
 
-def _item(section: str, line: str, own: set[str]) -> Iterator[str]:
-    match = ITEM.fullmatch(line)
-    if match and not line.startswith("   "):
-        names, text = match[1], match[2] if match[1] else match[3]
-        if names and all(re.fullmatch(r"`?\*{0,2}\w+`?", name) for name in names.split(", ")):
-            each = [name.strip("`") for name in names.split(", ")]
-            kept = own if section == "Args" else set()
-            shown = [as_rest(f"`{name}`", kept | set(each) if section == "Args" else kept) for name in each]
-            yield f"  - {', '.join(shown)}: {as_rest(text, own)}"
-        elif names:
-            yield f"  - {as_rest(names, own)}: {as_rest(text, own)}"
-        else:
-            yield f"  - {as_rest(text, own)}"
-    else:
-        yield f"  {as_rest(line, own)}" if line.strip() else line
+def _names(names: str | None, section: str, own: set[str]) -> str:
+    """Return what an item is about: arguments, errors (which are linked), or a condition."""
+    if not names:
+        return ""
+    each = [name.strip("`") for name in names.split(", ")]
+    if all(re.fullmatch(r"\*{0,2}\w+", name) for name in each):
+        names = ", ".join(f"`{name}`" for name in each)
+        own = own | set(each) if section == "Args" else set()
+    return f"{as_rest(names, own)}: "
 
 
 def process_docstring(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """See autodoc's event of this name."""
+    """See autodoc's event "autodoc-process-docstring"."""
     own = {name.rpartition(".")[2]}
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         own |= set(inspect.signature(obj).parameters)
-    except (TypeError, ValueError):
-        pass
     text = LITERAL.sub(lambda match: " ".join(match[0].split()), "\n".join(lines))
-    lines[:] = convert(text.split("\n"), own)
+    lines[:] = converted(text.split("\n"), own)
 
 
 class Text(str):
@@ -171,16 +161,18 @@ class Text(str):
 
 
 def written(annotation: Any) -> Any:
-    """Return a type as it is written, aliases as what they stand for."""
+    """Return a type as it is written in the source, aliases as what they stand for."""
     if not isinstance(annotation, str):
         return annotation
-    return Text(re.sub(r"(?<!\.)\b[A-Za-z]\w*(?:\.\w+)?", lambda m: TYPES.get(m[0], m[0]), annotation))
+    return Text(
+        re.sub(r"(?<!\.)\b[A-Za-z]\w*(?:\.\w+)?", lambda m: TYPES.get(m[0], m[0]), annotation)
+    )
 
 
 def process_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, shown: str, result: str
 ) -> tuple[str, str] | None:
-    """See autodoc's event of this name: types are shown as they are written."""
+    """See autodoc's event "autodoc-process-signature"."""
     if what == "class" and name not in public().values():
         return "", ""  # calls return it; users do not make it
     if what not in ("function", "method", "class"):
@@ -192,17 +184,71 @@ def process_signature(
             default=Text("…") if " at 0x" in repr(each.default) else each.default,
         )
         for each in found.parameters.values()
+        if each.name not in ("self", "cls")
     ]
-    if parameters and parameters[0].name in ("self", "cls"):
-        del parameters[0]
-    returned = "" if what == "class" else found.return_annotation
+    returned = "" if what == "class" else written(found.return_annotation)
     if inspect.isgeneratorfunction(inspect.unwrap(obj)) and obj is not inspect.unwrap(obj):
         returned = returned.replace("Iterator[", "AbstractContextManager[", 1)
-    empty = inspect.Signature.empty
-    return str(inspect.Signature(parameters)), "" if returned in ("", empty) else str(written(returned))
+    returned = "" if returned is inspect.Signature.empty else str(returned)
+    return str(inspect.Signature(parameters)), returned
+
+
+def resolve(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
+    """Find the entries of types, which signatures call by their short names."""
+    entry = public().get(node.get("reftarget", "").rpartition(".")[2])
+    found = env.domains.python_domain.objects.get(entry or "")
+    if found is None:
+        return None
+    return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, contnode)
 
 
 # ---- Pages.
+
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+OUTSIDE = {  # pages of the repository that the site has, too
+    "CHANGELOG": "changes",
+    "CONTRIBUTING": "contributing",
+    "README": "index",
+    "RELEASE": "releasing",
+    "SECURITY": "security",
+}
+VARIABLE = re.compile(r"SHOAL_[A-Z0-9_]+")
+EXIT_CODE = re.compile(r"Exit code (\d+)$")
+OF_OTHERS = ("coming-from/", "changes")  # bare names are the predecessors' there
+
+
+def relinked(text: str, folder: Path, docname: str) -> str:
+    """Return a page whose links to pages outside of docs/ lead to their copies in the site."""
+
+    def link(match: re.Match[str]) -> str:
+        path = (folder / match[1]).resolve()
+        if path.parent == ROOT and path.stem in OUTSIDE:
+            path = HERE / f"{OUTSIDE[path.stem]}.md"
+        elif folder != ROOT:
+            return match[0]
+        return f"]({os.path.relpath(path, (HERE / docname).parent)}{match[2] or ''})"
+
+    return LINK.sub(link, text)
+
+
+def read_page(app: Sphinx, docname: str, content: list[str]) -> None:
+    """See Sphinx's event "source-read"."""
+    text = relinked(content[0], (HERE / docname).parent, docname)
+    content[0] = text.replace("<!-- fault points -->", fault_tables())
+
+
+def read_included(app: Sphinx, path: Path, docname: str, content: list[str]) -> None:
+    """See Sphinx's event "include-read"."""
+    content[0] = relinked(content[0], ROOT, docname)
+
+
+def fault_tables() -> str:
+    """Return the points and kinds of SHOAL_FAULTS as tables."""
+    lines: list[str] = []
+    for head, rows in (("point | where", fault_points.POINTS), ("kind | what", fault_points.KINDS)):
+        lines += ["", f"| {head} |", "|---|---|"]
+        lines += [f"| `{name}` | {words} |" for name, words in rows.items()]
+    return "\n".join(lines)
 
 
 class Entries(SphinxTransform):
@@ -212,97 +258,69 @@ class Entries(SphinxTransform):
 
     def apply(self, **_: Any) -> None:
         """See `docutils.transforms.Transform.apply`."""
-        docname = self.env.docname
-        standard, python = self.env.domains.standard_domain, self.env.domains.python_domain
         for section in self.document.findall(nodes.section):
             title = section.next_node(nodes.title)
-            if title is None or not section["ids"]:
+            if title is None:
                 continue
-            text, node_id = title.astext(), section["ids"][0]
-            if docname == "settings" and VARIABLE.fullmatch(text):
-                standard.note_object("envvar", text, node_id, location=section)
-                self._index(section, f"{text} (environment variable)", node_id)
-            elif docname == "exit-codes" and (code := EXIT_CODE.match(text)):
-                standard.note_object("exitcode", code[1], node_id, location=section)
-                self._index(section, f"exit code {code[1]}", node_id)
-            elif docname == "errors" and text in errors.__all__:
-                standard.note_object("error", text, node_id, location=section)
-                self._index(section, f"{text} (error)", node_id)
+            text = title.astext()
+            if self.env.docname == "settings" and VARIABLE.fullmatch(text):
+                self._add(section, "envvar", text, f"{text} (environment variable)")
+            elif self.env.docname == "exit-codes" and (code := EXIT_CODE.match(text)):
+                self._add(section, "exitcode", code[1], f"exit code {code[1]}")
+            elif self.env.docname == "errors" and text in errors.__all__:
+                self._add(section, "error", text, f"{text} (error)")
 
-    def _index(self, section: nodes.section, words: str, node_id: str) -> None:
+    def _add(self, section: nodes.section, kind: str, name: str, words: str) -> None:
+        node_id = section["ids"][0]
+        standard = self.env.domains.standard_domain
+        standard.note_object(kind, name, node_id, location=section)
         section.insert(1, addnodes.index(entries=[("single", words, node_id, "", None)]))
 
 
 class Links(SphinxPostTransform):
-    """Make links of public names in code."""
+    """Make links of public names in code, except in headings and where there is a link already."""
 
     default_priority = 5
+    WITHIN = nodes.title | nodes.reference | addnodes.pending_xref | addnodes.desc_signature
 
     def run(self, **_: Any) -> None:
         """See `SphinxPostTransform.run`."""
-        docname = self.env.docname
+        docname, objects = self.env.docname, self.env.domains.python_domain.objects
+        if docname.startswith("api/"):
+            return  # docstrings have their links
         for literal in [*self.document.findall(nodes.literal)]:
-            parents = [literal.parent, *_ancestors(literal.parent)]
-            if any(isinstance(p, nodes.title | nodes.reference | addnodes.pending_xref | addnodes.desc_signature) for p in parents):
-                continue
             text = re.sub(r"\(.*\)$", "", literal.astext())
-            target = public().get(text)
-            if target and (text.startswith("shoal.") or not docname.startswith(OF_OTHERS)):
-                if docname.startswith("api/") :
-                    continue
-                found = self.env.domains.python_domain.objects.get(target)
-                if found:
-                    link = make_refnode(self.app.builder, docname, found.docname, found.node_id, literal.deepcopy())
-                    literal.replace_self(link)
+            entry = objects.get(public().get(text, ""))
+            is_meant = text.startswith("shoal.") or not docname.startswith(OF_OTHERS)
+            if entry and is_meant and not self._is_within(literal):
+                to = entry.docname, entry.node_id
+                literal.replace_self(
+                    make_refnode(self.app.builder, docname, *to, literal.deepcopy())
+                )
+
+    def _is_within(self, node: Any) -> bool:
+        while node.parent is not None:
+            node = node.parent
+            if isinstance(node, self.WITHIN):
+                return True
+        return False
 
 
-def _ancestors(node: Any) -> Iterator[Any]:
-    while node.parent is not None:
-        node = node.parent
-        yield node
+# ---- Source.
 
 
-LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
-PAGES = {
-    "CHANGELOG": "changes",
-    "CONTRIBUTING": "contributing",
-    "README": "index",
-    "RELEASE": "releasing",
-    "SECURITY": "security",
-}
+def sources(env: Any) -> dict[str, None]:
+    """Return the files of the tree that pages link to."""
+    if not hasattr(env, "shoal_sources"):
+        env.shoal_sources = {}
+    return env.shoal_sources  # type: ignore[no-any-return]
 
 
-def relinked(text: str, folder: Path, docname: str) -> str:
-    """Return a page whose links to the pages beside docs/ lead to their copies in it."""
-
-    def link(match: re.Match[str]) -> str:
-        path = (folder / match[1]).resolve()
-        if path.parent == ROOT and path.suffix == ".md" and path.stem in PAGES:
-            path = ROOT / "docs" / f"{PAGES[path.stem]}.md"
-        elif folder != ROOT:
-            return match[0]
-        return f"]({os.path.relpath(path, (ROOT / 'docs' / docname).parent)}{match[2] or ''})"
-
-    return LINK.sub(link, text)
-
-
-def read_page(app: Sphinx, docname: str, content: list[str]) -> None:
-    """See Sphinx's event "source-read"."""
-    content[0] = relinked(content[0], (ROOT / "docs" / docname).parent, docname)
-    content[0] = content[0].replace("<!-- fault points -->", fault_tables())
-
-
-def fault_tables() -> str:
-    """Return the points and kinds of SHOAL_FAULTS as tables."""
-    lines = []
-    for head, rows in (("point | where", fault_points.POINTS), ("kind | what", fault_points.KINDS)):
-        lines += ["", f"| {head} |", "|---|---|", *(f"| `{n}` | {words} |" for n, words in rows.items())]
-    return "\n".join(lines)
-
-
-def read_included(app: Sphinx, path: Path, docname: str, content: list[str]) -> None:
-    """See Sphinx's event "include-read"."""
-    content[0] = relinked(content[0], ROOT, docname)
+def source_link(env: Any, path: Path) -> str:
+    """Return the address of the page of a file, from the page that is being read."""
+    name = path.relative_to(ROOT).as_posix()
+    sources(env)[name] = None
+    return str(env.app.builder.get_relative_uri(env.docname, f"source/{name}"))
 
 
 class Files(SphinxTransform):
@@ -312,42 +330,14 @@ class Files(SphinxTransform):
 
     def apply(self, **_: Any) -> None:
         """See `docutils.transforms.Transform.apply`."""
+        folder = (HERE / self.env.docname).parent
         for node in [*self.document.findall(addnodes.download_reference)]:
-            path = (Path(self.env.doc2path(self.env.docname)).parent / node["reftarget"]).resolve()
-            if node["reftarget"].startswith("/"):
-                path = Path(self.env.srcdir, node["reftarget"][1:]).resolve()
-            if path.is_relative_to(ROOT) and path.suffix not in (".svg", ".png"):
-                name = path.relative_to(ROOT).as_posix()
-                shown(self.env)[name] = None
+            target = node["reftarget"]
+            path = HERE / target[1:] if target.startswith("/") else folder / target
+            if path.suffix not in (".svg", ".png"):
                 link = nodes.reference("", "", *node.children, internal=True)
-                link["refuri"] = self.env.app.builder.get_relative_uri(self.env.docname, f"source/{name}")
+                link["refuri"] = source_link(self.env, path.resolve())
                 node.replace_self(link)
-
-
-def shown(env: Any) -> dict[str, None]:
-    """Return the files of the tree that pages link to."""
-    if not hasattr(env, "shoal_files"):
-        env.shoal_files = {}
-    return env.shoal_files
-
-
-def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield a page for each file that is linked to."""
-    highlight = PygmentsBridge("html", "sphinx")
-    as_html: Any = highlight.highlight_block
-    for name in sorted(shown(app.env)):
-        path = ROOT / name
-        language = {".py": "python", ".md": "markdown", ".json": "json", ".yml": "yaml"}.get(path.suffix, "text")
-        code = as_html(path.read_text("utf-8"), language, lineanchors="L")
-        yield f"source/{name}", {"title": name, "body": f"<h1><code>{name}</code></h1>{code}"}, "page.html"
-
-
-def is_module(name: str) -> bool:
-    """Return whether there is such a module."""
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # what is above it is none
-        return False
 
 
 def source_of(env: Any, domain: str, info: Mapping[str, str]) -> str | None:
@@ -360,61 +350,76 @@ def source_of(env: Any, domain: str, info: Mapping[str, str]) -> str | None:
         at += f".{part}"
         if hasattr(target, part):
             target = getattr(target, part)
-        elif is_module(at):
+        elif _is_module(at):
             target = importlib.import_module(at)
         else:
             return None  # a field, or a name of these pages
-    target = getattr(target, "fget", getattr(target, "func", target))
+    target = inspect.unwrap(getattr(target, "fget", getattr(target, "func", target)))
     try:
-        path = Path(inspect.getsourcefile(inspect.unwrap(target)) or "")
-        line = inspect.getsourcelines(inspect.unwrap(target))[1]
+        path, line = Path(inspect.getsourcefile(target) or ""), inspect.getsourcelines(target)[1]
     except (TypeError, OSError):
-        return None  # a field or a value
-    name = path.relative_to(ROOT).as_posix()
-    shown(env)[name] = None
-    return f"{env.app.builder.get_relative_uri(env.docname, f'source/{name}')}#L-{line}"
+        return None  # a value
+    return f"{source_link(env, path)}#L-{line}"
 
 
-def resolve(app: Sphinx, env: Any, node: Any, contnode: Any) -> Any:
-    """Find what docstrings and types call by another name than their entry has."""
-    target = node.get("reftarget", "")
-    name = public().get(target) or public().get(target.rpartition(".")[2] if target.startswith("shoal.") else "")
-    found = env.domains.python_domain.objects.get(name or "")
-    if found:
-        return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, contnode)
-    return None
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # what is above it is none
+        return False
+
+
+def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield a page for each file that is linked to."""
+    highlight: Any = PygmentsBridge("html", "sphinx").highlight_block
+    languages = {".py": "python", ".md": "markdown", ".json": "json", ".yml": "yaml"}
+    for name in sorted(sources(app.env)):
+        path = ROOT / name
+        language = languages.get(path.suffix, "text")
+        code = highlight(path.read_text("utf-8"), language, lineanchors="L")
+        body = f"<h1><code>{name}</code></h1>{code}"
+        yield f"source/{name}", {"title": name, "body": body}, "page.html"
+
+
+# ---- Other files.
 
 
 def inventories(**sites: str) -> dict[str, tuple[str, str]]:
     """Return what intersphinx needs: the names in inventories/*.txt, as objects.inv files."""
-    folder, found = Path(tempfile.mkdtemp(prefix="inventories")), {}
+    folder = Path(tempfile.mkdtemp(prefix="inventories"))
+    found = {}
     for name, site in sites.items():
-        names = (Path(__file__).parent / "inventories" / f"{name}.txt").read_bytes()
-        head = f"# Sphinx inventory version 2\n# Project: {name}\n# Version: \n# The remainder of this file is compressed using zlib.\n"
+        names = (HERE / "inventories" / f"{name}.txt").read_bytes()
+        head = f"# Sphinx inventory version 2\n# Project: {name}\n# Version: \n# zlib\n"
         (folder / name).write_bytes(head.encode() + zlib.compress(names))
         found[name] = (site, str(folder / name))
     return found
 
 
-# ---- llms.txt.
-
-
 def write_llms(app: Sphinx, exception: Exception | None) -> None:
     """Write the list of all pages for programs that read them."""
-    if exception or app.builder.name != "html":
-        return
-    lines = [f"# shoal {shoal.__version__}", "", f"> {inspect.getdoc(shoal).splitlines()[0]}", ""]
-    for name in [app.config.root_doc, *app.env.toctree_includes.get(app.config.root_doc, [])]:
-        lines += [*_listed(app, name, "")]
-    Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    if exception is None and app.builder.name == "html":
+        lines = [f"# shoal {shoal.__version__}", "", f"> {app.config.html_short_title}", ""]
+        for caption, names in _parts(app):
+            lines += [f"## {caption}", "", *(_listed(app, name) for name in names), ""]
+        Path(app.outdir, "llms.txt").write_text("\n".join(lines), "utf-8")
 
 
-def _listed(app: Sphinx, name: str, indent: str) -> Iterator[str]:
-    title = app.env.titles[name].astext()
-    yield f"{indent}- [{title}]({app.builder.get_target_uri(name)})"
-    if name != app.config.root_doc:
-        for inner in app.env.toctree_includes.get(name, []):
-            yield from _listed(app, inner, indent + "  ")
+def _parts(app: Sphinx) -> Iterator[tuple[str, list[str]]]:
+    """Yield the parts of the table of contents, with all pages below each."""
+    for tree in app.env.get_doctree(app.config.root_doc).findall(addnodes.toctree):
+        names = [name for _, name in tree["entries"]]
+        for name in names:
+            names.extend(app.env.toctree_includes.get(name, []))
+        yield tree["caption"] or "Pages", names
+
+
+def _listed(app: Sphinx, name: str) -> str:
+    """Return a page's line: its title, address and first sentence."""
+    paragraph = app.env.get_doctree(name).next_node(nodes.paragraph)
+    words = "" if paragraph is None else re.split(r"(?<=[.!?])\s", paragraph.astext())[0]
+    title, address = app.env.titles[name].astext(), app.builder.get_target_uri(name)
+    return f"- [{title}]({address}): {' '.join(words.split())}"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -424,15 +429,19 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_transform(Entries)
     app.add_transform(Files)
     app.add_post_transform(Links)
-    app.connect("autodoc-process-docstring", process_docstring)
-    app.connect("autodoc-process-signature", process_signature)
-    app.connect(
-        "env-before-read-docs",
-        lambda app, env, names: setattr(env.config, "linkcode_resolve", partial(source_of, env)),
-    )
-    app.connect("source-read", read_page)
-    app.connect("include-read", read_included)
-    app.connect("missing-reference", resolve)
-    app.connect("html-collect-pages", source_pages)
-    app.connect("build-finished", write_llms)
+    for event, handler in (
+        ("autodoc-process-docstring", process_docstring),
+        ("autodoc-process-signature", process_signature),
+        ("build-finished", write_llms),
+        ("env-before-read-docs", _let_linkcode_find_sources),
+        ("html-collect-pages", source_pages),
+        ("include-read", read_included),
+        ("missing-reference", resolve),
+        ("source-read", read_page),
+    ):
+        app.connect(event, handler)
     return {"parallel_read_safe": False, "parallel_write_safe": True}
+
+
+def _let_linkcode_find_sources(app: Sphinx, env: Any, names: list[str]) -> None:
+    env.config.linkcode_resolve = partial(source_of, env)

@@ -95,7 +95,9 @@ class Reader:
     def search(self, page: Page, words: str) -> list[str]:
         """Return the titles that the search finds."""
         page.goto(f"{(self.site / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
-        page.wait_for_function("() => document.querySelector('#search-results .search-summary, #search-results > p')?.textContent.includes('found')")
+        page.wait_for_function(
+            "() => document.querySelector('#search-results .search-summary, #search-results > p')?.textContent.includes('found')"
+        )
         return page.eval_on_selector_all("#search-results li", "all => all.map(e => e.textContent)")
 
 
@@ -116,9 +118,7 @@ def pictures(site: Path, browser: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for scheme in ("light", "dark"):
         for width in WIDTHS:
-            page = browser.new_page(
-                viewport={"width": width, "height": 900}, color_scheme=scheme
-            )
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
             for name in PICTURED:
                 path = site / f"{name}.html"
                 if path.exists():
@@ -130,7 +130,9 @@ def pictures(site: Path, browser: Any, folder: Path) -> None:
 def main(site: str, folder: str) -> int:
     """Read it all; return the exit code."""
     reader = Reader(Path(site).resolve())
-    browser_path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    browser_path = (
+        os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    )
     if browser_path is None:
         print("no Chromium found: install it, or set CHROMIUM to its path", file=sys.stderr)
         return 2
@@ -153,7 +155,9 @@ def main(site: str, folder: str) -> int:
         reader.problems += [*reader.dead_links(), *searches(reader, page)]
         pictures(reader.site, browser, Path(folder))
         browser.close()
-    print(f"{len(names)} pages at {' and '.join(map(str, WIDTHS))} pixels, {len(reader.links)} links")
+    print(
+        f"{len(names)} pages at {' and '.join(map(str, WIDTHS))} pixels, {len(reader.links)} links"
+    )
     print("\n".join(reader.problems))
     return bool(reader.problems)
 

@@ -7,9 +7,9 @@ import inspect
 import logging
 import re
 
+import jax
 import pytest
 
-import jax
 import shoal
 from shoal.errors import InitializeError
 from shoal.runtime.jax_service import jax_runtime

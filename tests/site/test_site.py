@@ -1,0 +1,81 @@
+"""The site builds without the network and without a warning, and what users look up is in its index."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+
+import pytest
+
+from meta import public_names
+from meta.source import ROOT
+from shoal.settings import SETTINGS
+
+pytest.importorskip("sphinx")
+EXIT_CODES = ("0", "1", "2", *map(str, range(70, 78)))
+
+
+class Text(HTMLParser):
+    """The text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def objects(inventory: bytes) -> dict[str, set[str]]:
+    """Return what an objects.inv has: kind → names."""
+    found: dict[str, set[str]] = {}
+    for line in zlib.decompress(b"".join(inventory.split(b"\n", 4)[4:])).decode().splitlines():
+        name, kind, *_ = line.rsplit(" ", 4)
+        if kind.startswith(("py:", "std:")):
+            found.setdefault(kind, set()).add(name)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_the_site_has_all_names_exit_codes_variables_and_errors(tmp_path):
+    site = tmp_path / "site"
+    build = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "--fail-on-warning",
+        "--keep-going",
+        "-q",
+        "-b",
+        "html",
+    ]
+    no_network = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [*build, str(ROOT / "docs"), str(site)],
+        env={**os.environ, **no_network},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    found = objects((site / "objects.inv").read_bytes())
+    names = set(public_names.documented()) | set(public_names.results(public_names.documented()))
+    python = set().union(*(names for kind, names in found.items() if kind.startswith("py:")))
+    assert names - python == set()
+    assert set(SETTINGS) - found["std:envvar"] == set()
+    assert set(EXIT_CODES) - found["std:exitcode"] == set()
+    errors = {name.rpartition(".")[2] for name in names if name.startswith("shoal.errors.")}
+    assert errors - found["std:error"] - {"DtypeWarning"} == set()
+    index = Text()
+    index.feed((site / "genindex.html").read_text("utf-8"))
+    for name in ("SHOAL_TIMEOUT_S (environment variable)", "exit code 71", "barrier() (in module"):
+        assert name in index.text
+    listed = (site / "llms.txt").read_text("utf-8")
+    assert "](api/job.html)" in listed
+    titles = [page.read_text("utf-8").split("<title>")[1] for page in site.glob("*.html")]
+    assert all("shoal 0." in title.split("</title>")[0] for title in titles)
