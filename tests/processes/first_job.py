@@ -65,10 +65,9 @@ def with_shoal(env: Mapping[str, str]) -> dict[str, str]:
 
 def main() -> None:
     """Rewrite the transcripts."""
+    text, env = PAGE.read_text("utf-8"), with_shoal(os.environ)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # far from the logs, as a home is
-        PAGE.write_text(
-            played(PAGE.read_text("utf-8"), Path(folder), with_shoal(os.environ)), "utf-8"
-        )
+        PAGE.write_text(played(text, Path(folder), env), "utf-8")
 
 
 if __name__ == "__main__":
