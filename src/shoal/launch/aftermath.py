@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from shoal.errors import PeerFailedError, ProcessLostError
 from shoal.launch.news import KeeperNews
+from shoal.launch.output import is_notice
 from shoal.launch.report import (
     Ending,
     fails_by_itself,
@@ -338,7 +339,11 @@ def _last_output(output: str) -> tuple[str, ...]:
     """Return the last lines that a process wrote, without those of shoal, and of gloo about its
     connections; from a fatal one, if any."""
     lines = [line.rstrip() for line in _ESCAPE.sub("", output).splitlines()]
-    lines = [line for line in lines if line.strip() and not line.startswith(_NOT_OUTPUT)]
+    lines = [
+        line
+        for line in lines
+        if line.strip() and not line.startswith(_NOT_OUTPUT) and not is_notice(line.encode())
+    ]
     fatal = next((i for i, line in enumerate(lines) if _FATAL.match(line)), None)
     if fatal is not None:
         return tuple(lines[fatal : fatal + _OUTPUT_LINES])

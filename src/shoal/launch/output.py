@@ -213,7 +213,7 @@ class LineStream:
 
     def _finish(self, outlet: Outlet, line: bytes) -> None:
         text = _visible(line)
-        if _is_notice(text) and not self._shown:
+        if is_notice(text) and not self._shown:
             return
         if self._shown and text == self._shown and outlet.open_by is not self:
             pass  # it is shown already, as a line: in a file, or since another stream wrote
@@ -236,8 +236,8 @@ class LineStream:
             outlet.put(b"\r" + self._prefix + text + _CLEAR_REST)
 
 
-def _is_notice(text: bytes) -> bool:
-    """Return whether this is gloo's notice: equal counts, or several mixed by its threads."""
+def is_notice(text: bytes) -> bool:
+    """Return whether this line is gloo's notice: equal counts, or several mixed by its threads."""
     if b"connected" not in text:
         return False
     whole = _NOTICE.fullmatch(text)
