@@ -5,12 +5,10 @@
 `before.py` is the same program with jax.distributed, multihost_utils and orbax.
 """
 
-import functools
 import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -33,8 +31,7 @@ def loss_of(params, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def train(state, x, y):
+def train_step(state, x, y):
     loss, grads = jax.value_and_grad(loss_of)(state["params"], x, y)
     updates, opt = optimizer.update(grads, state["opt"], state["params"])
     return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, loss
@@ -66,6 +63,9 @@ def main(folder, steps):
     mesh = shoal.make_mesh({"data": -1, "model": 2})
     key = jax.random.key(0)
     layouts = shoal.match_layouts(TABLE, jax.eval_shape(init, key), mesh=mesh)
+    shardings = jax.tree.map(shoal.named_sharding, layouts)
+    train = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
+
     rows = shoal.Layout(mesh, "data", None), shoal.Layout(mesh, "data")
     order = row_order(steps)
 

@@ -5,12 +5,10 @@
 `after.py` is the same program with shoal.
 """
 
-import functools
 import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -35,8 +33,7 @@ def loss_of(params, x, y):
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def train(state, x, y):
+def train_step(state, x, y):
     loss, grads = jax.value_and_grad(loss_of)(state["params"], x, y)
     updates, opt = optimizer.update(grads, state["opt"], state["params"])
     return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, loss
@@ -79,6 +76,7 @@ def main(folder, steps):
     key = jax.random.key(0)
     shapes = jax.eval_shape(init, key)
     shardings = jax.tree_util.tree_map_with_path(sharding_of, shapes)
+    train = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 
     rows = NamedSharding(mesh, P("data"))
     order = row_order(steps)
