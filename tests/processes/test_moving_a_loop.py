@@ -1,4 +1,4 @@
-"""docs/moving-a-loop.md: its two programs have the same losses, and its snippets are theirs."""
+"""docs/moving-a-loop.md, coming-from/orbax.md: the programs have equal losses, and are those shown."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from meta.documents import blocks
 from meta.source import ROOT
 from quiet_ports import quiet_row
 
-PAGE = "docs/moving-a-loop.md"
-BEFORE, AFTER = ROOT / "examples/moving/before.py", ROOT / "examples/moving/after.py"
+MOVING = ROOT / "examples/moving"
+BEFORE, AFTER, CONVERT = (MOVING / name for name in ("before.py", "after.py", "from_orbax.py"))
 LOSS = re.compile(r"step (\d+) loss (\S+)\n")
 DEADLINE_S = 120.0
 
@@ -46,11 +46,16 @@ def before(folder, steps, env):
     return losses(outputs[0])
 
 
+def shoal_run(processes, devices, program, *arguments):
+    """Return the command line of a launch."""
+    command = [sys.executable, "-m", "shoal", "run", "-n", str(processes), "--no-prefix"]
+    return [*command, "--devices", str(devices), str(program), *map(str, arguments)]
+
+
 def after(folder, steps, env, *, is_preempted=False):
     """Run the program with `shoal run`; if asked to, send it SIGTERM after step 20."""
-    command = [sys.executable, "-m", "shoal", "run", "-n", "2", "--devices", "2", "--no-prefix"]
     with subprocess.Popen(
-        [*command, str(AFTER), str(folder), str(steps)],
+        shoal_run(2, 2, AFTER, folder, steps),
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -75,23 +80,44 @@ def losses(output):
     reason="the environment of the newest Python has optax and orbax",
 )
 @pytest.mark.timeout(500)
-def test_both_have_the_same_losses_also_when_resumed(tmp_path, child_env):
+def test_both_have_the_same_losses_resumed_and_converted(tmp_path, child_env):
     stopped = after(tmp_path / "after", 100_000, child_env, is_preempted=True)
     saved = max(int(path.name.split("_")[1]) for path in tmp_path.glob("after/run/step_*"))
     steps = saved + 20
     resumed = after(tmp_path / "after", steps, child_env)
     assert max(stopped) <= saved < min(resumed)
-    assert {**stopped, **resumed} == before(tmp_path / "before", steps, child_env)
-    first = before(tmp_path / "resumed", 21, child_env)
-    assert {**first, **before(tmp_path / "resumed", steps, child_env)} == {**stopped, **resumed}
-    assert [*first] == [0, 5, 10, 15, 20]
+    whole = before(tmp_path / "before", steps, child_env)
+    assert {**stopped, **resumed} == whole
+
+    begun = before(tmp_path / "begun", 21, child_env)  # orbax saves the steps 0, 10 and 20
+    runs = tmp_path / "begun/run", tmp_path / "converted/run"
+    subprocess.run(shoal_run(1, 8, CONVERT, *runs), env=child_env, check=True, timeout=DEADLINE_S)
+    assert [path.name for path in runs[1].iterdir()] == ["step_000000000020"]
+    assert {**begun, **after(tmp_path / "converted", steps, child_env)} == whole
 
 
-def test_the_page_shows_parts_of_the_programs():
-    programs = [path.read_text(encoding="utf-8") for path in (BEFORE, AFTER)]
-    shown = list(blocks(PAGE, (ROOT / PAGE).read_text(encoding="utf-8"), "py"))
-    assert len(shown) >= 12, "the page shows pairs"
-    for number, block in enumerate(shown):
-        program = programs[number % 2]
-        indented = [textwrap.indent(block.code, " " * 4 * depth) for depth in range(4)]
-        assert any(part in program for part in indented), f"{PAGE}:{block.line} is not in it"
+def shown(page):
+    """Yield the code that a page shows without its being run there."""
+    for block in blocks(page, (ROOT / page).read_text(encoding="utf-8"), "py"):
+        yield f"{page}:{block.line}", block.code
+
+
+def is_part(code, program):
+    """Is this a verbatim part of a program, at any indentation?"""
+    text = program.read_text(encoding="utf-8")
+    return any(textwrap.indent(code, " " * 4 * depth) in text for depth in range(5))
+
+
+def test_the_page_shows_parts_of_both_programs_in_turn():
+    parts = list(shown("docs/moving-a-loop.md"))
+    assert len(parts) >= 12
+    for number, (place, code) in enumerate(parts):
+        assert is_part(code, (BEFORE, AFTER)[number % 2]), place
+
+
+def test_the_page_of_orbax_shows_the_program_that_converts():
+    assert [is_part(code, CONVERT) for _, code in shown("docs/coming-from/orbax.md")] == [True]
+
+
+def test_code_that_is_no_part_is_found():
+    assert not is_part("shoal.initialize(1)\n", AFTER)
