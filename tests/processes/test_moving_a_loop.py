@@ -1,4 +1,4 @@
-"""docs/moving-a-loop.md, coming-from/orbax.md: the programs have equal losses, and are those shown."""
+"""docs/moving-a-loop.md, coming-from/orbax.md: programs of equal losses, shown as they are."""
 
 from __future__ import annotations
 
