@@ -1,6 +1,6 @@
 """Convert the newest step of an orbax run, as written by before.py, for after.py to resume.
 
-    shoal run -n 2 --devices 2 from_orbax.py ORBAX_RUN SHOAL_RUN
+    shoal run -n 2 --devices 2 from_orbax.py OLD NEW
 
 The number of processes and devices need not be that of either program.
 """
@@ -20,17 +20,17 @@ def abstract(shape, layout):
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
-def main(orbax_run, shoal_run):
+def main(old_run, new_run):
     shoal.initialize()
     mesh = shoal.make_mesh({"data": -1, "model": 2})
     shapes = jax.eval_shape(init, jax.random.key(0))
     layouts = shoal.match_layouts(TABLE, shapes, mesh=mesh)
     target = jax.tree.map(abstract, shapes, layouts)
 
-    with ocp.CheckpointManager(orbax_run) as old:
+    with ocp.CheckpointManager(old_run) as old:
         step = old.latest_step()
         state = old.restore(step, args=ocp.args.StandardRestore(target))
-    with shoal.Checkpoints(shoal_run) as new:
+    with shoal.Checkpoints(new_run) as new:
         new.save(step, state)
 
 
