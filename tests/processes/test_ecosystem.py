@@ -1,4 +1,4 @@
-"""Programs of flax, optax and equinox: saved, killed, and resumed on another mesh."""
+"""docs/recipes.md: its programs are saved, killed, and resumed on another mesh."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from meta.documents import blocks
+from meta.source import ROOT
 from processes import ecosystem
 from shoal.testing.cluster import Cluster
+
+PAGE = "docs/recipes.md"
+STEPS = 6
+# Process 1 is killed once the third step is committed.
+KILLED = "save.announced@1#3:kill"
 
 
 # Looked for, not imported: an imported equinox changes what errors of later tests propose.
@@ -17,16 +24,25 @@ from shoal.testing.cluster import Cluster
     any(find_spec(name) is None for name in ("flax", "optax", "equinox")),
     reason="the environment of the newest Python has flax, optax and equinox",
 )
-@pytest.mark.timeout(360)  # fifteen processes, which compile as users do
+@pytest.mark.timeout(360)  # nine processes, which compile as users do
 def test_they_are_saved_killed_and_resumed_on_another_mesh(tmp_path, child_env):
-    for name in ecosystem.PROGRAMS:
-        with Cluster(2, devices=2, env=child_env, start_method="fork") as cluster:
-            cluster.start(ecosystem.train, name, str(tmp_path / name), is_killed=True)
+    for name in ecosystem.RECIPES:
+        with Cluster(2, devices=2, env=child_env, start_method="fork", faults=KILLED) as cluster:
+            cluster.start(ecosystem.train, name, str(tmp_path / name), STEPS)
             survivor, killed = cluster.wait()
         assert (survivor.kind, killed.code) == ("ProcessLostError", -signal.SIGKILL), survivor
+        assert max(tmp_path.glob(f"{name}/step_*")).name.endswith("2"), name
     with Cluster(1, devices=8, env=child_env, start_method="fork") as cluster:
-        (trained,) = cluster.run(ecosystem.resume_all, str(tmp_path))
-    for name, ((first, resumed), (_, undisturbed)) in trained.items():
-        assert first == ecosystem.KILLED_AT + 1, name
+        (trained,) = cluster.run(ecosystem.resume_all, str(tmp_path), STEPS)
+    for name, (resumed, undisturbed) in trained.items():
         assert len(resumed) > 4, name
         np.testing.assert_allclose(resumed, undisturbed, rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+def test_the_page_shows_parts_of_the_programs():
+    programs = [path.read_text(encoding="utf-8") for path in ecosystem.RECIPES.values()]
+    assert len({text.partition("def batch_of")[2] for text in programs}) == 1, "one loop for all"
+    shown = list(blocks(PAGE, (ROOT / PAGE).read_text(encoding="utf-8"), "py"))
+    assert len(shown) == 1 + len(programs)
+    for block in shown:
+        assert any(block.code in program for program in programs), f"{PAGE}:{block.line}"

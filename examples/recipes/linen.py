@@ -1,0 +1,77 @@
+"""Train a flax.linen model on a mesh, and continue on another one.
+
+    shoal run -n 2 --devices 2 linen.py run 4      # four steps, on 4 devices
+    shoal run -n 1 --devices 8 linen.py run 8      # four more, on 8 devices
+
+The second command prints the losses that one run of eight steps would have.
+"""
+
+import sys
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.training import train_state
+
+import shoal
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(16, name="hidden", use_bias=False)(x)
+        x = nn.BatchNorm(use_running_average=False)(x)
+        return nn.Dense(1, name="out")(nn.relu(x))
+
+
+class TrainState(train_state.TrainState):
+    batch_stats: Any
+
+
+net = Net()
+optimizer = optax.adam(optax.cosine_decay_schedule(1e-2, 100))
+TABLE = {"**/hidden/kernel": (None, "model"), "**/out/kernel": ("model", None), "**": ()}
+
+
+def init():
+    made = net.init(jax.random.key(0), jnp.zeros((1, 8)))
+    return TrainState.create(apply_fn=net.apply, tx=optimizer, **made)
+
+
+def train_step(state, x, y):
+    def loss_of(params):
+        variables = {"params": params, "batch_stats": state.batch_stats}
+        out, changed = state.apply_fn(variables, x, mutable=["batch_stats"])
+        return ((out - y) ** 2).mean(), changed
+
+    (loss, changed), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+    return state.apply_gradients(grads=grads, **changed), loss
+
+
+def batch_of(step):
+    x = np.random.default_rng(step).normal(size=(32, 8)).astype(np.float32)
+    return x, (x.sum(1, keepdims=True) > 0).astype(np.float32)
+
+
+def main(folder, steps):
+    shoal.initialize()
+    mesh = shoal.make_mesh({"data": -1, "model": 2})
+    layouts = shoal.match_layouts(TABLE, jax.eval_shape(init), mesh=mesh)
+    shardings = jax.tree.map(shoal.named_sharding, layouts)
+    train = jax.jit(train_step, out_shardings=(shardings, None))
+    rows = shoal.Layout(mesh, "data", None)
+    with shoal.Checkpoints(folder, keep=2) as ckpts:
+        state, first = ckpts.resume(layouts, lambda: shoal.create(init, layouts=layouts))
+        for step in range(first, steps):
+            state, loss = train(state, *shoal.put(batch_of(step), rows))
+            ckpts.save(step, state)
+            if shoal.process_index() == 0:
+                print(f"step {step} loss {float(loss):.4f}", flush=True)
+    return state
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
