@@ -45,25 +45,47 @@ $ python -c "import os; print(*sorted(os.listdir()))"
 ```
 """
 
+MARKED = "<!-- run -->\n```console\n$ WORD"
 
-@pytest.mark.parametrize("one", ALL, ids=lambda one: f"{one.page}-{one.heading}-{one.commands[0]}")
+
+@pytest.mark.parametrize(
+    "one", ALL, ids=lambda one: f"{one.page}-{one.heading}-{one.blocks[0].commands[0]}"
+)
 def test_a_transcript_is_what_its_commands_print(one: Transcript, child_env):
+    if not one.can_run:
+        pytest.skip(f"{one.package} is not installed")
     if "JAX_PLATFORMS=cuda" in one.text and devices_seen("gpu", {})[0]:
         pytest.skip("this host has GPUs")
-    printed = run(one, child_env)
+    printed = "".join(run(one, child_env))
     assert steady(printed) == steady(one.text), printed
 
 
 def test_commands_run_in_a_directory_with_the_files_above_them(child_env):
     first, second = transcripts("page.md", PAGE)
     assert (first.heading, second.heading) == ("Two files", "One of them again")
-    assert run(first, child_env) == "$ python one.py\nfirst\n"
-    assert run(second, child_env).splitlines()[1::2] == ["second a b", "kept one.py"]
+    assert run(first, child_env) == ["$ python one.py\nfirst\n"]
+    assert run(second, child_env)[0].splitlines()[1::2] == ["second a b", "kept one.py"]
+
+
+def test_a_reader_goes_on_in_the_same_directory(child_env):
+    (one,) = transcripts("page.md", PAGE.replace(MARKED, MARKED.replace("run", "run on")))
+    first, second = run(one, child_env)
+    assert first == "$ python one.py\nfirst\n"
+    assert second.splitlines()[1::2] == ["second a b", "kept one.py"]
+
+
+def test_commands_run_in_a_copy_of_a_directory_where_a_package_is_installed(child_env):
+    page = "<!-- run in examples/why with json -->\n```console\n$ python -c 'import alone'\n```\n"
+    (one,) = transcripts("page.md", page)
+    assert one.can_run
+    assert run(one, child_env) == ["$ python -c 'import alone'\n"]
+    (one,) = transcripts("page.md", page.replace("json", "no_such_package"))
+    assert not one.can_run
 
 
 def test_a_mark_that_is_not_above_a_block_is_an_error():
     with pytest.raises(ValueError, match="not directly above"):
-        [*transcripts("page.md", PAGE.replace("run -->\n", "run -->\n\n"))]
+        [*transcripts("page.md", PAGE.replace("run -->\n", "run -->\n\n", 1))]
 
 
 def test_a_difference_is_noticed_but_for_what_varies():

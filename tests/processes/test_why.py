@@ -1,29 +1,23 @@
-"""What docs/why.md shows is what its programs do, with and without shoal."""
+"""The programs of docs/why.md that its transcripts do not show: rows of its table."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from processes import why
+from processes.transcripts import ROOT, run, steady, transcripts
 
-TRANSCRIPTS = why.transcripts()
-
-
-def test_the_page_has_transcripts():
-    assert len(TRANSCRIPTS) == 6
+PROGRAMS = ROOT / "examples" / "why"
+SHOWN = re.compile(r"^```py\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda text: text.splitlines()[0])
-def test_a_transcript_is_what_its_programs_print(transcript, child_env):
-    if not why.can_run(transcript):
-        pytest.skip("orbax is not installed")
-    now = why.run(transcript, why.environment(child_env))
-    assert why.steady(now) == why.steady(transcript), now
-
-
-@pytest.mark.parametrize("name", ["killed_jax.py", "killed_shoal.py", "metrics_jax.py"])
-def test_the_page_shows_the_end_of_its_programs(name):
-    assert (why.PROGRAMS / name).read_text("utf-8").endswith(why.programs()[name])
+@pytest.mark.parametrize(
+    ("name", "shown"), SHOWN.findall(Path(ROOT, "docs/why.md").read_text("utf-8"))
+)
+def test_the_page_shows_the_end_of_its_programs(name, shown):
+    assert (PROGRAMS / name).read_text("utf-8").endswith(shown)
 
 
 @pytest.mark.parametrize(
@@ -36,10 +30,7 @@ def test_the_page_shows_the_end_of_its_programs(name):
     ],
 )
 def test_rows_of_the_table(command, words, child_env):
-    printed = why.run(f"$ {command}\n", why.environment(child_env))
-    assert words in " ".join(why.steady(printed)), printed
-
-
-def test_what_a_transcript_shows_counts():
-    assert why.steady("after 2.5 s: killed") == why.steady("after 11.0 s: killed")
-    assert why.steady("exit code 0 after 2.5 s") != why.steady("exit code 1 after 2.5 s")
+    page = f"<!-- run in examples/why -->\n```console\n$ {command}\n```\n"
+    (one,) = transcripts("page.md", page)
+    printed = " ".join(steady(run(one, child_env)[0]))
+    assert words in printed
