@@ -5,14 +5,19 @@ AT_ONCE := -n auto --dist worksteal
 # Optimized code is wasted on what runs once; on the newest JAX the suite compiles as users do.
 QUICKLY := --compile-quickly
 NEWEST := .venv-newest
+# What requirements/ does not pin is looked up in every run.
+LATEST := .venv-latest
+NIGHTLY := .venv-nightly
 # Where a container forbids bytecode, each worker would rewrite the asserts of all tests anew.
 unexport PYTHONDONTWRITEBYTECODE
+FORMS_CONFIG := .github/ISSUE_TEMPLATE/config.yml
+FORMS := $(filter-out $(FORMS_CONFIG),$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 # .ci/run adds torch, which is gigabytes where there is no CPU build.
 EXTRAS := demo,test,lint
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-faults lint test-newest test-faults-newest bench reference house lock clean help
+.PHONY: demo test test-faults lint test-newest test-faults-newest test-latest test-nightly dist site site-check bench reference house lock clean help
 
 demo: $(VENV)/.installed ## Train a digit classifier, preempt it, resume it on another mesh
 	$(VENV)/bin/python examples/preempted.py
@@ -23,16 +28,38 @@ test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
 test-faults: $(VENV)/.installed ## Kill, freeze, cut off and fail processes, in all ways (minutes)
 	$(VENV)/bin/python -m pytest $(QUICKLY) -m faults
 
-lint: $(VENV)/.installed ## Check style, formatting and types
+lint: $(VENV)/.installed ## Check style, formatting, types, and the files in .github
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms $(FORMS)
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-config $(FORMS_CONFIG)
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(VENV)/bin/zizmor --offline --quiet --pedantic .github
 
 test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 3.12 and JAX
 	$(NEWEST)/bin/python -m pytest $(AT_ONCE)
 
 test-faults-newest: $(NEWEST)/.installed ## The same on the newest Python and JAX
 	$(NEWEST)/bin/python -m pytest -m faults
+
+test-latest: ## Run the test suite on the newest release of every package, pinned or not
+	.ci/install $(LATEST) "$$(.ci/find-python newest)" demo,test,ecosystem latest
+	$(LATEST)/bin/python -m pytest $(AT_ONCE)
+
+test-nightly: ## The same on JAX's nightly build
+	.ci/install $(NIGHTLY) "$$(.ci/find-python newest)" demo,test nightly
+	$(NIGHTLY)/bin/python -m pytest $(AT_ONCE)
+
+dist: $(VENV)/.publishing ## Build sdist and wheel in dist/; use the wheel in empty environments
+	.ci/dist $(VENV)
+
+site: $(VENV)/.publishing ## Build the site in build/site; no network, every warning an error
+	$(VENV)/bin/python -m sphinx -b html --fail-on-warning --keep-going --quiet docs build/site
+
+site-check: site ## Read the site in headless Chromium, as a telephone and as a desktop show it
+	$(VENV)/bin/python tests/site/read_site.py build/site build/pictures
 
 bench: $(VENV)/.benched ## Run every benchmark beside its peers; one JSON line per row
 	@for program in $$(grep -l __main__ benchmarks/*.py); do echo "== $$program"; $(VENV)/bin/python $$program || exit 1; done
@@ -47,7 +74,7 @@ lock: ## Pin the newest versions of everything in requirements/
 	.ci/lock
 
 clean: ## Remove the environments and caches
-	rm -rf $(VENV) $(NEWEST) build dist .hypothesis .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(NEWEST) $(LATEST) $(NIGHTLY) build dist .hypothesis .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## Show this list
@@ -62,6 +89,10 @@ $(VENV)/.installed: $(INPUTS)
 
 $(VENV)/.benched: $(VENV)/.installed
 	@.ci/install $(VENV) $(VENV)/bin/python demo,test,lint,bench
+	@touch $@
+
+$(VENV)/.publishing: $(VENV)/.installed
+	@.ci/install $(VENV) $(VENV)/bin/python demo,test,lint,docs,release
 	@touch $@
 
 $(NEWEST)/.installed: $(INPUTS)

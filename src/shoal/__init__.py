@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from shoal.runtime.process import shutdown as shutdown
     from shoal.runtime.step import step as step
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _DOORS = ("compat", "planning", "preemption", "retention")
 

@@ -37,8 +37,14 @@ def _record(colour: str) -> Callable[[T], T]:
     return mark
 
 
-local: Callable[[T], T] = _record("Local.")
-traced: Callable[[T], T] = _record("Traced.")
+def local(target: T) -> T:
+    """Mark a function that any process may call, at any time."""
+    return _record("Local.")(target)
+
+
+def traced(target: T) -> T:
+    """Mark a function that is called inside `jit`, in the same program everywhere."""
+    return _record("Traced.")(target)
 
 
 def logically_collective(names: str) -> Callable[[T], T]:

@@ -9,6 +9,7 @@
     ├── ProcessLostError      the cluster: a process is dead or unreachable
     ├── PeerFailedError       the peer: another process raised; carries its traceback
     ├── DeadlineError         a process is late, not dead            (also a TimeoutError)
+    ├── StalledError          the program: no process made progress for the limit
     ├── InitializeError       the launch: the job could not be joined
     │   └── DeviceStartError      devices failed to start: a likely hardware fault
     │       └── NoDevicesError        no devices of the requested kind
@@ -48,6 +49,7 @@ __all__ = [
     "RestoreMismatchError",
     "SaveAbortedError",
     "ShoalError",
+    "StalledError",
     "StepAlreadyCommittedError",
     "StorageError",
     "StorageFullError",

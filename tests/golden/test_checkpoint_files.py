@@ -10,7 +10,9 @@ import safetensors
 
 from checkpoint import samples
 from golden import plain_reader
+from shoal.checkpoint.disk.checkpoint_info import checkpoint_info
 from shoal.checkpoint.format import blobs, json_files, records, table_files, tiling
+from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.tree import dtypes, flatten, names, nodes, plain_values
 
 HERE = Path(__file__).parent / "checkpoint"
@@ -40,6 +42,17 @@ def test_what_was_written_is_read():
     assert table_files.encode_index(
         table_files.join_parts(manifest, parts)
     ) == table_files.encode_index(index)
+
+
+def test_what_was_written_is_restored():
+    """Without the key, whose generator is made up."""
+    found = restore(HERE, only="!key", form="flat", merge=lambda values: values)
+    assert found["params/w"].tobytes() == samples.W.tobytes()
+    assert (found["params/b"].dtype, found["params/q"].tolist()) == ("bfloat16", [1, -8, 7, 0, -1])
+    assert [found[f"opt/mu/{n}"] for n in range(7)] == samples.STATE["opt"].mu
+    assert [own["row"] for own in found["loader"].value] == [3, 5]
+    assert (found["long"], found["~i1"], found["1"]) == (samples.LONG, 10**30, 1j)
+    assert checkpoint_info(HERE).step == 1000
 
 
 def test_a_reader_of_the_page_alone_gets_every_value():

@@ -60,7 +60,7 @@ def unknown_places(tree: Tree, page: str) -> list[str]:
     for path, name in PLACE.findall(page):
         if path not in tree:
             problems.append(f"{path}: does not exist")
-        elif name and name not in {*_definitions(parse(tree[path]))}:
+        elif name and name not in {*definitions(parse(tree[path]))}:
             problems.append(f"{path}:{name}: does not exist")
     return problems
 
@@ -107,10 +107,10 @@ def _split(path: str) -> tuple[str, str]:
     return folder + slash, file.removesuffix(".py")
 
 
-def _definitions(module: ast.Module, prefix: str = "") -> Iterator[str]:
+def definitions(module: ast.Module, prefix: str = "") -> Iterator[str]:
     """Yield the names of functions, classes and methods."""
     for node in module.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield prefix + node.name
         if isinstance(node, ast.ClassDef):
-            yield from _definitions(ast.Module(node.body, []), f"{prefix}{node.name}.")
+            yield from definitions(ast.Module(node.body, []), f"{prefix}{node.name}.")

@@ -25,8 +25,6 @@ FORBIDDEN = {
 
 WITH_EXTRAS = ("testing/", "interop/")  # imported by name, by those who installed the extra
 PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
-FRAGMENT = re.compile(r"[a-z0-9][a-z0-9-]*\.(added|changed|fixed)\.md")
-FRAGMENT_LINES = 3
 
 
 def tracked_texts() -> dict[str, str]:
@@ -94,11 +92,37 @@ def dependency_problems(tree: Tree, project: Mapping[str, Any]) -> list[str]:
 def python_problems(project: Mapping[str, Any], pin_files: Iterable[str]) -> list[str]:
     """Compare the Pythons that the package claims with those that it is tested on."""
     claim = "Programming Language :: Python :: "
-    claimed = {c.removeprefix(claim) for c in project["classifiers"] if c.startswith(claim)}
+    claimed = {c.removeprefix(claim) for c in project["classifiers"] if c.startswith(f"{claim}3.")}
     pinned = {name.removeprefix("python").removesuffix(".txt") for name in pin_files}
     return [
         *(f"Python {version}: claimed, no pins" for version in sorted(claimed - pinned)),
         *(f"Python {version}: pinned, not claimed" for version in sorted(pinned - claimed)),
+    ]
+
+
+def compatibility_problems(page: str, pins: Mapping[str, str]) -> list[str]:
+    """Compare the pairs of Python and JAX that a page calls tested with those that are pinned.
+
+    Args:
+      page: with one table, of a row for each Python and a column for each JAX.
+      pins: the constraints files, by name; their Pythons are those of `python_problems`.
+    """
+    lines = re.findall(r"^\| (Python|\d\.\d+.*?) \|(.*)\|$", page, re.MULTILINE)
+    (_, head), *rows = [(first, [*map(str.strip, rest.split("|"))]) for first, rest in lines]
+    tested = {
+        f"Python {python} with {jax}"
+        for python, cells in rows
+        for jax, cell in zip(head, cells, strict=True)
+        if cell == "whole suite"
+    }
+    pinned = {
+        f"Python {name.removeprefix('python').removesuffix('.txt')} with JAX {version}"
+        for name, text in pins.items()
+        for version in re.findall(r"^jax==(.+)$", text, re.MULTILINE)
+    }
+    return [
+        *(f"{pair}: called tested, not pinned" for pair in sorted(tested - pinned)),
+        *(f"{pair}: pinned, not called tested" for pair in sorted(pinned - tested)),
     ]
 
 
@@ -123,18 +147,14 @@ def unlisted_variables(texts: Mapping[str, str], listed: Iterable[str]) -> list[
     ]
 
 
-def fragment_problems(fragments: Mapping[str, str]) -> list[str]:
-    """Find changelog fragments that cannot be put into the changelog as they are."""
-    problems = []
-    for name, text in fragments.items():
-        lines = text.splitlines()
-        if not FRAGMENT.fullmatch(name):
-            problems.append(f"{name}: call it <slug>.added.md, .changed.md or .fixed.md")
-        if not 1 <= len(lines) <= FRAGMENT_LINES or not all(line.strip() for line in lines):
-            problems.append(f"{name}: one paragraph of at most {FRAGMENT_LINES} lines")
-        elif not re.match(r"[A-Z`]", text) or not text.endswith(".\n"):
-            problems.append(f"{name}: whole sentences, a full stop and a newline at the end")
-    return problems
+def fragment_problems(fragments: Mapping[str, str], towncrier: Mapping[str, Any]) -> list[str]:
+    """Find changelog fragments that towncrier would refuse, or show as an empty section."""
+    kinds = "|".join(towncrier["fragment"])
+    form = re.compile(rf"({towncrier['issue_pattern']})\.({kinds})\.md")
+    return [
+        *(f"{name}: call it <slug>.({kinds}).md" for name in fragments if not form.fullmatch(name)),
+        *(f"{name}: is empty" for name, text in fragments.items() if not text.strip()),
+    ]
 
 
 def _distribution(need: str) -> str:

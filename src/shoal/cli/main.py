@@ -52,7 +52,7 @@ def build(names: Iterable[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=True,
         rich_markup_mode=None,  # it would wrap the examples
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
     )
     app.callback()(_about)

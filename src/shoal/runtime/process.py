@@ -236,11 +236,12 @@ def _enter(
     not_joined.refuse_child(cluster)
     has_left = _RECORD.left is not None and _RECORD.left.num_processes > 1
     membership.check_in_time(cluster, is_attached=is_attached, has_left=has_left)
+    lines = [jax_runtime.check_version()]
     if not jax_runtime.backend_exists():
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
-        line = jax_runtime.configure_devices(*wishes)
-        if line:  # on one process: the others most likely have the same line
-            _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", line)
+        lines.append(jax_runtime.configure_devices(*wishes))
+    for line in filter(None, lines):  # on one process: the others most likely have the same lines
+        _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", line)
     _RECORD.attempts += 1
     if guard is not None:
         guard.begin_joining(cluster.process, cluster.num_processes)  # a child is no member

@@ -14,13 +14,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import json
+import operator
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from shoal.errors import InitializeError
 from shoal.runtime.jax_service.certificates import CERT, OPTIONS, Certificates
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.jax_service.splice import Door
@@ -38,6 +41,25 @@ from shoal.runtime.wire.server_sockets import allow_many_connections
 from shoal.runtime.wire.sockets import is_loopback, short_folder
 
 COMPILER = "jax._src.compiler"  # on the stack of a thread that compiles
+NEWEST_TESTED = (0, 12)  # the newest series of JAX that the suite has passed with
+# All private names that are used below; what a later JAX renames is found before a job starts.
+PRIVATE = {
+    "jax._src.api": ("clean_up",),
+    "jax._src.clusters": (
+        "ClusterEnv._cluster_types",
+        "ClusterEnv.auto_detect_unset_distributed_params",
+        "GceTpuCluster",
+        "GkeTpuCluster",
+    ),
+    "jax._src.distributed": ("global_state.client", "global_state.shutdown"),
+    "jax._src.mesh": ("get_concrete_mesh",),
+    "jax._src.xla_bridge": ("_backend_lock", "_backends", "num_cpu_devices.value"),
+    "jaxlib._jax": (
+        "get_distributed_runtime_client",
+        "get_distributed_runtime_service",
+        "make_gloo_tcp_collectives",
+    ),
+}
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
 _SHUTDOWN_S = 5
 _ANSWER_S = 2.0  # how long to wait for an answer of the service
@@ -69,6 +91,8 @@ class JaxService:
         gc.freeze()  # none of it is ever garbage, and collections would look at all of it
         gc.enable()
         self._jax = _jax
+        if not hasattr(_jax, "get_distributed_runtime_service"):
+            check_version()
 
     def start(
         self, num_processes: int, token: str, *, host: str = "127.0.0.1", port: int = 0
@@ -111,6 +135,41 @@ class JaxService:
         self._service.shutdown()
 
 
+def check_version() -> str:
+    """Check that this JAX has what shoal uses of its private modules.
+
+    Returns a line if this JAX is newer than those that were tested, otherwise "".
+
+    Raises:
+      InitializeError: on this process: it lacks something; the message names the versions to take.
+    """
+    import jax
+
+    lacking = [*_lacking()]
+    if not lacking and jax.__version_info__[:2] <= NEWEST_TESTED:
+        return ""
+    from importlib import metadata  # takes longer than the rest
+
+    newest = ".".join(map(str, NEWEST_TESTED))
+    own, other = f"shoal {metadata.version('shoal')}", f"JAX {jax.__version__}"
+    if lacking:
+        raise InitializeError(
+            f"{own} does not work with {other}, which has no {', '.join(lacking)}\n"
+            f"install a newer shoal, or a JAX that this one was tested with: "
+            f"pip install 'jax=={newest}.*'"
+        )
+    return f"{own} was tested with JAX up to {newest}, and this is {other}"
+
+
+def _lacking() -> Iterator[str]:
+    for module, names in PRIVATE.items():
+        for name in names:
+            try:
+                operator.attrgetter(name)(importlib.import_module(module))
+            except (ImportError, AttributeError):
+                yield f"{module}.{name}"
+
+
 def certificates() -> Certificates:
     """Return JAX's options for mutual TLS."""
     config = getattr(sys.modules.get("jax"), "config", None)
@@ -137,9 +196,13 @@ def current_mesh() -> Any:
 
     `jax.sharding.get_mesh` raises inside `jit`.
     """
-    from jax._src import mesh
+    try:
+        from jax._src import mesh
 
-    current = mesh.get_concrete_mesh()
+        current = mesh.get_concrete_mesh()
+    except (ImportError, AttributeError):
+        check_version()
+        raise
     return None if current is None or current.empty else current
 
 
@@ -456,7 +519,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     show_part("shoal-jax")
     ignore_job_signals()
-    service = JaxService()
+    try:
+        service = JaxService()
+    except InitializeError as error:
+        sys.exit(str(error))
     token = os.environ.get("SHOAL_TOKEN", "")
     address = service.start(options.processes, token, host=options.bind, port=options.port)
     print(json.dumps({"address": address}), flush=True)
