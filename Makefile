@@ -17,7 +17,7 @@ EXTRAS := demo,test,lint
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-faults lint test-newest test-faults-newest test-latest test-nightly dist site site-check bench reference house lock clean help
+.PHONY: demo test test-faults lint test-newest test-faults-newest test-latest test-nightly dist release site site-check bench house lock clean help
 
 demo: $(VENV)/.installed ## Train a digit classifier, preempt it, resume it on another mesh
 	$(VENV)/bin/python examples/preempted.py
@@ -55,6 +55,9 @@ test-nightly: ## The same on JAX's nightly build
 dist: $(VENV)/.publishing ## Build sdist and wheel in dist/; use the wheel in empty environments
 	.ci/dist $(VENV)
 
+release: $(VENV)/.publishing ## Prepare a release: make release VERSION=X.Y.Z (see RELEASE.md)
+	.ci/release $(VENV) $(VERSION)
+
 site: $(VENV)/.publishing ## Build the site in build/site; no network, every warning an error
 	$(VENV)/bin/python -m sphinx -b html --fail-on-warning --keep-going --quiet docs build/site
 
@@ -63,9 +66,6 @@ site-check: site ## Read the site in headless Chromium, as a telephone and as a 
 
 bench: $(VENV)/.benched ## Run every benchmark beside its peers; one JSON line per row
 	@for program in $$(grep -l __main__ benchmarks/*.py); do echo "== $$program"; $(VENV)/bin/python $$program || exit 1; done
-
-reference: $(VENV)/.installed ## Rewrite docs/reference.md from the docstrings
-	$(VENV)/bin/python tests/meta/reference.py
 
 house: $(VENV)/.installed ## Print sizes by folder, the largest files and those with one importer
 	$(VENV)/bin/python tests/meta/sizes.py

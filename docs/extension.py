@@ -32,6 +32,7 @@ from sphinx.util.nodes import make_refnode
 
 import shoal
 from shoal import errors, planning, preemption, retention
+from shoal.runtime.system import fault_points
 
 ROOT = Path(__file__).resolve().parents[1]
 DOORS = {"preemption": preemption, "planning": planning, "retention": retention, "errors": errors}
@@ -218,13 +219,13 @@ class Entries(SphinxTransform):
             if title is None or not section["ids"]:
                 continue
             text, node_id = title.astext(), section["ids"][0]
-            if isinstance(title[0], nodes.literal) and VARIABLE.fullmatch(text):
+            if docname == "settings" and VARIABLE.fullmatch(text):
                 standard.note_object("envvar", text, node_id, location=section)
                 self._index(section, f"{text} (environment variable)", node_id)
-            elif code := EXIT_CODE.match(text):
+            elif docname == "exit-codes" and (code := EXIT_CODE.match(text)):
                 standard.note_object("exitcode", code[1], node_id, location=section)
                 self._index(section, f"exit code {code[1]}", node_id)
-            elif isinstance(title[0], nodes.literal) and text in errors.__all__:
+            elif docname == "errors" and text in errors.__all__:
                 standard.note_object("error", text, node_id, location=section)
                 self._index(section, f"{text} (error)", node_id)
 
@@ -262,7 +263,13 @@ def _ancestors(node: Any) -> Iterator[Any]:
 
 
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
-PAGES = {"SECURITY": "security", "CHANGELOG": "changes", "CONTRIBUTING": "contributing", "README": "index"}
+PAGES = {
+    "CHANGELOG": "changes",
+    "CONTRIBUTING": "contributing",
+    "README": "index",
+    "RELEASE": "releasing",
+    "SECURITY": "security",
+}
 
 
 def relinked(text: str, folder: Path, docname: str) -> str:
@@ -282,6 +289,15 @@ def relinked(text: str, folder: Path, docname: str) -> str:
 def read_page(app: Sphinx, docname: str, content: list[str]) -> None:
     """See Sphinx's event "source-read"."""
     content[0] = relinked(content[0], (ROOT / "docs" / docname).parent, docname)
+    content[0] = content[0].replace("<!-- fault points -->", fault_tables())
+
+
+def fault_tables() -> str:
+    """Return the points and kinds of SHOAL_FAULTS as tables."""
+    lines = []
+    for head, rows in (("point | where", fault_points.POINTS), ("kind | what", fault_points.KINDS)):
+        lines += ["", f"| {head} |", "|---|---|", *(f"| `{n}` | {words} |" for n, words in rows.items())]
+    return "\n".join(lines)
 
 
 def read_included(app: Sphinx, path: Path, docname: str, content: list[str]) -> None:
@@ -342,9 +358,12 @@ def source_of(env: Any, domain: str, info: Mapping[str, str]) -> str | None:
     at = "shoal"
     for part in f"{info['module']}.{info['fullname']}".split(".")[1:]:
         at += f".{part}"
-        if not hasattr(target, part) and not is_module(at):
+        if hasattr(target, part):
+            target = getattr(target, part)
+        elif is_module(at):
+            target = importlib.import_module(at)
+        else:
             return None  # a field, or a name of these pages
-        target = getattr(target, part, None) or importlib.import_module(at)
     target = getattr(target, "fget", getattr(target, "func", target))
     try:
         path = Path(inspect.getsourcefile(inspect.unwrap(target)) or "")

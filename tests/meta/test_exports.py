@@ -7,7 +7,7 @@ import types
 import pytest
 
 import shoal
-from meta import exports, reference
+from meta import exports, public_names
 from meta.source import package_tree
 from shoal import colour
 
@@ -28,7 +28,7 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
 
 
 def test_everything_public_says_who_must_call_it():
-    for module, names in reference.public_modules():
+    for module, names in public_names.public_modules():
         problems = exports.surface_problems(names)
         assert not problems, "\n".join([module, *problems])
 

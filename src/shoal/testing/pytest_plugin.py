@@ -1,6 +1,6 @@
 """Pytest plugin for tests in several processes. Enable with `-p shoal.testing.pytest_plugin`.
 
-Or put `pytest_plugins = ["shoal.testing.pytest_plugin"]` into the outermost conftest.py. Then
+Or put `pytest_plugins = ["shoal.testing.pytest_plugin"]` into the outermost conftest.py. Then ::
 
     @pytest.mark.processes(3, devices=2)
     def test_all_arrive():
