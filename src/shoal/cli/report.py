@@ -30,7 +30,7 @@ Examples:
 \b
 The report is as wide as the terminal, and in color there (NO_COLOR, FORCE_COLOR
 and COLUMNS work as usual). Programs should read the file itself:
-docs/failures.md lists its fields.
+docs/stopping.md lists its fields.
 
 \b
 Exit code:

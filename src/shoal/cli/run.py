@@ -65,7 +65,7 @@ When a process fails:
   (SHOAL_FAILURE_GRACE_S). Then they get SIGTERM and, {grace} s later
   (SHOAL_GRACE_S), SIGKILL. One report says what failed first, where, and what
   the others did. failure.json next to the logs has the same facts
-  (docs/failures.md).
+  (docs/stopping.md).
   If a process is alive but lost to the others (frozen, for example), shoal run
   terminates it after they have exited. A process that is only slower is named
   in the report and never terminated. No process outlives the launcher, not even
