@@ -90,6 +90,7 @@ def public() -> dict[str, str]:
 
 LITERAL = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 MARKUP = re.compile(r"\*\w[^*\n]*\w\*(?!\w)|[|*]")  # the first is *emphasis*
+PAGE = re.compile(r"\bdocs/([\w/-]+)\.md\b")
 SECTION = re.compile(r"(Args|Returns|Yields|Raises|Example|Examples):")
 ITEM = re.compile(r"  (?=\S)(?:([^:]*?): )?(.*)")
 COLOUR = re.compile(r"(Local|Traced|Logically collective: .*|Collective over .*)\.")
@@ -99,7 +100,7 @@ LABELS = {"Args": "Arguments", "Examples": "Example"}
 def as_rest(text: str, own: set[str]) -> str:
     """Return a line of a docstring as reStructuredText; `own` are names that are not linked."""
     parts = LITERAL.split(text)
-    parts[::2] = [MARKUP.sub(_escaped, part) for part in parts[::2]]
+    parts[::2] = [PAGE.sub(r":doc:`/\1`", MARKUP.sub(_escaped, part)) for part in parts[::2]]
     for i in range(1, len(parts), 2):
         entry = None if parts[i] in own else public().get(parts[i])
         parts[i] = f":py:obj:`{parts[i]} <{entry}>`" if entry else f"``{parts[i]}``"

@@ -41,7 +41,7 @@ class Movement(NamedTuple):
     operation: str
     """JAX's name of the operation that needs it; empty if XLA does not say."""
     source: str
-    """The source line that caused it, as "file:line (function)"; empty if not known."""
+    """The source line that caused it, as `file:line (function)`; empty if not known."""
 
     @property
     def is_hidden(self) -> bool:
