@@ -28,8 +28,10 @@ SHOWN = re.compile(r"^```py\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = {"python": [], "shoal": ["-m", "shoal"]}
 VARIES = (  # between two runs, two hosts, or two versions of JAX
     (re.compile(r"\d+\.\d s\b"), "1.0 s"),
+    (re.compile(r" after 1\.0 s"), ""),  # a long headline has it elsewhere
     (re.compile(r"\d+ MiB"), "100 MiB"),
     (re.compile(r"\[external/.*"), "…"),  # what Gloo saw of a connection that broke
+    (re.compile(r"\S+/(?=ck\b|data-)"), ""),
     (re.compile(r"data-[0-9a-f]{12}"), "data-0123456789ab"),
 )
 
@@ -51,9 +53,9 @@ def can_run(transcript: str) -> bool:
 
 def run(transcript: str, env: Mapping[str, str]) -> str:
     """Run the commands of a transcript in a copy of the programs; return it as it is now."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary).resolve() / "why"
-        shutil.copytree(PROGRAMS, folder)
+    with tempfile.TemporaryDirectory(prefix="job") as temporary:
+        folder = Path(temporary).resolve()
+        shutil.copytree(PROGRAMS, folder, dirs_exist_ok=True)
         text = ""
         for line in re.findall(r"^\$ (.*)$", transcript, re.MULTILINE):
             program, *arguments = shlex.split(line)
