@@ -5,8 +5,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
-import extension
-import shoal
+import extension  # noqa: E402 - found by the path above
+
+import shoal  # noqa: E402
 
 project = "shoal"
 author = "the shoal developers"

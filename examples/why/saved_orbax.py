@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 
-path = Path("orbax").resolve()
+path = Path("ck").resolve()
 w = np.random.default_rng(0).normal(size=(256, 256)).astype("float32")
 with ocp.StandardCheckpointer() as checkpointer:
     if sys.argv[1] == "save":

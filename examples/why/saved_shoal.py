@@ -9,8 +9,8 @@ import shoal
 shoal.initialize()
 w = np.random.default_rng(0).normal(size=(256, 256)).astype("float32")
 if sys.argv[1] == "save":
-    shoal.save("shoal.ckpt", {"w": w})
+    shoal.save("ck", {"w": w})
 else:
-    back = shoal.restore("shoal.ckpt")["w"]
+    back = shoal.restore("ck")["w"]
     for at in zip(*np.nonzero(back != w), strict=True):
         print(f"saved {w[at]}, restored {back[at]}")

@@ -2,7 +2,7 @@
 
 Each page is opened from its file, as a telephone (400 pixels) and as a desktop (1,400) show it. A
 link that leads nowhere, a line in the console, a page that scrolls sideways, and text that is cut
-are errors. Then the search is used, and each page is opened without JavaScript. PICTURES gets a picture
+are errors. Then the search is used, and pages are opened without JavaScript. PICTURES gets pictures
 of the main pages at both widths, light and dark. CHROMIUM names the browser, if it is not on PATH.
 """
 

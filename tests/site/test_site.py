@@ -1,4 +1,4 @@
-"""The site builds without the network and without a warning, and what users look up is in its index."""
+"""The site builds without the network and without a warning, and its index has all names."""
 
 from __future__ import annotations
 
