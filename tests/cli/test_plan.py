@@ -124,7 +124,7 @@ def test_what_each_device_holds(tmp_path):
     assert by_file["bytes_per_device"] == 140
     assert by_file["bytes"] == 1280 + 44
     shown = plan(*GRID, "--params", str(file))
-    assert "140 B on each device; 1.293 KiB in all, held 1.692 times" in shown
+    assert "140 B on each device; 1.293 KiB in all, 1.692 copies on average" in shown
     assert "dense/w: dim 1 of 10 does not divide into 4 shards (model)" in shown
 
 

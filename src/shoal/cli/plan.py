@@ -156,7 +156,7 @@ def _print_held(held: Sequence[Param]) -> None:
     count = held[0].layout.mesh.size
     print(
         f"\n{in_bytes(each)} on each device; {in_bytes(whole)} in all, "
-        f"held {each * count / whole if whole else 1:.4g} times"
+        f"{each * count / whole if whole else 1:.4g} copies on average"
     )
     for param in held:
         for words in param.uneven:

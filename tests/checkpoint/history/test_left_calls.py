@@ -226,6 +226,6 @@ def test_the_lanes_of_saves_that_are_over_are_forgotten(tmp_path):
                 one.save(step, W)
         return {*coordinator._lanes._sent}
 
-    lanes = {"main", f"retain {tmp_path}"}
+    lanes = {"main", f"save retention {tmp_path}"}
     assert run_all(job, run) == [lanes] * 2
     assert [{*record.arrivals} for record in job._meeting._records.values()] == [lanes] * 2

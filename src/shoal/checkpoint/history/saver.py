@@ -302,8 +302,8 @@ class Saver:
         path, limit_s = self.called, settings.seconds("SHOAL_TIMEOUT_S")
         try:
             gone = run_on_lead(
-                self._coordinator, "retain", (), act, group=self._group,
-                timeout_s=limit_s, name=f"retain {path}", site=site, lane=f"retain {path}",
+                self._coordinator, "save", ("retention",), act, group=self._group,
+                timeout_s=limit_s, name="save", site=site, lane=f"save retention {path}",
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the save has succeeded, whatever it is
             _LOG.warning("step %d is saved; deleting old steps failed: %s", step, error)

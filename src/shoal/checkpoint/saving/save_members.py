@@ -92,8 +92,9 @@ class SaveMembers:
         """
         problem = brought if isinstance(brought, Exception) else None
         payload = encode_error(brought) if isinstance(brought, Exception) else brought or b""
-        mark, group = f"save {self.attempt}", self.group.named
-        point = Point(f"save: {name}", group, self.lane, mark, self.request.site)
+        # Reports show the user's call; its part is compared, and not shown.
+        mark, group = f"save: {self.attempt} {name}", self.group.named
+        point = Point("save", group, self.lane, mark, self.request.site)
         try:
             answers = self.coordinator.arrive(point, payload, timeout_s=self.request.waits.left_s)
         except ShoalError as error:

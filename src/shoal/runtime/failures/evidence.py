@@ -470,12 +470,23 @@ def _message(error: ErrorFacts, page: Page) -> list[Line]:
     parts = message_parts(text, length, is_whole=False)
     lines = _typed(error.type, parts.head, page)
     if len(lines) > limit:
-        lines = _typed(error.type, [" ".join(map(str.strip, parts.head))], page)
+        lines = _typed(error.type, [_as_one_line(parts.head)], page)
     if parts.left_out:
         dots = page.style.dots
         lines += page.deeper().text(f"{dots} {parts.left_out} {dots}", "quiet")
         lines += page.deeper().text(parts.tail, most=2) if parts.tail else []
     return lines
+
+
+def _as_one_line(lines: Sequence[str]) -> str:
+    """Return lines as one, with a mark where one of them ends without any.
+
+    >>> _as_one_line(["save: 2 problems:", "  w: no array", "  b: no array", "pass arrays"])
+    'save: 2 problems: w: no array; b: no array; pass arrays'
+    """
+    stripped = [line.strip() for line in lines if line.strip()]
+    marked = [line if line[-1] in ".:;," else f"{line};" for line in stripped[:-1]]
+    return " ".join([*marked, *stripped[-1:]])
 
 
 def _errors(found: re.Match[str]) -> str:

@@ -267,7 +267,10 @@ class Joining(Generic[To]):
             problems.append(f"two processes have the index {hello.process}: {there} and {hello}")
         first = next(iter(self._here.values()), hello)  # the others run the same versions
         if first.versions != hello.versions:
-            problems.append(f"{first} runs {first.versions}, but {hello} runs {hello.versions}")
+            problems.append(
+                f"{first} runs {first.versions}, but {hello} runs {hello.versions}:"
+                " install the same versions everywhere"
+            )
         return problems
 
 

@@ -46,7 +46,9 @@ class Point(NamedTuple):
             self.fingerprint and call.replace(".", "_").isidentifier()
         ):  # not a part of one: "first difference"
             what = f"{call} {what}"
-        lane = "" if self.lane == "main" else f" in lane {self.lane!r}"
+        # A call's own lane, such as "save 5447d6786ecf", is not one that the user chose.
+        is_shown = self.lane != "main" and not self.lane.startswith(f"{call} ")
+        lane = f" in lane {self.lane!r}" if is_shown else ""
         return f"{what}{lane}" + (f" ({line_of(self.site)})" if self.site else "")
 
     @property
