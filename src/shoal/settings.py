@@ -65,9 +65,9 @@ _ROWS = (
     ("SHOAL_TIMEOUT_S", "600", "seconds", "default deadline of a wait"),
     ("SHOAL_WARN_AFTER_S", "10", "seconds", "a wait this long logs the missing processes"),
     ("SHOAL_HEARTBEAT_S", "2", "seconds", "interval between heartbeats of a process"),
-    ("SHOAL_LOST_AFTER_S", "10", "seconds", "a process that is stopped or cut off this long is "
-     "lost; inf: never"),
-    ("SHOAL_SILENT_LOST_AFTER_S", "60", "seconds", "a process that runs but gives no sign of life "
+    ("SHOAL_LOST_AFTER_S", "10", "seconds", "a process that is stopped or unreachable this long "
+     "is lost; inf: never"),
+    ("SHOAL_SILENT_LOST_AFTER_S", "60", "seconds", "a process that runs but sends no heartbeats "
      "this long (its interpreter lock is held) is lost; inf: never"),
     ("SHOAL_ABORT_AFTER_S", "30", "seconds", "a process stuck in native code after a peer was "
      "lost, or has made other calls, is ended; inf: never"),
@@ -81,8 +81,8 @@ _ROWS = (
     ("SHOAL_LEAVE_S", "300", "seconds", "the same for processes that took SIGTERM as a preemption "
      "notice, to save and exit"),
     # storage
-    ("SHOAL_LEASE_S", "60", "seconds", "a save that was not touched for this long is stale, and "
-     "others may end it; a running save is touched several times as often"),
+    ("SHOAL_LEASE_S", "60", "seconds", "a save that was not refreshed for this long is stale, "
+     "and others may end it; a running save is refreshed several times as often"),
     # values
     ("SHOAL_STRICT_DTYPES", "0", "0 or 1", "whether a host value whose dtype arrays on devices "
      "cannot have, such as float64, is an error; 0: it is narrowed"),

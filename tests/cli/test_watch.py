@@ -89,7 +89,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_record(folder: Path, port: int, launcher: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"meeting_place": f"127.0.0.1:{port}", "token": f"secret {port}"}
+    told = {"coordinator": f"127.0.0.1:{port}", "token": f"secret {port}"}
     path = folder / "job.json"
     path.write_text(json.dumps(told | {"launcher": launcher or ended_pid()}))
     return path
@@ -164,7 +164,7 @@ def test_what_is_no_place_is_said(folder, where, words):
     (folder / "bad.json").write_text("{")
     (folder / "list.json").write_text("[]")
     (folder / "half.json").write_text('{"token": ""}')
-    odd = {"meeting_place": "a:1", "token": "", "launcher": None}
+    odd = {"coordinator": "a:1", "token": "", "launcher": None}
     (folder / "odd.json").write_text(json.dumps(odd))
     with pytest.raises(UsageError, match=words):
         find("watch", where, None)

@@ -117,7 +117,7 @@ def test_processes_that_did_not_arrive_were_running_if_they_had_to_be_ended():
 
 def test_a_process_that_did_not_end_by_itself_says_so():
     (cause,) = failure_of(ended(0, ValueError("x"), code=-15, sent=TERM)).causes
-    assert cause.words == ("It did not end by itself, and was ended by shoal run with SIGTERM.",)
+    assert cause.words == ("Did not end by itself: shoal run sent SIGTERM.",)
     assert cause.exit_code is None
 
 

@@ -78,7 +78,7 @@ def await_words(words, *processes):
 def test_a_job_meets_there_and_both_end_with_it(job, said, start):
     coordinator = start()
     told, variables = coordinator.told(), coordinator.variables()
-    assert told["meeting_place"] == variables["SHOAL_COORDINATOR"]
+    assert told["coordinator"] == variables["SHOAL_COORDINATOR"]
     assert told["jax_service"] == variables["SHOAL_JAX_SERVICE"]
     assert told["token"] == variables["SHOAL_TOKEN"]
     assert set(told["pids"].values()) <= set(job.descendants())
@@ -105,7 +105,7 @@ say("met")
     told = coordinator.told()
     assert "token" not in told
     variables = {
-        "SHOAL_COORDINATOR": told["meeting_place"],
+        "SHOAL_COORDINATOR": told["coordinator"],
         "SHOAL_JAX_SERVICE": told["jax_service"],
         "SHOAL_TOKEN": "ours",
     }
@@ -157,7 +157,7 @@ def test_its_own_death_ends_both(job, start):
 
 def test_what_is_wrong_is_said(job, start):
     coordinator = start()
-    port = coordinator.told()["meeting_place"].rpartition(":")[2]
+    port = coordinator.told()["coordinator"].rpartition(":")[2]
     taken = start("--port", port)
     code, out, err = taken.finish()
     assert (code, out) == (74, "")

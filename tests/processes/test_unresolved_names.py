@@ -197,5 +197,5 @@ def test_shoal_coordinator_prints_an_address_that_resolves(child_env):
     ) as coordinator:  # fmt: skip
         record = json.loads(coordinator.stdout.readline())
         coordinator.terminate()
-    host, _ = split_address(record["meeting_place"])
+    host, _ = split_address(record["coordinator"])
     assert ipaddress.ip_address(host)

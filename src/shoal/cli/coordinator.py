@@ -265,9 +265,9 @@ def _reachable(address: str) -> str:
 def _announce(request: _Request, place: str, jax_service: str, services: _Services) -> None:
     """Print the addresses: for programs on stdout, for people on stderr."""
     record = {
-        "meeting_place": place,
+        "coordinator": place,
         "jax_service": jax_service,
-        "pids": {"meeting_place": services.place.pid, "jax_service": services.jax_service.pid},
+        "pids": {"coordinator": services.place.pid, "jax_service": services.jax_service.pid},
     }
     variables = {"SHOAL_COORDINATOR": place, "SHOAL_JAX_SERVICE": jax_service}
     if request.is_token_ours:

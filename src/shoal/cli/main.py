@@ -48,7 +48,7 @@ def build(names: Iterable[str]) -> typer.Typer:
     app = typer.Typer(
         name="shoal",
         cls=TypedGroup,
-        help="The missing multi-host layer for JAX.",
+        help="Start, watch and inspect multi-host JAX jobs, and their checkpoints.",
         context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=True,
         rich_markup_mode=None,  # it would wrap the examples

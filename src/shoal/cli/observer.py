@@ -128,7 +128,7 @@ def _read(command: str, path: str) -> _JobFile:
     try:
         with open(path, encoding="utf-8") as file:
             record = json.load(file)
-        place = ServerAddress(str(record["meeting_place"]), (str(record["token"]),))
+        place = ServerAddress(str(record["coordinator"]), (str(record["token"]),))
         launcher = int(record["launcher"])
     except OSError as error:
         raise UsageError(f"{command}: {path!r}: {error.strerror}") from None

@@ -264,17 +264,17 @@ def _recorded(ending: Ending) -> Cause | None:
     cause = ending.record.cause
     if ending.sent:
         name = signal_name(ending.sent[-1])
-        words = f"It did not end by itself, and was ended by shoal run with {name}."
+        words = f"Did not end by itself: shoal run sent {name}."
     elif ending.code == REQUEUE:
         words = _REQUEUED
     elif ending.code == cause.exit_code:
         return cause
     elif ending.code == 0:
-        words = "It ended with code 0 before it left the job."
+        words = "Ended with code 0 before it left the job."
     elif ending.code < 0:
-        words = f"It was then killed by {signal_name(-ending.code)}."
+        words = f"Then killed by {signal_name(-ending.code)}."
     else:
-        words = f"It then ended with exit code {ending.code}."
+        words = f"Then ended with exit code {ending.code}."
     return dataclasses.replace(cause, words=(*cause.words, words))
 
 

@@ -171,7 +171,7 @@ def write_job_file(
       OSError: it cannot be written.
     """
     posted = {
-        "meeting_place": addresses.meeting_place,
+        "coordinator": addresses.meeting_place,
         "jax_service": addresses.jax_service,
         "token": token,
         "launcher": os.getppid(),

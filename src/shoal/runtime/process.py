@@ -191,19 +191,19 @@ def initialize(
         host_devices,
         token,
     )
+    if _RECORD.guard is None and hooks is not False:  # first: what is refused exits with its code
+        _RECORD.guard = ExitGuard()
+        _RECORD.guard.hook()
+    _check_hooks(hooks)
     settings.check_all()
     deadline = membership.deadline_of("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
     hang_timeout = HangTimeout.of_settings()
-    _check_hooks(hooks)
     if strict_dtypes is not None:
         _set_strict_dtypes(strict_dtypes)
     if _RECORD.joined is not None and _RECORD.initialized is not None:
         coordinator()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
         return
-    if _RECORD.guard is None and hooks:
-        _RECORD.guard = ExitGuard()
-        _RECORD.guard.hook()
     _enter(arguments, deadline, _RECORD.guard, hang_timeout)
 
 

@@ -326,7 +326,7 @@ def test_gc_removes_what_is_stale_and_spares_what_is_not(run):
 
 @pytest.mark.parametrize("command", ["ls", "show", "verify", "recover", "gc"])
 def test_where_nothing_is_is_not_committed(command, tmp_path):
-    with pytest.raises(NotCommittedError, match="does not exist"):
+    with pytest.raises(NotCommittedError, match="there is no directory"):
         ckpt(command, tmp_path / "none")
     (tmp_path / "file.txt").touch()
     with pytest.raises(NotCommittedError, match="neither a checkpoint nor a history"):

@@ -153,10 +153,10 @@ def test_who_failed_first_is_blamed_though_it_comes_to_its_end_last(launch):
 ENDS = {  # what process 1 does while the others wait; the code of the job, and what is said of it
     "raise KeyError('own')": (1, "raised KeyError", "KeyError: 'own'"),
     "atexit.register(time.sleep, 60); raise KeyError('own')":
-        (1, "raised KeyError", "It did not end by itself, and was ended by shoal run with SIGTERM"),
+        (1, "raised KeyError", "Did not end by itself: shoal run sent SIGTERM"),
     "os._exit(0)": (71, "ended with exit code 0", "It ended before it left the job"),
     "sys.excepthook = lambda *_: os._exit(0); raise KeyError('own')":
-        (71, "raised KeyError", "It ended with code 0 before it left the job"),
+        (71, "raised KeyError", "Ended with code 0 before it left the job"),
     "sys.exit(75)": (72, "ended with exit code 75", "but there was no preemption notice"),
     "sys.exit(72)": (72, "ended with exit code 72", "if me == 1: sys.exit(72)"),
 }  # fmt: skip
@@ -259,7 +259,7 @@ def test_a_process_that_raised_and_cannot_end_is_ended_and_blamed(launch):
     )
     assert finished.code == 1
     assert finished.verdict.endswith(": process 1 of 2 raised ValueError")
-    assert "  It did not end by itself, and was ended by shoal run with SIGTERM." in finished.err
+    assert "  Did not end by itself: shoal run sent SIGTERM." in finished.err
 
 
 def test_who_does_not_end_on_sigterm_is_killed_after_the_grace(launch):

@@ -174,7 +174,7 @@ def test_where_the_job_meets_stands_beside_the_logs_as_long_as_it_runs(launch):
                 time.sleep(0.01)
             told = json.loads(path.read_text())
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            assert told["meeting_place"] == os.environ["SHOAL_COORDINATOR"]
+            assert told["coordinator"] == os.environ["SHOAL_COORDINATOR"]
             assert told["jax_service"] == os.environ["SHOAL_JAX_SERVICE"]
             assert told["token"] == os.environ["SHOAL_TOKEN"]
             assert told["processes"][int(os.environ["RANK"])] == os.getpid()

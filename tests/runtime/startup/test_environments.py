@@ -155,7 +155,7 @@ def test_the_right_rule(env, process, count, rule, place):
         # no address
         (TWO_HOSTS, ["on several hosts", "LOCAL_SIZE=2", "SHOAL_RENDEZVOUS", "SHOAL_COORDINATOR"]),
         (without(MPICH, "MPI_LOCALNRANKS"), ["nothing shows that all", "SHOAL_RENDEZVOUS"]),
-        (without(TORCH, "MASTER_ADDR"), ["torchrun gives no address"]),
+        (without(TORCH, "MASTER_ADDR"), ["MASTER_PORT=29500 without MASTER_ADDR"]),
         ({**POD, "HOSTNAME": "other"}, ["headless service", "subdomain"]),
         ({**TWO_HOSTS, "SHOAL_RENDEZVOUS": "here"}, ["'here'", "absolute path"]),
         # contradictions within one launcher

@@ -105,7 +105,7 @@ def _own_step(path: str) -> int | None:
 
 def _nothing(path: str, names: Sequence[str]) -> str:
     if not os.path.exists(path):
-        return dangling_link(path) or f"{path} does not exist"
+        return dangling_link(path) or f"there is no directory {path!r}"
     held = f"{len(names)} unrelated entries" if names else "nothing"
     return f"{path} is neither a checkpoint nor a history of steps: it holds {held}"
 

@@ -370,7 +370,7 @@ def _at(address: str, source: str, problems: list[str]) -> MeetsAt:
 
 def _in_directory(directory: str, launched: Launched | None, problems: list[str]) -> MeetsAt:
     if not os.path.isabs(directory):
-        problems.append(f"SHOAL_RENDEZVOUS={directory!r} must be an absolute path: pass /a/folder")
+        problems.append(f"SHOAL_RENDEZVOUS={directory!r} must be an absolute path")
     return MeetsAt(None, Rendezvous(directory, _name(launched), False), "SHOAL_RENDEZVOUS")
 
 
@@ -398,6 +398,11 @@ def _no_address(launched: Launched) -> str:
             f"{launcher.name} gives no address, and the pod has no name in a headless service: "
             f"name one as `subdomain` of its template, or {_SET}"
         )
+    pair = ("MASTER_ADDR", "MASTER_PORT")
+    given = variables_of(launched.env, pair)
+    if launcher.name == "torchrun" and len(given) == 1:
+        (half,), (lacking,) = given.items(), set(pair) - given.keys()
+        return f"{launcher.name} sets {'='.join(half)} without {lacking}: set both"
     hosts = "its processes are on several hosts"
     if local.processes is None:
         hosts = "nothing shows that all processes are on one host"
