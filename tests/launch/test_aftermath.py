@@ -244,3 +244,6 @@ def test_a_preempted_job_names_the_step_that_is_saved():
     assert conclude(end).failure.headline == "preempted: step 6 is saved; start it again"
     unnumbered = end._replace(reached=Reached(7))
     assert conclude(unnumbered).failure.headline == "preempted, and saved: start it again"
+    unasked = end._replace(news=News(1), reached=Reached(7))
+    words = "exit code 75, without a preemption notice: start it again"
+    assert conclude(unasked).failure.headline == words

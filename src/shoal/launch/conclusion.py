@@ -101,7 +101,7 @@ def _conclude(facts: Facts) -> Conclusion:
     # Where a save has failed, only some may return 75: those that took no part in it. A program
     # that returns it on all has its own reason.
     if codes == {REQUEUE} or ((REQUEUE in codes or news.preempted) and not news.has_failed_save):
-        words = news.preempted or SAVED
+        words = news.preempted or "exit code 75, without a preemption notice"
         if words == SAVED and facts.reached.saved >= 0:
             words = f"preempted: step {facts.reached.saved} is saved; start it again"
         else:

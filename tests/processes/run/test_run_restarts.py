@@ -283,6 +283,12 @@ def test_wrong_usage_is_not_tried_again(launch):
     assert (finished.code, finished.out.count("ran")) == (2, 1)
 
 
+def test_what_initialize_refuses_is_wrong_usage(launch):
+    script = HEAD + "import shoal\nsay('ran')\nshoal.initialize(timeout_s=-1)\n"
+    finished = launch.run("--max-restarts", "9", script=script)
+    assert (finished.code, finished.out.count("ran")) == (2, 1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_launcher_ends_it_for_good(launch, number):
     script = HEAD + "say('ready')\nif attempt == 0: sys.exit(1)\ntime.sleep(600)\n"
