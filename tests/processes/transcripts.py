@@ -8,8 +8,8 @@ of one name, the later one.
 `<!-- run on -->`: in the directory of the transcript above, as a reader goes on. `<!-- run in
 examples/why -->`: in a copy of that directory. `<!-- run with orbax -->`: where it is installed.
 
-`python tests/processes/transcripts.py [PAGE…]` rewrites the transcripts that have changed, and
-`test_transcripts.py` compares them.
+`python tests/processes/transcripts.py [PAGE…]` rewrites the transcripts that have changed; with
+`--check` it only compares, as `test_transcripts.py` does. It needs nothing but shoal.
 """
 
 from __future__ import annotations
@@ -141,9 +141,8 @@ def _output(line: str, folder: str, env: Mapping[str, str]) -> str:
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a command."""
-    path = os.pathsep.join([str(ROOT / "src"), *filter(None, [env.get("PYTHONPATH")])])
     # So that processes that fail alike are one group, however busy the host is.
-    fixed = {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "SHOAL_FAILURE_GRACE_S": "3"}
+    fixed = {"JAX_PLATFORMS": "cpu", "SHOAL_FAILURE_GRACE_S": "3"}
     return {**{name: value for name, value in env.items() if name not in _LEFT_OUT}, **fixed}
 
 
@@ -161,18 +160,25 @@ def _sorted(lines: str) -> list[str]:
     return sorted(lines.splitlines(keepends=True), key=lambda line: line.partition("|")[0])
 
 
-def main(names: list[str]) -> None:
-    """Rewrite the transcripts of pages, by default all."""
+def main(names: list[str]) -> int:
+    """Rewrite the transcripts of pages, by default all; return the exit code."""
+    only_compares, any_changed = "--check" in names, False
+    names = [name for name in names if name != "--check"]
     for page in [Path(name).resolve().relative_to(ROOT).as_posix() for name in names] or pages():
         content = Path(ROOT, page).read_text("utf-8")
         for one in reversed([*transcripts(page, content)]):  # those above keep their places
             printed = run(one, os.environ) if one.can_run else []
             changed = bool(printed) and steady("".join(printed)) != steady(one.text)
             print(f"{page}: {one.heading}: {'changed' if changed else 'as before'}", flush=True)
+            if changed and only_compares:
+                print("".join(printed))
+            any_changed |= changed
             for block, now in reversed([*zip(one.blocks, printed, strict=True)] if changed else []):
                 content = content[: block.start] + now + content[block.start + len(block.text) :]
-        Path(ROOT, page).write_text(content, "utf-8")
+        if not only_compares:
+            Path(ROOT, page).write_text(content, "utf-8")
+    return int(only_compares and any_changed)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))
