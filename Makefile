@@ -59,6 +59,7 @@ release: $(VENV)/.publishing ## Prepare a release: make release VERSION=X.Y.Z (s
 	.ci/release $(VENV) $(VERSION)
 
 site: $(VENV)/.publishing ## Build the site in build/site; no network, every warning an error
+	rm -rf build/site
 	$(VENV)/bin/python -m sphinx -b html --fail-on-warning --keep-going --quiet docs build/site
 
 site-check: site ## Read the site in headless Chromium, as a telephone and as a desktop show it

@@ -16,7 +16,6 @@ import importlib.util
 import inspect
 import os
 import re
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache, partial
@@ -387,7 +386,8 @@ def source_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 def inventories(**sites: str) -> dict[str, tuple[str, str]]:
     """Return what intersphinx needs: the names in inventories/*.txt, as objects.inv files."""
-    folder = Path(tempfile.mkdtemp(prefix="inventories"))
+    folder = ROOT / "build" / "inventories"
+    folder.mkdir(parents=True, exist_ok=True)
     found = {}
     for name, site in sites.items():
         names = (HERE / "inventories" / f"{name}.txt").read_bytes()

@@ -30,7 +30,7 @@ METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE
 def tracked() -> set[str]:
     """Return the files of the package that git tracks: `shoal/errors.py`."""
     listing = subprocess.run(
-        ["git", "ls-files", "src/shoal"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "src/shoal"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     )
     return {line.removeprefix("src/") for line in listing.stdout.splitlines()}
 

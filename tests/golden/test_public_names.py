@@ -4,25 +4,18 @@ docs/promises.md says when one may go. For a new name, run this file, which rewr
 """
 
 import inspect
-import operator
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import shoal
-import shoal.testing.clock
-import shoal.testing.cluster
-import shoal.testing.strategies
-from shoal import errors
+if __name__ == "__main__":  # a script finds what lies beside it, not the package that it is in
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from meta import public_names
 from shoal.cli.main import COMMANDS
 from shoal.settings import SETTINGS
 
 LIST = Path(__file__).with_name("public_names.txt")
-MODULES = (
-    "shoal", "shoal.compat", "shoal.planning", "shoal.planning.topology", "shoal.preemption",
-    "shoal.preemption.clouds", "shoal.retention", "shoal.testing.clock", "shoal.testing.cluster",
-    "shoal.testing.strategies",
-)  # fmt: skip
 PASSED_ON = (  # set by shoal for processes that it starts: not public
     "SHOAL_BENCH_MARK", "SHOAL_MEMBER", "SHOAL_PROGRESS_FILE", "SHOAL_RECORD_FILE",
     "SHOAL_REPORTED",
@@ -31,22 +24,28 @@ PASSED_ON = (  # set by shoal for processes that it starts: not public
 
 def lines() -> Iterator[str]:
     """Yield one line for each public name."""
-    for module in MODULES:
-        for name in sorted(look_up(f"{module}.__all__")):
-            target = look_up(f"{module}.{name}")
-            yield f"{module}.{name}{parameters(target)}"
-            yield from (f"{module}.{name}.{member}" for member in members(target))
-    for name, kind in sorted(vars(errors).items()):
-        if inspect.isclass(kind) and issubclass(kind, errors.ShoalError):
-            bases = ", ".join(base.__name__ for base in kind.__bases__)
-            yield f"shoal.errors.{name}({bases}): exit code {kind.exit_code}"
+    named = public_names.documented()
+    for name, target in sorted(named.items()):
+        if inspect.isclass(target) and issubclass(target, Exception):
+            bases = ", ".join(base.__name__ for base in target.__bases__)
+            code = getattr(target, "exit_code", None)
+            yield f"{name}({bases})" + (f": exit code {code}" if code is not None else "")
+            yield from (f"{name}.{fact}" for fact in facts(target))
+        else:
+            yield f"{name}{parameters(target)}"
+            yield from (f"{name}.{member}" for member in members(target))
+    for _, kind in sorted(public_names.results(named).items()):
+        yield from (f"what calls return: {kind.__name__}.{member}" for member in members(kind))
     yield from (f"shoal {command}" for command in sorted(COMMANDS))
     yield from (f"{name}={SETTINGS[name].default}" for name in sorted({*SETTINGS} - {*PASSED_ON}))
 
 
-def look_up(path: str) -> Any:
-    """Return what `shoal.a.b` is; some doors are no modules that could be imported by this name."""
-    return operator.attrgetter(path.removeprefix("shoal."))(shoal)
+def facts(error: type[Exception]) -> list[str]:
+    """Return the attributes of an error: what its constructor takes by keyword."""
+    if "__init__" not in vars(error):
+        return []
+    found = inspect.signature(error).parameters.values()
+    return sorted(one.name for one in found if one.kind == one.KEYWORD_ONLY)
 
 
 def members(target: object) -> Iterator[str]:
@@ -61,8 +60,7 @@ def members(target: object) -> Iterator[str]:
 
 def parameters(target: object) -> str:
     """Return what a call takes, without the types; nothing of modules and exceptions."""
-    is_error = inspect.isclass(target) and issubclass(target, Exception)
-    if not callable(target) or is_error:
+    if not callable(target):
         return ""
     signature = inspect.signature(target)
     bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]

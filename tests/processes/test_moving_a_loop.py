@@ -62,10 +62,13 @@ def after(folder, steps, env, *, is_preempted=False):
         text=True,
     ) as job:
         output = ""
-        for line in job.stdout:
-            output += line
-            if is_preempted and line.startswith("step 20 "):
-                job.send_signal(signal.SIGTERM)
+        try:
+            for line in job.stdout:
+                output += line
+                if is_preempted and line.startswith("step 20 "):
+                    job.send_signal(signal.SIGTERM)
+        finally:
+            job.kill()  # a time-out of the test must not wait for it
     assert job.returncode == (75 if is_preempted else 0), output
     return losses(output)
 

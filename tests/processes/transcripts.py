@@ -48,6 +48,7 @@ _VARIES = (  # from run to run, or from host to host
     (re.compile(r"\bpid \d+"), "pid 4711"),
     (re.compile(r"\b([0-9a-f]{12}|[0-9a-f]{32}|[0-9a-f]{64})\b"), "5447d6786ecf"),  # a hash
     (re.compile(r"(\.\.|/tmp)/shoal-run-\w+"), "/tmp/shoal-run"),
+    (re.compile(r"^(p\d+\| )?shoal \S+ was tested with JAX up to .*\n", re.MULTILINE), ""),
     (re.compile(r"\S*… \d+ characters …\S*"), "…"),
     (re.compile(r"\[external/.*"), "…"),  # what Gloo saw of a connection that broke
     (re.compile(r"; its cgroup counted no out-of-memory kill"), ""),  # where there is a counter
@@ -101,6 +102,10 @@ def transcripts(page: str, content: str) -> Iterator[Transcript]:
         if part["heading"]:
             heading = part["heading"]
         elif part["mark"]:
+            if (part["on"] and not found) or (part["on"] and (part["copied"] or part["package"])):
+                raise ValueError(
+                    f"{page}: {part['mark'].strip()} goes on, with nothing more to say"
+                )
             if not part["on"]:
                 found.append(Transcript(page, heading, part["copied"], part["package"], []))
             found[-1].blocks.append(Block(dict(files), text, part.start("text")))

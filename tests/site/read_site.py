@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -49,7 +50,9 @@ PROBLEMS = """
   return found;
 }
 """
-FOUND = "() => document.querySelector('.search-summary')?.textContent.includes('found')"
+FOUND = """
+() => /found|did not match/.test(document.querySelector('#search-results')?.textContent ?? '')
+"""
 LINKS = "() => [...document.querySelectorAll('a[href]')].map(a => a.href)"
 IDS = "() => [...document.querySelectorAll('[id], a[name]')].map(e => e.id || e.name)"
 
@@ -87,7 +90,7 @@ class Reader:
             address, _, fragment = link.partition("#")
             if not address.startswith("file:"):
                 continue
-            path = Path(address.removeprefix("file://").partition("?")[0])
+            path, fragment = Path(unquote(urlsplit(address).path)), unquote(fragment)
             if not address.startswith(root) or not path.is_file():
                 yield f"{min(pages)}: links to {address}, which does not exist"
             elif fragment and address in self.ids and fragment not in self.ids[address]:
@@ -120,10 +123,8 @@ def pictures(site: Path, browser: Any, folder: Path) -> None:
         for width in WIDTHS:
             page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
             for name in PICTURED:
-                path = site / f"{name}.html"
-                if path.exists():
-                    page.goto(path.as_uri())
-                    page.screenshot(path=folder / f"{name.replace('/', '-')}-{width}-{scheme}.png")
+                page.goto((site / f"{name}.html").as_uri())
+                page.screenshot(path=folder / f"{name.replace('/', '-')}-{width}-{scheme}.png")
             page.close()
 
 

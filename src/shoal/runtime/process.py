@@ -232,11 +232,11 @@ def has_strict_dtypes() -> bool:
 def _enter(
     arguments: Arguments, deadline: float, guard: ExitGuard | None, hang_timeout: HangTimeout
 ) -> None:
+    lines = [jax_runtime.check_version()]  # first: what follows uses JAX's private names
     cluster, is_attached = membership.find_cluster(arguments, reports=True)
     not_joined.refuse_child(cluster)
     has_left = _RECORD.left is not None and _RECORD.left.num_processes > 1
     membership.check_in_time(cluster, is_attached=is_attached, has_left=has_left)
-    lines = [jax_runtime.check_version()]
     if not jax_runtime.backend_exists():
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
         lines.append(jax_runtime.configure_devices(*wishes))

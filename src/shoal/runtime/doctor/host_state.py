@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
+from shoal.errors import InitializeError
 from shoal.hashing import short_digest
 from shoal.paths import free_bytes_at, why_refused
 from shoal.runtime.doctor.findings import (
@@ -25,6 +26,7 @@ from shoal.runtime.doctor.findings import (
     Report,
 )
 from shoal.runtime.doctor.reachability import resolve
+from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.system.local_devices import num_cores
 from shoal.runtime.system.own_name import ADVICE, unresolved
 from shoal.runtime.wire.sockets import LOOPBACK_ADVICE, why_no_loopback
@@ -104,7 +106,7 @@ def _text(root: str, path: str) -> str:
     return ""
 
 
-# ---- Versions of this process's packages, found without importing them, and its program.
+# ---- Versions of this process's packages, and its program.
 
 
 _PACKAGES = ("shoal", "jax", "jaxlib", "numpy")
@@ -125,7 +127,21 @@ def check_versions(env: Mapping[str, str]) -> CheckResult:
         Finding("versions", f"{name} is not installed in {sys.executable}", f"pip install {name}")
         for name in missing
     ]
+    if not missing:
+        findings += _of_jax()
     return CheckResult(facts, tuple(findings))
+
+
+def _of_jax() -> list[Finding]:
+    """Return what `initialize` would say of this JAX."""
+    try:
+        line = jax_runtime.check_version()
+    except InitializeError as error:
+        words, advice = str(error).splitlines()
+        return [Finding("versions", words, advice)]
+    except ImportError:  # the probe of the devices says what is wrong
+        return []
+    return [Finding("versions", line, level=NOTE)] if line else []
 
 
 def check_program(path: str) -> CheckResult:

@@ -51,7 +51,14 @@ PRIVATE = {
         "GceTpuCluster",
         "GkeTpuCluster",
     ),
-    "jax._src.distributed": ("global_state.client", "global_state.shutdown"),
+    "jax._src.distributed": (
+        "global_state.client",
+        "global_state.coordinator_address",
+        "global_state.num_processes",
+        "global_state.partition_index",
+        "global_state.process_id",
+        "global_state.shutdown",
+    ),
     "jax._src.mesh": ("get_concrete_mesh",),
     "jax._src.xla_bridge": ("_backend_lock", "_backends", "num_cpu_devices.value"),
     "jaxlib._jax": (
@@ -86,8 +93,11 @@ class JaxService:
         # jaxlib loads NumPy, whose BLAS would start a thread for each core, which wait by spinning.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         gc.disable()
-        from jaxlib import _jax  # most of the start-up time
-
+        try:
+            from jaxlib import _jax  # most of the start-up time
+        except ImportError:
+            check_version()
+            raise
         gc.freeze()  # none of it is ever garbage, and collections would look at all of it
         gc.enable()
         self._jax = _jax
@@ -148,15 +158,12 @@ def check_version() -> str:
     lacking = [*_lacking()]
     if not lacking and jax.__version_info__[:2] <= NEWEST_TESTED:
         return ""
-    from importlib import metadata  # takes longer than the rest
-
     newest = ".".join(map(str, NEWEST_TESTED))
-    own, other = f"shoal {metadata.version('shoal')}", f"JAX {jax.__version__}"
+    own, other = f"shoal {sys.modules['shoal'].__version__}", f"JAX {jax.__version__}"
     if lacking:
         raise InitializeError(
             f"{own} does not work with {other}, which has no {', '.join(lacking)}\n"
-            f"install a newer shoal, or a JAX that this one was tested with: "
-            f"pip install 'jax=={newest}.*'"
+            f"install a newer shoal, or a JAX that this one was tested with: at most {newest}"
         )
     return f"{own} was tested with JAX up to {newest}, and this is {other}"
 
@@ -464,6 +471,9 @@ def serve_unmodified_scripts(
       way_to: returns the address at which this process reaches the launcher's service.
     """
     from jax._src import clusters
+
+    if any(name.startswith(clusters.__name__) for name in _lacking()):
+        return  # the script may not need a job; `initialize` tells what this JAX lacks
 
     class ShoalCluster(clusters.ClusterEnv):  # type: ignore[misc]
         name = "shoal"
