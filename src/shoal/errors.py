@@ -236,8 +236,9 @@ class StepAlreadyCommittedError(CheckpointError, FileExistsError):
 
 
 class SaveAbortedError(CheckpointError):
-    """This save failed; earlier checkpoints are unaffected. Raised on every process.
+    """This save failed; earlier checkpoints are unaffected.
 
+    It is raised on every process that saves, except the one that caused the failure.
     `phase` is the phase it reached, `processes` are those that caused the failure. Its exit code is
     that of its cause: 71 if a process was lost, 72 if one failed, 73 if one was late.
     """
