@@ -61,12 +61,22 @@ def run(arguments: list[str]) -> None:
             _run_script(main, arguments)
     except SystemExit as error:
         _show_to_hooks(error)
-        if error.code and _pid() == pid:  # no fork that ends here, too
-            _record(error, record_file)
+        if _pid() == pid:  # no fork that ends here, too
+            _record(error, record_file) if error.code else _wait_for_others()
         raise
     except BaseException as error:
         _hide_our_frames(error, record_file)
         raise
+    if _pid() == pid:
+        _wait_for_others()
+
+
+def _wait_for_others() -> None:
+    """Let a script that joined its job by JAX alone end as JAX lets it: with all others."""
+    if "jax._src.distributed" in sys.modules and "shoal.runtime.process" not in sys.modules:
+        from shoal.runtime.jax_service.jax_runtime import wait_for_others
+
+        wait_for_others()
 
 
 def _run_module(name: str, arguments: list[str]) -> None:

@@ -36,3 +36,35 @@ def test_shoal_initialize_needs_no_arguments(launch):
     finished = launch.run("-n", "2", "--devices", "2", script=BODY, arguments=("shoal",))
     assert (finished.code, results(launch)) == (0, ["0 2 2 3.0\n", "1 2 2 3.0\n"])
     assert "joined the job" not in finished.err
+
+
+ALONE = """
+import os, pathlib, sys, time
+import jax
+jax.distributed.initialize()
+pid = pathlib.Path("pid")
+"""
+
+
+def test_a_script_that_is_done_stays_until_the_others_are_as_with_jax_alone(launch):
+    script = ALONE + (
+        "if jax.process_index() == 1:\n"
+        "    pid.with_suffix('.part').write_text(str(os.getpid()))\n"
+        "    pid.with_suffix('.part').rename(pid)\n"
+        "else:\n"
+        "    while not pid.exists(): time.sleep(0.01)\n"
+        "    until = time.monotonic() + 2.0\n"
+        "    while time.monotonic() < until and os.path.exists(f'/proc/{pid.read_text()}/fd/0'):\n"
+        "        time.sleep(0.01)\n"
+        "    print('it stayed:', time.monotonic() >= until)\n"
+    )
+    finished = launch.run("-n", "2", "--devices", "1", "--no-prefix", script=script)
+    assert (finished.code, finished.out) == (0, "it stayed: True\n")
+
+
+def test_a_script_that_is_done_does_not_wait_for_one_that_fails(launch):
+    launch.env |= {"SHOAL_FAILURE_GRACE_S": "0.5", "SHOAL_GRACE_S": "60"}
+    script = ALONE + "sys.exit(3 * jax.process_index())\n"
+    finished = launch.run("-n", "2", "--devices", "1", script=script)  # no SIGKILL after 60 s
+    assert finished.code == 3
+    assert "SIGKILL" not in finished.err

@@ -18,8 +18,10 @@ import importlib
 import json
 import operator
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -70,6 +72,9 @@ PRIVATE = {
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
 _SHUTDOWN_S = 5
 _ANSWER_S = 2.0  # how long to wait for an answer of the service
+_END = "shoal/end"  # a barrier
+_END_S = 300  # as JAX waits
+_LOOK_S = 0.1
 _HERE = "shoal/here"  # a key that exists as long as JAX's service does
 
 
@@ -196,6 +201,32 @@ def attached() -> Attached | None:
     if state.client is None:
         return None
     return Attached(state.process_id, state.num_processes, state.coordinator_address or "")
+
+
+def wait_for_others() -> None:
+    """Wait until all processes of a job that JAX alone has joined have come to their end.
+
+    JAX's own service lets its clients go together; shoal's (`recoverable`) lets each go at once,
+    with the connections through which XLA's last collectives of the others may still run. A SIGTERM
+    ends the wait: the launcher sends it where another process has failed.
+    """
+    import jax
+    from jax._src import distributed
+
+    job = attached()
+    if job is None or job.num_processes == 1:
+        return
+    client, is_over = distributed.global_state.client, threading.Event()
+
+    def wait() -> None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a process did not come
+            client.wait_at_barrier(_END, _END_S * 1000)
+        is_over.set()
+
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())  # JAX's own would do nothing
+    threading.Thread(target=wait, name="shoal-end", daemon=True).start()
+    while not is_over.wait(_LOOK_S):
+        pass  # signals are handled in between
 
 
 def current_mesh() -> Any:
