@@ -114,9 +114,12 @@ def transcripts(page: str, content: str) -> Iterator[Transcript]:
 def run(one: Transcript, env: Mapping[str, str]) -> list[str]:
     """Run its commands; return its blocks anew, with other names for the directory and the host."""
     blocks = []
-    with tempfile.TemporaryDirectory(prefix="job") as folder:
-        if one.copied is not None:
-            shutil.copytree(ROOT / one.copied, folder, dirs_exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="job") as outer:
+        folder = os.path.join(outer, "runs")  # below, so that /tmp/… is shorter than ../../…
+        if one.copied is None:
+            os.mkdir(folder)
+        else:
+            shutil.copytree(ROOT / one.copied, folder)
         for block in one.blocks:
             for name, text in block.files.items():
                 if one.copied is None:
