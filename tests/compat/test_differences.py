@@ -302,7 +302,7 @@ def batches(**options):
     )
 
 
-@row("dtensor", "`DTensorDataset` of what")
+@row("dtensor", "the source of a `DTensorDataset`")
 def _():
     assert [batch.shape for batch in batches()] == [(4, 4), (4, 4)]
 
