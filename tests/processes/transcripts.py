@@ -114,8 +114,8 @@ def transcripts(page: str, content: str) -> Iterator[Transcript]:
 def run(one: Transcript, env: Mapping[str, str]) -> list[str]:
     """Run its commands; return its blocks anew, with other names for the directory and the host."""
     blocks = []
-    with tempfile.TemporaryDirectory(prefix="job") as outer:
-        folder = os.path.join(outer, "runs")  # below, so that /tmp/… is shorter than ../../…
+    with tempfile.TemporaryDirectory(prefix="j") as outer:
+        folder = os.path.join(outer, "r")  # below, so that /tmp/… is shorter than ../../…
         if one.copied is None:
             os.mkdir(folder)
         else:
