@@ -302,7 +302,7 @@ def batches(**options):
     )
 
 
-@row("dtensor", "`DTensorDataset` of what")
+@row("dtensor", "the source of a `DTensorDataset`")
 def _():
     assert [batch.shape for batch in batches()] == [(4, 4), (4, 4)]
 
@@ -477,7 +477,7 @@ row(
 )
 row(
     "multihost_utils",
-    "values of 64 bits between processes",
+    "64-bit values between processes",
     "`broadcast_one_to_all`: `is_source` on none, or on several",
     "`broadcast_one_to_all`: -0.0, subnormals, payloads of NaNs",
     "`process_allgather(tiled=True)`: dim 0 that differs",
@@ -576,7 +576,7 @@ def _():
     refused("-1", multihost_utils.reached_preemption_sync_point, -1)
 
 
-@row("multihost_utils", "… of NumPy values of 64 bits")
+@row("multihost_utils", "… of 64-bit NumPy values")
 def _():
     one = jax.make_mesh((8,), ("x",))
     convert = multihost_utils.host_local_array_to_global_array

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import zlib
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -234,21 +235,33 @@ def examples_of_jax_hold(me):
     assert host_local_output["x"].tolist() == (2 * local["x"]).tolist()
 
 
-def program_of_the_page(number):
-    """Return the losses that the program before (0) or after (1) prints."""
+def program_of_the_page(*, is_changed):
+    """Return the losses that the program prints, before or after the change."""
     page = (ROOT / "docs" / "coming-from" / "multihost_utils.md").read_text(encoding="utf-8")
-    programs = [b.code for b in documents.blocks("page", page) if "losses" in b.code]
-    assert ["shoal" in program for program in programs] == [False, True]
+    (program,) = (block.code for block in documents.blocks("page", page, "py"))
+    (change,) = (block.code for block in documents.blocks("page", page, "diff"))
+    old, new = ("".join(lines_of(change, sign)) for sign in "-+")
+    assert old in program
+    if is_changed:
+        program = program.replace(old, new)
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        exec(compile(programs[number], "program", "exec"), {"__name__": "__main__"})
+        exec(compile(program, "program", "exec"), {"__name__": "__main__"})
     return out.getvalue()
 
 
+def lines_of(change, sign):
+    """Yield the lines of one side of a diff."""
+    for line in change.splitlines(keepends=True):
+        if line[0] in (" ", "\n", sign):
+            yield line.removeprefix(" ").removeprefix(sign)
+
+
 def before(address):
-    """Run as a program that knows nothing of shoal."""
+    """Run as a program that knows nothing of shoal, with what a launcher would tell it."""
     jax.config.update("jax_num_cpu_devices", 2)
-    jax.distributed.initialize(address, 2, int(os.environ["SHOAL_PROCESS_ID"]))
-    return program_of_the_page(0)
+    mine = int(os.environ["SHOAL_PROCESS_ID"])
+    jax.distributed.initialize = partial(jax.distributed.initialize, address, 2, mine)
+    return program_of_the_page(is_changed=False)
 
 
 def all_stop_at_one_step(me):
@@ -274,7 +287,7 @@ def everything():
     inside_jit_what_is_no_part_passes_through()
     examples_of_jax_hold(me)
     blocks_are_left_in_one_way(me)
-    return program_of_the_page(1), all_stop_at_one_step(me)
+    return program_of_the_page(is_changed=True), all_stop_at_one_step(me)
 
 
 def one_dies():

@@ -23,7 +23,7 @@ def test_the_page_shows_the_end_of_its_programs(name, shown):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("python alone.py 4 value_jax.py", "exit code 0 replicated: True value: 0.1 "),
+        ("python alone.py 4 value_jax.py", "exit code 0 after 1.0 s replicated: True value: 0.1 "),
         ("shoal run -n 4 --log-dir logs value_shoal.py", "gave put different values"),
         ("shoal run -n 4 --log-dir logs shape_shoal.py", "gave allgather different shapes"),
         ("shoal run -n 4 --log-dir logs late_shoal.py", "process 1 of 4 did not reach barrier"),

@@ -119,9 +119,12 @@ def transcripts(page: str, content: str) -> Iterator[Transcript]:
 def run(one: Transcript, env: Mapping[str, str]) -> list[str]:
     """Run its commands; return its blocks anew, with other names for the directory and the host."""
     blocks = []
-    with tempfile.TemporaryDirectory(prefix="job") as folder:
-        if one.copied is not None:
-            shutil.copytree(ROOT / one.copied, folder, dirs_exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="j") as outer:
+        folder = os.path.join(outer, "r")  # below, so that /tmp/… is shorter than ../../…
+        if one.copied is None:
+            os.mkdir(folder)
+        else:
+            shutil.copytree(ROOT / one.copied, folder)
         for block in one.blocks:
             for name, text in block.files.items():
                 if one.copied is None:
@@ -156,6 +159,8 @@ def steady(text: str) -> list[str]:
     text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "a", text)
     for pattern, same in _VARIES:
         text = pattern.sub(same, text)
+    # The end of a notice of gloo, whose threads print into each other's lines.
+    text = re.sub(r"^p\d+\| *\d*\n", "", text, flags=re.MULTILINE)
     # Lines of different processes come in any order. Where lines are broken depends on names.
     by_process = re.compile(r"(^p\d+\|.*\n)+", re.MULTILINE)
     return by_process.sub(lambda part: "".join(_sorted(part[0])), text).split()

@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> None:
 
 def _wait_for_others() -> None:
     """Let a script that joined its job by JAX alone end as JAX lets it: with all others."""
-    if "jax._src.distributed" in sys.modules and "shoal.runtime.process" not in sys.modules:
+    if _CLUSTERS in sys.modules and "shoal.runtime.process" not in sys.modules:
         from shoal.runtime.jax_service.jax_runtime import wait_for_others
 
         wait_for_others()
