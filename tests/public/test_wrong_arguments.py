@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
-from meta.reference import public_modules
+from meta.public_names import public_modules
 from public.calls import Call, all_calls
 from public.wrong import ANY, WRONG
 from shoal.errors import ShoalError, UsageError

@@ -134,7 +134,7 @@ def test_a_home_is_found(home, capfd):
     assert "3" in cli("ckpt", "ls", "~/run").output
     assert cli("ckpt", "diff", "~/run", "~/model").exit_code == 0
     assert log_dir("~/logs") == f"{home}/logs"
-    (home / "logs/job.json").write_text('{"meeting_place": "h:1", "token": "t", "launcher": 1}')
+    (home / "logs/job.json").write_text('{"coordinator": "h:1", "token": "t", "launcher": 1}')
     assert find("watch", "~/logs", None).address == "h:1"
     assert find("watch", "~/logs/job.json", None).address == "h:1"
     assert watch_command._check("urgency", None, "~/watched", True) == f"{home}/watched"

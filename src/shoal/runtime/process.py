@@ -191,7 +191,8 @@ def initialize(
         host_devices,
         token,
     )
-    if _RECORD.guard is None and hooks is not False:  # first: what is refused exits with its code
+    if _RECORD.guard is None and _RECORD.joined is None and hooks is not False:
+        # First: the program ends with the code of what is refused below.
         _RECORD.guard = ExitGuard()
         _RECORD.guard.hook()
     _check_hooks(hooks)
