@@ -60,7 +60,8 @@ release: $(VENV)/.publishing ## Prepare a release: make release VERSION=X.Y.Z (s
 
 site: $(VENV)/.publishing ## Build the site in build/site; no network, every warning an error
 	rm -rf build/site
-	$(VENV)/bin/python -m sphinx -b html --fail-on-warning --keep-going --quiet docs build/site
+	https_proxy=http://127.0.0.1:9 $(VENV)/bin/python -m sphinx -b html --fail-on-warning --keep-going --quiet docs build/site
+	$(VENV)/bin/python -m pytest -q -m site tests/site
 
 site-check: site ## Read the site in headless Chromium, as a telephone and as a desktop show it
 	$(VENV)/bin/python tests/site/read_site.py build/site build/pictures

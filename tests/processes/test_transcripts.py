@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,8 @@ MARKED = "<!-- run -->\n```console\n$ WORD"
 def test_a_transcript_is_what_its_commands_print(one: Transcript, child_env):
     if not one.can_run:
         pytest.skip(f"{one.package} is not installed")
+    if sys.version_info >= (3, 12) and one.package is None:
+        pytest.skip("compared on the oldest Python")  # minutes
     if "JAX_PLATFORMS=cuda" in one.text and devices_seen("gpu", {})[0]:
         pytest.skip("this host has GPUs")
     printed = "".join(run(one, child_env))
