@@ -89,10 +89,16 @@ def dependency_problems(tree: Tree, project: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def claimed_pythons(project: Mapping[str, Any]) -> list[str]:
+    """Return the Pythons of the classifiers: `["3.11", "3.13"]`."""
+    claim = "Programming Language :: Python :: "
+    versions = [c.removeprefix(claim) for c in project["classifiers"] if c.startswith(claim)]
+    return [version for version in versions if version.startswith("3.")]
+
+
 def python_problems(project: Mapping[str, Any], pin_files: Iterable[str]) -> list[str]:
     """Compare the Pythons that the package claims with those that it is tested on."""
-    claim = "Programming Language :: Python :: "
-    claimed = {c.removeprefix(claim) for c in project["classifiers"] if c.startswith(f"{claim}3.")}
+    claimed = {*claimed_pythons(project)}
     pinned = {name.removeprefix("python").removesuffix(".txt") for name in pin_files}
     return [
         *(f"Python {version}: claimed, no pins" for version in sorted(claimed - pinned)),

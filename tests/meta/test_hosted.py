@@ -10,7 +10,7 @@ import tomllib
 import pytest
 
 from meta import hosted
-from meta.repository import unlisted_variables
+from meta.repository import claimed_pythons, unlisted_variables
 from meta.source import ROOT
 from shoal.settings import SETTINGS
 
@@ -25,7 +25,6 @@ FORMS = {
 }
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 HOOKS = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
-CLAIM = "Programming Language :: Python :: "
 
 
 def test_workflows_call_targets_that_exist():
@@ -35,8 +34,7 @@ def test_workflows_call_targets_that_exist():
 
 def test_workflows_run_the_pythons_that_are_claimed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    claimed = [c.removeprefix(CLAIM) for c in project["classifiers"] if c.startswith(f"{CLAIM}3.")]
-    assert hosted.python_problems(WORKFLOWS, claimed, CI) == []
+    assert hosted.python_problems(WORKFLOWS, claimed_pythons(project), CI) == []
 
 
 def test_hooks_run_what_make_lint_runs():

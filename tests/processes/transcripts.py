@@ -55,6 +55,8 @@ _VARIES = (  # from run to run, or from host to host
     # Which of several equal failures was the first.
     (re.compile(r"p\d+\.log \(process \d+ was the first\)"), "p0000.log (process 0 was the first)"),
     (re.compile(r"(processes raised .*?)process \d+ of", re.DOTALL), r"\1process 0 of"),
+    # The end of a notice of gloo, whose threads print into each other's lines.
+    (re.compile(r"^p\d+\| *\d*\n", re.MULTILINE), ""),
 )
 
 
@@ -102,7 +104,7 @@ def transcripts(page: str, content: str) -> Iterator[Transcript]:
         if part["heading"]:
             heading = part["heading"]
         elif part["mark"]:
-            if (part["on"] and not found) or (part["on"] and (part["copied"] or part["package"])):
+            if part["on"] and (not found or part["copied"] or part["package"]):
                 raise ValueError(
                     f"{page}: {part['mark'].strip()} goes on, with nothing more to say"
                 )
@@ -159,8 +161,6 @@ def steady(text: str) -> list[str]:
     text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "a", text)
     for pattern, same in _VARIES:
         text = pattern.sub(same, text)
-    # The end of a notice of gloo, whose threads print into each other's lines.
-    text = re.sub(r"^p\d+\| *\d*\n", "", text, flags=re.MULTILINE)
     # Lines of different processes come in any order. Where lines are broken depends on names.
     by_process = re.compile(r"(^p\d+\|.*\n)+", re.MULTILINE)
     return by_process.sub(lambda part: "".join(_sorted(part[0])), text).split()

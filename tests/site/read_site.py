@@ -63,21 +63,25 @@ class Reader:
     def __init__(self, site: Path) -> None:
         self.site = site
         self.problems: list[str] = []
-        self.links: dict[str, set[str]] = {}  # address without fragment → its pages and fragments
+        self.links: dict[str, set[str]] = {}  # address → the pages that link to it
         self.ids: dict[str, set[str]] = {}  # address → its anchors
+        self.lines: list[str] = []  # of the console, while a page is open
 
     def names(self) -> list[str]:
         """Return all pages, by their paths without the suffix."""
         paths = sorted(self.site.rglob("*.html"))
         return [path.relative_to(self.site).as_posix().removesuffix(".html") for path in paths]
 
+    def listen(self, page: Page) -> None:
+        """Note what pages that are opened there write to the console."""
+        page.on("console", lambda message: self.lines.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: self.lines.append(f"error: {error}"))
+
     def read(self, page: Page, name: str, what: str) -> None:
         """Open a page, and note its problems."""
-        lines: list[str] = []
-        page.on("console", lambda message: lines.append(f"console: {message.text}"))
-        page.on("pageerror", lambda error: lines.append(f"error: {error}"))
+        self.lines.clear()
         page.goto((self.site / f"{name}.html").as_uri())
-        lines += page.evaluate(PROBLEMS)
+        lines = [*self.lines, *page.evaluate(PROBLEMS)]
         self.problems += [f"{name} ({what}): {line}" for line in dict.fromkeys(lines)]
         for link in page.evaluate(LINKS):
             self.links.setdefault(link, set()).add(name)
@@ -142,6 +146,7 @@ def main(site: str, folder: str) -> int:
         names = reader.names()
         for width in WIDTHS:
             page = browser.new_page(viewport={"width": width, "height": 900})
+            reader.listen(page)
             for name in names:
                 reader.read(page, name, f"{width} pixels")
             page.close()

@@ -2,9 +2,9 @@
 
 Started as a file, `python …/child.py script args…` or `… -m module args…`, so that nothing in the
 user's directory can shadow anything here; only `sys` and modules that Python has loaded already are
-imported before the user's program. The one addition: when the program imports JAX's table of
+imported before the user's program. The two additions: when the program imports JAX's table of
 clusters, shoal's launcher is added to it, so that `jax.distributed.initialize()` works without
-arguments.
+arguments; and a program that has joined its job so, and ends well, ends with the others.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def run(arguments: list[str]) -> None:
     except SystemExit as error:
         _show_to_hooks(error)
         if _pid() == pid:  # no fork that ends here, too
-            _record(error, record_file) if error.code else _wait_for_others()
+            if error.code:
+                _record(error, record_file)
+            else:
+                _wait_for_others()
         raise
     except BaseException as error:
         _hide_our_frames(error, record_file)
@@ -72,7 +75,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _wait_for_others() -> None:
-    """Let a script that joined its job by JAX alone end as JAX lets it: with all others."""
+    """Let a program that joined its job by JAX alone end as with JAX's own service."""
     if _CLUSTERS in sys.modules and "shoal.runtime.process" not in sys.modules:
         from shoal.runtime.jax_service.jax_runtime import wait_for_others
 

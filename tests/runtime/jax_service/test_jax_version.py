@@ -84,7 +84,7 @@ def chain(node: ast.AST) -> list[str]:
 
 def used() -> set[str]:
     """Return the private names of JAX that the file uses: `jax._src.mesh.get_concrete_mesh`."""
-    source = inspect.getsource(jax_runtime).replace("self._jax.", "_jax.")
+    source = inspect.getsource(jax_runtime)
     modules = {  # by the names of variables
         "_jax": "jaxlib._jax",
         "bridge": "jax._src.xla_bridge",

@@ -100,14 +100,13 @@ class JaxService:
         gc.disable()
         try:
             from jaxlib import _jax  # most of the start-up time
-        except ImportError:
+
+            self._create = _jax.get_distributed_runtime_service
+        except (ImportError, AttributeError):
             check_version()
             raise
         gc.freeze()  # none of it is ever garbage, and collections would look at all of it
         gc.enable()
-        self._jax = _jax
-        if not hasattr(_jax, "get_distributed_runtime_service"):
-            check_version()
 
     def start(
         self, num_processes: int, token: str, *, host: str = "127.0.0.1", port: int = 0
@@ -116,13 +115,13 @@ class JaxService:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         server = socket.create_server((host, port), family=family, backlog=4096)
         keywords = Certificates.of_environment(os.environ).keywords
-        if "mtls_cert_file" not in str(self._jax.get_distributed_runtime_service.__doc__):
+        if "mtls_cert_file" not in str(self._create.__doc__):
             keywords = {}  # of an older JAX: the processes refuse to join
         folder = f"{short_folder()}/shoal-jax-{os.urandom(8).hex()}"
         os.mkdir(folder, 0o700)
         try:
             path = f"{folder}/service"
-            self._service = self._jax.get_distributed_runtime_service(
+            self._service = self._create(
                 f"unix:{path}",
                 num_processes,
                 heartbeat_timeout=_NEVER_S,
@@ -160,7 +159,7 @@ def check_version() -> str:
     """
     import jax
 
-    lacking = [*_lacking()]
+    lacking = [*_lacking(*PRIVATE)]
     if not lacking and jax.__version_info__[:2] <= NEWEST_TESTED:
         return ""
     newest = ".".join(map(str, NEWEST_TESTED))
@@ -173,9 +172,10 @@ def check_version() -> str:
     return f"{own} was tested with JAX up to {newest}, and this is {other}"
 
 
-def _lacking() -> Iterator[str]:
-    for module, names in PRIVATE.items():
-        for name in names:
+def _lacking(*modules: str) -> Iterator[str]:
+    """Yield the names of `PRIVATE` that modules do not have."""
+    for module in modules:
+        for name in PRIVATE[module]:
             try:
                 operator.attrgetter(name)(importlib.import_module(module))
             except (ImportError, AttributeError):
@@ -503,7 +503,7 @@ def serve_unmodified_scripts(
     """
     from jax._src import clusters
 
-    if any(name.startswith(clusters.__name__) for name in _lacking()):
+    if any(_lacking(clusters.__name__)):  # no other module: JAX itself is being imported
         return  # the script may not need a job; `initialize` tells what this JAX lacks
 
     class ShoalCluster(clusters.ClusterEnv):  # type: ignore[misc]
