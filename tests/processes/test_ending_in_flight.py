@@ -67,10 +67,11 @@ except ProcessLostError:
 
 TRAINING = """
 def train():
-    while True:
+    for step in range(1_000_000):
         total(array).block_until_ready()
-barrier("ready")
-say("ready")
+        if step == 20:
+            say("ready")
+barrier("start")
 """
 CAUGHT = """
 try:

@@ -129,7 +129,7 @@ class Started:
 def is_done(said, processes, devices=None):
     """Return whether this is what the pages show of a job that works."""
     start = f"{processes} processes, {devices or processes} devices\nfrom step 0\n"
-    return start in said and "done after step 60\n" in said
+    return start in said and "done after 60 steps\n" in said
 
 
 def check_went_on(said, processes, devices=None):
@@ -140,4 +140,4 @@ def check_went_on(said, processes, devices=None):
     first, second = (int(part.split()[0]) for part in said.split(start)[1:])
     assert first == 0, said
     assert 0 < second < STEPS_WITH_NOTICE, said
-    assert f"done after step {STEPS_WITH_NOTICE}\n" in said, said
+    assert f"done after {STEPS_WITH_NOTICE} steps\n" in said, said

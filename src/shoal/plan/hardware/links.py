@@ -128,5 +128,5 @@ def _of_hosts(hosts: Hosts) -> tuple[Link, Link]:
     nics = hosts.devices * _NIC
     return (
         Link("NVLink", _NVLINK, _NVLINK_S, "DGX H100: NVLink 4"),
-        Link("network", nics, _NETWORK_S, "DGX H100: 400 Gbit/s a GPU"),
+        Link("network", nics, _NETWORK_S, f"DGX H100: {hosts.devices} NICs of 400 Gbit/s a host"),
     )
