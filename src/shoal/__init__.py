@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from shoal.arrays.traced.explain_program import explain_program as explain_program
     from shoal.arrays.traced.manual import manual as manual
     from shoal.arrays.traced.shard_alike import shard_alike as shard_alike
-    from shoal.checkpoint.disk.checkpoint_info import checkpoint_info as checkpoint_info
+    from shoal.checkpoint.history.checkpoint_info import checkpoint_info as checkpoint_info
     from shoal.checkpoint.history.checkpoints import Checkpoints as Checkpoints
     from shoal.checkpoint.restoring.restore import plan_restore as plan_restore
     from shoal.checkpoint.restoring.restore import restore as restore
@@ -92,7 +92,7 @@ _LAZY = {
     "assert_same_program": "shoal.collectives.program",
     "barrier": "shoal.runtime.barrier",
     "broadcast": "shoal.collectives.broadcast",
-    "checkpoint_info": "shoal.checkpoint.disk.checkpoint_info",
+    "checkpoint_info": "shoal.checkpoint.history.checkpoint_info",
     "constrain": "shoal.arrays.traced.constrain",
     "create": "shoal.arrays.placing.create",
     "describe": "shoal.draw.describe",

@@ -12,11 +12,11 @@ import pytest
 
 from checkpoint import hand_written
 from shoal.checkpoint.blocks.reader import verify_files
-from shoal.checkpoint.disk.opening import open_folder
-from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.format.fields import Fields
 from shoal.checkpoint.format.json_files import decode_commit
 from shoal.checkpoint.restoring.restore import restore
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import CorruptCheckpointError
 
@@ -48,7 +48,7 @@ def meddled(path, monkeypatch, change):
 
 def test_what_agrees_is_whole(tmp_path, monkeypatch):
     meddled(tmp_path, monkeypatch, lambda header: header)
-    assert verify_files(open_folder(LocalFolder(tmp_path))) == []
+    assert verify_files(open_checkpoint(LocalStore(tmp_path))) == []
 
 
 def longer(header):
@@ -82,7 +82,7 @@ def replaced(old, new):
 )  # fmt: skip
 def test_what_a_header_says_otherwise_is_told(tmp_path, monkeypatch, change, words):
     meddled(tmp_path, monkeypatch, change)
-    checkpoint = open_folder(LocalFolder(tmp_path))
+    checkpoint = open_checkpoint(LocalStore(tmp_path))
     found = verify_files(checkpoint)
     assert found
     assert len(found) <= len(checkpoint.index.files)
@@ -106,7 +106,7 @@ def test_two_leaves_that_changed_places_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(hand_written, "lay_out", changed)
     hand_written.write(tmp_path, {"p": np.zeros(4), "q": np.ones(4)})
     assert restore(tmp_path)["q"].tolist() == [1.0] * 4, "the index counts"
-    (told,) = verify_files(open_folder(LocalFolder(tmp_path)))
+    (told,) = verify_files(open_checkpoint(LocalStore(tmp_path)))
     assert "says that 'p' is F64[4] at bytes 4,128 to 4,160" in told
 
 

@@ -16,10 +16,10 @@ from jax.sharding import SingleDeviceSharding
 
 from checkpoint import hand_written
 from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
-from shoal.checkpoint.disk.opening import open_folder
-from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.restore import restore
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 
 TREE = {
@@ -85,7 +85,7 @@ def test_the_block_and_the_leaf_are_named(bad):
     assert (error.path, error.file) == (str(bad), last.name)
     assert error.offset == (last.stat().st_size - 1) // BLOCK_BYTES * BLOCK_BYTES
     assert error.leaf in [f"small/{n}" for n in range(40)] + ["w", "b/c"]
-    found = verify_files(open_folder(LocalFolder(bad)))
+    found = verify_files(open_checkpoint(LocalStore(bad)))
     assert len(found) == 1
     assert last.name in found[0]
 
@@ -94,7 +94,7 @@ def test_memory_that_was_asked_for_is_not_handed_out(bad):
     """The process that wanted values gets an error; what it gave for them is no result."""
     for file in data_files(bad):
         flip(file, 8 * (file.stat().st_size // 2))
-    checkpoint = open_folder(LocalFolder(bad))
+    checkpoint = open_checkpoint(LocalStore(bad))
     out = np.empty((400, 500), np.float32)
     number = [leaf.name for leaf in checkpoint.manifest.leaves].index("w")
     with pytest.raises(CorruptCheckpointError):
@@ -132,12 +132,12 @@ def test_a_file_of_another_length_is_named(bad, harm, pattern):
     assert info.value.file == file.name
     assert str(bad) in str(info.value)
     if pattern.startswith("data"):
-        assert any(file.name in words for words in verify_files(open_folder(LocalFolder(bad))))
+        assert any(file.name in words for words in verify_files(open_checkpoint(LocalStore(bad))))
 
 
 def held_in(path: Path, begin: int = 0) -> list[tuple[str, str]]:
     """Return each data file, and what an error says that it holds from a byte on."""
-    checkpoint = open_folder(LocalFolder(path))
+    checkpoint = open_checkpoint(LocalStore(path))
     chunks, leaves = checkpoint.index.chunks, checkpoint.manifest.leaves
     found = []
     for number, file in enumerate(checkpoint.index.files):
@@ -165,7 +165,7 @@ def test_all_files_that_are_gone_are_named_and_what_lay_in_them(bad, harm, words
     assert info.value.leaf in held[0][1]
     lines = [str(info.value).splitlines()[0], str(info.value).splitlines()[-1]]
     for line, told, (name, leaves) in zip(
-        lines, verify_files(open_folder(LocalFolder(bad))), held, strict=True
+        lines, verify_files(open_checkpoint(LocalStore(bad))), held, strict=True
     ):
         for text in (line, told.splitlines()[0]):
             assert f"{name}: {words}" in text
@@ -232,10 +232,11 @@ def test_a_data_file_that_is_a_folder_or_leads_away(bad, tmp_path):
 
 def test_a_file_cut_while_it_is_read(bad, monkeypatch):
     """The length was right when it was looked at."""
-    checkpoint = open_folder(LocalFolder(bad))
+    checkpoint = open_checkpoint(LocalStore(bad))
     file = data_files(bad)[0]
-    folder = checkpoint.folder
-    monkeypatch.setattr(type(folder), "size", lambda self, name: (bad / name).stat().st_size + 9)
+    monkeypatch.setattr(
+        type(checkpoint.store), "size", lambda self, name: (bad / name).stat().st_size + 9
+    )
     os.truncate(file, file.stat().st_size - 9)
     wants = [
         Want(n, (0,) * len(leaf.shape), np.empty(leaf.shape, leaf.dtype))

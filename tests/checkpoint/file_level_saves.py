@@ -10,16 +10,21 @@ import xxhash
 
 from shoal.checkpoint.blocks.image import FileImage, Piece
 from shoal.checkpoint.blocks.writer import write_files
-from shoal.checkpoint.disk import committing
-from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.format import json_files, records, table_files, tiling
 from shoal.checkpoint.format.header import Entry, build_header
 from shoal.checkpoint.format.records import Chunks
+from shoal.checkpoint.store.interface import Files, Store
 from shoal.checkpoint.tree.flatten import flatten_tree
 from shoal.checkpoint.tree.names import entry
 
 ROWS, COLUMNS = 3, 1000  # of each process
 OWNER = {"host": "here", "pid": 1}
+
+
+def store_of(place: Files) -> Store:
+    """Return a store, or that of a folder."""
+    return place if hasattr(place, "commit") else LocalStore(place)
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,8 @@ class Save:
             structure, leaves, metrics={"loss": 0.5},
         )  # fmt: skip
 
-    def begin(self, folder: Folder) -> None:
-        committing.begin_attempt(folder, self.manifest, OWNER)
+    def begin(self, place: Files) -> None:
+        store_of(place).begin(self.manifest, OWNER)
 
     def image(self, process: int) -> FileImage:
         extent = (ROWS, COLUMNS)
@@ -60,10 +65,10 @@ class Save:
         name = records.data_name(self.attempt, process, self.processes)
         return FileImage(name, header, len(header) + size, (piece,))
 
-    def write(self, folder: Folder, process: int) -> None:
+    def write(self, place: Files, process: int) -> None:
         """Write the data of a process, and its part."""
         image = self.image(process)
-        (hashes,) = write_files(folder, [image], None, lambda _: None)
+        (hashes,) = write_files(store_of(place), [image], None, lambda _: None)
         row = np.array([0])
         chunks = Chunks(
             row, row, row + len(image.header), row + image.num_bytes,
@@ -71,26 +76,26 @@ class Save:
         )  # fmt: skip
         record = records.FileRecord(image.name, image.num_bytes, process)
         part = records.Part(self.attempt, process, (record,), chunks, hashes)
-        committing.write_part(folder, part)
+        store_of(place).write_part(part)
 
-    def prepare(self, folder: Folder) -> Save:
+    def prepare(self, place: Files) -> Save:
         """Do all but the commit."""
-        self.begin(folder)
+        self.begin(place)
         for process in range(self.processes):
-            self.write(folder, process)
+            self.write(place, process)
         return self
 
-    def save(self, folder: Folder) -> records.Commit:
+    def save(self, place: Files) -> records.Commit:
         """Do all."""
-        self.prepare(folder)
-        return committing.commit(folder, self.attempt)
+        self.prepare(place)
+        return store_of(place).commit(self.attempt)
 
 
-def value_of(folder: Folder, commit: records.Commit) -> int:
+def value_of(place: Files, commit: records.Commit) -> int:
     """Check every byte that a commit vouches for; return the value of the leaf."""
     blobs = []
     for blob in (commit.manifest, commit.index):
-        data = folder.read(blob.name)
+        data = place.read(blob.name)
         assert len(data) == blob.bytes
         assert hashlib.sha256(data).hexdigest() == blob.sha256
         blobs.append(data)
@@ -98,7 +103,7 @@ def value_of(folder: Folder, commit: records.Commit) -> int:
     tiling.check_index(manifest, index)
     values = set()
     for number, file in enumerate(index.files):
-        data = folder.read(file.name)
+        data = place.read(file.name)
         assert len(data) == file.bytes
         first = int(index.first_block[number])
         for block, at in enumerate(range(0, len(data), records.BLOCK_BYTES)):
@@ -110,8 +115,8 @@ def value_of(folder: Folder, commit: records.Commit) -> int:
     return value
 
 
-def names_of(folder: Folder, commit: records.Commit) -> list[str]:
+def names_of(place: Files, commit: records.Commit) -> list[str]:
     """Return the files that remain of a save: COMMIT and what it vouches for."""
-    index = table_files.decode_index(folder.read(commit.index.name))
+    index = table_files.decode_index(place.read(commit.index.name))
     data = [file.name for file in index.files]
     return sorted(["COMMIT", commit.manifest.name, commit.index.name, *data])

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
-from shoal.checkpoint.disk.opening import Checkpoint, open_folder
-from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.format import blobs
+from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
 from shoal.checkpoint.tree import dtypes, plain_values
 from shoal.runtime.client.in_process import LocalCoordinator, LocalJob
 
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 def kept(path: Path | str) -> dict[str, Any]:
     """Return every leaf by name; every block was verified. Of keys the words."""
-    checkpoint = open_folder(LocalFolder(path))
+    checkpoint = open_checkpoint(LocalStore(path))
     assert verify_files(checkpoint) == []
     found = {}
     for number, leaf in enumerate(checkpoint.manifest.leaves):

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from checkpoint import file_level_saves
 from cli import sample_checkpoints
 from shoal.checkpoint.disk import step_folder, sweep
-from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.store.step_names import step_name
 from shoal.cli.main import build
 from shoal.runtime.client.in_process import LocalJob
 

@@ -12,10 +12,11 @@ from checkpoint import file_level_saves
 from cli import sample_checkpoints
 from shoal.checkpoint.blocks.reader import verify_files
 from shoal.checkpoint.disk import committing, step_folder
-from shoal.checkpoint.disk.opening import open_folder
-from shoal.checkpoint.disk.step_names import step_name
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.store.opening import open_checkpoint
+from shoal.checkpoint.store.step_names import step_name
 from shoal.cli.main import build
 from shoal.errors import UsageError
 from shoal.runtime.client.in_process import LocalJob
@@ -38,7 +39,7 @@ def archive(tmp_path):
 
 def whole(archive):
     for step in (10, 20):
-        assert verify_files(open_folder(LocalFolder(archive / step_name(step)))) == []
+        assert verify_files(open_checkpoint(LocalStore(archive / step_name(step)))) == []
     return True
 
 

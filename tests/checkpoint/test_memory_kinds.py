@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.arrays.bridge.sharding import named_sharding
-from shoal.checkpoint.disk.opening import open_folder
-from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.format.records import in_memory, layout_and_memory
 from shoal.checkpoint.restoring import placing
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.errors import RestoreMismatchError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -53,7 +53,7 @@ def test_the_default_memory_is_not_written_down(tmp_path):
     shoal.save(tmp_path / "one", saved)
     texts = {
         leaf.name: leaf.layout
-        for leaf in open_folder(LocalFolder(tmp_path / "one")).manifest.leaves
+        for leaf in open_checkpoint(LocalStore(tmp_path / "one")).manifest.leaves
     }
     assert texts["device"] == Layout(MESH, "x", None).text
     assert texts["pinned_host"] == Layout(MESH, "x", None).text + " in pinned_host"

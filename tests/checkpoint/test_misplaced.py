@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from checkpoint import file_level_saves
 from cli import sample_checkpoints
 from shoal.checkpoint.disk import sweep
-from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import plan_restore, restore
 from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.store.step_names import step_name
 from shoal.cli.main import build
 from shoal.errors import CorruptCheckpointError, NotCommittedError, UsageError
 from shoal.runtime.client.in_process import LocalJob

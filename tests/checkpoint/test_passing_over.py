@@ -10,9 +10,9 @@ import pytest
 from cli.sample_checkpoints import flip
 from collectives.thread_jobs import run_all
 from shoal.checkpoint.disk import committing, sweep
-from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.store.step_names import step_name
 from shoal.errors import (
     CorruptCheckpointError,
     NotCommittedError,

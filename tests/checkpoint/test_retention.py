@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.policies import (
+from shoal.checkpoint.planning.policies import (
     Best,
     EverySeconds,
     EverySteps,

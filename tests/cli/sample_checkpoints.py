@@ -10,11 +10,12 @@ import sys
 import ml_dtypes
 import numpy as np
 
-from shoal.checkpoint.disk import committing, step_folder
-from shoal.checkpoint.disk.opening import open_folder
-from shoal.checkpoint.disk.step_names import step_name
+from shoal.checkpoint.disk import committing
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import save as saving
+from shoal.checkpoint.store.opening import open_checkpoint
+from shoal.checkpoint.store.step_names import new_attempt, step_name
 from shoal.runtime.client.in_process import LocalJob
 
 KILLED = """
@@ -50,8 +51,8 @@ def run_of_two(root):
 
 def begun(root, step=25, *, num_processes=3):
     """Begin an attempt of several processes that never wrote a part; return its id."""
-    like = open_folder(LocalFolder(root / step_name(20))).manifest
-    attempt = step_folder.new_attempt()
+    like = open_checkpoint(LocalStore(root / step_name(20))).manifest
+    attempt = new_attempt()
     manifest = dataclasses.replace(like, attempt=attempt, step=step, num_processes=num_processes)
     folder = LocalFolder(root / step_name(step))
     committing.begin_attempt(folder, manifest, {"host": "h7", "pid": 123})

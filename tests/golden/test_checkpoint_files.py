@@ -10,8 +10,8 @@ import safetensors
 
 from checkpoint import samples
 from golden import plain_reader
-from shoal.checkpoint.disk.checkpoint_info import checkpoint_info
 from shoal.checkpoint.format import blobs, json_files, records, table_files, tiling
+from shoal.checkpoint.history.checkpoint_info import checkpoint_info
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.tree import dtypes, flatten, names, nodes, plain_values
 

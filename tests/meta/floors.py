@@ -61,7 +61,7 @@ FLOORS = {
 }
 # Parts of a higher floor that know no more than `plan`: its floor, each other, ml_dtypes.
 HELD = (
-    "checkpoint/format/", "checkpoint/planning/", "checkpoint/policies.py", "checkpoint/tree/",
+    "checkpoint/format/", "checkpoint/planning/", "checkpoint/tree/",
 )  # fmt: skip
 NOT_HELD = ("checkpoint/tree/jax_nodes.py",)  # trees that only JAX knows
 HELD_TO = ("errors", "settings", "colour", "arguments", "hashing", "plain_forms", "plan")

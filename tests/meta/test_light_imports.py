@@ -87,7 +87,8 @@ def test_a_job_on_this_host_is_launched_with_little():
 
 def test_checkpoints_are_listed_and_read_without_jax():
     parts = tuple(
-        f"checkpoint/{name}/" for name in ("blocks", "disk", "format", "planning", "tree")
+        f"checkpoint/{name}/"
+        for name in ("blocks", "bucket", "disk", "format", "planning", "store", "tree")
     )
     paths = [path for path in package_tree() if path.startswith(parts) and path not in NOT_HELD]
     names = [module_name(path) for path in paths]

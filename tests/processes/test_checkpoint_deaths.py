@@ -22,9 +22,10 @@ import pytest
 from processes.forked import Forks, Outcome, tree_of
 from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
 from shoal.checkpoint.disk import committing, step_folder, sweep
-from shoal.checkpoint.disk.opening import open_folder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.blobs import decode_tree
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.errors import NotCommittedError
 
 EARLY = ("preflight", "snapshot", "write", "written")
@@ -56,7 +57,7 @@ def root(earlier, tmp_path):
 
 def holds(path: Path, seed: int, processes: int) -> None:
     """Assert that a checkpoint is whole and bit-equal to what was saved."""
-    checkpoint = open_folder(LocalFolder(path))
+    checkpoint = open_checkpoint(LocalStore(path))
     assert verify_files(checkpoint) == []
     wants = {}
     for number, leaf in enumerate(checkpoint.manifest.leaves):
@@ -111,7 +112,7 @@ def next_run(forks: Forks, root: Path, *, saved: bool, processes: int) -> None:
     else:
         assert folder.names() == []
         with pytest.raises(NotCommittedError):
-            open_folder(LocalFolder(path))
+            open_checkpoint(LocalStore(path))
     (again,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="next")
     assert again.error == ("StepAlreadyCommittedError" if saved else None)
     holds(path, SEED if saved else SEED + 1, processes if saved else 1)

@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec as P
 import shoal
 from checkpoint.saved_contents import CLEAN, files_of, kept, same_bits
 from shoal.checkpoint.blocks.memory import Arena
-from shoal.checkpoint.disk.opening import open_folder
-from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.saving.background import start_save
 from shoal.checkpoint.saving.save import request_of, save
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import ProcessLostError, SaveAbortedError
 from shoal.runtime.process import coordinator
@@ -86,7 +86,7 @@ def test_every_layout_over_processes(tmp_path, child_env):
         assert found["own"] == [0, 1, 2, 3]
         assert set(files_of(tmp_path / name)) == set(CLEAN)
         # Each stored once, and evenly: what all hold makes up for what only some do.
-        sizes = [file.bytes for file in open_folder(LocalFolder(tmp_path / name)).index.files]
+        sizes = [file.bytes for file in open_checkpoint(LocalStore(tmp_path / name)).index.files]
         assert sum(sizes) < (len(SPECS) + 1) * VALUES.nbytes + (1 << 17)
         assert max(sizes) - min(sizes) < 3 << 20
 

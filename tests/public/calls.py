@@ -10,7 +10,7 @@ import numpy as np
 
 import shoal
 from public.wrong import MESH, ROWS
-from shoal.checkpoint.policies import Best, EverySeconds, EverySteps, Last
+from shoal.checkpoint.planning.policies import Best, EverySeconds, EverySteps, Last
 from shoal.plan.compiled import collectives_of, received_bytes_of
 from shoal.plan.cost import cost
 from shoal.plan.hardware.links import links_of

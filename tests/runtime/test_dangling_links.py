@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.store.step_names import step_name
 from shoal.cli.main import build
 from shoal.errors import (
     CorruptCheckpointError,

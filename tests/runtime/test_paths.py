@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.checkpoint.disk.opening import open_folder
-from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.cli import run as run_command
 from shoal.cli import watch as watch_command
 from shoal.cli.main import build
@@ -100,7 +100,7 @@ TAKERS = {
     "restore": lambda path: restore.on(LocalJob(1).coordinators[0], path),
     "plan_restore": shoal.plan_restore,
     "Checkpoints": shoal.Checkpoints,
-    "LocalFolder": LocalFolder,
+    "LocalStore": LocalStore,
     "preemption.watch": lambda path: shoal.preemption.watch(signals=(), files=[path]),
     "run --log-dir": log_dir,
     "watch": lambda path: cli("watch", path),
@@ -127,7 +127,7 @@ def test_a_home_is_found(home, capfd):
     shoal.save("~/model", W)
     assert shoal.restore(Path("~/model"))["w"].tolist() == [1, 1, 1]
     assert shoal.plan_restore("~/model").needed_bytes == 24
-    assert open_folder(LocalFolder("~/model")).folder.path == f"{home}/model"
+    assert open_checkpoint(LocalStore("~/model")).store.path == f"{home}/model"
     with shoal.Checkpoints("~/run", asynchronous=False) as checkpoints:
         checkpoints.save(3, W)
         assert checkpoints.path == f"{home}/run"

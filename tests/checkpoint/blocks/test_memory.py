@@ -12,10 +12,10 @@ import pytest
 
 from checkpoint import hand_written
 from shoal.checkpoint.blocks.memory import extra_bytes, uncollected
-from shoal.checkpoint.disk.opening import open_folder
-from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.restoring.filling import Restorer, fill, on_host
 from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.store.opening import open_checkpoint
 
 
 def _fail_inside(inside):
@@ -46,7 +46,7 @@ def test_the_bound_is_the_callers_or_some_of_what_is_free():
 def test_memory_that_is_not_kept_is_given_up_before_more_is_read(tmp_path):
     tree = {name: name.encode() * 800_000 for name in "abcd"}
     hand_written.write(tmp_path / "saved", tree)
-    checkpoint = open_folder(LocalFolder(tmp_path / "saved"))
+    checkpoint = open_checkpoint(LocalStore(tmp_path / "saved"))
     wishes = [Wish(number, None, None) for number in range(4)]
     fillings = [on_host(checkpoint, wish, Restorer(0, 1)) for wish in wishes]
     held = [weakref.ref(one.wants[0].out) for one in fillings]

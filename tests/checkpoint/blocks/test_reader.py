@@ -15,9 +15,10 @@ from checkpoint import hand_written
 from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.blocks.image import digests
 from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
-from shoal.checkpoint.disk.opening import open_folder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.errors import StorageError, UsageError
 
 TREE = {
@@ -34,7 +35,7 @@ SLOW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_sco
 def checkpoint(tmp_path_factory):
     path = tmp_path_factory.mktemp("reader") / "saved"
     hand_written.write(path, TREE, hand_written.grid(3, 2), processes=2, max_file_bytes=1 << 21)
-    found = open_folder(LocalFolder(path))
+    found = open_checkpoint(LocalStore(path))
     assert len(found.index.files) > 2
     return found
 
@@ -142,7 +143,7 @@ def test_the_first_error_ends_the_reading(checkpoint, monkeypatch):
 
 def test_verify_reads_every_byte_and_tells_of_all_that_is_wrong(tmp_path):
     hand_written.write(tmp_path / "saved", TREE, hand_written.grid(3), processes=2)
-    checkpoint = open_folder(LocalFolder(tmp_path / "saved"))
+    checkpoint = open_checkpoint(LocalStore(tmp_path / "saved"))
     told = []
     assert verify_files(checkpoint, told.append) == []
     sizes = [one.bytes for one in checkpoint.index.files]

@@ -12,8 +12,11 @@ import pytest
 from checkpoint.file_level_saves import OWNER, Save, names_of, value_of
 from checkpoint.forgetful_file_system import Disk
 from shoal.checkpoint.disk import committing, step_folder, sweep
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format import records, table_files
+from shoal.checkpoint.store.interface import StoreState
+from shoal.checkpoint.store.step_names import new_attempt
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -36,16 +39,17 @@ def folder(disk):
 
 
 def test_attempts_have_names_of_their_own():
-    some = {step_folder.new_attempt() for _ in range(1000)}
+    some = {new_attempt() for _ in range(1000)}
     assert len(some) == 1000
     assert all(len(one) == 12 and int(one, 16) >= 0 for one in some)
 
 
 def test_nothing_is_there(folder):
     assert step_folder.committed(folder) is None
-    assert step_folder.folder_state(folder) == step_folder.FolderState(None, (), (), False, ())
+    assert step_folder.folder_state(folder) == StoreState(None, [], (), False, ())
     assert not step_folder.see(folder, FIRST.attempt)
-    assert not step_folder.is_complete(folder, FIRST.attempt)
+    with pytest.raises(FileNotFoundError):
+        LocalStore(folder).missing_parts(FIRST.attempt)
     assert sweep.recover_step(folder) is None
     assert sweep.collect_garbage(folder, idle_s=0) == []
     assert committing.abandon(folder, FIRST.attempt) is None
@@ -63,19 +67,19 @@ def test_an_attempt_from_its_beginning_to_its_end(disk, folder):
     )  # fmt: skip
     assert step_folder.see(folder, FIRST.attempt)
     FIRST.write(folder, 1)
-    assert not step_folder.is_complete(folder, FIRST.attempt)
+    assert LocalStore(folder).missing_parts(FIRST.attempt)
     with pytest.raises(SaveAbortedError, match="process 0 has not finished") as caught:
         committing.commit(folder, FIRST.attempt)
     assert caught.value.processes == (0,)
     FIRST.write(folder, 0)
-    assert step_folder.is_complete(folder, FIRST.attempt)
+    assert not LocalStore(folder).missing_parts(FIRST.attempt)
     assert step_folder.folder_state(folder).attempts[0].is_complete
     commit = committing.commit(folder, FIRST.attempt)
     assert step_folder.committed(folder) == commit == committing.commit(folder, FIRST.attempt)
     assert (commit.attempt, commit.step, commit.metrics) == (FIRST.attempt, 5, {"loss": 0.5})
     assert commit.num_files == 2
     assert commit.data_bytes == sum(folder.size(n) for n in folder.names() if "data" in n)
-    assert step_folder.folder_state(folder) == step_folder.FolderState(commit, (), (), False, ())
+    assert step_folder.folder_state(folder) == StoreState(commit, [], (), False, ())
     assert folder.names() == names_of(folder, commit)
     assert value_of(folder, commit) == 7
 
@@ -296,7 +300,7 @@ def test_a_commit_that_contradicts_itself_is_corrupt(folder):
 def test_an_attempt_whose_manifest_cannot_be_read_is_not_complete(folder):
     FIRST.prepare(folder)
     folder.rewrite(records.manifest_name(FIRST.attempt), b"{}")
-    assert not step_folder.is_complete(folder, FIRST.attempt)
+    assert not step_folder.folder_state(folder).attempts[0].is_complete
     assert sweep.recover_step(folder) is None
     with pytest.raises(CheckpointError):
         committing.commit(folder, FIRST.attempt)
@@ -374,6 +378,6 @@ def test_leftovers_of_a_commit_are_tidied(tmp_path):
     for name in ("PENDING-00000000000a", "part-00000000000a-00000.safetensors",
                  "tmp-00000000000a-01234567"):  # fmt: skip
         folder.write_new(name, b"")
-    assert step_folder.folder_state(folder).attempts == ()
+    assert step_folder.folder_state(folder).attempts == []
     committing.tidy(folder, commit)
     assert folder.names() == names_of(folder, commit)

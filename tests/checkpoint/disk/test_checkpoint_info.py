@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.checkpoint.disk.step_names import step_name
+from shoal.checkpoint.store.step_names import step_name
 from shoal.cli.main import build
 from shoal.errors import CorruptCheckpointError, NotCommittedError, UsageError
 from shoal.plan.layout import Layout

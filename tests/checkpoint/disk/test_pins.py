@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.checkpoint.disk import saved_steps, step_folder
-from shoal.checkpoint.disk.step_names import step_name
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
-from shoal.checkpoint.policies import Last
+from shoal.checkpoint.planning.policies import Last
 from shoal.checkpoint.restoring.restore import restore
+from shoal.checkpoint.store import saved_steps
+from shoal.checkpoint.store.step_names import step_name
 from shoal.errors import NotCommittedError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -28,7 +29,7 @@ def root(tmp_path, alone):
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
         for step in (1, 2):
             ckpts.save(step, {"w": np.full(4, float(step))})
-    return LocalFolder(tmp_path)
+    return LocalStore(tmp_path)
 
 
 def at_call(monkeypatch, number, act):
@@ -58,16 +59,16 @@ def retain(root):
 
 def is_consistent(root, alone, is_pinned):
     """A step that is said to be pinned is there, and whole."""
-    folder = root.folder(step_name(1))
+    store = root.step(1)
     if is_pinned:
-        assert step_folder.committed(folder) is not None
-        back = restore.on(alone, folder.path)
+        assert store.committed() is not None
+        back = restore.on(alone, store.path)
         assert back["w"].tolist() == [1.0] * 4
         retain(root)
-        assert step_folder.committed(folder) is not None
+        assert store.committed() is not None
         saved_steps.unpin(root, 1)
     retain(root)
-    assert folder.names() == []
+    assert store.names() == []
 
 
 @pytest.mark.parametrize("is_pin_first", [True, False])

@@ -224,7 +224,7 @@ def test_a_step_saved_again_outlives_the_deletion_that_died(folder, point, monke
     with pytest.raises(InjectedError):
         sweep.delete_committed(folder, FIRST.attempt)
     assert step_folder.committed(folder) is None
-    assert step_folder.folder_state(folder).tombstones == (FIRST.attempt,)
+    assert step_folder.folder_state(folder).deleting == (FIRST.attempt,)
     SECOND.save(folder)
     sweep.delete_committed(folder, FIRST.attempt)  # it goes on
     commit = step_folder.committed(folder)

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.checkpoint.disk.step_folder import KEEP
-from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.history.saver import _Running
-from shoal.checkpoint.policies import Best, EverySteps, Last
+from shoal.checkpoint.planning.policies import Best, EverySteps, Last
+from shoal.checkpoint.store.step_names import KEEP, step_name
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
     CorruptCheckpointError,
@@ -282,7 +281,7 @@ def test_two_at_once_are_one_after_the_other(tmp_path, alone, caplog, monkeypatc
 def test_a_wait_has_a_deadline_and_the_save_goes_on(tmp_path, alone, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(
-        "shoal.checkpoint.disk.saved_steps.retain", lambda *_, **__: [go_on.wait(PATIENCE_S)]
+        "shoal.checkpoint.store.saved_steps.retain", lambda *_, **__: [go_on.wait(PATIENCE_S)]
     )
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         ckpts.save(1, state(1))
@@ -369,7 +368,7 @@ def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
         return []
 
     monkeypatch.setattr(Progress, "begin_wait", coming)
-    monkeypatch.setattr("shoal.checkpoint.disk.saved_steps.retain", retain)
+    monkeypatch.setattr("shoal.checkpoint.store.saved_steps.retain", retain)
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         ckpts.save(7, state(7))
         ckpts.wait()

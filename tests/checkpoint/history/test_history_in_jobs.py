@@ -10,8 +10,8 @@ import pytest
 
 from checkpoint import training_loop
 from cli import sample_checkpoints
-from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.store.step_names import step_name
 from shoal.runtime.client.in_process import LocalJob
 from shoal.testing.cluster import Cluster
 

@@ -13,13 +13,14 @@ import pytest
 from cli import sample_checkpoints
 from collectives.thread_jobs import run_all
 from shoal.checkpoint.blocks.reader import verify_files
-from shoal.checkpoint.disk import saved_steps
-from shoal.checkpoint.disk.opening import open_folder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history import saver as saving
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.history.saver import Rate, seconds_needed
-from shoal.checkpoint.policies import EverySeconds, Keep
+from shoal.checkpoint.planning.policies import EverySeconds, Keep
+from shoal.checkpoint.store import saved_steps
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -265,7 +266,7 @@ def test_an_attempt_that_is_complete_is_recovered_and_a_stale_one_ends(tmp_path,
     assert (run / "step_000000000025" / f"PENDING-{stale}").exists()
     ckpts = Checkpoints(run, coordinator=alone)
     assert ckpts.all_steps() == (10, 20, 30)
-    assert verify_files(open_folder(LocalFolder(run / "step_000000000030"))) == []
+    assert verify_files(open_checkpoint(LocalStore(run / "step_000000000030"))) == []
     assert (run / "step_000000000025" / f"PENDING-{stale}").exists(), "it may still be written"
     Checkpoints(run, lease_s=1e-9, coordinator=alone)
     assert not (run / "step_000000000025").exists()
@@ -310,7 +311,7 @@ def test_what_is_deleted_and_was_the_last_is_not_begun_anew(tmp_path, monkeypatc
         ckpts.wait()
 
         def deleted(self, *arguments):
-            saved_steps.delete_step(LocalFolder(tmp_path), 1)
+            saved_steps.delete_step(LocalStore(tmp_path), 1)
             return read_at(self, *arguments)
 
         read_at = LocalFolder.read_at

@@ -11,8 +11,8 @@ import pytest
 import shoal
 from cli import sample_checkpoints
 from collectives.thread_jobs import PATIENCE_S, run_all
-from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.store.step_names import step_name
 from shoal.errors import DeadlineError, NotCommittedError, SaveAbortedError, ShoalError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.progress import Progress

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.policies import (
+from shoal.checkpoint.planning.policies import (
     Cadence,
     EverySeconds,
     EverySteps,

@@ -13,8 +13,7 @@ from checkpoint import hand_written
 from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.placing.put import put
 from shoal.checkpoint.blocks.memory import empty
-from shoal.checkpoint.disk.opening import open_folder
-from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.restoring import ways
 from shoal.checkpoint.restoring.filling import fill
 from shoal.checkpoint.restoring.placing import (
@@ -26,6 +25,7 @@ from shoal.checkpoint.restoring.placing import (
 )
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -68,7 +68,7 @@ def test_any_placement_is_restored_and_exchanged(tmp_path, placement):
         hand_written.write(path, {"a": value}, hand_written.grid(2, 3))
     place = named_sharding(layout)
     same(restore(path, layout)["a"], value)
-    checkpoint = open_folder(LocalFolder(path))
+    checkpoint = open_checkpoint(LocalStore(path))
     for transport in transports(place, shape):
         filling = on_devices(checkpoint, Wish(0, place, None), transport)
         ((array,), _) = fill(checkpoint, [filling], 1 << 22)
@@ -155,7 +155,7 @@ def rows(tmp_path_factory):
         "small": np.zeros((8, 8), np.float32),
     }
     hand_written.write(path, tree, hand_written.grid(8), processes=4)
-    return open_folder(LocalFolder(path))
+    return open_checkpoint(LocalStore(path))
 
 
 @pytest.mark.parametrize(("mode", "dim", "moved"), [

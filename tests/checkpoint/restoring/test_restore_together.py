@@ -9,6 +9,7 @@ import pytest
 
 from checkpoint import hand_written
 from collectives.thread_jobs import run_all
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restoring.restore import restore
 from shoal.errors import (
@@ -48,8 +49,8 @@ def restore_all(saved, *targets, **options):
         number = coordinator.process
         target = targets[number] if targets else None
         asked = {key: value[number] for key, value in options.items()}
-        folder = Mounted(saved[number])
-        return restore.on(coordinator, folder, target, name="same", timeout_s=30, **asked)
+        store = LocalStore(Mounted(saved[number]))
+        return restore.on(coordinator, store, target, name="same", timeout_s=30, **asked)
 
     return run_all(LocalJob(3), run)
 

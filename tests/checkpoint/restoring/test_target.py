@@ -10,11 +10,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint import hand_written
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.checkpoint.disk.opening import open_folder
-from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.restoring import protocol
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.restoring.target import options_of
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.errors import RestoreMismatchError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -87,10 +87,10 @@ def test_text_of_length_0_comes_back(path):
 
 
 def test_a_mesh_that_a_file_names_takes_no_memory(path, monkeypatch):
-    opened = open_folder(LocalFolder(path))
+    opened = open_checkpoint(LocalStore(path))
     leaves = [replace(one, layout="() @ a=1000000000000") for one in opened.manifest.leaves]
     lying = replace(opened, manifest=replace(opened.manifest, leaves=tuple(leaves)))
-    monkeypatch.setattr(protocol, "open_folder", lambda folder: lying)
+    monkeypatch.setattr(protocol, "open_checkpoint", lambda folder: lying)
     with pytest.raises(RestoreMismatchError, match="its mesh has 1000000000000 devices"):
         restore(path, "stored")
 

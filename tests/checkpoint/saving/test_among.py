@@ -12,13 +12,14 @@ from jax.sharding import PartitionSpec as P
 
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, same_bits
 from collectives.thread_jobs import PATIENCE_S
-from shoal.checkpoint.disk.opening import open_folder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.who_writes import own_boxes
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.saving.state import Spread, among, held_of, own_of, read_state
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.collectives.live_processes import live_processes
@@ -59,7 +60,7 @@ def is_whole(path, members):
     found = kept(path)
     assert same_bits(found["w"], WORDS)
     assert [own["of"] for own in found["own"]] == list(members)
-    checkpoint = open_folder(LocalFolder(path))
+    checkpoint = open_checkpoint(LocalStore(path))
     assert checkpoint.manifest.num_processes == len(members)
     assert files_of(path) == sorted([*CLEAN, *["data"] * (len(members) - 1)])
     one, other = in_job(2, lambda c: restore.on(c, path, only=("w", "n"), timeout_s=PATIENCE_S))
@@ -191,9 +192,9 @@ def test_the_first_of_the_group_keeps_the_lease(tmp_path, group):
     pending.write_text("")
     os.utime(pending, (0, 0))
     second, third = job.coordinators[1:]
-    LeaseKeeper(third, folder, "abcabcabcabc", 1, members=group).keep()
+    LeaseKeeper(third, LocalStore(folder), "abcabcabcabc", 1, members=group).keep()
     assert pending.stat().st_mtime == 0
-    LeaseKeeper(second, folder, "abcabcabcabc", 1, members=group).keep()
+    LeaseKeeper(second, LocalStore(folder), "abcabcabcabc", 1, members=group).keep()
     assert (pending.stat().st_mtime > 0) == (group is not None)
 
 

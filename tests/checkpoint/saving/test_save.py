@@ -19,10 +19,11 @@ import shoal
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, messages, same_bits
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.disk import step_folder
-from shoal.checkpoint.disk.opening import open_folder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import agreeing
 from shoal.checkpoint.saving.save import request_of, save, write_tree
+from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.checkpoint.tree.flatten import PerProcess
 from shoal.errors import (
     DivergenceError,
@@ -109,7 +110,7 @@ def test_every_kind_of_leaf(path):
     assert same_bits(found["keys"], jax.random.key_data(jax.random.split(key, 3)))
     assert same_bits(found["key"], jax.random.key_data(key))
     assert found["own"][0]["at"][0] == 1
-    kinds = {leaf.name: leaf for leaf in open_folder(LocalFolder(path)).manifest.leaves}
+    kinds = {leaf.name: leaf for leaf in open_checkpoint(LocalStore(path)).manifest.leaves}
     assert (kinds["keys"].impl, kinds["keys"].shape, kinds["keys"].words) == (
         "threefry2x32", (3,), (2,),
     )  # fmt: skip
@@ -164,7 +165,7 @@ def test_what_is_kept_beside_the_leaves(path):
     metrics = {"loss": 0.5, "bad": float("nan")}
     tree = {"alone": jnp.ones(3), "w": array}
     save(path, tree, step=3, user={"who": ["me"]}, metrics=metrics)
-    checkpoint = open_folder(LocalFolder(path))
+    checkpoint = open_checkpoint(LocalStore(path))
     assert (checkpoint.commit.step, checkpoint.manifest.step) == (3, 3)
     assert checkpoint.manifest.user == {"who": ["me"]}
     assert checkpoint.commit.metrics["loss"] == 0.5
@@ -199,7 +200,7 @@ def test_processes_share_what_all_of_them_hold(path, processes):
     assert same_bits(found["on devices"], large)
     assert same_bits(found["s"], grid("x")[1])
     assert found["own"] == list(range(processes))
-    sizes = [file.bytes for file in open_folder(LocalFolder(path)).index.files]
+    sizes = [file.bytes for file in open_checkpoint(LocalStore(path)).index.files]
     assert len(sizes) == processes
     assert max(sizes) - min(sizes) < 2 << 20
 
@@ -364,4 +365,4 @@ def test_too_little_space_is_known_before_anything_is_written(path, monkeypatch)
 def test_there_is_enough_space_if_it_fits(path, monkeypatch):
     monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 9_000_000)
     assert in_job(1, lambda one: save.on(one, path, {"w": np.zeros(2 << 20, np.float32)})) == [None]
-    assert agreeing.check_folder(LocalFolder(path.parent / "other")) == 9_000_000
+    assert agreeing.check_store(LocalStore(path.parent / "other")) == 9_000_000

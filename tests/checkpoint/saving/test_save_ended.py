@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, messages
-from shoal.checkpoint.disk import step_folder, sweep
+from shoal.checkpoint.disk import sweep
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.saving import save_members
 from shoal.checkpoint.saving.agreeing import check_numbers
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.together.lead import decode_error, encode_error, failed_processes
@@ -244,8 +244,7 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
 
         return looking
 
-    monkeypatch.setattr(save_members, "missing_parts", looks(step_folder.missing_parts))
-    monkeypatch.setattr(step_folder, "is_complete", looks(step_folder.is_complete))
+    monkeypatch.setattr(LocalStore, "missing_parts", looks(LocalStore.missing_parts))
 
     def reach(name, where=None):
         if (name, where) == ("save.write", 1):
@@ -357,7 +356,7 @@ def test_a_long_save_tells_how_far_it_is_and_keeps_its_lease(path, monkeypatch, 
     os.utime(pending, (0, 0))
     with caplog.at_level(logging.INFO, "shoal"):
         for one in job.coordinators:
-            keeper = LeaseKeeper(one, folder, "abcabcabcabc", 4_000_000_000)
+            keeper = LeaseKeeper(one, LocalStore(folder), "abcabcabcabc", 4_000_000_000)
             keeper.add(1_000_000_000)
             keeper._is_over = Clock(4)
             keeper._run()
@@ -380,11 +379,11 @@ def test_the_next_process_keeps_the_lease_when_the_first_is_gone(path):
     pending.write_text("")
     os.utime(pending, (0, 0))
     job.lose(0)
-    LeaseKeeper(job.coordinators[1], folder, "abcabcabcabc", 1).keep()
+    LeaseKeeper(job.coordinators[1], LocalStore(folder), "abcabcabcabc", 1).keep()
     assert pending.stat().st_mtime > 1000
     pending.unlink()
     LeaseKeeper(
-        job.coordinators[1], folder, "abcabcabcabc", 1
+        job.coordinators[1], LocalStore(folder), "abcabcabcabc", 1
     ).keep()  # it is committed: that is fine
 
 
@@ -392,7 +391,7 @@ def test_the_next_process_keeps_the_lease_when_the_first_is_gone(path):
 def test_a_save_on_the_main_line_shows_that_it_works(path, lane):
     one = LocalJob(1).coordinators[0]
     seen = [one.progress.worked]
-    beat = LeaseKeeper(one, LocalFolder(path), "abcabcabcabc", 2, lane=lane)
+    beat = LeaseKeeper(one, LocalStore(path), "abcabcabcabc", 2, lane=lane)
     for work in (lambda: beat.add(1), beat.keep, lambda: beat.add(1), beat.keep):
         work()
         seen.append(one.progress.worked)

@@ -15,12 +15,11 @@ import shoal
 from cli import sample_checkpoints
 from collectives.thread_jobs import run_all
 from shoal.checkpoint.blocks import reader
-from shoal.checkpoint.disk import opening
-from shoal.checkpoint.disk.saved_steps import delete_step
-from shoal.checkpoint.disk.step_folder import KEEP
-from shoal.checkpoint.disk.step_names import step_name
-from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.store import opening
+from shoal.checkpoint.store.saved_steps import delete_step
+from shoal.checkpoint.store.step_names import KEEP, step_name
 from shoal.cli.main import build
 from shoal.cli.tables import print_table
 from shoal.errors import InitializeError, NotCommittedError, UsageError
@@ -132,8 +131,8 @@ def test_what_is_wrong_is_told_in_lines(run):
 @pytest.mark.parametrize(
     ("module", "function", "is_before"),
     [
-        (opening, "open_folder", True),
-        (opening, "open_folder", False),
+        (opening, "open_checkpoint", True),
+        (opening, "open_checkpoint", False),
         (reader, "check_header", True),
     ],
 )
@@ -149,7 +148,7 @@ def test_a_step_that_a_job_deletes_meanwhile_is_not_damaged(
 
     def delete():
         with contextlib.suppress(NotCommittedError):
-            delete_step(LocalFolder(run), 10)
+            delete_step(LocalStore(run), 10)
 
     real = getattr(module, function)
     monkeypatch.setattr(module, function, call)
@@ -162,11 +161,11 @@ def test_a_step_that_a_job_deletes_meanwhile_is_not_damaged(
 
 def test_one_checkpoint_that_is_deleted_meanwhile_is_not_there(run, monkeypatch):
     def opened(folder):
-        delete_step(LocalFolder(run), 10)
-        return open_folder(folder)
+        delete_step(LocalStore(run), 10)
+        return open_checkpoint(folder)
 
-    open_folder = opening.open_folder
-    monkeypatch.setattr(opening, "open_folder", opened)
+    open_checkpoint = opening.open_checkpoint
+    monkeypatch.setattr(opening, "open_checkpoint", opened)
     with pytest.raises(NotCommittedError, match="deleted by now"):
         ckpt("verify", run / step_name(10))
 
@@ -402,7 +401,7 @@ def test_a_step_that_is_being_written_is_said_to_be(run, command):
         with pytest.raises(NotCommittedError, match=words.partition("; ")[2]):
             ckpt(command, *arguments)
     for step in (10, 20):
-        delete_step(LocalFolder(run), step)
+        delete_step(LocalStore(run), step)
     for arguments in ([command, run], ["diff", run, run]):
         with pytest.raises(NotCommittedError, match=words):
             ckpt(*arguments)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.checkpoint.blocks.reader import Want, read_boxes
-from shoal.checkpoint.disk.opening import Checkpoint
+from shoal.checkpoint.store.opening import Checkpoint
 from shoal.checkpoint.tree.dtypes import dtype_of
 
 _BAND_BYTES = 64 << 20  # in memory at a time, per checkpoint

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from shoal.checkpoint.blocks.image import digests
 from shoal.checkpoint.blocks.threads import in_threads
-from shoal.checkpoint.disk.opening import Checkpoint
-from shoal.checkpoint.disk.refusal import absent
 from shoal.checkpoint.format import header
 from shoal.checkpoint.format.records import BLOCK_BYTES, PAGE_BYTES, Manifest
 from shoal.checkpoint.format.table_files import data_metadata
 from shoal.checkpoint.planning.read_plan import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
+from shoal.checkpoint.store.opening import Checkpoint, absent
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import dtype_of, entry_shape, storage_of, unpack_elements
 from shoal.errors import CorruptCheckpointError, UsageError
@@ -268,9 +267,9 @@ def _wrong(
     at = begin
     for part in parts:
         try:
-            got = checkpoint.folder.read_at(record.name, at, part.data)
+            got = checkpoint.store.read_at(record.name, at, part.data)
         except FileNotFoundError:
-            yield _damaged(checkpoint, file, None, absent(checkpoint.folder.path, record.name))
+            yield _damaged(checkpoint, file, None, absent(checkpoint.store, record.name))
             return
         at += got
         if got < len(part):
@@ -289,7 +288,7 @@ def _damaged(
     checkpoint: Checkpoint, file: int, offset: int | None, what: str, *, to_end: bool = False
 ) -> CorruptCheckpointError:
     """Return the error for a file, for a block of it, or for everything from there `to_end`."""
-    record, path = checkpoint.index.files[file], checkpoint.folder.path
+    record, path = checkpoint.index.files[file], checkpoint.store.path
     leaves = _leaves_at(checkpoint, file, offset, to_end)
     more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
     held = f" (it holds {', '.join(leaves[:_SHOWN])}{more})" if leaves else ""
@@ -322,9 +321,9 @@ def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
     for number in numbers:
         record = checkpoint.index.files[number]
         try:
-            size = checkpoint.folder.size(record.name)
+            size = checkpoint.store.size(record.name)
         except FileNotFoundError:
-            words = absent(checkpoint.folder.path, record.name)
+            words = absent(checkpoint.store, record.name)
             errors.append(_damaged(checkpoint, number, None, words))
             continue
         if size != record.bytes:
@@ -381,13 +380,13 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
     Raises:
       CorruptCheckpointError: names the file and the first leaf that differs.
     """
-    record, path = checkpoint.index.files[file], checkpoint.folder.path
+    record, path = checkpoint.index.files[file], checkpoint.store.path
     try:
         entries_here = header.parse_header(_read(checkpoint, file), record.bytes, record.name)
     except CorruptCheckpointError as error:
         raise CorruptCheckpointError(f"{path}: {error}", path=path, file=record.name) from None
     except FileNotFoundError:
-        detail = f"{path}: {record.name}: {absent(path, record.name)}"
+        detail = f"{path}: {record.name}: {absent(checkpoint.store, record.name)}"
         raise CorruptCheckpointError(detail, path=path, file=record.name) from None
     leaf, detail = "", ""
     entries = {
@@ -420,9 +419,9 @@ def _read(checkpoint: Checkpoint, file: int) -> memoryview:
     """Read a file from its beginning, as far as its header may reach."""
     record = checkpoint.index.files[file]
     first = memoryview(bytearray(8))
-    checkpoint.folder.read_at(record.name, 0, first)
+    checkpoint.store.read_at(record.name, 0, first)
     whole = memoryview(bytearray(header.header_bytes(first, record.bytes, record.name)))
-    checkpoint.folder.read_at(record.name, 0, whole)
+    checkpoint.store.read_at(record.name, 0, whole)
     return whole
 
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, digests, whole_pages
 from shoal.checkpoint.blocks.memory import Arena, kept_pages
 from shoal.checkpoint.blocks.threads import in_threads
-from shoal.checkpoint.disk.storage import Folder, OpenFile
 from shoal.checkpoint.format.records import BLOCK_BYTES
+from shoal.checkpoint.store.interface import OpenFile, Store
 from shoal.errors import ShoalError
 from shoal.runtime.system.local_devices import num_cores
 
@@ -44,14 +44,14 @@ class _Window(NamedTuple):
 
 
 def write_files(
-    folder: Folder,
+    store: Store,
     images: Sequence[FileImage],
     arena: Arena | None,
     progress: Callable[[int], None],
 ) -> list[Hashes]:
     """Write the files durably, and return the hash of every block of each.
 
-    Their names become durable with `folder.sync()`, which the caller does when it writes the part.
+    Their names become durable when the caller writes the part.
     If anything fails, none of the files remains.
 
     Args:
@@ -67,7 +67,7 @@ def write_files(
     try:
         work: list[_Window] = []
         for image, own in zip(images, hashes, strict=True):
-            opened.append(folder.open_new(image.name, image.num_bytes))
+            opened.append(store.open_new(image.name, image.num_bytes))
             work += _windows(image, opened[-1], own, arena, turns)
 
         def write(windows: Iterator[_Window]) -> None:
@@ -83,7 +83,7 @@ def write_files(
         for image, file in zip(images, opened, strict=False):
             file.discard()
             with contextlib.suppress(ShoalError, OSError):
-                folder.remove(image.name)
+                store.remove(image.name)
         raise
     return hashes
 

@@ -1,4 +1,4 @@
-"""Crash-safe files: the state of a step's directory during a save, and after a crash. Needs no JAX.
+"""A directory as a store: its files during a save, and after a crash. Needs no JAX.
 
 ::
 

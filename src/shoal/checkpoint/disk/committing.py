@@ -7,18 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.checkpoint.disk.assemble import assemble, blob_record, commit_of
 from shoal.checkpoint.disk.step_folder import (
-    COMMIT,
     listing,
     missing_parts,
-    new_attempt,
-    pending_name,
     read_commit,
     see,
     standing_commit,
-    temporary_name,
-    tombstone_name,
 )
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.json_files import encode_commit, encode_manifest
@@ -31,12 +25,20 @@ from shoal.checkpoint.format.records import (
     part_name,
 )
 from shoal.checkpoint.format.table_files import encode_index, encode_part
+from shoal.checkpoint.store.assemble import assemble, blob_record, commit_of
+from shoal.checkpoint.store.interface import ended, incomplete, taken
+from shoal.checkpoint.store.step_names import (
+    COMMIT,
+    new_attempt,
+    pending_name,
+    temporary_name,
+    tombstone_name,
+)
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,
     SaveAbortedError,
     ShoalError,
-    StepAlreadyCommittedError,
     StorageError,
 )
 from shoal.runtime.system import fault_points
@@ -55,7 +57,7 @@ def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) 
     attempt = manifest.attempt
     standing = standing_commit(folder)
     if standing and standing[1].attempt != attempt:
-        raise taken(folder, standing[1])
+        raise taken(folder.path, standing[1])
     try:
         _write_pending(folder, attempt, json.dumps(dict(owner), sort_keys=True).encode())
         # From here on the folder is not empty and stays. It may not be the one made above, and
@@ -67,7 +69,7 @@ def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) 
         with contextlib.suppress(ShoalError, OSError):
             abandon(folder, attempt)
         if isinstance(error, FileNotFoundError):
-            raise ended(folder, attempt, "begin") from error
+            raise ended(folder.path, attempt, "begin") from error
         raise
 
 
@@ -88,26 +90,6 @@ def _write_pending(folder: Folder, attempt: str, content: bytes) -> None:
             folder.remove(temporary)
 
 
-def taken(folder: Folder, commit: Commit) -> StepAlreadyCommittedError:
-    """Return the error for a step that is already saved."""
-    return StepAlreadyCommittedError(
-        f"{folder.path} is already saved, by attempt {commit.attempt}; nothing is overwritten\n"
-        "save another step, or delete this one first",
-        path=folder.path,
-        attempt=commit.attempt,
-    )
-
-
-def ended(folder: Folder, attempt: str, phase: str) -> SaveAbortedError:
-    """Return the error for an attempt ended by another process, because it looked stale."""
-    return SaveAbortedError(
-        f"{folder.path}: attempt {attempt} was ended by another process: its PENDING is gone\n"
-        "it was collected as stale or abandoned; save again",
-        path=folder.path,
-        phase=phase,
-    )
-
-
 def _write_whole(folder: Folder, name: str, attempt: str, data: bytes) -> None:
     """Write a file atomically: it is complete whenever it has its name."""
     temporary = temporary_name(attempt)
@@ -125,7 +107,7 @@ def write_part(folder: Folder, part: Part) -> None:
         name = part_name(part.attempt, part.process)
         _write_whole(folder, name, part.attempt, encode_part(part))
     except FileNotFoundError as error:
-        raise ended(folder, part.attempt, "part") from error
+        raise ended(folder.path, part.attempt, "part") from error
     folder.sync()  # also makes the names of the data files durable
 
 
@@ -160,13 +142,13 @@ def commit(folder: Folder, attempt: str) -> Commit:
             return done
         if not is_open:
             remove_attempt(folder, attempt)  # including files written after its end
-            raise ended(folder, attempt, "commit") from error
+            raise ended(folder.path, attempt, "commit") from error
         if isinstance(error, CheckpointError):
             raise
         raise _incomplete(folder, attempt) from error
     done = _settled(folder, attempt)
     if done is None:  # deleted as soon as it was committed
-        raise ended(folder, attempt, "commit")
+        raise ended(folder.path, attempt, "commit")
     return done
 
 
@@ -208,7 +190,7 @@ def _settled(folder: Folder, attempt: str) -> Commit | None:
     if standing is None:
         return None
     if standing[1].attempt != attempt:
-        raise taken(folder, standing[1])
+        raise taken(folder.path, standing[1])
     try:
         folder.sync()  # the process that linked it may have died before this
     except StorageError as error:  # PENDING stays: if a crash loses COMMIT, it is committed again
@@ -237,18 +219,10 @@ def in_doubt(error: StorageError) -> StorageError:
 
 def _incomplete(folder: Folder, attempt: str) -> SaveAbortedError:
     """Return the error that names what is missing."""
-    there = listing(folder).attempts.get(attempt, ())
-    missing: list[int] = []
-    words = "its manifest is missing"
+    missing = None
     with contextlib.suppress(FileNotFoundError, CorruptCheckpointError):
-        missing = missing_parts(folder, attempt, there)
-        words = f"process {', '.join(map(str, missing[:20]))} has not finished writing its data"
-    return SaveAbortedError(
-        f"{folder.path}: attempt {attempt} is not complete: {words}",
-        path=folder.path,
-        phase="commit",
-        processes=missing,
-    )
+        missing = missing_parts(folder, attempt, listing(folder).attempts.get(attempt, ()))
+    return incomplete(folder.path, attempt, missing)
 
 
 def give_back(folder: Folder) -> None:

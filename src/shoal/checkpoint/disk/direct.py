@@ -19,7 +19,7 @@ _LARGE_BYTES = 1 << 20
 
 
 class DirectFile:
-    """See `storage.OpenFile`."""
+    """See `OpenFile`."""
 
     def __init__(self, path: str, num_bytes: int) -> None:
         self._path = path
@@ -47,11 +47,11 @@ class DirectFile:
 
     @property
     def is_direct(self) -> bool:
-        """See `storage.OpenFile.is_direct`."""
+        """Do writes bypass the page cache? Then address, offset and length are whole pages."""
         return self._is_direct
 
     def write(self, data: memoryview, offset: int) -> None:
-        """See `storage.OpenFile.write`."""
+        """See `OpenFile.write`."""
         was_direct = self._is_direct
         try:
             try:
@@ -72,7 +72,7 @@ class DirectFile:
                 self._is_direct = False
 
     def finish(self, num_bytes: int) -> None:
-        """See `storage.OpenFile.finish`. An fsync that failed is never retried.
+        """See `OpenFile.finish`. An fsync that failed is never retried.
 
         The kernel may have dropped the pages that it could not write: a second fsync would
         succeed over a hole.
@@ -88,7 +88,7 @@ class DirectFile:
             raise refused(error, self._path, "write", num_bytes) from error
 
     def discard(self) -> None:
-        """See `storage.OpenFile.discard`."""
+        """See `OpenFile.discard`."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):

@@ -17,26 +17,10 @@ from typing import Protocol
 
 from shoal.checkpoint.disk.direct import DirectFile
 from shoal.checkpoint.disk.refusal import refused, write_all
+from shoal.checkpoint.store.interface import OpenFile
 from shoal.paths import free_bytes_at, local_path
 
 _TRIES = 100  # to make a folder that other processes remove concurrently
-
-
-class OpenFile(Protocol):
-    """A new file being written."""
-
-    @property
-    def is_direct(self) -> bool:
-        """Writes bypass the page cache: address, offset and length are multiples of PAGE_BYTES."""
-
-    def write(self, data: memoryview, offset: int) -> None:
-        """Write all of `data` at `offset`. Thread-safe."""
-
-    def finish(self, num_bytes: int) -> None:
-        """Truncate the file to its length, make it durable (fsync) and close it."""
-
-    def discard(self) -> None:
-        """Close it in any state."""
 
 
 class Folder(Protocol):

@@ -16,19 +16,21 @@ from shoal.checkpoint.disk.committing import (
     tidy,
 )
 from shoal.checkpoint.disk.step_folder import (
-    COMMIT,
-    KEEP,
     committed,
     folder_state,
     listing,
-    new_attempt,
-    pending_name,
     read_commit,
     standing_commit,
-    tombstone_name,
 )
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit, index_name
+from shoal.checkpoint.store.step_names import (
+    COMMIT,
+    KEEP,
+    new_attempt,
+    pending_name,
+    tombstone_name,
+)
 from shoal.errors import (
     CorruptCheckpointError,
     SaveAbortedError,

@@ -17,10 +17,12 @@ from shoal.checkpoint.format.records import (
     LARGEST,
     METRICS_BYTES,
     MOST_DIMS,
+    REGISTER_BYTES,
     Blob,
     Commit,
     LeafRecord,
     Manifest,
+    Register,
     index_name,
     manifest_name,
 )
@@ -34,7 +36,8 @@ _HEAD = {"format", "file", "version", "required", "attempt", "step", "created_ns
 _MANIFEST_KEYS = frozenset(
     _HEAD | {"optional", "num_processes", "writer", "mesh", "user", "tree", "leaves"}
 )
-_COMMIT_KEYS = frozenset(_HEAD | {"manifest", "index", "data_bytes", "num_files"})
+_COMMIT_KEYS = frozenset(_HEAD | {"manifest", "index", "data_bytes", "num_files", "register"})
+_REGISTER_KEYS = frozenset({"ended", "pinned", "nonce"})
 _LEAF_KEYS = frozenset({"name", "kind", "dtype", "shape", "words", "impl", "layout", "value"})
 _BLOB_KEYS = frozenset({"name", "bytes", "sha256"})
 _INLINE = frozenset({"scalar", "int", "float", "bool", "complex", "str", "bytes", "none"})
@@ -198,8 +201,11 @@ def encode_commit(commit: Commit) -> bytes:
     Raises:
       UsageError: the metrics are too large, or not numbers.
     """
-    fields = {
-        **head("commit"),
+    return _sealed({**head("commit"), **_commit_json(commit)})
+
+
+def _commit_json(commit: Commit) -> dict[str, Any]:
+    return {
         "attempt": commit.attempt,
         "step": commit.step,
         "created_ns": commit.created_ns,
@@ -209,6 +215,25 @@ def encode_commit(commit: Commit) -> bytes:
         "num_files": commit.num_files,
         "metrics": metrics_json(commit.metrics),
     }
+
+
+def encode_register(register: Register) -> bytes:
+    """Encode COMMIT in a bucket: that of a file, if something is committed, and the register.
+
+    Raises:
+      UsageError: it has become too large.
+    """
+    state = {"ended": list(register.ended), "pinned": register.is_pinned, "nonce": register.nonce}
+    if register.commit is None:
+        data = _sealed({**head("register"), "register": state})
+    else:
+        data = _sealed({**head("commit"), **_commit_json(register.commit), "register": state})
+    if len(data) > REGISTER_BYTES:
+        raise UsageError(f"COMMIT: {len(register.ended)} attempts were ended; save another step")
+    return data
+
+
+def _sealed(fields: Mapping[str, Any]) -> bytes:
     lines = ",\n".join([f"{_line(key)}: {_line(value)}" for key, value in fields.items()])
     text = ("{\n" + lines + "\n}\n").encode()
     return text + _last_line(text)
@@ -248,12 +273,41 @@ def decode_commit(data: bytes, file: str = "COMMIT") -> Commit:
       CorruptCheckpointError: it is malformed, or its bytes have changed.
       UnsupportedCheckpointError: it is of a later version.
     """
+    return _commit(_unsealed(data, file, COMMIT_BYTES))
+
+
+def decode_register(data: bytes, file: str = "COMMIT") -> Register:
+    """Decode COMMIT in a bucket; that of a file is one without ended attempts.
+
+    Raises:
+      CorruptCheckpointError: it is malformed, or its bytes have changed.
+      UnsupportedCheckpointError: it is of a later version.
+    """
+    fields = _unsealed(data, file, REGISTER_BYTES)
+    commit = None
+    if fields.found.get("file") != "register":
+        commit = _commit(fields)
+    elif check_version(fields, "register"):
+        fields.only(frozenset({"format", "file", "version", "required", "register"}))
+    if "register" not in fields.found:
+        return Register(commit)
+    inner = Fields(fields.found["register"], file, "register")
+    inner.only(_REGISTER_KEYS)
+    is_pinned = inner.found.get("pinned")
+    inner.expect("pinned", type(is_pinned) is bool, "no truth value")
+    return Register(commit, inner.texts("ended"), is_pinned is True, inner.text("nonce"))
+
+
+def _unsealed(data: bytes, file: str, most_bytes: int) -> Fields:
     text = data[: -2 * SEAL_BYTES - 1]
-    if len(data) > COMMIT_BYTES or data[len(text) :] != _last_line(text):
+    if len(data) > most_bytes or data[len(text) :] != _last_line(text):
         raise CorruptCheckpointError(
             f"{file} is damaged: its last line is not the SHA-256 of the bytes before it", file=file
         )
-    fields = Fields(strict_json(text, file), file)
+    return Fields(strict_json(text, file), file)
+
+
+def _commit(fields: Fields) -> Commit:
     if check_version(fields, "commit"):
         fields.only(_COMMIT_KEYS)
     attempt = fields.attempt()

@@ -18,6 +18,7 @@ BLOCK_BYTES = 256 << 10  # hashed separately (xxh3-64), counted from offset 0 of
 PAGE_BYTES = 4096  # headers of data files are padded to a multiple of it
 
 COMMIT_BYTES = 4096  # of COMMIT at most
+REGISTER_BYTES = 64 << 10  # of COMMIT in a bucket at most
 METRICS_BYTES = 1024  # of its metrics, as JSON
 MOST_DIMS = 64  # of data in files: the limit of NumPy
 LARGEST = 1 << 62  # sizes and offsets stay below: sums of two fit into 64 bits
@@ -164,6 +165,16 @@ class Commit:
     data_bytes: int  # of all data files
     num_files: int
     metrics: Mapping[str, float] = field(default_factory=dict)  # for retention: at most 1 KiB
+
+
+@dataclass(frozen=True)
+class Register:
+    """COMMIT in a bucket: it also says what must no longer be committed. It is never removed."""
+
+    commit: Commit | None = None  # None: nothing is saved
+    ended: tuple[str, ...] = ()  # attempts that must not be committed any more
+    is_pinned: bool = False
+    nonce: str = ""  # new in each change, so that no two versions have equal bytes
 
 
 # ---- Layout and memory kind of an array as one line of text.

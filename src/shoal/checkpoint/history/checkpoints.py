@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
@@ -11,14 +10,15 @@ from typing import Any, Self, Unpack
 
 from shoal import settings
 from shoal.arguments import check_flags
-from shoal.checkpoint.disk import saved_steps
-from shoal.checkpoint.disk.saved_steps import checked_path, step_number
-from shoal.checkpoint.disk.storage import Folder, LocalFolder
+from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.history.looking import ReadOnlyHistory
 from shoal.checkpoint.history.resumable import check_resumable
 from shoal.checkpoint.history.saver import Saver
-from shoal.checkpoint.policies import Cadence, Keep, policy_of, rule_text, rules_of
+from shoal.checkpoint.planning.policies import Cadence, Keep, policy_of, rule_text, rules_of
 from shoal.checkpoint.restoring.target import RestoreOptions, check_names
+from shoal.checkpoint.store import saved_steps
+from shoal.checkpoint.store.interface import Store
+from shoal.checkpoint.store.saved_steps import step_number
 from shoal.checkpoint.together.lead import raise_together, run_on_lead
 from shoal.checkpoint.together.one_folder import in_one_folder
 from shoal.colour import collective, local
@@ -115,7 +115,7 @@ class Checkpoints(ReadOnlyHistory):
     @one_call("Checkpoints", of=_given)
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Path,
         *,
         keep: int | Keep | None = None,
         every: object = None,
@@ -127,8 +127,7 @@ class Checkpoints(ReadOnlyHistory):
         coordinator: Coordinator | None = None,
     ) -> None:
         self._coordinator = coordinator = coordinator or process.coordinator()
-        self._path = checked_path(path)
-        self._root = LocalFolder(self._path)
+        self._root = store_at(path, f"Checkpoints: path={path!r}")
         self._timeout_s = timeout_s  # None: each wait has its own deadline
         flags: dict[str, object] = {"asynchronous": asynchronous, "recover": recover}
         check_flags("Checkpoints", **flags)
@@ -427,7 +426,7 @@ class Checkpoints(ReadOnlyHistory):
             _LOG.warning("next to %s, which ended the block: %s", type(error).__name__, late)
 
     def __repr__(self) -> str:
-        return f"Checkpoints({self._path!r})"
+        return f"Checkpoints({self._root.path!r})"
 
     # ---- inside
 
@@ -448,7 +447,7 @@ class Checkpoints(ReadOnlyHistory):
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         self._saver.settle_step(number, limit_s)
         return lambda step: restore.on(
-            self._coordinator, self.path_of(step), target,
+            self._coordinator, self._root.step(step), target,
             processes=self._group.named, timeout_s=limit_s, **options,
         )  # fmt: skip
 
@@ -492,7 +491,7 @@ _SHOWN = 8
 
 
 def restored(
-    root: Folder,
+    root: Store,
     from_lead: Callable[[tuple[str, ...], Callable[[], Any]], Any],
     restore: Callable[[int], Any],
     step: int | None,
@@ -552,7 +551,7 @@ def restored(
 
 
 def _look(
-    root: Folder, skip_corrupt: bool, passed: set[int]
+    root: Store, skip_corrupt: bool, passed: set[int]
 ) -> tuple[int | None, list[tuple[int, str]]]:
     """Return the newest step whose COMMIT is intact, and what is wrong with later ones."""
     faults: dict[int, str] = {}
@@ -560,7 +559,7 @@ def _look(
     return None if one is None else one.step, list(faults.items())
 
 
-def none_left(root: Folder, damaged: set[int]) -> NotCommittedError:
+def none_left(root: Store, damaged: set[int]) -> NotCommittedError:
     """Return the error for a history without a step to restore."""
     if not damaged:
         return saved_steps.none_saved(root)

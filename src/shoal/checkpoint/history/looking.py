@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from shoal.checkpoint.disk import saved_steps, step_names
-from shoal.checkpoint.disk.checkpoint_info import CheckpointInfo, info_of
-from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.history.checkpoint_info import CheckpointInfo, info_of
 from shoal.checkpoint.history.saver import Saver
-from shoal.checkpoint.policies import Best, Saved
+from shoal.checkpoint.planning.policies import Best, Saved
+from shoal.checkpoint.store import saved_steps
+from shoal.checkpoint.store.interface import Store
 from shoal.colour import local
 from shoal.errors import UsageError, nearest
 
@@ -14,7 +14,7 @@ from shoal.errors import UsageError, nearest
 class ReadOnlyHistory:
     """Mixin: the steps, their metrics, the best step, contents, and whether a save runs."""
 
-    _root: Folder
+    _root: Store
     _saver: Saver
 
     @property
@@ -29,7 +29,7 @@ class ReadOnlyHistory:
         Local.
         """
         number = saved_steps.step_number("path_of", step)
-        return self._root.folder(step_names.step_name(number)).path
+        return self._root.step(number).path
 
     @local
     def all_steps(self, *, skip_corrupt: bool = False) -> tuple[int, ...]:
@@ -123,4 +123,4 @@ class ReadOnlyHistory:
         chosen = saved_steps.chosen(self._root, wanted, skip_corrupt=False)
         if chosen is None:
             raise saved_steps.none_saved(self._root)
-        return info_of(self._root.folder(step_names.step_name(chosen)))
+        return info_of(self._root.step(chosen))

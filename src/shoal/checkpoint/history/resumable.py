@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import LeafRecord, Manifest
+from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.flatten import PerProcess
@@ -26,7 +26,7 @@ _MOST_LISTED = 8
 
 def check_resumable(
     state: Any,
-    root: Folder,
+    root: Store,
     target: Any,
     options: RestoreOptions,
     *,

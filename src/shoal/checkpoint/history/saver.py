@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal import settings
 from shoal.arguments import as_number
 from shoal.checkpoint.blocks.memory import Arena
-from shoal.checkpoint.disk import saved_steps, step_names
-from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.policies import Keep, unranked
+from shoal.checkpoint.planning.policies import Keep, unranked
+from shoal.checkpoint.store import saved_steps
+from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.together.lead import run_on_lead
 from shoal.errors import DeadlineError, UsageError, raise_all
 from shoal.runtime.client.group import Group
@@ -65,7 +65,7 @@ class Saver:
     def __init__(
         self,
         coordinator: Coordinator,
-        root: Folder,
+        root: Store,
         keep: Keep | None,
         *,
         group: Group,
@@ -130,8 +130,8 @@ class Saver:
 
         from shoal.checkpoint.saving.save import request_of, write_tree
 
-        path = self._root.folder(step_names.step_name(step)).path
-        request = request_of(path, step=step, user=user, metrics=metrics, timeout_s=timeout_s)
+        place = self._root.step(step)
+        request = request_of(place, step=step, user=user, metrics=metrics, timeout_s=timeout_s)
         if self._asynchronous:
             from shoal.checkpoint.saving.background import start_save
 

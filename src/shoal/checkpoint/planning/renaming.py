@@ -106,10 +106,10 @@ class _PrefixPairs:
     def _whole(self, prefix: Path, names: list[Path]) -> Path | None:
         ends = [path[len(prefix) :] for path in names]
         rarest = min(ends, key=lambda end: len(self.ending.get(end, ())))
-        places = [path[: -len(rarest)] for path in self.ending.get(rarest, ())]
+        some = islice(self.ending.get(rarest, ()), _MOST_COMPARED)
         fitting = [
             place
-            for place in islice(places, _MOST_COMPARED)
+            for place in (path[: -len(rarest)] for path in some)
             if all(self._fits((*prefix, *end), (*place, *end)) for end in ends)
         ]
         return fitting[0] if len(fitting) == 1 and self._is_only(prefix, fitting[0], ends) else None
@@ -132,32 +132,30 @@ class _PrefixPairs:
     def _is_only(self, prefix: Path, place: Path, ends: list[Path]) -> bool:
         """Return whether nothing else that is missing fits a place, below another prefix."""
         rarest = min(ends, key=lambda end: len(self.wanted.get(end, ())))
-        others = [path[: -len(rarest)] for path in self.wanted.get(rarest, ())]
+        some = islice(self.wanted.get(rarest, ()), _MOST_COMPARED)
         return not any(
             other != prefix
             and all(
                 (*other, *end) in self.target and self._fits((*other, *end), (*place, *end))
                 for end in ends
             )
-            for other in islice(others, _MOST_COMPARED)
+            for other in (path[: -len(rarest)] for path in some)
         )
 
     def lift(self) -> None:
         """Rename parents instead of children where that renames all paired children."""
         while True:
-            parents: defaultdict[Path, Counter[Path]] = defaultdict(Counter)
+            parents: defaultdict[Path, defaultdict[Path, list[Path]]]
+            parents = defaultdict(lambda: defaultdict(list))  # its pair → its paired children
             for one, other in self.pairs.items():
                 if one and other and one[-1] == other[-1] and self._can_be(one[:-1], other[:-1]):
-                    parents[one[:-1]][other[:-1]] += 1
+                    parents[one[:-1]][other[:-1]].append(one)
             if not parents:
                 return
             for parent, others in parents.items():
-                other = max(sorted(others), key=others.__getitem__)
-                self.pairs = {
-                    one: place
-                    for one, place in self.pairs.items()
-                    if (one[:-1], place[:-1], one[-1:]) != (parent, other, place[-1:])
-                }
+                other = max(sorted(others), key=lambda place: len(others[place]))
+                for child in others[other]:
+                    del self.pairs[child]
                 self.pairs[parent] = other
 
     def _can_be(self, prefix: Path, other: Path) -> bool:

@@ -9,11 +9,11 @@ import numpy as np
 
 from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.blocks.reader import Progress, Want, read_boxes
-from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format.blobs import decode_tree
 from shoal.checkpoint.format.records import BLOCK_BYTES, LeafRecord
 from shoal.checkpoint.planning.casting import array_of
 from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.store.opening import Checkpoint
 from shoal.checkpoint.tree import plain_values
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.flatten import Nodes, PerProcess
@@ -177,7 +177,7 @@ def keys_of(checkpoint: Checkpoint, record: LeafRecord, wrap: Callable[[], Any])
     try:
         return wrap()
     except (ValueError, TypeError, LookupError) as why:
-        path, kind = checkpoint.folder.path, f"key<{record.impl}>"
+        path, kind = checkpoint.store.path, f"key<{record.impl}>"
         detail = f"{path}: {record.name}: this JAX makes no {kind} of {list(record.words)} words"
         raise UnsupportedCheckpointError(f"{detail}: {why}", path=path, features=(kind,)) from None
 
@@ -195,7 +195,7 @@ def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | byte
     try:
         return plain_values.value_of_bulk(record.kind, data)
     except UsageError as why:
-        path = checkpoint.folder.path
+        path = checkpoint.store.path
         detail = f"{path}: {record.name}: {why}"
         raise CorruptCheckpointError(detail, path=path, leaf=record.name) from None
 
@@ -218,7 +218,7 @@ def _own_value(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
 
     def finish() -> Any:
         found = [
-            own_value(want.out.data, job.nodes, wish.like, record.name, checkpoint.folder.path)
+            own_value(want.out.data, job.nodes, wish.like, record.name, checkpoint.store.path)
             for want in wants
         ]
         if is_same or job.merge is None:

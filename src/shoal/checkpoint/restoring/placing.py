@@ -23,11 +23,11 @@ from shoal.arrays.moving.move import move
 from shoal.arrays.moving.planned_move import ArrayMove
 from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.blocks.reader import Want
-from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.planning.casting import array_of
 from shoal.checkpoint.restoring.filling import Filling, keys_of
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.restoring.ways import Geometry
+from shoal.checkpoint.store.opening import Checkpoint
 from shoal.checkpoint.tree.dtypes import dtype_of
 
 Array = np.ndarray[Any, Any]

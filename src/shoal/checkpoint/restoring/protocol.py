@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 from shoal.checkpoint.blocks.memory import uncollected
-from shoal.checkpoint.disk.opening import Checkpoint, deleted_meanwhile, open_folder
-from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Manifest
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Restorer, fill, on_host
 from shoal.checkpoint.restoring.target import TargetLeaf, TargetOptions, Wish, Wishes
 from shoal.checkpoint.restoring.ways import Geometry, Ways, choose
+from shoal.checkpoint.store.interface import Store
+from shoal.checkpoint.store.opening import Checkpoint, deleted_meanwhile, open_checkpoint
 from shoal.checkpoint.together.lead import decode_error, encode_error, failed_processes
 from shoal.checkpoint.together.lease import ProgressReporter
 from shoal.checkpoint.together.one_folder import different_folders
@@ -47,7 +47,7 @@ Value = TypeVar("Value")
 class RestoreRequest(NamedTuple):
     """The arguments of a restore on one process."""
 
-    folder: Folder
+    store: Store
     options: TargetOptions
     mode: str
     wanted: Sequence[TargetLeaf] = ()
@@ -79,17 +79,17 @@ class Opened(NamedTuple):
     ways: Ways
 
 
-def parse_request(folder: Folder, target: Any, options: TargetOptions, mode: str) -> RestoreRequest:
+def parse_request(store: Store, target: Any, options: TargetOptions, mode: str) -> RestoreRequest:
     """Parse a target.
 
     Raises:
       UsageError: it is not a valid target.
     """
     if target is None:
-        return RestoreRequest(folder, options, mode)
+        return RestoreRequest(store, options, mode)
     from shoal.checkpoint.restoring.wanted import target_of
 
-    return RestoreRequest(folder, options, mode, *target_of(target))
+    return RestoreRequest(store, options, mode, *target_of(target))
 
 
 def open_for(request: RestoreRequest) -> Opened:
@@ -99,7 +99,7 @@ def open_for(request: RestoreRequest) -> Opened:
       RestoreMismatchError, NotCommittedError, CorruptCheckpointError, UnsupportedCheckpointError,
       StorageError.
     """
-    checkpoint = open_folder(request.folder)
+    checkpoint = open_checkpoint(request.store)
     geometry = None
     wishes = wishes_of(request, checkpoint.manifest)
     if any(wish.place is not None for wish in wishes.wishes):
@@ -185,7 +185,7 @@ class Restore:
     def _not_shared(
         self, who: tuple[int, ...], answers: Mapping[int, bytes]
     ) -> NotSharedError | DivergenceError:
-        path = self._request.folder.path
+        path = self._request.store.path
         paths = {p: json.loads(text)["path"] for p, text in answers.items() if p not in who}
         paths |= {p: getattr(decode_error(answers[p], p, self._me), "path", path) for p in who}
         if len({*paths.values()}) > 1:
@@ -209,7 +209,7 @@ class Restore:
             text = f"step {seen['step']}, attempt {seen['attempt']}, index {seen['index'][:12]}"
             text += "" if is_one else f", at {seen['path']}"
             sides[text] = (*sides.get(text, ()), process)
-        path = self._request.folder.path
+        path = self._request.store.path
         rows = "\n".join(
             f"  - {text}: {', '.join(map(self._me.name, who))}" for text, who in sides.items()
         )
@@ -232,7 +232,7 @@ class Restore:
             if others:
                 detail = f"its layout has devices of {listed(others)}"
                 problems.append(f"{leaves[wish.leaf].name}: {detail}, which do not take part")
-        path, members = self._request.folder.path, listed(self._group.members)
+        path, members = self._request.store.path, listed(self._group.members)
         raise_all(f"restore({path!r}) by {members}", problems)
 
     def _read(self, opened: Opened, max_host_bytes: int) -> list[Any]:
@@ -243,14 +243,14 @@ class Restore:
             for number, wish in enumerate(opened.wishes.wishes)
         ]
         num_bytes = sum(want.out.nbytes for one in fillings for want in one.wants)
-        doing = f"restoring {checkpoint.folder.path}"
+        doing = f"restoring {checkpoint.store.path}"
         try:
             with _allowed(opened), ProgressReporter(self._coordinator, doing, num_bytes) as telling:
                 values, read_bytes = fill(checkpoint, fillings, max_host_bytes, telling.add)
         except (CorruptCheckpointError, StorageError) as error:
-            gone = deleted_meanwhile(checkpoint.folder, checkpoint.commit.attempt)
+            gone = deleted_meanwhile(checkpoint.store, checkpoint.commit.attempt)
             raise gone or error from None
-        _LOG.debug("%s: restore(%r): read %d bytes", self._me, checkpoint.folder.path, read_bytes)
+        _LOG.debug("%s: restore(%r): read %d bytes", self._me, checkpoint.store.path, read_bytes)
         return values
 
     def _exchange(self, opened: Opened, values: list[Any]) -> None:
@@ -340,7 +340,7 @@ def _identity(opened: Opened, group: Group) -> bytes:
     """Return which checkpoint this process sees; in a group, also its number in JAX."""
     commit = opened.checkpoint.commit
     seen: dict[str, Any] = {"attempt": commit.attempt, "step": commit.step}
-    seen |= {"index": commit.index.sha256, "path": opened.checkpoint.folder.path}
+    seen |= {"index": commit.index.sha256, "path": opened.checkpoint.store.path}
     if not group.is_all and opened.geometry is not None:
         from jax import process_index
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack, get_args
 
 from shoal.arguments import integer
+from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.memory import extra_bytes
-from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.protocol import Restore, RestoreRequest, open_for, parse_request
 from shoal.checkpoint.restoring.target import (
@@ -25,7 +24,6 @@ from shoal.checkpoint.tree.names import ROOT
 from shoal.collectives.arguments import deadline_of
 from shoal.colour import collective, local
 from shoal.errors import UsageError, UsageTypeError
-from shoal.paths import local_path
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
@@ -33,8 +31,6 @@ from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_delivered
 from shoal.runtime.verb import verb
-
-Path = str | os.PathLike[str]
 
 
 @collective("processes")
@@ -223,15 +219,10 @@ def request_of(
     Raises:
       UsageError: one is wrong.
     """
-    if isinstance(path, str | os.PathLike):
-        folder: Folder = LocalFolder(local_path(path, f"{operation}: path={path!r}"))
-    elif hasattr(path, "read_at"):
-        folder = path  # type: ignore[assignment]
-    else:
-        raise UsageTypeError(f"{operation}: path={path!r} must be a string or a pathlib.Path")
+    store = store_at(path, f"{operation}: path={path!r}")
     asked = options_of(operation, options, has_target=target is not None)
     mode = option_value(operation, "mode", options.get("mode", "auto"), get_args(Mode))
-    request = parse_request(folder, target, asked, mode)
+    request = parse_request(store, target, asked, mode)
     merge = options.get("merge")
     if merge is not None and not callable(merge):
         raise UsageTypeError(f"{operation}: merge={merge!r} must be a function of a list of values")

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.checkpoint.blocks.reader import plan_boxes
-from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.planning.read_plan import Boxes, ReadPlan
 from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.store.opening import Checkpoint
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 
 _WORTH = 1.5  # exchange if direct reads exceed this multiple of the leaf
@@ -222,7 +222,7 @@ def plan_all(
     names = [checkpoint.manifest.leaves[wishes[n].leaf].name for n in sorted(ways.transport)]
     costs = tuple(cost_of(checkpoint, wishes, ways, geometry, p) for p in processes)
     return RestorePlan(
-        path=checkpoint.folder.path,
+        path=checkpoint.store.path,
         mode="exchange" if ways.transport else "direct",
         why=ways.why,
         num_leaves=len(wishes),

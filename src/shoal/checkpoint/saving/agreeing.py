@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from shoal.checkpoint.disk import committing, saved_steps, step_folder
-from shoal.checkpoint.disk.refusal import refused
-from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.checkpoint.planning.who_writes import Own, box_bytes
 from shoal.checkpoint.saving.request import state_lines
 from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import State, among, own_of
+from shoal.checkpoint.store import saved_steps
+from shoal.checkpoint.store.interface import Store, taken
 from shoal.checkpoint.together.lead import encode_error
 from shoal.errors import CheckpointError, StorageFullError, UsageError, raise_all
 from shoal.runtime.system import fault_points
@@ -45,10 +42,10 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
       SaveAbortedError: a process was lost, failed or late.
       StepAlreadyCommittedError, StorageError, …: on all, if raised on any.
     """
-    process, group, folder = members.process, members.group, members.request.folder
+    process, group, store = members.process, members.group, members.request.store
     fault_points.reach("save.preflight", process)
     answer: dict[str, Any] = {"attempt": members.attempt} if members.is_lead else {}
-    answer["path"] = folder.path
+    answer["path"] = store.path
     numbers = _numbers(members, state)
     own: list[Own] = []
     problem: Exception | None = None
@@ -56,7 +53,7 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
         number, own = _share(members, state, numbers)
         answer |= {"bytes": bytes_needed(own)}
         answer |= {"number": number} if number != process else {}
-        answer["free"] = check_folder(folder)
+        answer["free"] = check_store(store)
     except (CheckpointError, UsageError) as error:
         problem = error
     lines = state_lines(state, members.request.lines, group.count)
@@ -66,7 +63,7 @@ def agree_on(members: SaveMembers, state: State) -> Agreed:
     if group.is_all:
         check_numbers(members.request.operation, answers)
     paths = {who: json.loads(text)["path"] for who, text in answers.items()}
-    check_space(folder, answers)
+    check_space(store, answers)
     attempt = json.loads(answers[group.lead])["attempt"]
     return Agreed(replace(members, attempt=attempt, paths=paths), own)
 
@@ -132,7 +129,7 @@ def bytes_needed(own: Sequence[Own]) -> int:
     return data_bytes + sum(_ENTRY_BYTES + len(one.held.name) for one in own) + PAGE_BYTES
 
 
-def check_folder(folder: Folder) -> int | None:
+def check_store(store: Store) -> int | None:
     """Return how many bytes may be written there; None: unknown.
 
     Raises:
@@ -141,31 +138,14 @@ def check_folder(folder: Folder) -> int | None:
       UsageError: it is a history of steps.
       StorageError: it is not a directory and cannot become one, or is not writable.
     """
-    commit = step_folder.committed(folder)
+    commit = store.committed()
     if commit is not None:
-        raise committing.taken(folder, commit)
-    saved_steps.check_single(folder)
-    _check_writable(folder.path)
-    return folder.free_bytes()
+        raise taken(store.path, commit)
+    saved_steps.check_single(store)
+    return store.check_writable()
 
 
-def _check_writable(path: str) -> None:
-    """Reject paths that cannot be a directory writable by this process. Creates nothing."""
-    there = path
-    while not os.path.lexists(there) and os.path.dirname(there) != there:
-        there = os.path.dirname(there)
-    if not os.path.isdir(there):
-        why = errno.ENOTDIR
-    elif os.access(there, os.W_OK | os.X_OK):
-        return
-    else:
-        is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
-        why = errno.EROFS if is_read_only else errno.EACCES
-    doing = "write to" if there == path else "make a directory in"
-    raise refused(OSError(why, os.strerror(why)), there, doing)
-
-
-def check_space(folder: Folder, answers: Mapping[int, bytes]) -> None:
+def check_space(store: Store, answers: Mapping[int, bytes]) -> None:
     """Raise on all processes if their files together do not fit.
 
     Args:
@@ -179,9 +159,9 @@ def check_space(folder: Folder, answers: Mapping[int, bytes]) -> None:
     known = [one["free"] for one in answer.values() if one["free"] is not None]
     if known and needed > (free := min(known)):
         raise StorageFullError(
-            f"{folder.path}: the save needs {needed} bytes, but only {free} are free\n"
+            f"{store.path}: the save needs {needed} bytes, but only {free} are free\n"
             "remove something, or save elsewhere; nothing was written",
-            path=folder.path,
+            path=store.path,
             needed_bytes=needed,
             free_bytes=free,
         )

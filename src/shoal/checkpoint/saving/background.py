@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Any
 
 from shoal.checkpoint.blocks.memory import Arena
-from shoal.checkpoint.disk.step_folder import new_attempt
 from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.saving.agreeing import agree_on
 from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.request import Request
 from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import read_state
+from shoal.checkpoint.store.step_names import new_attempt
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator

@@ -31,7 +31,6 @@ import numpy as np
 from shoal.checkpoint.blocks.image import FileImage
 from shoal.checkpoint.blocks.memory import Arena
 from shoal.checkpoint.blocks.writer import write_files
-from shoal.checkpoint.disk import committing, step_folder
 from shoal.checkpoint.format.json_files import decode_commit, encode_commit
 from shoal.checkpoint.format.records import Commit, FileRecord, Manifest, Part, data_name
 from shoal.checkpoint.planning.file_layout import PartPlan, lay_out
@@ -41,6 +40,7 @@ from shoal.checkpoint.saving.file_images import images_of, start_copies
 from shoal.checkpoint.saving.request import manifest_of
 from shoal.checkpoint.saving.save_members import MeetingFailed, SaveMembers
 from shoal.checkpoint.saving.state import State
+from shoal.checkpoint.store.interface import ended
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import StorageError
 from shoal.runtime.preemption import note_commit
@@ -111,7 +111,7 @@ def complete(
 def _beat(members: SaveMembers, num_bytes: int) -> LeaseKeeper:
     return LeaseKeeper(
         members.coordinator,
-        members.request.folder,
+        members.request.store,
         members.attempt,
         num_bytes,
         members.request.lease_s,
@@ -150,29 +150,29 @@ def _open(members: SaveMembers, manifest: Manifest | None) -> None:
     fault_points.reach("save.open", process)
     host = members.coordinator.hosts[process]
     owner = {"host": host, "pid": os.getpid(), "began": time.time()}
-    committing.begin_attempt(members.request.folder, manifest, owner)
+    members.request.store.begin(manifest, owner)
     fault_points.reach("save.opened", process)
 
 
 def _see(members: SaveMembers) -> None:
-    folder, attempt = members.request.folder, members.attempt
-    if step_folder.see(folder, attempt):
+    store, attempt = members.request.store, members.attempt
+    if store.is_open(attempt):
         return
     if members.is_lead:
-        raise committing.ended(folder, attempt, "open")
+        raise ended(store.path, attempt, "open")
     raise members.not_shared((members.process,))
 
 
 def _write(members: SaveMembers, taken: Snapshot, arena: Arena | None, beat: LeaseKeeper) -> None:
     process, group, attempt = members.process, members.group, members.attempt
-    folder = members.request.folder
+    store = members.request.store
     fault_points.reach("save.write", process)
     try:
-        hashes = write_files(folder, taken.images, arena, beat.add)
+        hashes = write_files(store, taken.images, arena, beat.add)
     except OSError as error:
-        if step_folder.see(folder, attempt):
+        if store.is_open(attempt):
             raise
-        raise committing.ended(folder, attempt, "write") from error
+        raise ended(store.path, attempt, "write") from error
     taken.images.clear()
     fault_points.reach("save.written", process)
     files = tuple(
@@ -180,12 +180,12 @@ def _write(members: SaveMembers, taken: Snapshot, arena: Arena | None, beat: Lea
         for n, file in enumerate(taken.plan.files)
     )
     blocks = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
-    committing.write_part(folder, Part(attempt, group.place, files, taken.plan.chunks, blocks))
+    store.write_part(Part(attempt, group.place, files, taken.plan.chunks, blocks))
 
 
 def _commit(members: SaveMembers) -> bytes:
     try:
-        commit = committing.commit(members.request.folder, members.attempt)
+        commit = members.request.store.commit(members.attempt)
     except Exception as error:
         found = save_members.ended_by(members.scene, error)
         if found is None:

@@ -17,10 +17,10 @@ import numpy as np
 
 from shoal import settings
 from shoal.arrays.host.host_values import native
-from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Manifest
 from shoal.checkpoint.saving.file_images import words_here
 from shoal.checkpoint.saving.state import Array, State, StateLeaf
+from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.nodes import encode_structure
 from shoal.collectives.hashes import FlatItems, digest_of, hashing_pool
@@ -51,7 +51,7 @@ class Waits(NamedTuple):
 class Request(NamedTuple):
     """A state to save, and its path."""
 
-    folder: Folder
+    store: Store
     step: int | None
     user: Mapping[str, Any]
     metrics: Mapping[str, float]
@@ -63,7 +63,7 @@ class Request(NamedTuple):
     @property
     def operation(self) -> str:
         """The call as named in messages."""
-        return f"save({self.folder.path!r})"
+        return f"save({self.store.path!r})"
 
     @property
     def lines(self) -> tuple[str, ...]:

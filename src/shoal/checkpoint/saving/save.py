@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shoal import settings
 from shoal.arguments import integer
+from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.memory import Arena
-from shoal.checkpoint.disk.step_folder import new_attempt
-from shoal.checkpoint.disk.step_names import step_at
-from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.fields import check_json
 from shoal.checkpoint.format.json_files import metrics_json
 from shoal.checkpoint.saving.agreeing import agree_on
@@ -19,9 +16,9 @@ from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.request import Request, Waits
 from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import read_state
+from shoal.checkpoint.store.step_names import new_attempt, step_at
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
-from shoal.paths import local_path
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
@@ -35,7 +32,7 @@ from shoal.runtime.verb import verb
 @one_call("save")
 def save(
     coordinator: Coordinator,
-    path: str | os.PathLike[str],
+    path: Path,
     tree: Any,
     *,
     step: int | None = None,
@@ -121,7 +118,7 @@ def write_tree(
 
 
 def request_of(
-    path: str | os.PathLike[str] | Folder,
+    path: Path,
     *,
     step: int | None = None,
     user: Mapping[str, Any] | None = None,
@@ -134,13 +131,8 @@ def request_of(
     Raises:
       UsageError: one is wrong.
     """
-    if isinstance(path, str | os.PathLike):
-        folder: Folder = LocalFolder(local_path(path, f"save: path={path!r}"))
-    elif hasattr(path, "open_new"):
-        folder = path
-    else:
-        raise UsageTypeError(f"save: path={path!r} must be a string or a pathlib.Path")
-    operation = f"save({folder.path!r})"
+    store = store_at(path, f"save: path={path!r}")
+    operation = f"save({store.path!r})"
     if name is not None and (not isinstance(name, str) or not name):
         raise UsageTypeError(f"{operation}: name={name!r} must be a non-empty string")
     for what, given in (("user", user), ("metrics", metrics)):
@@ -149,8 +141,8 @@ def request_of(
     check_json(dict(user or {}), f"{operation}: user")
     waits = Waits.of(operation, timeout_s)
     return Request(
-        folder,
-        _step(operation, step, folder.path),
+        store,
+        _step(operation, step, store.path),
         dict(user or {}),
         _metrics(operation, metrics),
         name,

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shoal import settings
-from shoal.checkpoint.disk import committing, step_folder
-from shoal.checkpoint.disk.step_folder import missing_parts
 from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.saving.request import Request
 from shoal.checkpoint.together.lead import decode_error, encode_error, failed_processes
@@ -126,7 +124,7 @@ class SaveMembers:
 
     def not_shared(self, who: Sequence[int]) -> NotSharedError:
         """Return the error that names the processes that do not see the lead's files."""
-        path, hosts, lead = self.request.folder.path, self.coordinator.hosts, self.group.lead
+        path, hosts, lead = self.request.store.path, self.coordinator.hosts, self.group.lead
         on = ", ".join(sorted({hosts[process] for process in who})[:_SHOWN_HOSTS])
         return NotSharedError(
             f"{path}: what process {lead} ({hosts[lead]}) wrote there is not seen by "
@@ -171,13 +169,13 @@ def settle(scene: SaveScene, phase: str, cause: ShoalError, *, has_part: bool) -
       SaveAbortedError: it was not committed, and can no longer be.
       StorageError: it is committed, but may not survive a crash.
     """
-    folder, problem = scene.request.folder, None
+    store, problem = scene.request.store, None
     if has_part:
         if not isinstance(cause, DeadlineError | DivergenceError):
             _wait_for_parts(scene, cause)
         try:
-            if step_folder.is_complete(folder, scene.attempt):
-                return committing.commit(folder, scene.attempt)
+            if not store.missing_parts(scene.attempt):
+                return store.commit(scene.attempt)
         except (CheckpointError, OSError) as error:
             problem = error
     commit = ended_by(scene, problem)
@@ -193,12 +191,13 @@ def ended_by(scene: SaveScene, problem: Exception | None) -> Commit | None:
       StorageError: it is committed, and the error may concern its durability. It is neither ended
         nor retried: an fsync may succeed after one that failed.
     """
+    store, attempt = scene.request.store, scene.attempt
     doubt = problem if isinstance(problem, StorageError) else None
-    if doubt is None or not committing.is_standing(scene.request.folder, scene.attempt):
+    if doubt is None or not store.is_standing(attempt):
         commit = try_abandon(scene)
         if doubt is None or commit is None:
             return commit
-    raise committing.in_doubt(doubt) from doubt.__cause__
+    return store.commit_despite(doubt, attempt)
 
 
 def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
@@ -210,9 +209,9 @@ def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
     patience_s = min(request.waits.left_s, settings.seconds("SHOAL_LOST_AFTER_S"))
     limit = time.monotonic() + patience_s
     pause = threading.Event()  # never set
-    while time.monotonic() < limit and step_folder.see(request.folder, attempt):
+    while time.monotonic() < limit and request.store.is_open(attempt):
         try:
-            places = missing_parts(request.folder, attempt, request.folder.names())
+            places = request.store.missing_parts(attempt)
             missing = [members[place] for place in places]
         except (FileNotFoundError, CheckpointError):
             return
@@ -228,11 +227,11 @@ def try_abandon(scene: SaveScene) -> Commit | None:
       StorageError: it is committed, but may not survive a crash.
     """
     try:
-        return committing.abandon(scene.request.folder, scene.attempt)
+        return scene.request.store.abandon(scene.attempt)
     except (ShoalError, OSError) as error:
         if isinstance(error, StorageError):
-            if committing.is_standing(scene.request.folder, scene.attempt):
-                raise committing.in_doubt(error) from error.__cause__
+            if scene.request.store.is_standing(scene.attempt):
+                return scene.request.store.commit_despite(error, scene.attempt)
         _LOG.warning("%s: attempt %s: %s", scene.request.operation, scene.attempt, error)
         return None
 
@@ -246,7 +245,7 @@ def aborted(scene: SaveScene, phase: str, cause: ShoalError) -> SaveAbortedError
     return SaveAbortedError(
         f"{me}: {request.operation} was ended{who}: nothing of it is kept, and earlier saves "
         f"are unaffected\n{cause}",
-        path=request.folder.path,
+        path=request.store.path,
         phase=phase,
         processes=blamed,
         exit_code=cause.exit_code,

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from shoal.checkpoint.disk.step_folder import pending_name
-from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.store.interface import Store
 from shoal.errors import ShoalError
 from shoal.runtime.client.interface import Coordinator
 
@@ -100,7 +99,7 @@ class LeaseKeeper(ProgressReporter):
     def __init__(
         self,
         coordinator: Coordinator,
-        folder: Folder,
+        store: Store,
         attempt: str,
         num_bytes: int,
         lease_s: float = 60.0,
@@ -109,8 +108,8 @@ class LeaseKeeper(ProgressReporter):
     ) -> None:
         """`members`: the processes that save, in order; None: all of the job."""
         every_s = min(_BEAT_S, lease_s / _BEATS)
-        super().__init__(coordinator, f"saving {folder.path}", num_bytes, every_s, lane)
-        self._folder, self._attempt = folder, attempt
+        super().__init__(coordinator, f"saving {store.path}", num_bytes, every_s, lane)
+        self._store, self._attempt = store, attempt
         members = range(coordinator.num_processes) if members is None else members
         self._before = [process for process in members if process < coordinator.process]
 
@@ -125,4 +124,4 @@ class LeaseKeeper(ProgressReporter):
         gone = {trouble.process for trouble in self._coordinator.troubles.open()}
         if all(process in gone for process in self._before):
             with contextlib.suppress(ShoalError, OSError):  # committed or ended by now
-                self._folder.touch(pending_name(self._attempt))
+                self._store.refresh(self._attempt)

@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.checkpoint.disk.step_folder import new_attempt, temporary_name
-from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.store.interface import Store
+from shoal.checkpoint.store.step_names import new_attempt, temporary_name
 from shoal.checkpoint.together.lead import meet_lead, run_on_lead
 from shoal.errors import DivergenceError, StorageError
 from shoal.hashing import seal
@@ -27,7 +27,7 @@ def in_one_folder(
     operation: str,
     options: Mapping[str, object],
     act: Callable[[], Any],
-    folder: Folder,
+    store: Store,
     *,
     group: Group,
     timeout_s: float,
@@ -44,27 +44,27 @@ def in_one_folder(
     """
 
     def answer() -> tuple[Any, str]:
-        return act(), folder.path
+        return act(), store.path
 
     spec = tuple(f"{name}={value}" for name, value in options.items())
     (said, called), answers = meet_lead(
-        coordinator, operation, spec, answer, json.dumps(folder.path).encode(),
+        coordinator, operation, spec, answer, json.dumps(store.path).encode(),
         group=group, timeout_s=timeout_s,
     )  # fmt: skip
     paths = {p: called if p == group.lead else json.loads(text) for p, text in answers.items()}
     if len({*paths.values()}) == 1:
         return said, called
     mark = run_on_lead(
-        coordinator, operation, ("which directory",), lambda: _leave_mark(folder, may_write),
+        coordinator, operation, ("which directory",), lambda: _leave_mark(store, may_write),
         group=group, timeout_s=timeout_s,
     )  # fmt: skip
     try:
         call = Call(operation, None, callsite(), ("the same directory",))
-        seen = agree(coordinator, call, _look(folder, mark), timeout_s=timeout_s, group=group.named)
+        seen = agree(coordinator, call, _look(store, mark), timeout_s=timeout_s, group=group.named)
     finally:
         if mark is not None and coordinator.process == group.lead:
             with contextlib.suppress(StorageError):  # empty, and not a checkpoint's name
-                folder.remove(mark)
+                store.remove(mark)
     if len({*seen.values()}) > 1:
         raise different_folders(coordinator, operation, paths)
     return said, called
@@ -86,25 +86,24 @@ def different_folders(
     )
 
 
-def _leave_mark(folder: Folder, may_write: bool) -> str | None:
+def _leave_mark(store: Store, may_write: bool) -> str | None:
     """Create a marker file; return its name, None if nothing can be written."""
     mark = temporary_name(new_attempt())
     try:
         if may_write:
-            folder.make()
-            folder.write_new(mark, b"")
+            store.leave(mark)
             return mark
     except (StorageError, FileNotFoundError):
         pass
     return None
 
 
-def _look(folder: Folder, mark: str | None) -> bytes:
+def _look(store: Store, mark: str | None) -> bytes:
     """Return a fingerprint of the directory, equal on all processes that see the same one."""
     try:
         if mark is None:
-            return seal(json.dumps(folder.names()).encode())
-        folder.size(mark)
+            return seal(json.dumps(store.names()).encode())
+        store.size(mark)
     except (StorageError, FileNotFoundError):
         return b"not there"
     return b"there"

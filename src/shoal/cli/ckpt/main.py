@@ -11,12 +11,11 @@ from typing import Annotated, Any
 import typer
 
 from shoal.checkpoint.blocks.compare import Pair, compare, shape_of
-from shoal.checkpoint.disk import step_folder
-from shoal.checkpoint.disk.checkpoint_info import SavedLeaf, info_of
-from shoal.checkpoint.disk.opening import Checkpoint, open_folder
-from shoal.checkpoint.disk.step_folder import KEEP
 from shoal.checkpoint.format.json_files import decode_manifest
 from shoal.checkpoint.format.records import in_memory, manifest_name, part_name
+from shoal.checkpoint.history.checkpoint_info import SavedLeaf, info_of
+from shoal.checkpoint.store.interface import Attempt
+from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
 from shoal.checkpoint.tree.plain_values import decode_value
 from shoal.cli.ckpt.paths import LEAF_HELP, FoundCheckpoint, leaf_names, look_at, one_of
 from shoal.cli.ckpt.tend import gc, recover, verify
@@ -78,12 +77,12 @@ def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
     """Return the facts of one checkpoint, as JSON."""
     facts: dict[str, Any] = {
         "step": entry.step,
-        "path": entry.folder.path,
+        "path": entry.store.path,
         "state": "damaged",
-        "pinned": KEEP in entry.folder.names(),
+        "pinned": entry.store.is_pinned,
     }
     try:
-        state = step_folder.folder_state(entry.folder)
+        state = entry.store.state()
     except CorruptCheckpointError as error:
         return {**facts, "problem": str(error)}
     except UnsupportedCheckpointError as error:
@@ -91,7 +90,7 @@ def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
     begun = [_begun(entry, attempt) for attempt in state.attempts]
     facts["attempts"] = begun
     if (commit := state.commit) is None:
-        facts["state"] = "deleting" if state.tombstones else "incomplete" if begun else "empty"
+        facts["state"] = "deleting" if state.deleting else "incomplete" if begun else "empty"
         return facts
     return {
         **facts,
@@ -105,12 +104,12 @@ def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
     }
 
 
-def _begun(entry: FoundCheckpoint, attempt: step_folder.Attempt) -> dict[str, Any]:
+def _begun(entry: FoundCheckpoint, attempt: Attempt) -> dict[str, Any]:
     """Return the facts of an uncommitted attempt, and what it waits for, as JSON."""
     missing, count = None, None
     name = manifest_name(attempt.id)
     with contextlib.suppress(FileNotFoundError, CheckpointError):
-        count = decode_manifest(entry.folder.read(name), name).num_processes
+        count = decode_manifest(entry.store.read(name), name).num_processes
         there = set(attempt.names)
         missing = [p for p in range(count) if part_name(attempt.id, p) not in there]
     return {
@@ -192,7 +191,7 @@ def show(
       shoal ckpt show run/
       shoal ckpt show run/ --step 40 --leaf 'params/**'
     """
-    info = info_of(one_of(look_at(path, step)).folder)
+    info = info_of(one_of(look_at(path, step)).store)
     names = leaf_names(leaf, info.leaves)
     chosen = [one for name, one in info.leaves.items() if name in names]
     facts = info.to_json()
@@ -256,7 +255,7 @@ def diff(
       0   they are equal
       1   they differ; or one of them is not committed
     """
-    pair = [open_folder(one_of(look_at(path)).folder) for path in (first, second)]
+    pair = [open_checkpoint(one_of(look_at(path)).store) for path in (first, second)]
     differences = _differences(pair[0], pair[1], leaf)
     if as_json:
         print_json({"equal": not differences, "differences": differences})
@@ -283,7 +282,7 @@ def _differences(first: Checkpoint, second: Checkpoint, leaf: str) -> list[dict[
     for name in wanted:
         where = [known[name] for known in numbers if name in known]
         if len(where) < 2:
-            words = f"only in {both[name not in numbers[0]].folder.path}"
+            words = f"only in {both[name not in numbers[0]].store.path}"
             found[name] = {"kind": "missing", "words": words}
         elif facts := _described(both, where):
             found[name] = facts

@@ -7,12 +7,11 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from shoal.checkpoint.disk.saved_steps import folders
-from shoal.checkpoint.disk.step_folder import committed, unfinished
-from shoal.checkpoint.disk.step_names import step_of
-from shoal.checkpoint.disk.storage import Folder, LocalFolder
+from shoal.checkpoint.at import store_at
+from shoal.checkpoint.store.interface import Store
+from shoal.checkpoint.store.opening import unfinished
+from shoal.checkpoint.store.step_names import step_at
 from shoal.errors import NotCommittedError, UsageError, raise_all
-from shoal.paths import dangling_link, local_path
 from shoal.plan.patterns import Selection
 
 LEAF_HELP = "Only these leaves: a name, 'params/**', 'opt/*/mu', or all but '!opt/**'."
@@ -23,12 +22,12 @@ class FoundCheckpoint(NamedTuple):
     """One checkpoint at the path."""
 
     step: int | None  # None: not a step of a history
-    folder: Folder
+    store: Store
 
     @property
     def name(self) -> str:
         """Its name in messages."""
-        return self.folder.path if self.step is None else f"step {self.step}"
+        return self.store.path if self.step is None else f"step {self.step}"
 
 
 class FoundPath(NamedTuple):
@@ -46,15 +45,14 @@ def look_at(path: str, step: int | None = None) -> FoundPath:
       NotCommittedError: nothing is there.
       UsageError: `step` was given for a path that is not a history, or does not exist.
     """
-    path = local_path(path)
-    folder = LocalFolder(path)
-    names = folder.names()
+    store = store_at(path, repr(path))
+    path, names = store.path, store.names()
     is_one = any(_OWN.fullmatch(name) for name in names)
-    steps = [] if is_one else [FoundCheckpoint(*pair) for pair in folders(folder)]
+    steps = [] if is_one else [FoundCheckpoint(*pair) for pair in store.steps()]
     if not is_one and not steps:
-        raise NotCommittedError(_nothing(path, names), path=path)
+        raise NotCommittedError(_nothing(store, names), path=path)
     if step is None:
-        return FoundPath(path, not is_one, steps or [FoundCheckpoint(_own_step(path), folder)])
+        return FoundPath(path, not is_one, steps or [FoundCheckpoint(step_at(path), store)])
     if is_one:
         raise UsageError(f"{path} is one checkpoint, not a history: omit --step")
     chosen = [entry for entry in steps if entry.step == step]
@@ -81,14 +79,14 @@ def one_of(place: FoundPath) -> FoundCheckpoint:
       NotCommittedError: there is none.
     """
     for entry in reversed(place.entries):
-        if not place.is_history or committed(entry.folder) is not None:
+        if not place.is_history or entry.store.committed() is not None:
             return entry
     raise nothing_committed(place)
 
 
 def nothing_committed(place: FoundPath) -> NotCommittedError:
     """Return the error for a path without any committed checkpoint: what is known of its saves."""
-    known = [(one, words) for one in reversed(place.entries) if (words := unfinished(one.folder))]
+    known = [(one, words) for one in reversed(place.entries) if (words := unfinished(one.store))]
     if not known:
         detail = "no step is committed" if place.is_history else "nothing is committed there"
         return NotCommittedError(f"{place.path}: {detail}; see `shoal ckpt ls`", path=place.path)
@@ -99,15 +97,13 @@ def nothing_committed(place: FoundPath) -> NotCommittedError:
     )
 
 
-def _own_step(path: str) -> int | None:
-    return step_of(os.path.basename(os.path.abspath(path)))
-
-
-def _nothing(path: str, names: Sequence[str]) -> str:
-    if not os.path.exists(path):
-        return dangling_link(path) or f"there is no directory {path!r}"
+def _nothing(store: Store, names: Sequence[str]) -> str:
+    if why := store.why_absent():
+        return why
+    if not os.path.exists(store.path):
+        return f"there is no directory {store.path!r}"
     held = f"{len(names)} unrelated entries" if names else "nothing"
-    return f"{path} is neither a checkpoint nor a history of steps: it holds {held}"
+    return f"{store.path} is neither a checkpoint nor a history of steps: it holds {held}"
 
 
 def _listed(entries: Sequence[FoundCheckpoint]) -> str:

@@ -21,8 +21,7 @@ from rich.progress import (
 
 from shoal import settings
 from shoal.checkpoint.blocks import reader
-from shoal.checkpoint.disk import opening, step_folder, sweep
-from shoal.checkpoint.disk.step_folder import committed
+from shoal.checkpoint.store import opening
 from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at, nothing_committed
 from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes, in_seconds
@@ -55,10 +54,10 @@ def recover(
     results, code = [], 0
     place = look_at(path)
     for entry in place.entries:
-        result = {"step": entry.step, "path": entry.folder.path}
+        result = {"step": entry.step, "path": entry.store.path}
         try:
-            before = step_folder.committed(entry.folder)
-            after = sweep.recover_step(entry.folder)
+            before = entry.store.committed()
+            after = entry.store.recover()
         except (CorruptCheckpointError, UnsupportedCheckpointError) as error:
             code = max(code, error.exit_code)
             state = "damaged" if isinstance(error, CorruptCheckpointError) else "unsupported"
@@ -111,14 +110,14 @@ def gc(
     place = look_at(path)
     for entry in place.entries:
         try:
-            is_elsewhere = place.is_history and entry.folder.is_link()
+            is_elsewhere = place.is_history and entry.store.is_link
             look = _behind_a_link if is_elsewhere else _collected
             gone = look(entry, older, is_dry=dry_run)
         except (CorruptCheckpointError, UnsupportedCheckpointError) as error:
             code = max(code, error.exit_code)
-            results.append({"step": entry.step, "path": entry.folder.path, "problem": str(error)})
+            results.append({"step": entry.step, "path": entry.store.path, "problem": str(error)})
             continue
-        results.append({"step": entry.step, "path": entry.folder.path, **gone})
+        results.append({"step": entry.step, "path": entry.store.path, **gone})
     if as_json:
         print_json(results)
     else:
@@ -129,14 +128,13 @@ def gc(
 
 def _behind_a_link(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
     """Check a step that is a link; it is cleaned up where it lies."""
-    step_folder.folder_state(entry.folder)
+    entry.store.state()
     return {"link": True, "removed": [], "bytes": 0, "spared": []}
 
 
 def _collected(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
     """Remove the remains in one directory, unless `is_dry`; return them, as JSON."""
-    folder = entry.folder
-    state = step_folder.folder_state(folder)
+    state = entry.store.state()
     over = [
         one
         for one in state.attempts
@@ -146,7 +144,7 @@ def _collected(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[st
     if is_dry:
         names = [name for one in over for name in one.names]
     else:
-        names = sweep.collect_garbage(folder, idle_s=older)
+        names = entry.store.collect_garbage(idle_s=older)
     spared = [one.id for one in state.attempts if one.idle_s < older]
     ahead = {one.id: one.ahead_s for one in state.attempts if one.is_ahead and one.id in spared}
     return {
@@ -159,7 +157,7 @@ def _collected(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[st
 
 def _size(entry: FoundCheckpoint, name: str) -> int:
     try:
-        return entry.folder.size(name)
+        return entry.store.size(name)
     except FileNotFoundError:  # removed by another process meanwhile
         return 0
 
@@ -231,7 +229,7 @@ def _committed(place: FoundPath) -> list[FoundCheckpoint]:
     checkpoints = []
     for entry in place.entries:
         try:
-            is_there = committed(entry.folder) is not None
+            is_there = entry.store.committed() is not None
         except (CorruptCheckpointError, UnsupportedCheckpointError):
             is_there = True
         checkpoints += [entry] if is_there else []
@@ -242,16 +240,16 @@ def _committed(place: FoundPath) -> list[FoundCheckpoint]:
 
 def _verified(entry: FoundCheckpoint) -> tuple[dict[str, Any], int]:
     """Return the result, as JSON, and its exit code. A running job may delete steps meanwhile."""
-    facts = {"step": entry.step, "path": entry.folder.path, "bytes": 0, "files": 0, "took_s": 0.0}
+    facts = {"step": entry.step, "path": entry.store.path, "bytes": 0, "files": 0, "took_s": 0.0}
     began, problems, code, is_deleted = time.monotonic(), list[str](), 0, False
     try:
-        checkpoint = opening.open_folder(entry.folder)
+        checkpoint = opening.open_checkpoint(entry.store)
         facts |= {"bytes": checkpoint.commit.data_bytes, "files": checkpoint.commit.num_files}
         with _bar(entry.name, checkpoint.commit.data_bytes) as advance:
             problems = reader.verify_files(checkpoint, advance)
         if problems:
             is_deleted = (
-                opening.deleted_meanwhile(entry.folder, checkpoint.commit.attempt) is not None
+                opening.deleted_meanwhile(entry.store, checkpoint.commit.attempt) is not None
             )
             problems, code = ([], 0) if is_deleted else (problems, CorruptCheckpointError.exit_code)
     except NotCommittedError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -10,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from shoal.checkpoint.disk import saved_steps, step_names
-from shoal.checkpoint.disk.opening import Checkpoint, open_folder
-from shoal.checkpoint.disk.step_folder import COMMIT, KEEP
-from shoal.checkpoint.disk.storage import Folder, LocalFolder
+from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.format.records import layout_and_memory
+from shoal.checkpoint.store import saved_steps
+from shoal.checkpoint.store.interface import Store
+from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
+from shoal.checkpoint.store.step_names import COMMIT
 from shoal.checkpoint.tree.plain_values import decode_value, encode_value
 from shoal.colour import local
 from shoal.errors import UsageError
-from shoal.paths import local_path
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class CheckpointInfo:
 
 
 @local
-def checkpoint_info(path: str | os.PathLike[str], *, step: int | None = None) -> CheckpointInfo:
+def checkpoint_info(path: Path, *, step: int | None = None) -> CheckpointInfo:
     """Return a checkpoint's contents: step, user data, metrics; names, shapes, dtypes, layouts.
 
     Local.
@@ -102,25 +101,25 @@ def checkpoint_info(path: str | os.PathLike[str], *, step: int | None = None) ->
       >>> found.leaves["w"].shape, found.leaves["w"].dtype
       ((3, 2), 'float64')
     """
-    folder = LocalFolder(local_path(path, f"checkpoint_info: path={path!r}"))
-    if COMMIT in folder.names() or not saved_steps.folders(folder):
+    store = store_at(path, f"checkpoint_info: path={path!r}")
+    if COMMIT in store.names() or not store.steps():
         if step is not None:
-            raise UsageError(f"checkpoint_info: {folder.path} is not a history: omit step={step!r}")
-        return info_of(folder)
+            raise UsageError(f"checkpoint_info: {store.path} is not a history: omit step={step!r}")
+        return info_of(store)
     wanted = None if step is None else saved_steps.step_number("checkpoint_info", step)
-    chosen = saved_steps.chosen(folder, wanted, skip_corrupt=False)
+    chosen = saved_steps.chosen(store, wanted, skip_corrupt=False)
     if chosen is None:
-        raise saved_steps.none_saved(folder)
-    return info_of(folder.folder(step_names.step_name(chosen)))
+        raise saved_steps.none_saved(store)
+    return info_of(store.step(chosen))
 
 
-def info_of(folder: Folder) -> CheckpointInfo:
+def info_of(store: Store) -> CheckpointInfo:
     """Like `checkpoint_info`, for one checkpoint."""
-    checkpoint = open_folder(folder)
+    checkpoint = open_checkpoint(store)
     commit, manifest = checkpoint.commit, checkpoint.manifest
     leaves = {leaf.name: _leaf(checkpoint, n) for n, leaf in enumerate(manifest.leaves)}
     return CheckpointInfo(
-        path=folder.path,
+        path=store.path,
         step=commit.step,
         attempt=commit.attempt,
         saved_ns=commit.created_ns,
@@ -129,7 +128,7 @@ def info_of(folder: Folder) -> CheckpointInfo:
         mesh=manifest.mesh,
         bytes=commit.data_bytes,
         files=commit.num_files,
-        pinned=KEEP in folder.names(),
+        pinned=store.is_pinned,
         metrics=MappingProxyType(dict(commit.metrics)),
         user=MappingProxyType(dict(manifest.user)),
         leaves=MappingProxyType(leaves),

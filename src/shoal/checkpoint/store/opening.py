@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from shoal.checkpoint.disk import step_folder
-from shoal.checkpoint.disk.refusal import absent
-from shoal.checkpoint.disk.step_folder import COMMIT, in_folder
-from shoal.checkpoint.disk.storage import Folder
+from shoal import settings
 from shoal.checkpoint.format import json_files, table_files, tiling
 from shoal.checkpoint.format.records import (
     Blob,
@@ -24,17 +21,24 @@ from shoal.checkpoint.format.records import (
     Manifest,
 )
 from shoal.checkpoint.planning.read_plan import Items
+from shoal.checkpoint.store.interface import Attempt, Store, located
+from shoal.checkpoint.store.step_names import COMMIT
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
-from shoal.errors import CheckpointError, CorruptCheckpointError, NotCommittedError, StorageError
+from shoal.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    NotCommittedError,
+    StorageError,
+    UnsupportedCheckpointError,
+)
 from shoal.hashing import seal
-from shoal.paths import dangling_link
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A committed checkpoint; its manifest and index are verified."""
 
-    folder: Folder
+    store: Store
     commit: Commit
     manifest: Manifest
     index: Index
@@ -70,41 +74,41 @@ class Checkpoint:
         return dict(zip(processes, zip(first.tolist(), sizes.tolist(), strict=True), strict=True))
 
 
-def open_folder(folder: Folder) -> Checkpoint:
-    """Open the checkpoint committed in a directory.
+def open_checkpoint(store: Store) -> Checkpoint:
+    """Open the checkpoint committed in a place.
 
     Raises:
       NotCommittedError: nothing is committed there.
       CorruptCheckpointError, UnsupportedCheckpointError, StorageError: it cannot be read.
     """
-    commit = step_folder.committed(folder)
+    commit = store.committed()
     if commit is None:
-        raise NotCommittedError(f"{folder.path}: {_what_is_there(folder)}", path=folder.path)
+        raise NotCommittedError(f"{store.path}: {_what_is_there(store)}", path=store.path)
     try:
-        manifest_data = _read_blob(folder, commit.manifest)
-        index_data = _read_blob(folder, commit.index)
+        manifest_data = _read_blob(store, commit.manifest)
+        index_data = _read_blob(store, commit.index)
     except (CorruptCheckpointError, StorageError) as error:
-        raise deleted_meanwhile(folder, commit.attempt) or error from None
-    with in_folder(folder):
+        raise deleted_meanwhile(store, commit.attempt) or error from None
+    with located(store.path):
         manifest = json_files.decode_manifest(manifest_data, commit.manifest.name)
         index = table_files.decode_index(index_data, commit.index.name)
         tiling.check_whole(commit, manifest, index)
-    return Checkpoint(folder, commit, manifest, index)
+    return Checkpoint(store, commit, manifest, index)
 
 
-def deleted_meanwhile(folder: Folder, attempt: str) -> NotCommittedError | None:
+def deleted_meanwhile(store: Store, attempt: str) -> NotCommittedError | None:
     """Return the error for a checkpoint that was deleted after it was opened; None if it stands.
 
     Retention, by another job for example, deletes steps that a reader may have open: what the
     reader then lacks is no damage.
     """
     try:
-        commit = step_folder.committed(folder)
+        commit = store.committed()
     except CheckpointError:
         return None
     if commit is not None and commit.attempt == attempt:
         return None
-    return NotCommittedError(f"{folder.path}: was deleted while it was read", path=folder.path)
+    return NotCommittedError(f"{store.path}: was deleted while it was read", path=store.path)
 
 
 def _items(leaves: Sequence[LeafRecord]) -> Items:
@@ -117,34 +121,64 @@ def _items(leaves: Sequence[LeafRecord]) -> Items:
     return Items(num_bytes, per_byte)
 
 
-def _read_blob(folder: Folder, blob: Blob) -> bytes:
+def _read_blob(store: Store, blob: Blob) -> bytes:
     """Read a file that COMMIT vouches for."""
     try:
-        data = folder.read(blob.name, blob.bytes + 1)
+        data = store.read(blob.name, blob.bytes + 1)
         if len(data) == blob.bytes and seal(data).hex() == blob.sha256:
             return data
         what = "has changed since it was saved: its hash differs"
         if len(data) != blob.bytes:
             what = f"has changed since it was saved: it had {blob.bytes:,} bytes"
     except FileNotFoundError:
-        what = absent(folder.path, blob.name)
+        what = absent(store, blob.name)
     raise CorruptCheckpointError(
-        f"{folder.path}: {blob.name} {what}\n"
+        f"{store.path}: {blob.name} {what}\n"
         "restore another step, or put an undamaged copy in its place",
-        path=folder.path,
+        path=store.path,
         file=blob.name,
     )
 
 
-def _what_is_there(folder: Folder) -> str:
+def absent(store: Store, name: str) -> str:
+    """Return how a file is not there: it "is missing", or is a link that leads nowhere."""
+    why = store.why_absent(name)
+    return f"is missing: {why}" if why else "is missing"
+
+
+def unfinished(store: Store) -> str:
+    """Return what is known of a step that is not committed: "its save still runs (…)"; or "".
+
+    Which of several attempts will be committed is open: the one refreshed last is described.
+    """
+    if why := store.why_absent():
+        return why
+    with contextlib.suppress(CorruptCheckpointError, UnsupportedCheckpointError):
+        live = [one for one in store.state().attempts if one.is_live]
+        if live:
+            return _unfinished(min(live, key=lambda one: one.idle_s))
+    return ""
+
+
+def _unfinished(last: Attempt) -> str:
+    by = f"by {last.owner.get('host', '?')}, pid {last.owner.get('pid', '?')}"
+    who = f"({by}, touched {last.idle_s:.0f} s ago)"
+    if last.idle_s < settings.seconds("SHOAL_LEASE_S"):
+        return f"its save still runs {who}"
+    if last.is_complete:
+        return f"its save is complete, but not committed {who}: `shoal ckpt recover` commits it"
+    return f"its save ended before it was complete {who}"
+
+
+def _what_is_there(store: Store) -> str:
     """Return why there is nothing to read."""
-    names = folder.names()
+    names = store.names()
     at = COMMIT if COMMIT in names else ""
-    if link := dangling_link(os.path.join(folder.path, at)):
+    if link := store.why_absent(at):
         return link
     steps = [name for name in names if name.startswith("step_")]
     if steps:
         return f"is not a checkpoint but a history of {len(steps)} steps; pass the path of one"
-    if words := step_folder.unfinished(folder):
+    if words := unfinished(store):
         return f"nothing is committed; {words}"
     return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from shoal.checkpoint.disk.step_folder import in_folder
-from shoal.checkpoint.disk.step_names import check_place
-from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.json_files import decode_manifest
 from shoal.checkpoint.format.records import (
     Blob,
@@ -16,11 +13,13 @@ from shoal.checkpoint.format.records import (
     part_name,
 )
 from shoal.checkpoint.format.table_files import decode_part, join_parts
+from shoal.checkpoint.store.interface import Files, located
+from shoal.checkpoint.store.step_names import check_place
 from shoal.errors import CorruptCheckpointError
 from shoal.hashing import seal
 
 
-def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
+def assemble(place: Files, attempt: str) -> tuple[Manifest, Blob, Index]:
     """Read manifest and parts; check that they cover whole leaves and that their files exist.
 
     Raises:
@@ -28,23 +27,23 @@ def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
       CorruptCheckpointError: they contradict one another, the files, or the name of the directory.
     """
     name = manifest_name(attempt)
-    text = folder.read(name)
-    with in_folder(folder):
+    text = place.read(name)
+    with located(place.path):
         manifest = decode_manifest(text, name)
-        check_place(folder.path, manifest.step, name)
+        check_place(place.path, manifest.step, name)
         parts: list[Part] = []
         for process in range(manifest.num_processes):
             own = part_name(attempt, process)
-            parts.append(decode_part(folder.read(own), own))
+            parts.append(decode_part(place.read(own), own))
         index = join_parts(manifest, parts)
-        _check_files(folder, index)
+        _check_files(place, index)
     return manifest, blob_record(name, text), index
 
 
-def _check_files(folder: Folder, index: Index) -> None:
+def _check_files(place: Files, index: Index) -> None:
     for file in index.files:
         try:
-            size = folder.size(file.name)
+            size = place.size(file.name)
         except FileNotFoundError:
             words = "is missing"
         else:

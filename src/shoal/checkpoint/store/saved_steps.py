@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from shoal.arguments import check_flags, integer
-from shoal.checkpoint.disk import step_folder, sweep
-from shoal.checkpoint.disk.step_folder import COMMIT, KEEP, standing_commit
-from shoal.checkpoint.disk.step_names import check_place, step_name, step_of
-from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit
-from shoal.checkpoint.policies import Keep, Saved, doomed
+from shoal.checkpoint.planning.policies import Keep, Saved, doomed
+from shoal.checkpoint.store.interface import Store
+from shoal.checkpoint.store.opening import unfinished
+from shoal.checkpoint.store.step_names import COMMIT, check_place
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpointError,
@@ -25,7 +23,6 @@ from shoal.errors import (
     UnsupportedCheckpointError,
     UsageError,
 )
-from shoal.paths import dangling_link, local_path
 from shoal.runtime.system import fault_points
 
 MOST_STEPS = 1 << 62
@@ -38,7 +35,7 @@ class CommittedStep(NamedTuple):
     """A committed step."""
 
     step: int
-    folder: Folder
+    store: Store
     commit: Commit
 
 
@@ -54,16 +51,7 @@ def step_number(operation: str, step: object) -> int:
     return number
 
 
-def checked_path(path: object) -> str:
-    """Return the absolute path of a history.
-
-    Raises:
-      UsageError: it is not a path.
-    """
-    return os.path.abspath(local_path(path, f"Checkpoints: path={path!r}"))
-
-
-def check_history(root: Folder) -> None:
+def check_history(root: Store) -> None:
     """Reject a directory that is itself a checkpoint: as a history it would look empty.
 
     Raises:
@@ -76,37 +64,31 @@ def check_history(root: Folder) -> None:
         )
 
 
-def check_single(folder: Folder) -> None:
+def check_single(store: Store) -> None:
     """Refuse to save a single checkpoint into a history: it would hide the steps.
 
     Raises:
       UsageError: the directory holds steps.
     """
-    if count := len(folders(folder)):
+    if count := len(store.steps()):
         raise UsageError(
-            f"save({folder.path!r}): that is a history of {count} steps\n"
+            f"save({store.path!r}): that is a history of {count} steps\n"
             "save to another directory, or a step by `Checkpoints.save`"
         )
 
 
-def folders(root: Folder) -> list[tuple[int, Folder]]:
-    """Return the directories of all steps, in order, without reading them."""
-    steps = [(step, name) for name in root.names() if (step := step_of(name)) is not None]
-    return [(step, root.folder(name)) for step, name in sorted(steps)]
-
-
-def commits(root: Folder, *, skip_corrupt: bool = False) -> list[CommittedStep]:
+def commits(root: Store, *, skip_corrupt: bool = False) -> list[CommittedStep]:
     """Return the committed steps, in order.
 
     Raises:
       CorruptCheckpointError: a COMMIT contradicts itself or its files, unless `skip_corrupt`.
     """
     check_flags("all_steps", skip_corrupt=skip_corrupt)
-    return list(_committed(folders(root), _CORRUPT if skip_corrupt else ()))
+    return list(_committed(root.steps(), _CORRUPT if skip_corrupt else ()))
 
 
 def newest(
-    root: Folder,
+    root: Store,
     *,
     skip_corrupt: bool = False,
     passed: Collection[int] = (),
@@ -118,35 +100,35 @@ def newest(
       passed: steps to ignore.
       faults: receives the error of each step that is skipped; None: log a warning.
     """
-    pairs = [one for one in reversed(folders(root)) if one[0] not in passed]
+    pairs = [one for one in reversed(root.steps()) if one[0] not in passed]
     return next(_committed(pairs, _CORRUPT if skip_corrupt else (), faults), None)
 
 
-def require(root: Folder, step: int) -> CommittedStep:
+def require(root: Store, step: int) -> CommittedStep:
     """Return a committed step.
 
     Raises:
       NotCommittedError: it is not; the error names the nearest steps.
     """
-    folder = root.folder(step_name(step))
-    commit = step_folder.committed(folder)
+    store = root.step(step)
+    commit = store.committed()
     if commit is None:
-        words = step_folder.unfinished(folder)
-        if (commit := step_folder.committed(folder)) is None:  # not committed meanwhile either
+        words = unfinished(store)
+        if (commit := store.committed()) is None:  # not committed meanwhile either
             there = [one.step for one in commits(root, skip_corrupt=True)]
             detail = f"saved are {_listed(there, step)}" if there else "no step is"
             detail = f"{words}\n{detail}" if words else detail
             raise NotCommittedError(
-                f"{root.path}: step {step} is not saved; {detail}", path=folder.path
+                f"{root.path}: step {step} is not saved; {detail}", path=store.path
             )
-    return CommittedStep(step, folder, commit)
+    return CommittedStep(step, store, commit)
 
 
-def none_saved(root: Folder) -> NotCommittedError:
+def none_saved(root: Store) -> NotCommittedError:
     """Return the error for a history without any committed step."""
-    if link := dangling_link(root.path):
+    if link := root.why_absent():
         return NotCommittedError(f"{root.path}: no step is saved; {link}", path=root.path)
-    begun = ((step, step_folder.unfinished(folder)) for step, folder in reversed(folders(root)))
+    begun = ((step, unfinished(store)) for step, store in reversed(root.steps()))
     step, words = next((one for one in begun if one[1]), (None, ""))
     detail = f"; {words.replace('its save', f'the save of step {step}', 1)}" if words else ""
     return NotCommittedError(f"{root.path}: no step is saved{detail}", path=root.path)
@@ -157,7 +139,7 @@ def _listed(there: list[int], step: int) -> str:
     return ", ".join(map(str, near)) + (f" and {len(there) - 5} more" if len(there) > 5 else "")
 
 
-def chosen(root: Folder, step: int | None = None, *, skip_corrupt: bool) -> int | None:
+def chosen(root: Store, step: int | None = None, *, skip_corrupt: bool) -> int | None:
     """Return a committed step, or the newest for None; None if there is none.
 
     Raises:
@@ -170,29 +152,18 @@ def chosen(root: Folder, step: int | None = None, *, skip_corrupt: bool) -> int 
     return None if found is None else found.step
 
 
-def pin(root: Folder, step: int) -> None:
+def pin(root: Store, step: int) -> None:
     """Protect a step from retention. Raises as `require`, also if it is deleted concurrently."""
-    folder = require(root, step).folder
-    with contextlib.suppress(FileExistsError, FileNotFoundError):
-        folder.write_new(KEEP, b"")
-    folder.sync()
-    try:
-        require(root, step)  # after KEEP is there: see `delete_committed`
-    except NotCommittedError:
-        folder.remove(KEEP)
-        folder.remove_folder()
-        raise
+    while not require(root, step).store.pin():  # deleted concurrently, and perhaps saved again
+        pass
 
 
-def unpin(root: Folder, step: int) -> None:
+def unpin(root: Store, step: int) -> None:
     """Return a step to retention."""
-    folder = root.folder(step_name(step))
-    folder.remove(KEEP)
-    if folder.names():
-        folder.sync()
+    root.step(step).unpin()
 
 
-def delete_step(root: Folder, step: int) -> None:
+def delete_step(root: Store, step: int) -> None:
     """Delete a step that is not pinned, damaged or not.
 
     Raises:
@@ -200,36 +171,35 @@ def delete_step(root: Folder, step: int) -> None:
     """
     with contextlib.suppress(CorruptCheckpointError):
         require(root, step)
-    folder = root.folder(step_name(step))
-    if KEEP in folder.names() or not sweep.delete_damaged(folder):
+    if not root.step(step).delete_damaged():
         raise UsageError(f"delete: step {step} is pinned; unpin it first")
 
 
-def make_room(root: Folder, step: int) -> None:
+def make_room(root: Store, step: int) -> None:
     """Delete a damaged step so that it can be saved again.
 
     Raises:
       CorruptCheckpointError: the directory holds another step, which may be intact.
       UsageError: the step is pinned.
     """
-    folder = root.folder(step_name(step))
+    store = root.step(step)
     found = None
     with contextlib.suppress(CorruptCheckpointError):
-        found = standing_commit(folder)
-    if found and not folder.is_link():
-        check_place(folder.path, found[1].step, found[0])
+        found = store.standing()
+    if found and not store.is_link:
+        check_place(store.path, found.step, COMMIT)
     with contextlib.suppress(NotCommittedError):  # another process was faster
         delete_step(root, step)
 
 
 def _committed(
-    pairs: Iterable[tuple[int, Folder]],
+    pairs: Iterable[tuple[int, Store]],
     skipped: tuple[type[CheckpointError], ...],
     faults: dict[int, str] | None = None,
 ) -> Iterator[CommittedStep]:
-    for step, folder in pairs:
+    for step, store in pairs:
         try:
-            commit = step_folder.committed(folder)
+            commit = store.committed()
         except skipped as error:
             if faults is None:
                 _LOG.warning("step %d is left out: %s", step, error)
@@ -240,7 +210,7 @@ def _committed(
             add_remedy(error)
             raise
         if commit is not None:
-            yield CommittedStep(step, folder, commit)
+            yield CommittedStep(step, store, commit)
 
 
 def add_remedy(error: CorruptCheckpointError) -> None:
@@ -249,7 +219,7 @@ def add_remedy(error: CorruptCheckpointError) -> None:
     error.args = (f"{error}\n{detail}",)
 
 
-def open_history(root: Folder, *, idle_s: float | None) -> int | None:
+def open_history(root: Store, *, idle_s: float | None) -> int | None:
     """Prepare a history for a run: `tend` it, and return its newest step.
 
     Args:
@@ -264,18 +234,18 @@ def open_history(root: Folder, *, idle_s: float | None) -> int | None:
     return chosen(root, skip_corrupt=True)
 
 
-def tend(root: Folder, *, idle_s: float) -> None:
+def tend(root: Store, *, idle_s: float) -> None:
     """Clean up after crashes: commit complete attempts, end stale ones, spare live ones.
 
     Failures are logged as warnings: they must not make committed steps unreachable. Attempts behind
     a symbolic link are not ended: they are not part of this history.
     """
-    for step, folder in folders(root):
+    for step, store in root.steps():
         with _warning(step):
-            sweep.recover_step(folder)
+            store.recover()
         with _warning(step):
-            if not folder.is_link():
-                sweep.collect_garbage(folder, idle_s=idle_s)
+            if not store.is_link:
+                store.collect_garbage(idle_s=idle_s)
 
 
 @contextlib.contextmanager
@@ -287,7 +257,7 @@ def _warning(step: int) -> Iterator[None]:
 
 
 def retain(
-    root: Folder,
+    root: Store,
     keep: Keep,
     *,
     saved: int,
@@ -303,7 +273,7 @@ def retain(
     """
     fault_points.reach("retain.before", process)
     skipped = (CorruptCheckpointError, UnsupportedCheckpointError)
-    pairs = [one for one in folders(root) if one[0] not in damaged]
+    pairs = [one for one in root.steps() if one[0] not in damaged]
     steps = {one.step: one for one in _committed(pairs, skipped)}
     if (last := max(steps, default=saved)) > saved:
         _LOG.warning(
@@ -315,16 +285,14 @@ def retain(
     errors, gone = [], []
     for step in doomed(map(_saved, steps.values()), keep):
         try:
-            if step != saved and sweep.delete_committed(
-                steps[step].folder, steps[step].commit.attempt
-            ):
+            if step != saved and steps[step].store.delete(steps[step].commit.attempt):
                 gone.append(step)
         except CheckpointError as error:
             errors.append(error)
-    for step, folder in folders(root):
-        if step not in steps and not folder.is_link():
+    for step, store in root.steps():
+        if step not in steps and not store.is_link:
             with _warning(step), contextlib.suppress(*skipped):  # already reported
-                sweep.collect_garbage(folder, idle_s=idle_s)
+                store.collect_garbage(idle_s=idle_s)
     if errors:
         raise errors[0]
     return gone
@@ -332,5 +300,4 @@ def retain(
 
 def _saved(one: CommittedStep) -> Saved:
     commit = one.commit
-    is_pinned = KEEP in one.folder.names()
-    return Saved(one.step, commit.created_ns / 1e9, commit.metrics, is_pinned)
+    return Saved(one.step, commit.created_ns / 1e9, commit.metrics, one.store.is_pinned)

@@ -1,0 +1,416 @@
+"""The objects below a prefix as a store. See `bucket`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal import settings
+from shoal.checkpoint.bucket import register
+from shoal.checkpoint.bucket.objects import ObjectInfo, Objects
+from shoal.checkpoint.bucket.register import Change
+from shoal.checkpoint.format.json_files import (
+    decode_manifest,
+    encode_manifest,
+    encode_register,
+)
+from shoal.checkpoint.format.records import (
+    Commit,
+    Manifest,
+    Part,
+    Register,
+    index_name,
+    manifest_name,
+    part_name,
+)
+from shoal.checkpoint.format.table_files import encode_index, encode_part
+from shoal.checkpoint.store.assemble import assemble, blob_record, commit_of
+from shoal.checkpoint.store.interface import (
+    Attempt,
+    OpenFile,
+    Store,
+    StoreState,
+    ended,
+    incomplete,
+    located,
+    taken,
+)
+from shoal.checkpoint.store.step_names import (
+    COMMIT,
+    Listing,
+    check_place,
+    new_attempt,
+    pending_name,
+    step_name,
+    step_of,
+    temporary_name,
+)
+from shoal.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    SaveAbortedError,
+    StepAlreadyCommittedError,
+    StorageError,
+    UnsupportedCheckpointError,
+)
+from shoal.runtime.system import fault_points
+
+_BEAT_S = 30.0  # an object may be written about once a second, and each request costs something
+_UNREADABLE = (CorruptCheckpointError, UnsupportedCheckpointError)
+
+
+class ObjectStore:
+    """See `store.interface.Store`."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._refreshed = (-math.inf, b"")  # when this process refreshed a lease, and its contents
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    def __str__(self) -> str:
+        return self.path
+
+    # ---- where
+
+    @property
+    def path(self) -> str:
+        """See `Store.path`."""
+        return self._objects.url
+
+    def step(self, step: int) -> Store:
+        """See `Store.step`."""
+        return ObjectStore(self._objects.below(step_name(step)))
+
+    def steps(self) -> list[tuple[int, Store]]:
+        """See `Store.steps`."""
+        found = [step for name in self._objects.folders() if (step := step_of(name)) is not None]
+        return [(step, self.step(step)) for step in sorted(found)]
+
+    def names(self) -> list[str]:
+        """See `Store.names`."""
+        return sorted([*(one.name for one in self._objects.infos()), *self._objects.folders()])
+
+    def why_absent(self, name: str = "") -> str:
+        """See `Store.why_absent`."""
+        return ""
+
+    @property
+    def is_link(self) -> bool:
+        """See `Store.is_link`."""
+        return False
+
+    # ---- files
+
+    def size(self, name: str) -> int:
+        """See `Store.size`."""
+        return self._objects.info(name).bytes
+
+    def read(self, name: str, most_bytes: int = 1 << 31) -> bytes:
+        """See `Store.read`."""
+        return self._objects.read(name)[0]
+
+    def read_at(self, name: str, offset: int, into: memoryview) -> int:
+        """See `Store.read_at`."""
+        return self._objects.read_at(name, offset, into)
+
+    def leave(self, name: str) -> None:
+        """See `Store.leave`."""
+        self._objects.put(name, b"")
+
+    def remove(self, name: str) -> None:
+        """See `Store.remove`."""
+        self._objects.remove([name])
+
+    # ---- one save
+
+    def check_writable(self) -> int | None:
+        """See `Store.check_writable`."""
+        return None
+
+    def begin(self, manifest: Manifest, owner: Mapping[str, Any]) -> None:
+        """See `Store.begin`."""
+        attempt = manifest.attempt
+        self._check_open(register.read(self._objects).register, attempt, "begin")
+        self._objects.put(pending_name(attempt), json.dumps(dict(owner), sort_keys=True).encode())
+        self._objects.put(manifest_name(attempt), encode_manifest(manifest))
+
+    def _check_open(self, found: Register, attempt: str, phase: str) -> None:
+        if found.commit is not None and found.commit.attempt != attempt:
+            raise taken(self.path, found.commit)
+        if attempt in found.ended:
+            raise ended(self.path, attempt, phase)
+
+    def is_open(self, attempt: str) -> bool:
+        """See `Store.is_open`. That the register still permits it is checked by the commit."""
+        try:
+            self._objects.info(pending_name(attempt))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def refresh(self, attempt: str) -> None:
+        """See `Store.refresh`."""
+        last, owner = self._refreshed
+        if time.monotonic() < last + _BEAT_S:
+            return
+        with contextlib.suppress(FileNotFoundError):  # committed or ended by now
+            owner = owner or self._objects.read(pending_name(attempt))[0]
+            self._objects.put(pending_name(attempt), owner)
+            self._refreshed = time.monotonic(), owner
+
+    def open_new(self, name: str, num_bytes: int) -> OpenFile:
+        """See `Store.open_new`."""
+        return self._objects.open_new(name, num_bytes)
+
+    def write_part(self, part: Part) -> None:
+        """See `Store.write_part`."""
+        self._objects.put(part_name(part.attempt, part.process), encode_part(part))
+
+    def missing_parts(self, attempt: str) -> list[int]:
+        """See `Store.missing_parts`."""
+        count, missing = self._manifest(attempt).num_processes, []
+        for process in range(count):
+            try:
+                self._objects.info(part_name(attempt, process))
+            except FileNotFoundError:
+                missing.append(process)
+        return missing
+
+    def _manifest(self, attempt: str) -> Manifest:
+        name = manifest_name(attempt)
+        with located(self.path):
+            return decode_manifest(self.read(name), name)
+
+    def commit(self, attempt: str) -> Commit:
+        """See `Store.commit`."""
+        fault_points.reach("save.assemble", None)
+        found = register.read(self._objects).register
+        if attempt in found.ended:
+            self._remove_attempt(attempt)  # including files written after its end
+        self._check_open(found, attempt, "commit")
+        if found.commit is None:
+            found = self._join_and_commit(attempt)
+        if found.commit is None:
+            raise ended(self.path, attempt, "commit")
+        fault_points.reach("save.committed", None)
+        with contextlib.suppress(CheckpointError, OSError):  # it is saved; a later call tidies
+            self._tidy(found.commit)
+            fault_points.reach("save.tidied", None)
+        return found.commit
+
+    def _join_and_commit(self, attempt: str) -> Register:
+        try:
+            joined = self._joined(attempt)
+        except (SaveAbortedError, *_UNREADABLE):
+            # Other processes may commit, tidy or end it concurrently; the current state counts.
+            found = register.read(self._objects).register
+            self._check_open(found, attempt, "commit")
+            if found.commit is None:
+                raise
+            return found
+        return self._change(register.committing(self.path, joined))
+
+    def _joined(self, attempt: str) -> Commit:
+        """Write the index of an attempt, and return what COMMIT is to say."""
+        try:
+            manifest, manifest_blob, index = assemble(self, attempt)
+        except FileNotFoundError as error:
+            missing = None
+            with contextlib.suppress(FileNotFoundError, *_UNREADABLE):
+                missing = self.missing_parts(attempt)
+            raise incomplete(self.path, attempt, missing) from error
+        name, data = index_name(attempt), encode_index(index)
+        self._objects.put(name, data)  # equal bytes, whichever process writes them
+        fault_points.reach("save.indexed", None)
+        fault_points.reach("save.link", None)
+        return commit_of(manifest, manifest_blob, index, blob_record(name, data))
+
+    def _change(self, act: Change) -> Register:
+        return register.change(self._objects, act, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"))
+
+    def is_standing(self, attempt: str) -> bool:
+        """See `Store.is_standing`."""
+        with contextlib.suppress(CheckpointError, OSError):
+            found = self.standing()
+            return found is not None and found.attempt == attempt
+        return False
+
+    def commit_despite(self, error: StorageError, attempt: str) -> Commit:
+        """See `Store.commit_despite`. What was read from a bucket survives."""
+        found = self.standing()
+        if found is None or found.attempt != attempt:  # deleted meanwhile
+            raise error
+        return found
+
+    def abandon(self, attempt: str) -> Commit | None:
+        """See `Store.abandon`."""
+        found = self._change(register.ending(attempt))
+        if found.commit is not None and found.commit.attempt == attempt:
+            return found.commit
+        self._remove_attempt(attempt)
+        return None
+
+    def _remove_attempt(self, attempt: str) -> list[str]:
+        """Remove the files of an attempt that can no longer be committed."""
+        names = self._files().attempts.get(attempt, ())
+        self._objects.remove(names)
+        return list(names)
+
+    def _files(self) -> Listing:
+        return Listing.of(one.name for one in self._objects.infos())
+
+    def _tidy(self, commit: Commit) -> None:
+        self._objects.remove(_left_over(commit, self._files().attempts.get(commit.attempt, ())))
+
+    # ---- upkeep
+
+    def committed(self) -> Commit | None:
+        """See `Store.committed`."""
+        commit = self.standing()
+        if commit is not None:
+            check_place(self.path, commit.step, COMMIT)
+        return commit
+
+    def standing(self) -> Commit | None:
+        """See `Store.standing`."""
+        return register.read(self._objects).register.commit
+
+    def state(self) -> StoreState:
+        """See `Store.state`."""
+        infos = {one.name: one for one in self._objects.infos()}
+        found = register.read(self._objects).register  # after the listing: committed meanwhile
+        files = Listing.of(infos)
+        own = found.commit.attempt if found.commit else ""
+        now = self._now() if files.attempts.keys() - {own} else 0.0
+        attempts = [
+            self._look_at(attempt, names, infos, found, now)
+            for attempt, names in files.attempts.items()
+            if attempt != own
+        ]
+        if found.commit is not None:
+            check_place(self.path, found.commit.step, COMMIT)
+        return StoreState(found.commit, attempts, (), found.is_pinned, files.others)
+
+    def _look_at(
+        self,
+        attempt: str,
+        names: tuple[str, ...],
+        infos: Mapping[str, ObjectInfo],
+        found: Register,
+        now: float,
+    ) -> Attempt:
+        pending = infos.get(pending_name(attempt))
+        is_live = pending is not None and attempt not in found.ended
+        age_s = now - pending.modified_s if pending is not None and is_live else math.inf
+        owner, is_complete = {}, False
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            owner = json.loads(self.read(pending_name(attempt)))
+        with contextlib.suppress(FileNotFoundError, *_UNREADABLE):
+            parts = [part_name(attempt, p) for p in range(self._manifest(attempt).num_processes)]
+            is_complete = infos.keys() >= {*parts}
+        ahead_s = max(0.0, -age_s)
+        return Attempt(attempt, is_live, is_complete, max(0.0, age_s), owner, names, ahead_s)
+
+    def _now(self) -> float:
+        """Return the time by the bucket's clock, which stamps objects."""
+        name = temporary_name(new_attempt())
+        try:
+            self._objects.put(name, b"")
+        except StorageError:  # this process may only read
+            return time.time()
+        try:
+            return self._objects.info(name).modified_s
+        finally:
+            self._objects.remove([name])
+
+    def recover(self) -> Commit | None:
+        """See `Store.recover`."""
+        found = register.read(self._objects).register
+        self._sweep(found)
+        if found.commit is not None:
+            check_place(self.path, found.commit.step, COMMIT)
+            return found.commit
+        attempts = [one for one in self.state().attempts if one.is_live and one.is_complete]
+        for attempt in sorted(attempts, key=lambda one: (one.is_ahead, one.idle_s)):
+            # One that cannot be committed is left to `collect_garbage`; the next may succeed.
+            with contextlib.suppress(SaveAbortedError, *_UNREADABLE):
+                try:
+                    return self.commit(attempt.id)
+                except StepAlreadyCommittedError:
+                    break
+        return self.committed()
+
+    def _sweep(self, found: Register) -> list[str]:
+        """Remove what the register says is over: ended attempts, what a commit has left."""
+        files = self._files().attempts
+        names = [name for attempt in found.ended for name in files.get(attempt, ())]
+        if found.commit is not None:
+            names += _left_over(found.commit, files.get(found.commit.attempt, ()))
+        if names:
+            self._objects.remove(names)
+        return names
+
+    def collect_garbage(self, *, idle_s: float) -> list[str]:
+        """See `Store.collect_garbage`."""
+        self.recover()
+        removed: list[str] = []
+        for attempt in self.state().attempts:
+            # Without PENDING it has been idle for ever.
+            if attempt.idle_s >= idle_s and self.abandon(attempt.id) is None:
+                removed += attempt.names
+        return removed
+
+    def delete(self, attempt: str) -> bool:
+        """See `Store.delete`."""
+        found = self._change(register.deleting(attempt))
+        if found.commit is not None and found.commit.attempt == attempt:  # pinned
+            return False
+        if attempt in found.ended:
+            fault_points.reach("delete.marked", None)
+            self._remove_attempt(attempt)
+        return True
+
+    def delete_damaged(self) -> bool:
+        """See `Store.delete_damaged`."""
+        try:
+            found = self.standing()
+        except CorruptCheckpointError:
+            self._delete_unreadable()
+            return True
+        return found is None or self.delete(found.attempt)
+
+    def _delete_unreadable(self) -> None:
+        """Write the register anew: every attempt with files here is ended."""
+        gone = tuple(self._files().attempts)
+        data = encode_register(Register(ended=gone, nonce=secrets.token_hex(8)))
+        with contextlib.suppress(FileExistsError):  # another process did it
+            self._objects.put_over(COMMIT, data, self._objects.info(COMMIT).version)
+        self._sweep(register.read(self._objects).register)
+
+    @property
+    def is_pinned(self) -> bool:
+        """See `Store.is_pinned`."""
+        with contextlib.suppress(*_UNREADABLE):
+            return register.read(self._objects).register.is_pinned
+        return False
+
+    def pin(self) -> bool:
+        """See `Store.pin`."""
+        return self._change(register.pinning).commit is not None
+
+    def unpin(self) -> None:
+        """See `Store.unpin`."""
+        self._change(register.unpinning)
+
+
+def _left_over(commit: Commit, names: Sequence[str]) -> list[str]:
+    """Return the files that a committed attempt no longer needs."""
+    keep = (commit.manifest.name, commit.index.name)
+    return [name for name in names if name not in keep and not name.startswith("data-")]

@@ -1,0 +1,139 @@
+"""The register of a step: what is committed, ended and pinned, in one object that is never removed.
+
+A change is a function of the register that was read, and returns the register to write, or None if
+there is nothing to change any more. It is called again after every write, also a successful one: so
+what is true in the end was read, and not concluded from the answer to a write.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from shoal.checkpoint.bucket.objects import Objects, UnclearError
+from shoal.checkpoint.format.json_files import decode_register, encode_register
+from shoal.checkpoint.format.records import Commit, Register
+from shoal.checkpoint.store.interface import ended, located, taken
+from shoal.checkpoint.store.step_names import COMMIT
+from shoal.errors import StorageError
+
+Change = Callable[[Register], Register | None]
+
+_PAUSE_S = 0.05  # before the second try, at most; doubled for each further one
+_LONGEST_PAUSE_S = 5.0
+
+
+class Read(NamedTuple):
+    """The register as it was read."""
+
+    register: Register
+    version: str | None  # None: there is none yet
+
+
+def read(objects: Objects) -> Read:
+    """Read the register.
+
+    Raises:
+      CorruptCheckpointError, UnsupportedCheckpointError: it cannot be read.
+    """
+    try:
+        data, version = objects.read(COMMIT)
+    except FileNotFoundError:
+        return Read(Register(), None)
+    with located(objects.url):
+        return Read(decode_register(data), version)
+
+
+def change(objects: Objects, act: Change, *, timeout_s: float) -> Register:
+    """Change the register, and return it as it is then.
+
+    Raises:
+      What `act` raises.
+      StorageError: the bucket could not be asked, or others changed it all the time.
+    """
+    limit, pause_s = time.monotonic() + timeout_s, _PAUSE_S
+    while True:
+        found = read(objects)
+        wanted = act(found.register)
+        if wanted is None:
+            return found.register
+        problem: StorageError
+        try:
+            _write(objects, wanted, found.version)
+            continue
+        except UnclearError as error:
+            problem = error
+        except FileExistsError:  # it was changed; or by ourselves, as reading will show
+            words = f"{objects.url}: other processes changed COMMIT all the time"
+            problem = StorageError(words, path=objects.url)
+        if time.monotonic() + pause_s > limit:
+            raise problem
+        threading.Event().wait(pause_s * random.random())
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _write(objects: Objects, register: Register, version: str | None) -> None:
+    # Versions may be hashes of the contents: without a nonce, A → B → A would look unchanged.
+    data = encode_register(replace(register, nonce=secrets.token_hex(8)))
+    if version is None:
+        objects.put_new(COMMIT, data)
+    else:
+        objects.put_over(COMMIT, data, version)
+
+
+# ---- The changes. Each may find that another process has made it, or made it impossible.
+
+
+def committing(path: str, commit: Commit) -> Change:
+    """Commit an attempt, unless another one is committed, or this one is ended."""
+
+    def act(found: Register) -> Register | None:
+        if found.commit is not None:
+            if found.commit.attempt == commit.attempt:
+                return None
+            raise taken(path, found.commit)
+        if commit.attempt in found.ended:
+            raise ended(path, commit.attempt, "commit")
+        return replace(found, commit=commit)
+
+    return act
+
+
+def ending(attempt: str) -> Change:
+    """End an attempt, unless it is committed."""
+
+    def act(found: Register) -> Register | None:
+        is_committed = found.commit is not None and found.commit.attempt == attempt
+        if is_committed or attempt in found.ended:
+            return None
+        return replace(found, ended=(*found.ended, attempt))
+
+    return act
+
+
+def deleting(attempt: str) -> Change:
+    """Undo the commit of an attempt, and end it, unless it is pinned."""
+
+    def act(found: Register) -> Register | None:
+        if found.commit is None or found.commit.attempt != attempt or found.is_pinned:
+            return None
+        return replace(found, commit=None, ended=(*found.ended, attempt))
+
+    return act
+
+
+def pinning(found: Register) -> Register | None:
+    """Pin what is committed."""
+    if found.commit is None or found.is_pinned:
+        return None
+    return replace(found, is_pinned=True)
+
+
+def unpinning(found: Register) -> Register | None:
+    """Undo `pinning`."""
+    return replace(found, is_pinned=False) if found.is_pinned else None
