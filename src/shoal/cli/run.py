@@ -101,9 +101,9 @@ Exit code:
   2      wrong usage
   70-74  raised by shoal: processes disagree, lost process, failed peer,
          deadline, the job did not start
-  75     all processes ended with 0 (or 75) because shoal.preempted was True:
-         requeue the job. The last line says which steps will be repeated. Not
-         returned if a save failed after the notice
+  75     all processes ended with 0 or 75 because shoal.preempted was True, or
+         all ended with 75: requeue the job. The last line says which steps
+         will be repeated. After a failed save, only if all ended with 75
   77     --stalled-after: all processes were alive, and none made progress
 """
 
