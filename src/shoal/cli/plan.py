@@ -38,7 +38,8 @@ _Tree = Annotated[
     str, typer.Option("--params", metavar="FILE", help="A tree of them in JSON; -: from stdin.")
 ]
 _Payload = Annotated[
-    str, typer.Option("--bytes", help="Bytes that each device contributes to a collective.")
+    str,
+    typer.Option("--bytes", help="Bytes on each device before a collective; of all_gather, after."),
 ]
 _Link = Annotated[str, typer.Option(help="Speed of a link: 50GB/s or 400Gbit/s.")]
 _Network = Annotated[str, typer.Option(help="Speed of a host's network.")]

@@ -6,8 +6,9 @@ import contextlib
 import json
 import math
 import secrets
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal import settings
@@ -67,8 +68,10 @@ _UNREADABLE = (CorruptCheckpointError, UnsupportedCheckpointError)
 class ObjectStore:
     """See `store.interface.Store`."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, checked: threading.Event | None = None) -> None:
+        """`checked`: set once a store of this bucket was seen to keep conditions."""
         self._objects = objects
+        self._checked = checked or threading.Event()
         self._refreshed = (-math.inf, b"")  # when this process refreshed a lease, and its contents
 
     def __repr__(self) -> str:
@@ -86,7 +89,7 @@ class ObjectStore:
 
     def step(self, step: int) -> Store:
         """See `Store.step`."""
-        return ObjectStore(self._objects.below(step_name(step)))
+        return ObjectStore(self._objects.below(step_name(step)), self._checked)
 
     def steps(self) -> list[tuple[int, Store]]:
         """See `Store.steps`."""
@@ -137,6 +140,9 @@ class ObjectStore:
     def begin(self, manifest: Manifest, owner: Mapping[str, Any]) -> None:
         """See `Store.begin`."""
         attempt = manifest.attempt
+        if not self._checked.is_set():
+            _check_conditions(self._objects)
+            self._checked.set()
         self._check_open(register.read(self._objects).register, attempt, "begin")
         self._objects.put(pending_name(attempt), json.dumps(dict(owner), sort_keys=True).encode())
         self._objects.put(manifest_name(attempt), encode_manifest(manifest))
@@ -408,6 +414,37 @@ class ObjectStore:
     def unpin(self) -> None:
         """See `Store.unpin`."""
         self._change(register.unpinning)
+
+
+def _check_conditions(objects: Objects) -> None:
+    """Refuse a server that ignores the conditions of writes: two saves of a step would both commit.
+
+    Raises:
+      StorageError: it overwrites what exists, or what has changed.
+    """
+    name = temporary_name(new_attempt())
+    try:
+        objects.put_new(name, b"first")
+        stale = objects.info(name).version
+        is_kept = not _writes(objects.put_new, name, b"second")
+        objects.put(name, b"third")
+        if not is_kept or _writes(objects.put_over, name, b"fourth", stale):
+            raise StorageError(
+                f"{objects.url}: this server ignores the conditions of writes "
+                f"({'If-Match' if is_kept else 'If-None-Match'}), so of two saves of one step both "
+                "would be committed\nsave to another server, or to a newer version of this one",
+                path=objects.url,
+            )
+    finally:
+        objects.remove([name])
+
+
+def _writes(put: Callable[..., None], *arguments: object) -> bool:
+    try:
+        put(*arguments)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _left_over(commit: Commit, names: Sequence[str]) -> list[str]:

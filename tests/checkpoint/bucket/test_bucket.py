@@ -1,0 +1,255 @@
+"""Buckets as programs use them: on moto, a real server of S3's protocol."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import shoal
+from checkpoint.bucket import servers
+from checkpoint.file_level_saves import Save
+from shoal.checkpoint.at import store_at
+from shoal.checkpoint.bucket.address import Bucket
+from shoal.checkpoint.bucket.object_store import ObjectStore
+from shoal.checkpoint.bucket.objects import MemoryObjects
+from shoal.checkpoint.disk.local_store import LocalStore
+from shoal.checkpoint.restoring.restore import restore
+from shoal.checkpoint.saving.save import save
+from shoal.errors import StepAlreadyCommittedError, StorageError, UsageError, UsageTypeError
+from shoal.runtime.client.in_process import LocalJob
+
+
+@pytest.fixture(scope="module")
+def server():
+    with servers.moto() as address:
+        yield address
+
+
+@pytest.fixture
+def bucket(server, request):
+    name = request.node.name.lower().replace("_", "-")[:50].split("[")[0].strip("-")
+    servers.make_bucket(server, name)
+    return f"s3://{name}"
+
+
+@pytest.fixture
+def env(server):
+    """The environment of a program that knows nothing of the server but what users export."""
+    return {
+        **os.environ,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": server,
+        "JAX_PLATFORMS": "cpu",
+    }
+
+
+def one():
+    return LocalJob(1).coordinators[0]
+
+
+def test_large_arrays_come_back_on_another_mesh(server, bucket):
+    place = Bucket(f"{bucket}/run", **servers.options(server)).objects()
+    mesh = shoal.make_mesh({"x": 4, "y": 2})
+    big = jax.device_put(
+        np.random.default_rng(0).random((3000, 1504)).astype(np.float32),
+        shoal.named_sharding(shoal.Layout(mesh, "x", "y")),
+    )
+    tree = {"big": big, "small": np.arange(5), "n": 3}
+    save.on(one(), place, tree)
+    other = shoal.make_mesh({"a": 8})
+    target = {"big": shoal.Layout(other, None, "a"), "small": None, "n": None}
+    del target["small"], target["n"]
+    back = restore.on(one(), place, target, only="big")
+    assert back["big"].sharding.spec == jax.P(None, "a")
+    assert np.asarray(back["big"]).tobytes() == np.asarray(big).tobytes()
+    assert restore.on(one(), place)["small"].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(StepAlreadyCommittedError, match="nothing is overwritten"):
+        save.on(one(), place, tree)
+
+
+def test_the_parts_of_an_upload_may_come_in_any_order(server, bucket):
+    store = Bucket(f"{bucket}/run", **servers.options(server)).objects()
+    data = np.random.default_rng(1).bytes(21 << 20)
+    step = 3 << 20
+    file = store.open_new("data", len(data))
+
+    def write(begin):
+        file.write(memoryview(data)[begin : begin + step], begin)
+
+    offsets = list(range(0, len(data), step))
+    threads = [threading.Thread(target=write, args=(begin,)) for begin in reversed(offsets)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    file.write(memoryview(bytes(4096)), len(data))  # padding: nothing of it is kept
+    file.finish(len(data))
+    assert store.read("data") == data
+
+
+def test_an_upload_that_is_given_up_leaves_nothing(server, bucket):
+    store = Bucket(f"{bucket}/run", **servers.options(server)).objects()
+    file = store.open_new("data", 30 << 20)
+    file.write(memoryview(bytes(10 << 20)), 0)
+    file.discard()
+    assert store.names() == []
+
+
+def test_a_bucket_that_is_not_there(server):
+    store = Bucket("s3://nowhere-at-all/run", **servers.options(server)).objects()
+    file = store.open_new("data", 1 << 20)
+    file.write(memoryview(bytes(1 << 20)), 0)
+    with pytest.raises(StorageError, match="cannot write s3://nowhere-at-all/run/data"):
+        file.finish(1 << 20)
+    with pytest.raises((StorageError, FileNotFoundError)):
+        Save("00000000000a").begin(store)
+
+
+TRAIN = """
+import sys
+import numpy as np
+import shoal
+from shoal.checkpoint.bucket.address import Bucket
+
+shoal.initialize()
+with shoal.Checkpoints(Bucket(sys.argv[1]).objects(), keep=2) as ckpts:
+    state, first = ckpts.resume(None, {"w": np.zeros(3)})
+    for step in range(first, first + 3):
+        state = {"w": state["w"] + 1}
+        ckpts.save(step, state)
+if shoal.process_index() == 0:
+    print(first, ckpts.all_steps(), state["w"].tolist())
+"""
+
+
+def test_a_job_of_two_processes_saves_and_resumes_by_a_url(bucket, env, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    command = [sys.executable, "-m", "shoal", "run", "-n", "2", "--only", "0", str(script)]
+
+    def run(*arguments):
+        done = subprocess.run(
+            [*command, *arguments], env=env, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done
+        return done.stdout
+
+    assert run(f"{bucket}/run") == "p0| 0 (1, 2) [3.0, 3.0, 3.0]\n"
+    assert run(f"{bucket}/run") == "p0| 3 (4, 5) [6.0, 6.0, 6.0]\n"
+
+
+# ---- addresses
+
+
+@pytest.mark.parametrize(
+    ("path", "url"),
+    [
+        ("s3://b/run", "s3://b/run"),
+        ("s3://b//run/", "s3://b/run"),
+        ("s3://b", "s3://b"),
+        ("gs://b/a/b", "gs://b/a/b"),
+        (pathlib.Path("s3://b/x"), "s3://b/x"),
+    ],
+)
+def test_addresses(path, url, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    options = {"skip_signature": True} if url.startswith("gs") else {}
+    assert Bucket(path, **options).url == url
+    assert Bucket(path, **options).objects().step(3).path == f"{url}/step_000000000003"
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "words"),
+    [
+        ("/runs", {}, "no address of a bucket"),
+        ("ftp://b/x", {}, "no address of a bucket"),
+        ("s3://b/x", {"acces_key": 1}, "acces_key"),
+        ("az://c/x", {}, "which storage account"),
+        ("s3://b/x", {"store": object(), "region": "r"}, "not both"),
+    ],
+)
+def test_what_is_refused_at_once(url, options, words, monkeypatch):
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(UsageError, match=words):
+        Bucket(url, **options)
+    with pytest.raises(UsageTypeError, match="must be a string"):
+        Bucket(3)
+
+
+def test_a_store_at_a_path(tmp_path):
+    store = ObjectStore(MemoryObjects())
+    assert store_at(store, "save") is store
+    assert isinstance(store_at(tmp_path, "save"), LocalStore)
+
+
+def test_without_obstore_the_error_names_the_extra(tmp_path):
+    (tmp_path / "obstore.py").write_text("raise ModuleNotFoundError('no', name='obstore')")
+    program = (
+        "from shoal.checkpoint.bucket.address import Bucket; Bucket('s3://b/x', access_key_id='a')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.path.dirname(shoal.__path__[0])}"},
+    )  # fmt: skip
+    assert "s3://b/x: buckets need obstore: pip install shoal[cloud]" in done.stderr
+
+
+def test_a_forked_child_is_told(env, bucket):
+    program = f"""
+import os, sys, shoal
+from shoal.checkpoint.bucket.address import Bucket
+store = Bucket("{bucket}/run").objects()
+store.leave("x")
+child = os.fork()
+if not child:
+    try:
+        store.names()
+    except shoal.errors.UsageError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(store.names())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert "start it with multiprocessing's `spawn`" in done.stdout, done
+    assert done.stdout.endswith("['x']\n"), done
+
+
+# ---- servers that do not keep what they promise
+
+
+class WithoutConditions(MemoryObjects):
+    """A bucket that overwrites what exists."""
+
+    def put_new(self, name, data):
+        self.put(name, data)
+
+
+class WithoutVersions(MemoryObjects):
+    """A bucket that overwrites what has changed."""
+
+    def put_over(self, name, data, version):
+        self.put(name, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [(WithoutConditions, "If-None-Match"), (WithoutVersions, "If-Match")]
+)
+def test_a_server_that_ignores_conditions_is_refused(kind, what):
+    store = ObjectStore(kind())
+    with pytest.raises(StorageError, match=f"ignores the conditions of writes .{what}"):
+        Save("00000000000a").begin(store)
+    assert store.names() == []
