@@ -16,10 +16,10 @@ def count_from_now(job):
     job.began = time.monotonic()
 
 
-def kill_1(job, script):
+def kill_1(job, script, **env):
     """Start two processes, kill number 1 once it has said that it is ready; return the other."""
-    job.start(0, 2, script)
-    victim = job.start(1, 2, script)
+    job.start(0, 2, script, **env)
+    victim = job.start(1, 2, script, **env)
     victim.until_said("ready")
     victim.kill()
     count_from_now(job)
@@ -84,14 +84,19 @@ except Exception as error:
 @pytest.mark.parametrize("ends", ["train()", CAUGHT], ids=["at once", "caught first"])
 def test_an_error_of_the_runtime_is_explained(job, ends):
     one_device = IN_FLIGHT.replace("timeout_s=30", "timeout_s=30, virtual_devices=1")
-    survivor = kill_1(job, one_device + TRAINING + ends)
+    survivor = kill_1(job, one_device + TRAINING + ends, SHOAL_ABORT_AFTER_S="5")
     assert survivor.code == 71, survivor
+    assert survivor.ended_s < 15
+    assert job.leaves_no_orphan()
+    first = survivor.err.splitlines()[0]
+    if "it hangs, and is ended" in first:  # gloo does not always notice that its peer is gone
+        assert "process 1 (" in first, survivor
+        assert " is lost: " in first, survivor
+        return
     assert "Error: " in survivor.err
     said = [line for line in survivor.err.splitlines() if line.startswith("shoal: process 1 of 2")]
     assert any("is lost" in line for line in said), survivor
     assert survivor.err.endswith("  Exit code 71 (of this process).\n")
-    assert survivor.ended_s < 15
-    assert job.leaves_no_orphan()
 
 
 @pytest.mark.usefixtures("interpreters")
