@@ -93,12 +93,14 @@ class ObjectStore:
 
     def steps(self) -> list[tuple[int, Store]]:
         """See `Store.steps`."""
-        found = [step for name in self._objects.folders() if (step := step_of(name)) is not None]
+        names = self._objects.listed().folders
+        found = [step for name in names if (step := step_of(name)) is not None]
         return [(step, self.step(step)) for step in sorted(found)]
 
     def names(self) -> list[str]:
         """See `Store.names`."""
-        return sorted([*(one.name for one in self._objects.infos()), *self._objects.folders()])
+        found = self._objects.listed()
+        return sorted([*(one.name for one in found.infos), *found.folders])
 
     def why_absent(self, name: str = "") -> str:
         """See `Store.why_absent`."""
@@ -207,7 +209,7 @@ class ObjectStore:
             raise ended(self.path, attempt, "commit")
         fault_points.reach("save.committed", None)
         with contextlib.suppress(CheckpointError, OSError):  # it is saved; a later call tidies
-            self._tidy(found.commit)
+            self._tidy(found)
             fault_points.reach("save.tidied", None)
         return found.commit
 
@@ -263,17 +265,20 @@ class ObjectStore:
         self._remove_attempt(attempt)
         return None
 
-    def _remove_attempt(self, attempt: str) -> list[str]:
+    def _remove_attempt(self, attempt: str) -> None:
         """Remove the files of an attempt that can no longer be committed."""
-        names = self._files().attempts.get(attempt, ())
-        self._objects.remove(names)
-        return list(names)
+        self._objects.remove(self._files().attempts.get(attempt, ()))
 
     def _files(self) -> Listing:
-        return Listing.of(one.name for one in self._objects.infos())
+        return Listing.of(one.name for one in self._objects.listed().infos)
 
-    def _tidy(self, commit: Commit) -> None:
-        self._objects.remove(_left_over(commit, self._files().attempts.get(commit.attempt, ())))
+    def _tidy(self, found: Register) -> None:
+        """Remove what the register says is over: ended attempts, what a commit has left."""
+        files = self._files().attempts
+        names = [name for attempt in found.ended for name in files.get(attempt, ())]
+        if found.commit is not None:
+            names += _left_over(found.commit, files.get(found.commit.attempt, ()))
+        self._objects.remove(names)
 
     # ---- upkeep
 
@@ -290,7 +295,7 @@ class ObjectStore:
 
     def state(self) -> StoreState:
         """See `Store.state`."""
-        infos = {one.name: one for one in self._objects.infos()}
+        infos = {one.name: one for one in self._objects.listed().infos}
         found = register.read(self._objects).register  # after the listing: committed meanwhile
         files = Listing.of(infos)
         own = found.commit.attempt if found.commit else ""
@@ -339,7 +344,7 @@ class ObjectStore:
     def recover(self) -> Commit | None:
         """See `Store.recover`."""
         found = register.read(self._objects).register
-        self._sweep(found)
+        self._tidy(found)
         if found.commit is not None:
             check_place(self.path, found.commit.step, COMMIT)
             return found.commit
@@ -352,16 +357,6 @@ class ObjectStore:
                 except StepAlreadyCommittedError:
                     break
         return self.committed()
-
-    def _sweep(self, found: Register) -> list[str]:
-        """Remove what the register says is over: ended attempts, what a commit has left."""
-        files = self._files().attempts
-        names = [name for attempt in found.ended for name in files.get(attempt, ())]
-        if found.commit is not None:
-            names += _left_over(found.commit, files.get(found.commit.attempt, ()))
-        if names:
-            self._objects.remove(names)
-        return names
 
     def collect_garbage(self, *, idle_s: float) -> list[str]:
         """See `Store.collect_garbage`."""
@@ -398,7 +393,7 @@ class ObjectStore:
         data = encode_register(Register(ended=gone, nonce=secrets.token_hex(8)))
         with contextlib.suppress(FileExistsError):  # another process did it
             self._objects.put_over(COMMIT, data, self._objects.info(COMMIT).version)
-        self._sweep(register.read(self._objects).register)
+        self._tidy(register.read(self._objects).register)
 
     @property
     def is_pinned(self) -> bool:

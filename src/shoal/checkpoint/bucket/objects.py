@@ -25,6 +25,13 @@ class ObjectInfo(NamedTuple):
     modified_s: float  # by the bucket's clock
 
 
+class PrefixContents(NamedTuple):
+    """What is below a prefix."""
+
+    infos: list[ObjectInfo]  # of the objects directly there, by name
+    folders: list[str]  # the next components of longer prefixes, sorted
+
+
 class Objects(Protocol):
     """The objects below one prefix. Names have no slash; `below` leads to longer prefixes.
 
@@ -38,11 +45,8 @@ class Objects(Protocol):
     def below(self, name: str) -> Objects:
         """Return the objects below a longer prefix."""
 
-    def infos(self) -> list[ObjectInfo]:
-        """Return all objects directly here, by name."""
-
-    def folders(self) -> list[str]:
-        """Return the next components of longer prefixes, sorted."""
+    def listed(self) -> PrefixContents:
+        """Return all that is here, in one request."""
 
     def info(self, name: str) -> ObjectInfo:
         """Return an object's size, version and time; FileNotFoundError if there is none."""
@@ -120,18 +124,16 @@ class MemoryObjects:
             paths = sorted(self._bucket.kept)
         return [path[len(start) :] for path in paths if path.startswith(start)]
 
-    def infos(self) -> list[ObjectInfo]:
-        """See `Objects.infos`."""
-        found = []
-        for name in self._here():
+    def listed(self) -> PrefixContents:
+        """See `Objects.listed`."""
+        names, found = self._here(), []
+        for name in names:
             kept = self._bucket.kept.get(self._at(name))
             if "/" not in name and kept is not None:
                 found.append(ObjectInfo(name, len(kept.data), kept.version, kept.modified_s))
-        return found
-
-    def folders(self) -> list[str]:
-        """See `Objects.folders`."""
-        return sorted({name.partition("/")[0] for name in self._here() if "/" in name})
+        return PrefixContents(
+            found, sorted({name.partition("/")[0] for name in names if "/" in name})
+        )
 
     def _kept(self, name: str) -> _Kept:
         kept = self._bucket.kept.get(self._at(name))

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import obstore
 from obstore import exceptions
 
-from shoal.checkpoint.bucket.objects import ObjectInfo, UnclearError
+from shoal.checkpoint.bucket.objects import ObjectInfo, PrefixContents, UnclearError
 from shoal.checkpoint.store.interface import OpenFile
 from shoal.errors import StorageError, UsageError
 
@@ -149,19 +149,13 @@ class ObstoreObjects:
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}" if self._prefix else name
 
-    def infos(self) -> list[ObjectInfo]:
-        """See `Objects.infos`."""
-        found = self._listed()["objects"]
-        return sorted(_info(one) for one in found)
-
-    def folders(self) -> list[str]:
-        """See `Objects.folders`."""
-        return sorted(path.rpartition("/")[2] for path in self._listed()["common_prefixes"])
-
-    def _listed(self) -> Any:
+    def listed(self) -> PrefixContents:
+        """See `Objects.listed`."""
+        store, prefix = self._stores[0], self._prefix or None
         with self._errors("list", ""):
-            prefix = self._prefix or None
-            return self._run(lambda: obstore.list_with_delimiter_async(self._stores[0], prefix))
+            found: Any = self._run(lambda: obstore.list_with_delimiter_async(store, prefix))
+        folders = (path.rpartition("/")[2] for path in found["common_prefixes"])
+        return PrefixContents(sorted(map(_info, found["objects"])), sorted(folders))
 
     def info(self, name: str) -> ObjectInfo:
         """See `Objects.info`."""
