@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from shoal.arrays.traced.explain_program import explain_program as explain_program
     from shoal.arrays.traced.manual import manual as manual
     from shoal.arrays.traced.shard_alike import shard_alike as shard_alike
+    from shoal.checkpoint.bucket.address import Bucket as Bucket
     from shoal.checkpoint.history.checkpoint_info import checkpoint_info as checkpoint_info
     from shoal.checkpoint.history.checkpoints import Checkpoints as Checkpoints
     from shoal.checkpoint.restoring.restore import plan_restore as plan_restore
@@ -83,6 +84,7 @@ __version__ = "0.1.0"
 _DOORS = ("compat", "planning", "preemption", "retention")
 
 _LAZY = {
+    "Bucket": "shoal.checkpoint.bucket.address",
     "Checkpoints": "shoal.checkpoint.history.checkpoints",
     "Layout": "shoal.plan.layout",
     "Mesh": "shoal.plan.mesh",
@@ -128,6 +130,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Bucket",
     "CheckpointError",
     "Checkpoints",
     "DeadlineError",

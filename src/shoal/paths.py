@@ -1,7 +1,7 @@
-"""Validate paths: of a file system, with `~` for the home; not an address such as gs://.
+"""Validate paths: of a file system, with `~` for the home; not an address such as hf://.
 
 Every function and command that takes a path calls `local_path` first: otherwise an address would
-become a directory named `gs:`, and `~` a directory named `~`, in the working directory.
+become a directory named `hf:`, and `~` a directory named `~`, in the working directory.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 
 
 def local_path(path: object, prefix: str = "") -> str:
-    """Return a path of a file system as text, with `~` expanded.
+    """Return a path of a file system as text, with `~` expanded; also of `file:///…`.
 
     Args:
       path: str, bytes or an os.PathLike.
-      said: the prefix of messages, such as "save: path='x'"; "": the path itself.
+      prefix: the prefix of messages, such as "save: path='x'"; "": the path itself.
 
     Raises:
-      UsageError: it is an address (`gs://…`), the home of an unknown user, or not a path at all.
+      UsageError: it is an address (`hf://…`), the home of an unknown user, or not a path at all.
 
-    >>> local_path("runs/7"), local_path("./gs:/x")
-    ('runs/7', './gs:/x')
+    >>> local_path("runs/7"), local_path("./gs:/x"), local_path("file:///a%20b")
+    ('runs/7', './gs:/x', '/a b')
     """
     prefix = prefix or repr(path)
     try:
@@ -36,7 +36,9 @@ def local_path(path: object, prefix: str = "") -> str:
     except TypeError:
         raise UsageTypeError(f"{prefix} must be a string or a pathlib.Path") from None
     if match := _ADDRESS.fullmatch(text):
-        raise UsageError(f"{prefix}: {_no_address(text, *match.groups())}")
+        if match[1].lower() != "file":
+            raise UsageError(f"{prefix}: {_no_address(text, match[1])}")
+        text = _path_of_file(text, match[2], prefix)
     try:
         is_path = b"\0" not in os.fsencode(text or "\0")
     except UnicodeEncodeError:
@@ -137,17 +139,26 @@ def free_bytes_at(path: str) -> int | None:
             raise
 
 
-def _no_address(text: str, scheme: str, rest: str) -> str:
-    """Return why this is not a path, and what to write instead."""
-    if scheme.lower() == "file":
-        from urllib.parse import unquote
+def _path_of_file(text: str, rest: str, prefix: str) -> str:
+    """Return the path of `file:///tmp/a%20b`; pathlib makes `file:/tmp/a%20b` of it."""
+    from urllib.parse import unquote
 
-        host, slash, below = rest.partition("/")
-        is_here = not text.startswith("file://") or text.startswith("file:///")
-        path = below if host == "localhost" and slash and not is_here else rest
-        return f"file:// is not supported, only paths are: write {'/' + unquote(path)!r}"
+    host, _, below = rest.partition("/")
+    if not text[len("file:") :].startswith("//") or text[len("file:") :].startswith("///"):
+        return "/" + unquote(rest)
+    if host == "localhost" and below:
+        return "/" + unquote(below)
+    raise UsageError(
+        f"{prefix}: file:// names the host {host!r}: for a path of this one, write "
+        f"{'file:///' + rest!r} or {'/' + unquote(rest)!r}"
+    )
+
+
+def _no_address(text: str, scheme: str) -> str:
+    """Return why this is not a path, and what to write instead."""
     return (
-        f"{scheme}:// is not supported, only file systems are\n"
-        "pass a path on one that all processes share, such as /shared/run "
+        f"{scheme}:// is not supported here, only file systems are; checkpoints may lie in "
+        "buckets, too (s3://, gs://, az://)\n"
+        "pass a path that all processes share, such as /shared/run "
         f"(for a local directory with this name, pass {'./' + text!r})"
     )

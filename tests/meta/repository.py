@@ -25,6 +25,7 @@ FORBIDDEN = {
 
 WITH_EXTRAS = (
     "checkpoint/bucket/transport.py",
+    "checkpoint/bucket/credentials.py",
     "testing/",
     "interop/",
 )  # imported by name, by those who installed the extra

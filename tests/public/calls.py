@@ -249,6 +249,8 @@ def checkpoint_calls(folder: str, x: jax.Array) -> list[Call]:
         shoal.save(f"{folder}/{next(fresh)}", tree, **options)
 
     return [
+        _("Bucket", shoal.Bucket, {"url": "s3://bucket/run", "skip_signature": True}, url="path",
+          single_writer="bool"),
         _("save", save, tree, tree="any", step="count?", **SAID, **NAMED),
         _("save where", shoal.save, tree | {"path": f"{folder}/where"}, path="path"),
         _("restore", shoal.restore, {"path": saved}, path="path", target="any",

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 from typing import cast
 
+from shoal.checkpoint.bucket.address import Bucket, is_address, store_of
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.store.interface import Store
 from shoal.paths import local_path
 
-Path = str | os.PathLike[str] | Store
+Path = str | os.PathLike[str] | Bucket | Store
 
 
 def store_at(path: object, prefix: str) -> Store:
-    """Return the store at a path; a store is returned unchanged.
+    """Return the store at a path, or at the address of a bucket; a store is returned unchanged.
 
     Args:
       prefix: of messages, such as "save: path='x'".
@@ -21,6 +22,10 @@ def store_at(path: object, prefix: str) -> Store:
     Raises:
       UsageError: it is not a path.
     """
+    if isinstance(path, Bucket):
+        return store_of(path)
     if hasattr(path, "collect_garbage"):
         return cast(Store, path)
+    if isinstance(path, str | bytes | os.PathLike) and is_address(text := os.fsdecode(path)):
+        return store_of(Bucket(text))
     return LocalStore(local_path(path, prefix))

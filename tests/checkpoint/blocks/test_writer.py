@@ -23,11 +23,11 @@ from shoal.checkpoint.blocks import memory as arenas
 from shoal.checkpoint.blocks import writer
 from shoal.checkpoint.blocks.image import FileImage, Filler, Piece, whole_pages
 from shoal.checkpoint.blocks.memory import Arena
-from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.blocks.writer import write_files
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES, PAGE_BYTES
 from shoal.checkpoint.tree import dtypes
+from shoal.runtime.system.threads import in_threads
 
 HEADER = b"h" * PAGE_BYTES
 DTYPES = (

@@ -15,8 +15,8 @@ import pytest
 import shoal
 from checkpoint.bucket import servers
 from checkpoint.file_level_saves import Save
+from shoal import Bucket
 from shoal.checkpoint.at import store_at
-from shoal.checkpoint.bucket.address import Bucket
 from shoal.checkpoint.bucket.object_store import ObjectStore
 from shoal.checkpoint.bucket.objects import MemoryObjects
 from shoal.checkpoint.disk.local_store import LocalStore
@@ -57,7 +57,7 @@ def one():
 
 
 def test_large_arrays_come_back_on_another_mesh(server, bucket):
-    place = Bucket(f"{bucket}/run", **servers.options(server)).objects()
+    place = store_at(Bucket(f"{bucket}/run", **servers.options(server)), "")
     mesh = shoal.make_mesh({"x": 4, "y": 2})
     big = jax.device_put(
         np.random.default_rng(0).random((3000, 1504)).astype(np.float32),
@@ -77,7 +77,7 @@ def test_large_arrays_come_back_on_another_mesh(server, bucket):
 
 
 def test_the_parts_of_an_upload_may_come_in_any_order(server, bucket):
-    store = Bucket(f"{bucket}/run", **servers.options(server)).objects()
+    store = store_at(Bucket(f"{bucket}/run", **servers.options(server)), "")
     data = np.random.default_rng(1).bytes(21 << 20)
     step = 3 << 20
     file = store.open_new("data", len(data))
@@ -97,7 +97,7 @@ def test_the_parts_of_an_upload_may_come_in_any_order(server, bucket):
 
 
 def test_an_upload_that_is_given_up_leaves_nothing(server, bucket):
-    store = Bucket(f"{bucket}/run", **servers.options(server)).objects()
+    store = store_at(Bucket(f"{bucket}/run", **servers.options(server)), "")
     file = store.open_new("data", 30 << 20)
     file.write(memoryview(bytes(10 << 20)), 0)
     file.discard()
@@ -105,7 +105,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(server, bucket):
 
 
 def test_a_bucket_that_is_not_there(server):
-    store = Bucket("s3://nowhere-at-all/run", **servers.options(server)).objects()
+    store = store_at(Bucket("s3://nowhere-at-all/run", **servers.options(server)), "")
     file = store.open_new("data", 1 << 20)
     file.write(memoryview(bytes(1 << 20)), 0)
     with pytest.raises(StorageError, match="cannot write s3://nowhere-at-all/run/data"):
@@ -118,10 +118,9 @@ TRAIN = """
 import sys
 import numpy as np
 import shoal
-from shoal.checkpoint.bucket.address import Bucket
 
 shoal.initialize()
-with shoal.Checkpoints(Bucket(sys.argv[1]).objects(), keep=2) as ckpts:
+with shoal.Checkpoints(sys.argv[1], keep=2) as ckpts:
     state, first = ckpts.resume(None, {"w": np.zeros(3)})
     for step in range(first, first + 3):
         state = {"w": state["w"] + 1}
@@ -166,7 +165,7 @@ def test_addresses(path, url, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     options = {"skip_signature": True} if url.startswith("gs") else {}
     assert Bucket(path, **options).url == url
-    assert Bucket(path, **options).objects().step(3).path == f"{url}/step_000000000003"
+    assert store_at(Bucket(path, **options), "").step(3).path == f"{url}/step_000000000003"
 
 
 @pytest.mark.parametrize(
@@ -195,9 +194,7 @@ def test_a_store_at_a_path(tmp_path):
 
 def test_without_obstore_the_error_names_the_extra(tmp_path):
     (tmp_path / "obstore.py").write_text("raise ModuleNotFoundError('no', name='obstore')")
-    program = (
-        "from shoal.checkpoint.bucket.address import Bucket; Bucket('s3://b/x', access_key_id='a')"
-    )
+    program = "import shoal; shoal.Bucket('s3://b/x', access_key_id='a')"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.path.dirname(shoal.__path__[0])}"},
@@ -208,8 +205,8 @@ def test_without_obstore_the_error_names_the_extra(tmp_path):
 def test_a_forked_child_is_told(env, bucket):
     program = f"""
 import os, sys, shoal
-from shoal.checkpoint.bucket.address import Bucket
-store = Bucket("{bucket}/run").objects()
+from shoal.checkpoint.at import store_at
+store = store_at("{bucket}/run", "")
 store.leave("x")
 child = os.fork()
 if not child:

@@ -16,7 +16,8 @@ import shoal
 from checkpoint.bucket import servers
 from checkpoint.file_level_saves import OWNER, Save, names_of, value_of
 from checkpoint.forgetful_file_system import Disk
-from shoal.checkpoint.bucket.address import Bucket
+from shoal import Bucket
+from shoal.checkpoint.at import store_at
 from shoal.checkpoint.bucket.object_store import ObjectStore
 from shoal.checkpoint.bucket.objects import MemoryObjects
 from shoal.checkpoint.disk.local_store import LocalStore
@@ -57,7 +58,7 @@ def in_memory_bucket(clock, _):
 def on_moto(_, tmp_path):
     name = f"bucket-{secrets.token_hex(6)}"
     servers.make_bucket(moto(), name)
-    return Bucket(f"s3://{name}/some/run", **servers.options(moto())).objects()
+    return store_at(Bucket(f"s3://{name}/some/run", **servers.options(moto())), "")
 
 
 @cache
@@ -160,10 +161,14 @@ def test_a_part_of_a_file_is_read(store):
     (name, *_) = [one for one in store.names() if "data" in one]
     whole = store.read(name)
     into = memoryview(bytearray(100))
-    assert store.read_at(name, 4000, into) == 100
+    got = store.read_at(name, 4000, [into[:30], into[30:31], into[31:]])
+    assert (got.num_bytes, got.size in (None, len(whole))) == (100, True)
     assert into == whole[4000:4100]
-    assert store.read_at(name, len(whole) - 3, into) == 3
+    assert store.read_at(name, len(whole) - 3, [into[:2], into[2:]]).num_bytes == 3
     assert into[:3] == whole[-3:]
+    assert store.read_at(name, len(whole), [into]).num_bytes == 0
+    with pytest.raises(FileNotFoundError):
+        store.read_at("data", 0, [into])
     assert store.read(commit.manifest.name).startswith(b"{")
 
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, whole_pages
-from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.runtime.system.local_devices import num_cores
+from shoal.runtime.system.threads import in_threads
 
 Array = np.ndarray[Any, Any]
 

@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.checkpoint.blocks.image import digests
-from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.format import header
-from shoal.checkpoint.format.records import BLOCK_BYTES, PAGE_BYTES, Manifest
+from shoal.checkpoint.format.records import BLOCK_BYTES, PAGE_BYTES
 from shoal.checkpoint.format.table_files import data_metadata
-from shoal.checkpoint.planning.read_plan import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
+from shoal.checkpoint.planning.read_plan import Boxes, ReadPlan, plan_reads, suffixes
 from shoal.checkpoint.store.opening import Checkpoint, absent
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import dtype_of, entry_shape, storage_of, unpack_elements
 from shoal.errors import CorruptCheckpointError, UsageError
 from shoal.runtime.system.local_devices import num_cores
+from shoal.runtime.system.threads import in_threads
 
 Array = np.ndarray[Any, Any]
 Bytes = NDArray[np.uint8]
@@ -38,16 +38,18 @@ class Want(NamedTuple):
 
 
 def plan_boxes(
-    checkpoint: Checkpoint, boxes: Boxes, most_request_bytes: int = REQUEST_BYTES
+    checkpoint: Checkpoint, boxes: Boxes, most_request_bytes: int | None = None
 ) -> ReadPlan:
     """Plan the reads for boxes of a checkpoint."""
+    pace = checkpoint.store.pace
     sizes = np.array([one.bytes for one in checkpoint.index.files], dtype=np.int64)
     return plan_reads(
         checkpoint.chunks,
         sizes,
         checkpoint.items,
         boxes,
-        most_request_bytes=most_request_bytes,
+        most_request_bytes=most_request_bytes or pace.request_bytes,
+        gap_bytes=pace.gap_bytes,
     )
 
 
@@ -70,11 +72,12 @@ def read_boxes(
       CorruptCheckpointError: names the file, leaf and offset.
     """
     wants = [want for want in wants if want.out.nbytes]
-    threads, request_bytes = _sizes(checkpoint.manifest, wants, most_bytes)
+    threads, request_bytes = _sizes(checkpoint, wants, most_bytes)
     boxes = _boxes(checkpoint, wants)
     plan = plan_boxes(checkpoint, boxes, request_bytes)
     _check_filled(checkpoint, boxes, plan)
-    _check_sizes(checkpoint, plan.files)
+    if checkpoint.store.pace.sizes_first:
+        _check_sizes(checkpoint, plan.files)
     outs = [_contiguous(want.out) for want in wants]
     reading = _ReadCall(checkpoint, plan, boxes, outs, progress)
     in_threads(reading.serve, range(plan.num_requests), min(threads, plan.num_requests))
@@ -91,23 +94,24 @@ def verify_files(checkpoint: Checkpoint, progress: Progress = lambda _: None) ->
     """
     damage: list[tuple[int, int, str]] = []
     parts: list[tuple[int, int, int]] = []
+    request_bytes = checkpoint.store.pace.request_bytes
     for number, record in enumerate(checkpoint.index.files):
         try:
             _check_sizes(checkpoint, [number])
         except CorruptCheckpointError as why:
             damage.append((number, -1, str(why)))
-        for begin in range(0, record.bytes, REQUEST_BYTES):
-            parts.append((number, begin, min(begin + REQUEST_BYTES, record.bytes)))
+        for begin in range(0, record.bytes, request_bytes):
+            parts.append((number, begin, min(begin + request_bytes, record.bytes)))
     silent = {number for number, _, _ in damage}
 
     def look(share: Iterable[tuple[int, int, int]]) -> None:
-        memory = np.empty(REQUEST_BYTES, np.uint8)
+        memory = np.empty(request_bytes, np.uint8)
         for number, begin, end in share:
             for why in _wrong(checkpoint, number, begin, [memory[: end - begin]]):
                 damage.append((number, why.offset or 0, str(why)))
             progress(end - begin)
 
-    in_threads(look, [part for part in parts if part[0] not in silent], _threads())
+    in_threads(look, [part for part in parts if part[0] not in silent], _threads(checkpoint))
     damaged = {number for number, _, _ in damage}
     for number in range(len(checkpoint.index.files)):
         try:
@@ -264,17 +268,18 @@ def _wrong(
 ) -> Iterator[CorruptCheckpointError]:
     """Read a byte range of a file into buffers; yield the blocks whose hash differs."""
     record = checkpoint.index.files[file]
-    at = begin
-    for part in parts:
-        try:
-            got = checkpoint.store.read_at(record.name, at, part.data)
-        except FileNotFoundError:
-            yield _damaged(checkpoint, file, None, absent(checkpoint.store, record.name))
-            return
-        at += got
-        if got < len(part):
-            yield _damaged(checkpoint, file, at, f"ends at byte {at:,}", to_end=True)
-            return
+    try:
+        got = checkpoint.store.read_at(record.name, begin, [part.data for part in parts])
+    except FileNotFoundError:
+        yield _damaged(checkpoint, file, None, absent(checkpoint.store, record.name))
+        return
+    if got.size not in (None, record.bytes):
+        yield _resized(checkpoint, file, got.size)
+        return
+    if got.num_bytes < sum(map(len, parts)):
+        at = begin + got.num_bytes
+        yield _damaged(checkpoint, file, at, f"ends at byte {at:,}", to_end=True)
+        return
     hashes = checkpoint.index.block_hash
     first = int(checkpoint.index.first_block[file]) + begin // BLOCK_BYTES
     for number, digest in enumerate(digests(parts)):
@@ -327,9 +332,7 @@ def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
             errors.append(_damaged(checkpoint, number, None, words))
             continue
         if size != record.bytes:
-            detail = f"has {size:,} bytes, {record.bytes:,} were saved"
-            at = min(size, record.bytes)
-            errors.append(_damaged(checkpoint, number, at, detail, to_end=True))
+            errors.append(_resized(checkpoint, number, size))
     if len(errors) > 1:
         others = [f"{one.file}: {_message_of(one)}" for one in errors[1 : _SHOWN + 1]]
         others += [f"and {len(errors) - 1 - _SHOWN} more files"] if errors[_SHOWN + 1 :] else []
@@ -338,22 +341,29 @@ def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
         raise errors[0]
 
 
+def _resized(checkpoint: Checkpoint, file: int, size: int) -> CorruptCheckpointError:
+    """Return the error for a file that has another size now."""
+    saved = checkpoint.index.files[file].bytes
+    detail = f"has {size:,} bytes, {saved:,} were saved"
+    return _damaged(checkpoint, file, min(size, saved), detail, to_end=True)
+
+
 def _message_of(error: CorruptCheckpointError) -> str:
     """Return the message of an error about a file."""
     return str(error).partition("\n")[0].partition(f"{error.file}: ")[2]
 
 
-def _sizes(manifest: Manifest, wants: Sequence[Want], most_bytes: int) -> tuple[int, int]:
+def _sizes(checkpoint: Checkpoint, wants: Sequence[Want], most_bytes: int) -> tuple[int, int]:
     """Return the number of reader threads and the buffer size of each."""
-    dtypes = {manifest.leaves[want.leaf].dtype for want in wants}
+    dtypes = {checkpoint.manifest.leaves[want.leaf].dtype for want in wants}
     packed = max((storage_of(dtype_of(dtype)).per_byte for dtype in dtypes), default=1)
     cost = 1 if packed == 1 else 2 + 2 * packed  # unpacking needs several temporary arrays
-    threads = max(min(_threads(), most_bytes // (cost * BLOCK_BYTES)), 1)
-    return threads, min(REQUEST_BYTES, most_bytes // (threads * cost))
+    threads = max(min(_threads(checkpoint), most_bytes // (cost * BLOCK_BYTES)), 1)
+    return threads, min(checkpoint.store.pace.request_bytes, most_bytes // (threads * cost))
 
 
-def _threads() -> int:
-    return min(max(num_cores(), 2), _MOST_THREADS)
+def _threads(checkpoint: Checkpoint) -> int:
+    return checkpoint.store.pace.reads or min(max(num_cores(), 2), _MOST_THREADS)
 
 
 # ---- Check that headers of data files agree with manifest and index: other readers trust them.
@@ -419,9 +429,9 @@ def _read(checkpoint: Checkpoint, file: int) -> memoryview:
     """Read a file from its beginning, as far as its header may reach."""
     record = checkpoint.index.files[file]
     first = memoryview(bytearray(8))
-    checkpoint.store.read_at(record.name, 0, first)
+    checkpoint.store.read_at(record.name, 0, [first])
     whole = memoryview(bytearray(header.header_bytes(first, record.bytes, record.name)))
-    checkpoint.store.read_at(record.name, 0, whole)
+    checkpoint.store.read_at(record.name, 0, [whole])
     return whole
 
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, digests, whole_pages
 from shoal.checkpoint.blocks.memory import Arena, kept_pages
-from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.store.interface import OpenFile, Store
 from shoal.errors import ShoalError
 from shoal.runtime.system.local_devices import num_cores
+from shoal.runtime.system.threads import in_threads
 
 # Few, small buffers: faulting one in costs more than writing it.
 _WINDOW_BYTES = 4 << 20  # per write; a multiple of BLOCK_BYTES

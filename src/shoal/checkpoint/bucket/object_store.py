@@ -8,7 +8,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal import settings
@@ -33,7 +33,9 @@ from shoal.checkpoint.format.table_files import encode_index, encode_part
 from shoal.checkpoint.store.assemble import assemble, blob_record, commit_of
 from shoal.checkpoint.store.interface import (
     Attempt,
+    Got,
     OpenFile,
+    Pace,
     Store,
     StoreState,
     ended,
@@ -43,6 +45,7 @@ from shoal.checkpoint.store.interface import (
 )
 from shoal.checkpoint.store.step_names import (
     COMMIT,
+    STEPS,
     Listing,
     check_place,
     new_attempt,
@@ -60,19 +63,59 @@ from shoal.errors import (
     UnsupportedCheckpointError,
 )
 from shoal.runtime.system import fault_points
+from shoal.runtime.system.threads import in_threads
 
+_LEASES = 5  # SHOAL_LEASE_S that a save may go without a beat: a request may take minutes
 _BEAT_S = 30.0  # an object may be written about once a second, and each request costs something
+_LOOK_S = 1.0
+_GAP_BYTES = 1 << 20  # a request costs about as much as reading this
+_REQUEST_BYTES = 8 << 20
+_REQUESTS = 12  # reads at a time, of all processes of a host
+_SMALL_REQUESTS = 16  # for small files
+_EMPTY_BYTES = 500  # a COMMIT that says that something is committed is longer
+_CONDITIONS = "CONDITIONS"
 _UNREADABLE = (CorruptCheckpointError, UnsupportedCheckpointError)
+
+
+class Access:
+    """How a bucket is used: the same for all places below one address."""
+
+    def __init__(
+        self, root: Objects, *, is_single_writer: bool = False, processes_here: int = 1
+    ) -> None:
+        """`processes_here`: of the job, on this host."""
+        self.root, self.is_single_writer = root, is_single_writer
+        self.reads = max(1, _REQUESTS // processes_here)
+        self._lock, self._is_checked = threading.Lock(), is_single_writer
+
+    def check(self) -> None:
+        """Check once that the server keeps the conditions of writes.
+
+        The verdict stays beside the run, for later programs.
+
+        Raises:
+          StorageError: it does not, or cannot be asked.
+        """
+        with self._lock:
+            if not self._is_checked and not self._was_checked():
+                _check_conditions(self.root)
+                words = {"url": self.root.url, "conditions": "kept", "time": time.time()}
+                self.root.put(_CONDITIONS, json.dumps(words).encode())
+            self._is_checked = True
+
+    def _was_checked(self) -> bool:
+        with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
+            found = json.loads(self.root.read(_CONDITIONS)[0])
+            return bool(found.get("url") == self.root.url)  # and was not copied from elsewhere
+        return False
 
 
 class ObjectStore:
     """See `store.interface.Store`."""
 
-    def __init__(self, objects: Objects, checked: threading.Event | None = None) -> None:
-        """`checked`: set once a store of this bucket was seen to keep conditions."""
-        self._objects = objects
-        self._checked = checked or threading.Event()
-        self._refreshed = (-math.inf, b"")  # when this process refreshed a lease, and its contents
+    def __init__(self, objects: Objects, access: Access | None = None) -> None:
+        self._objects, self._access = objects, access or Access(objects)
+        self._versions: dict[str, str] = {}  # of the objects that this process reads parts of
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r})"
@@ -89,18 +132,24 @@ class ObjectStore:
 
     def step(self, step: int) -> Store:
         """See `Store.step`."""
-        return ObjectStore(self._objects.below(step_name(step)), self._checked)
+        return ObjectStore(self._objects.below(step_name(step)), self._access)
 
     def steps(self) -> list[tuple[int, Store]]:
-        """See `Store.steps`."""
-        names = self._objects.listed().folders
+        """See `Store.steps`.
+
+        Where only an empty register is left, the step is deleted. Its size says so: the registers
+        of deleted steps stay for good, and need not all be read.
+        """
+        listed = self._objects.listed_below(STEPS).items()
+        names = [name for name, infos in listed if not _is_empty(infos)]
         found = [step for name in names if (step := step_of(name)) is not None]
         return [(step, self.step(step)) for step in sorted(found)]
 
     def names(self) -> list[str]:
         """See `Store.names`."""
         found = self._objects.listed()
-        return sorted([*(one.name for one in found.infos), *found.folders])
+        names = [*(one.name for one in found.infos), *found.folders]
+        return sorted(name for name in names if name != _CONDITIONS)
 
     def why_absent(self, name: str = "") -> str:
         """See `Store.why_absent`."""
@@ -110,6 +159,13 @@ class ObjectStore:
     def is_link(self) -> bool:
         """See `Store.is_link`."""
         return False
+
+    @property
+    def pace(self) -> Pace:
+        """See `Store.pace`."""
+        lease_s = _LEASES * settings.seconds("SHOAL_LEASE_S")
+        reads = self._access.reads
+        return Pace(lease_s, _BEAT_S, _LOOK_S, False, _GAP_BYTES, _REQUEST_BYTES, reads)
 
     # ---- files
 
@@ -121,9 +177,18 @@ class ObjectStore:
         """See `Store.read`."""
         return self._objects.read(name)[0]
 
-    def read_at(self, name: str, offset: int, into: memoryview) -> int:
+    def read_at(self, name: str, offset: int, parts: Sequence[memoryview]) -> Got:
         """See `Store.read_at`."""
-        return self._objects.read_at(name, offset, into)
+        try:
+            found = self._objects.read_at(name, offset, parts, self._versions.get(name))
+        except FileExistsError:
+            raise CorruptCheckpointError(
+                f"{self.path}: {name} has changed while it was read; restore another step",
+                path=self.path,
+                file=name,
+            ) from None
+        self._versions.setdefault(name, found.version)
+        return Got(found.num_bytes, found.size)
 
     def leave(self, name: str) -> None:
         """See `Store.leave`."""
@@ -142,9 +207,7 @@ class ObjectStore:
     def begin(self, manifest: Manifest, owner: Mapping[str, Any]) -> None:
         """See `Store.begin`."""
         attempt = manifest.attempt
-        if not self._checked.is_set():
-            _check_conditions(self._objects)
-            self._checked.set()
+        self._access.check()
         self._check_open(register.read(self._objects).register, attempt, "begin")
         self._objects.put(pending_name(attempt), json.dumps(dict(owner), sort_keys=True).encode())
         self._objects.put(manifest_name(attempt), encode_manifest(manifest))
@@ -165,13 +228,9 @@ class ObjectStore:
 
     def refresh(self, attempt: str) -> None:
         """See `Store.refresh`."""
-        last, owner = self._refreshed
-        if time.monotonic() < last + _BEAT_S:
-            return
         with contextlib.suppress(FileNotFoundError):  # committed or ended by now
-            owner = owner or self._objects.read(pending_name(attempt))[0]
+            owner, _ = self._objects.read(pending_name(attempt))
             self._objects.put(pending_name(attempt), owner)
-            self._refreshed = time.monotonic(), owner
 
     def open_new(self, name: str, num_bytes: int) -> OpenFile:
         """See `Store.open_new`."""
@@ -183,13 +242,17 @@ class ObjectStore:
 
     def missing_parts(self, attempt: str) -> list[int]:
         """See `Store.missing_parts`."""
-        count, missing = self._manifest(attempt).num_processes, []
-        for process in range(count):
-            try:
-                self._objects.info(part_name(attempt, process))
-            except FileNotFoundError:
-                missing.append(process)
-        return missing
+        missing: list[int] = []
+
+        def look(processes: Iterator[int]) -> None:
+            for process in processes:
+                try:
+                    self._objects.info(part_name(attempt, process))
+                except FileNotFoundError:
+                    missing.append(process)
+
+        in_threads(look, range(self._manifest(attempt).num_processes), _SMALL_REQUESTS)
+        return sorted(missing)
 
     def _manifest(self, attempt: str) -> Manifest:
         name = manifest_name(attempt)
@@ -228,7 +291,7 @@ class ObjectStore:
     def _joined(self, attempt: str) -> Commit:
         """Write the index of an attempt, and return what COMMIT is to say."""
         try:
-            manifest, manifest_blob, index = assemble(self, attempt)
+            manifest, manifest_blob, index = assemble(self, attempt, _SMALL_REQUESTS)
         except FileNotFoundError as error:
             missing = None
             with contextlib.suppress(FileNotFoundError, *_UNREADABLE):
@@ -241,7 +304,10 @@ class ObjectStore:
         return commit_of(manifest, manifest_blob, index, blob_record(name, data))
 
     def _change(self, act: Change) -> Register:
-        return register.change(self._objects, act, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"))
+        return register.change(
+            self._objects, act, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
+            is_single_writer=self._access.is_single_writer,
+        )  # fmt: skip
 
     def is_standing(self, attempt: str) -> bool:
         """See `Store.is_standing`."""
@@ -270,7 +336,8 @@ class ObjectStore:
         self._objects.remove(self._files().attempts.get(attempt, ()))
 
     def _files(self) -> Listing:
-        return Listing.of(one.name for one in self._objects.listed().infos)
+        found = self._objects.listed().infos
+        return Listing.of(one.name for one in found if one.name != _CONDITIONS)
 
     def _tidy(self, found: Register) -> None:
         """Remove what the register says is over: ended attempts, what a commit has left."""
@@ -297,7 +364,7 @@ class ObjectStore:
         """See `Store.state`."""
         infos = {one.name: one for one in self._objects.listed().infos}
         found = register.read(self._objects).register  # after the listing: committed meanwhile
-        files = Listing.of(infos)
+        files = Listing.of(infos.keys() - {_CONDITIONS})
         own = found.commit.attempt if found.commit else ""
         now = self._now() if files.attempts.keys() - {own} else 0.0
         attempts = [
@@ -392,7 +459,10 @@ class ObjectStore:
         gone = tuple(self._files().attempts)
         data = encode_register(Register(ended=gone, nonce=secrets.token_hex(8)))
         with contextlib.suppress(FileExistsError):  # another process did it
-            self._objects.put_over(COMMIT, data, self._objects.info(COMMIT).version)
+            if self._access.is_single_writer:
+                self._objects.put(COMMIT, data)
+            else:
+                self._objects.put_over(COMMIT, data, self._objects.info(COMMIT).version)
         self._tidy(register.read(self._objects).register)
 
     @property
@@ -411,6 +481,11 @@ class ObjectStore:
         self._change(register.unpinning)
 
 
+def _is_empty(infos: Sequence[ObjectInfo]) -> bool:
+    """Is this all that is left of a step that was deleted?"""
+    return [one.name for one in infos] == [COMMIT] and infos[0].bytes < _EMPTY_BYTES
+
+
 def _check_conditions(objects: Objects) -> None:
     """Refuse a server that ignores the conditions of writes: two saves of a step would both commit.
 
@@ -427,7 +502,9 @@ def _check_conditions(objects: Objects) -> None:
             raise StorageError(
                 f"{objects.url}: this server ignores the conditions of writes "
                 f"({'If-Match' if is_kept else 'If-None-Match'}), so of two saves of one step both "
-                "would be committed\nsave to another server, or to a newer version of this one",
+                "would be committed\nsave to another server, or to a newer version of this one; if "
+                "it is certain that one job at a time saves here: shoal.Bucket(url, "
+                "single_writer=True)",
                 path=objects.url,
             )
     finally:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from shoal.checkpoint.store.interface import OpenFile
 from shoal.errors import StorageError
@@ -32,6 +34,14 @@ class PrefixContents(NamedTuple):
     folders: list[str]  # the next components of longer prefixes, sorted
 
 
+class FoundPart(NamedTuple):
+    """What a read of a part of an object has found."""
+
+    num_bytes: int  # fewer than asked for: the object ends there
+    size: int  # of the whole object
+    version: str
+
+
 class Objects(Protocol):
     """The objects below one prefix. Names have no slash; `below` leads to longer prefixes.
 
@@ -48,14 +58,24 @@ class Objects(Protocol):
     def listed(self) -> PrefixContents:
         """Return all that is here, in one request."""
 
+    def listed_below(self, start: str) -> dict[str, list[ObjectInfo]]:
+        """Return the objects in all folders here whose names begin with `start`, by folder."""
+
     def info(self, name: str) -> ObjectInfo:
         """Return an object's size, version and time; FileNotFoundError if there is none."""
 
     def read(self, name: str) -> tuple[bytes, str]:
         """Return an object's contents and version; FileNotFoundError if there is none."""
 
-    def read_at(self, name: str, offset: int, into: memoryview) -> int:
-        """Fill `into` from `offset`; return the number of bytes read. Thread-safe."""
+    def read_at(
+        self, name: str, offset: int, parts: Sequence[memoryview], version: str | None = None
+    ) -> FoundPart:
+        """Fill buffers, one after the other, from `offset`, in one request. Thread-safe.
+
+        Raises:
+          FileNotFoundError: there is no such object.
+          FileExistsError: it has not that version any more.
+        """
 
     def put(self, name: str, data: bytes) -> None:
         """Write an object, whole or not at all, in place of any of that name."""
@@ -141,6 +161,15 @@ class MemoryObjects:
             raise FileNotFoundError(self._at(name))
         return kept
 
+    def listed_below(self, start: str) -> dict[str, list[ObjectInfo]]:
+        """See `Objects.listed_below`."""
+        names = {name.partition("/")[0] for name in self._here() if "/" in name}
+        return {
+            name: self.below(name).listed().infos
+            for name in sorted(names)
+            if name.startswith(start)
+        }
+
     def info(self, name: str) -> ObjectInfo:
         """See `Objects.info`."""
         kept = self._kept(name)
@@ -151,11 +180,15 @@ class MemoryObjects:
         kept = self._kept(name)
         return kept.data, kept.version
 
-    def read_at(self, name: str, offset: int, into: memoryview) -> int:
+    def read_at(
+        self, name: str, offset: int, parts: Sequence[memoryview], version: str | None = None
+    ) -> FoundPart:
         """See `Objects.read_at`."""
-        part = self._kept(name).data[offset : offset + len(into)]
-        into[: len(part)] = part
-        return len(part)
+        kept = self._kept(name)
+        if version not in (None, kept.version):
+            raise FileExistsError(self._at(name))
+        num_bytes = scattered(memoryview(kept.data)[offset:], parts)
+        return FoundPart(num_bytes, len(kept.data), kept.version)
 
     def put(self, name: str, data: bytes) -> None:
         """See `Objects.put`."""
@@ -180,6 +213,17 @@ class MemoryObjects:
         with self._bucket.lock:
             for name in names:
                 self._bucket.kept.pop(self._at(name), None)
+
+
+def scattered(data: memoryview, parts: Sequence[memoryview]) -> int:
+    """Copy data into buffers, one after the other; return the number of bytes copied."""
+    done = 0
+    for part in parts:
+        into = np.frombuffer(part, np.uint8)  # NumPy copies without the interpreter's lock
+        from_ = np.frombuffer(data[done : done + len(into)], np.uint8)
+        into[: len(from_)] = from_
+        done += len(from_)
+    return done
 
 
 class _MemoryFile:

@@ -49,8 +49,13 @@ def read(objects: Objects) -> Read:
         return Read(decode_register(data), version)
 
 
-def change(objects: Objects, act: Change, *, timeout_s: float) -> Register:
+def change(
+    objects: Objects, act: Change, *, timeout_s: float, is_single_writer: bool = False
+) -> Register:
     """Change the register, and return it as it is then.
+
+    Args:
+      is_single_writer: the user says that no other process writes: no conditions are needed.
 
     Raises:
       What `act` raises.
@@ -64,7 +69,12 @@ def change(objects: Objects, act: Change, *, timeout_s: float) -> Register:
             return found.register
         problem: StorageError
         try:
-            _write(objects, wanted, found.version)
+            if is_single_writer:
+                _put(objects.put, replace(wanted, is_single_writer=True))
+            elif found.version is None:
+                _put(objects.put_new, wanted)
+            else:
+                _put(objects.put_over, wanted, found.version)
             continue
         except UnclearError as error:
             problem = error
@@ -77,13 +87,9 @@ def change(objects: Objects, act: Change, *, timeout_s: float) -> Register:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _write(objects: Objects, register: Register, version: str | None) -> None:
+def _put(put: Callable[..., None], register: Register, *condition: str) -> None:
     # Versions may be hashes of the contents: without a nonce, A → B → A would look unchanged.
-    data = encode_register(replace(register, nonce=secrets.token_hex(8)))
-    if version is None:
-        objects.put_new(COMMIT, data)
-    else:
-        objects.put_over(COMMIT, data, version)
+    put(COMMIT, encode_register(replace(register, nonce=secrets.token_hex(8))), *condition)
 
 
 # ---- The changes. Each may find that another process has made it, or made it impossible.

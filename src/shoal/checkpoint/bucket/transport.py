@@ -10,36 +10,57 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import html
 import json
+import logging
 import os
+import re
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import obstore
 from obstore import exceptions
 
-from shoal.checkpoint.bucket.objects import ObjectInfo, PrefixContents, UnclearError
+from shoal.checkpoint.bucket.objects import (
+    FoundPart,
+    ObjectInfo,
+    PrefixContents,
+    UnclearError,
+    scattered,
+)
 from shoal.checkpoint.store.interface import OpenFile
 from shoal.errors import StorageError, UsageError
 
 Value = TypeVar("Value")
 
+_LOG = logging.getLogger("shoal")
+
 PART_BYTES = 8 << 20  # of an upload; each part is retried by itself
 _MOST_PARTS = 9000  # services allow 10,000
 _SLOWEST_BYTES_S = 128 << 10  # an upload that is slower than this is cut and tried again
-_UPLOADS = 8  # parts of one file in flight
-_AHEAD_BYTES = 32 << 20  # that a file may be ahead of its upload
+_UPLOADS = 8  # parts in flight, of all processes of a host
+_AHEAD_BYTES = 32 << 20  # that files may be ahead of their uploads, of all processes of a host
+_SLOW_S = 10.0  # a request that takes longer is logged
 _READ_TIMEOUT = timedelta(seconds=30)  # without a byte
 _NO_TIMEOUT = timedelta(days=7)  # of a whole request: it would cut slow transfers that go on
 _CONNECT_TIMEOUT = timedelta(seconds=10)
-_RETRIES = {"max_retries": 10, "retry_timeout": timedelta(seconds=180)}
+_RETRY_S = 180
+_RETRIES = {"max_retries": 10, "retry_timeout": timedelta(seconds=_RETRY_S)}
+# Of obstore's messages.
+_STATUS = re.compile(r"status code: (\d{3}) ([^:\n]*)")
+_BODY = re.compile(r"<(?:Code|Message)>([^<]*)<")
+_INNERMOST = re.compile(r'(?:message|error): "([^"]*)"|(TimedOut)')
+_RETRIED = re.compile(r"after (\d+) retries")
+_QUERY = re.compile(r"\?[^\s\"')]*=[^\s\"')]*")  # of an address: it may hold a signature
 
 _ABSENT = (FileNotFoundError, exceptions.NotFoundError)
 _CONFLICTS = (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError)
+_NOT_FOUND, _FORBIDDEN, _NOT_IMPLEMENTED = 404, (401, 403), 501
+_FIRST_ERROR, _FIRST_FAILURE = 400, 500  # statuses in between: nothing was done
 _REFUSED = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError)
 
 
@@ -83,10 +104,15 @@ class _Loop:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop)
 
-    def run(self, request: Callable[[], Awaitable[Value]]) -> Value:
-        """Run a request there and return its result; an interrupt cancels it."""
+    def run(self, request: Callable[[], Awaitable[Value]], slow: str) -> Value:
+        """Run a request there and return its result; an interrupt cancels it.
+
+        `slow` is logged if it takes long.
+        """
         future = self.start(request)
         try:
+            if not wait([future], _SLOW_S).done:
+                _LOG.warning("%s", slow)
             return future.result()
         except BaseException:
             future.cancel()
@@ -125,17 +151,26 @@ def open_stores(address: str, config: dict[str, Any], credentials: Any = None) -
             for limit in limits
         ]
     except (exceptions.BaseError, ValueError, TypeError) as error:
-        raise UsageError(f"{address}: {first_line(error)}") from error
+        raise UsageError(f"{address}: {reason(error)[1]}") from None
     return stores[0], stores[1]
 
 
 class ObstoreObjects:
     """See `Objects`."""
 
-    def __init__(self, url: str, prefix: str, stores: tuple[Any, Any]) -> None:
-        """`prefix`: of names, without slashes at its ends; "" is the bucket itself."""
+    def __init__(
+        self, url: str, prefix: str, stores: tuple[Any, Any], processes_here: int, source: str
+    ) -> None:
+        """Take part in what a bucket is used for.
+
+        Args:
+          prefix: of names, without slashes at its ends; "" is the bucket itself.
+          processes_here: of the job, on this host; they share its memory and network.
+          source: where the credentials came from, for messages.
+        """
         self._url, self._prefix, self._stores = url, prefix, stores
-        self._run = _loop().run
+        self._here, self._source = processes_here, source
+        self.loop = _loop()
 
     @property
     def url(self) -> str:
@@ -144,7 +179,8 @@ class ObstoreObjects:
 
     def below(self, name: str) -> ObstoreObjects:
         """See `Objects.below`."""
-        return ObstoreObjects(f"{self._url}/{name}", self._key(name), self._stores)
+        url, prefix = f"{self._url}/{name}", self._key(name)
+        return ObstoreObjects(url, prefix, self._stores, self._here, self._source)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}" if self._prefix else name
@@ -152,15 +188,33 @@ class ObstoreObjects:
     def listed(self) -> PrefixContents:
         """See `Objects.listed`."""
         store, prefix = self._stores[0], self._prefix or None
-        with self._errors("list", ""):
-            found: Any = self._run(lambda: obstore.list_with_delimiter_async(store, prefix))
+        found: Any = self._ask(
+            "list", "", lambda: obstore.list_with_delimiter_async(store, prefix), is_of_all=True
+        )
         folders = (path.rpartition("/")[2] for path in found["common_prefixes"])
         return PrefixContents(sorted(map(_info, found["objects"])), sorted(folders))
 
+    def listed_below(self, start: str) -> dict[str, list[ObjectInfo]]:
+        """See `Objects.listed_below`."""
+        store, prefix, first = self._stores[0], self._prefix or None, self._key(start)
+
+        async def listed() -> dict[str, list[ObjectInfo]]:
+            found: dict[str, list[ObjectInfo]] = {}
+            async for chunk in obstore.list(store, prefix, offset=first):
+                for one in chunk:
+                    if not one["path"].startswith(first):
+                        return found  # names come in order
+                    folder, slash, name = one["path"][len(first) - len(start) :].partition("/")
+                    if slash and "/" not in name:
+                        found.setdefault(folder, []).append(_info(one))
+            return found
+
+        return self._ask("list", "", listed, is_of_all=True)
+
     def info(self, name: str) -> ObjectInfo:
         """See `Objects.info`."""
-        with self._errors("look at", name):
-            return _info(self._run(lambda: obstore.head_async(self._stores[0], self._key(name))))
+        store, key = self._stores[0], self._key(name)
+        return _info(self._ask("look at", name, lambda: obstore.head_async(store, key)))
 
     def read(self, name: str) -> tuple[bytes, str]:
         """See `Objects.read`."""
@@ -169,29 +223,28 @@ class ObstoreObjects:
             found = await obstore.get_async(self._stores[0], self._key(name))
             return bytes(await found.bytes_async()), _version(found.meta)
 
-        with self._errors("read", name):
-            return self._run(get)
+        return self._ask("read", name, get)
 
-    def read_at(self, name: str, offset: int, into: memoryview) -> int:
+    def read_at(
+        self, name: str, offset: int, parts: Sequence[memoryview], version: str | None = None
+    ) -> FoundPart:
         """See `Objects.read_at`."""
-        target = into.cast("B")
+        options: Any = {"range": (offset, offset + sum(map(len, parts)))}
+        if version is not None and (mark := json.loads(version).get("e_tag")):
+            options["if_match"] = mark
 
-        async def get() -> int:
-            options: Any = {"range": (offset, offset + len(target))}
+        async def get() -> tuple[Any, Any]:
             found = await obstore.get_async(self._stores[0], self._key(name), options=options)
-            data = memoryview(await found.bytes_async())
-            target[: len(data)] = data
-            return len(data)
+            return found.meta, await found.bytes_async()
 
-        if not len(target):
-            return 0
         try:
-            with self._errors("read", name):
-                return self._run(get)
+            meta, data = self._ask("read", name, get)
         except StorageError:
-            if self.info(name).bytes <= offset:  # the range begins behind the end
-                return 0
+            info = self.info(name)
+            if info.bytes <= offset:  # the range begins behind the end
+                return FoundPart(0, info.bytes, info.version)
             raise
+        return FoundPart(scattered(memoryview(data), parts), meta["size"], _version(meta))
 
     def put(self, name: str, data: bytes) -> None:
         """See `Objects.put`."""
@@ -207,70 +260,110 @@ class ObstoreObjects:
 
     def _put(self, name: str, data: bytes, mode: Any) -> None:
         store, key = self._stores[0], self._key(name)
-        with self._errors("write", name, is_write=True):
-            self._run(lambda: obstore.put_async(store, key, data, mode=mode, use_multipart=False))
+        self._ask(
+            "write", name,
+            lambda: obstore.put_async(store, key, data, mode=mode, use_multipart=False),
+            is_write=True,
+        )  # fmt: skip
 
     def open_new(self, name: str, num_bytes: int) -> OpenFile:
         """See `Objects.open_new`."""
-        return _Upload(self, name, num_bytes)
+        return _Upload(self, name, num_bytes, max(PART_BYTES, _AHEAD_BYTES // self._here))
 
     def remove(self, names: Iterable[str]) -> None:
         """See `Objects.remove`."""
-        keys = [self._key(name) for name in names]
+        store, keys = self._stores[0], [self._key(name) for name in names]
         if not keys:
             return
-        with self._errors("remove", ""):
-            try:
-                self._run(lambda: obstore.delete_async(self._stores[0], keys))
-            except _ABSENT:
-                for key in keys:
-                    self._remove_one(key)
-
-    def _remove_one(self, key: str) -> None:
-        with contextlib.suppress(*_ABSENT):
-            self._run(lambda: obstore.delete_async(self._stores[0], key))
+        try:
+            self._ask("remove", "", lambda: obstore.delete_async(store, keys))
+        except FileNotFoundError:  # some services mind
+            for key in keys:
+                with contextlib.suppress(FileNotFoundError):
+                    self._ask("remove", "", partial(obstore.delete_async, store, key))
 
     def upload(self, name: str, num_bytes: int, parts: AsyncIterator[bytes]) -> Any:
         """Start to write a large object of such parts; return the future of its end."""
         size = max(PART_BYTES, -(-num_bytes // _MOST_PARTS // (1 << 20)) * (1 << 20))
-        store, key = self._stores[1], self._key(name)
-        return _loop().start(
-            lambda: obstore.put_async(store, key, parts, chunk_size=size, max_concurrency=_UPLOADS)
+        store, key, most = self._stores[1], self._key(name), max(1, _UPLOADS // self._here)
+        return self.loop.start(
+            lambda: obstore.put_async(store, key, parts, chunk_size=size, max_concurrency=most)
         )
 
-    @contextlib.contextmanager
-    def _errors(self, doing: str, name: str, *, is_write: bool = False) -> Any:
-        """Convert obstore's errors."""
+    def _ask(
+        self,
+        doing: str,
+        name: str,
+        request: Callable[[], Awaitable[Value]],
+        *,
+        is_write: bool = False,
+        is_of_all: bool = False,
+    ) -> Value:
+        """Run a request; convert its errors.
+
+        Args:
+          is_write: its failure leaves open whether it was carried out.
+          is_of_all: it is not about an object, so only the bucket can be missing.
+        """
+        slow = f"{self._at(name)}: a request ({doing}) takes long: the bucket is slow, throttles, "
+        slow += f"or cannot be reached; it is retried for {_RETRY_S} s"
         try:
-            yield
-        except _ABSENT as error:
-            raise FileNotFoundError(f"{self._url}/{name}") from error
-        except _CONFLICTS as error:
-            raise FileExistsError(f"{self._url}/{name}") from error
-        except exceptions.BaseError as error:
-            raise self.error(doing, name, error, is_write=is_write) from error
-        except PermissionError as error:
-            raise self.error(doing, name, error) from error
+            return self.loop.run(request, slow)
+        except (*_ABSENT, *_CONFLICTS, exceptions.BaseError, PermissionError) as error:
+            is_bucket = is_write or is_of_all
+            found = self.error(doing, name, error, is_write=is_write, is_bucket=is_bucket)
+        raise found  # without obstore's own error, whose text may hold what was signed
+
+    def _at(self, name: str) -> str:
+        return f"{self._url}/{name}" if name else self._url
 
     def error(
-        self, doing: str, name: str, error: Exception, *, is_write: bool = False
-    ) -> StorageError:
+        self,
+        doing: str,
+        name: str,
+        error: Exception,
+        *,
+        is_write: bool = False,
+        is_bucket: bool = False,
+    ) -> OSError | StorageError:
         """Return the error of a request that failed."""
-        where = f"{self._url}/{name}" if name else self._url
-        why = first_line(error)
-        kind, hint = StorageError, ""
-        if isinstance(error, _REFUSED):
-            hint = "\nthese credentials have no right to do that, or none were found"
-        elif isinstance(error, exceptions.NotSupportedError | NotImplementedError):
+        where, kind, hint = self._at(name), StorageError, ""
+        status, why = reason(error)
+        if isinstance(error, _CONFLICTS):
+            return FileExistsError(where)
+        if isinstance(error, _ABSENT) or status == _NOT_FOUND:
+            if not is_bucket:
+                return FileNotFoundError(where)
+            hint = "\nthere is no such bucket"
+        elif isinstance(error, _REFUSED) or status in _FORBIDDEN:
+            hint = (
+                f"\nthese credentials have no right to do that; they came from: {self._source}"
+                "\nS3 also says so of what does not exist, without the right to list the bucket"
+            )
+        elif status == _NOT_IMPLEMENTED and is_write:
             hint = "\nthis server lacks conditional writes, which a commit needs"
-        elif is_write:
+        elif is_write and not _FIRST_ERROR <= status < _FIRST_FAILURE:
             kind = UnclearError
         return kind(f"cannot {doing} {where}: {why}{hint}", path=where)
 
 
-def first_line(error: Exception) -> str:
-    """Return obstore's message without the dump of its values that follows."""
-    return " ".join(str(error).partition("\n")[0].split())[:300]
+def reason(error: Exception) -> tuple[int, str]:
+    """Return the status of an answer, or 0, and what is worth saying of obstore's message.
+
+    That message is an address, which may hold a signature, the body of an answer, and a dump.
+    """
+    text = str(error)
+    head = text.partition("\n\nDebug source")[0]
+    found = _STATUS.search(head)
+    words = " ".join((found[2] if found else head.rpartition(" - ")[2]).split())
+    if found:
+        told = ": ".join(" ".join(one.split()) for one in _BODY.findall(head))
+        words = f"{found[1]} {words}" + (f" ({html.unescape(told)})" if told else "")
+    elif inner := _INNERMOST.findall(text):
+        words += f" ({''.join(inner[-1])})"
+    if retries := _RETRIED.search(head):
+        words += f", after {retries[1]} retries"
+    return int(found[1]) if found else 0, _QUERY.sub("?…", words)[:300]
 
 
 def _info(found: Any) -> ObjectInfo:
@@ -288,8 +381,11 @@ def _version(found: Any) -> str:
 class _Upload:
     """See `OpenFile`: what is written in any order is uploaded in order, as it comes."""
 
-    def __init__(self, objects: ObstoreObjects, name: str, num_bytes: int) -> None:
+    def __init__(
+        self, objects: ObstoreObjects, name: str, num_bytes: int, ahead_bytes: int
+    ) -> None:
         self._objects, self._name, self._num_bytes = objects, name, num_bytes
+        self._ahead_bytes = ahead_bytes
         self._waiting: dict[int, bytes] = {}  # by offset
         self._held_bytes = 0
         self._next = 0  # offset of the next part
@@ -327,7 +423,7 @@ class _Upload:
             # What comes next is always taken, so that a writer never waits for another one.
             self._changed.wait_for(
                 lambda: (
-                    self._held_bytes < _AHEAD_BYTES
+                    self._held_bytes < self._ahead_bytes
                     or offset == self._next
                     or self._ended.done()
                     or self._problem is not None
@@ -345,14 +441,17 @@ class _Upload:
             if self._came is not None:
                 self._came.set()
 
-        _loop().loop.call_soon_threadsafe(came)
+        self._objects.loop.loop.call_soon_threadsafe(came)
 
     def _raise_end(self) -> None:
         """Return once the upload has succeeded; raise its error."""
         try:
             self._ended.result()
         except (exceptions.BaseError, OSError) as error:
-            raise self._objects.error("write", self._name, error) from error
+            found = self._objects.error("write", self._name, error, is_bucket=True)
+        else:
+            return
+        raise found
 
     def finish(self, num_bytes: int) -> None:
         """See `OpenFile.finish`."""

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shoal import settings
 from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.refusal import refused
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import Commit, Manifest, Part
-from shoal.checkpoint.store.interface import OpenFile, Store, StoreState
+from shoal.checkpoint.planning.read_plan import GAP_BYTES, REQUEST_BYTES
+from shoal.checkpoint.store.interface import Got, OpenFile, Pace, Store, StoreState
 from shoal.checkpoint.store.step_names import KEEP, pending_name, step_name, step_of
 from shoal.errors import StorageError
 from shoal.paths import dangling_link
+
+_LOOK_S = 0.05
 
 
 class LocalStore:
@@ -59,6 +63,12 @@ class LocalStore:
         """See `Store.is_link`."""
         return self._folder.is_link()
 
+    @property
+    def pace(self) -> Pace:
+        """See `Store.pace`."""
+        lease_s = settings.seconds("SHOAL_LEASE_S")
+        return Pace(lease_s, 0.0, _LOOK_S, True, GAP_BYTES, REQUEST_BYTES, None)
+
     # ---- files
 
     def size(self, name: str) -> int:
@@ -69,9 +79,15 @@ class LocalStore:
         """See `Store.read`."""
         return self._folder.read(name, most_bytes)
 
-    def read_at(self, name: str, offset: int, into: memoryview) -> int:
+    def read_at(self, name: str, offset: int, parts: Sequence[memoryview]) -> Got:
         """See `Store.read_at`."""
-        return self._folder.read_at(name, offset, into)
+        done = 0
+        for part in parts:
+            got = self._folder.read_at(name, offset + done, part)
+            done += got
+            if got < len(part):
+                break
+        return Got(done, None)
 
     def leave(self, name: str) -> None:
         """See `Store.leave`."""

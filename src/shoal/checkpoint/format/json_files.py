@@ -37,7 +37,7 @@ _MANIFEST_KEYS = frozenset(
     _HEAD | {"optional", "num_processes", "writer", "mesh", "user", "tree", "leaves"}
 )
 _COMMIT_KEYS = frozenset(_HEAD | {"manifest", "index", "data_bytes", "num_files", "register"})
-_REGISTER_KEYS = frozenset({"ended", "pinned", "nonce"})
+_REGISTER_KEYS = frozenset({"ended", "pinned", "nonce", "single_writer"})
 _LEAF_KEYS = frozenset({"name", "kind", "dtype", "shape", "words", "impl", "layout", "value"})
 _BLOB_KEYS = frozenset({"name", "bytes", "sha256"})
 _INLINE = frozenset({"scalar", "int", "float", "bool", "complex", "str", "bytes", "none"})
@@ -223,7 +223,12 @@ def encode_register(register: Register) -> bytes:
     Raises:
       UsageError: it has become too large.
     """
-    state = {"ended": list(register.ended), "pinned": register.is_pinned, "nonce": register.nonce}
+    state: dict[str, Any] = {
+        "ended": list(register.ended),
+        "pinned": register.is_pinned,
+        "nonce": register.nonce,
+    }
+    state |= {"single_writer": True} if register.is_single_writer else {}
     if register.commit is None:
         data = _sealed({**head("register"), "register": state})
     else:
@@ -295,7 +300,11 @@ def decode_register(data: bytes, file: str = "COMMIT") -> Register:
     inner.only(_REGISTER_KEYS)
     is_pinned = inner.found.get("pinned")
     inner.expect("pinned", type(is_pinned) is bool, "no truth value")
-    return Register(commit, inner.texts("ended"), is_pinned is True, inner.text("nonce"))
+    is_single = inner.found.get("single_writer", False)
+    inner.expect("single_writer", type(is_single) is bool, "no truth value")
+    return Register(
+        commit, inner.texts("ended"), is_pinned is True, inner.text("nonce"), is_single is True
+    )
 
 
 def _unsealed(data: bytes, file: str, most_bytes: int) -> Fields:

@@ -175,6 +175,7 @@ class Register:
     ended: tuple[str, ...] = ()  # attempts that must not be committed any more
     is_pinned: bool = False
     nonce: str = ""  # new in each change, so that no two versions have equal bytes
+    is_single_writer: bool = False  # the user's word: it was changed without conditions
 
 
 # ---- Layout and memory kind of an array as one line of text.

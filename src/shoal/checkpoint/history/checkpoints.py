@@ -133,7 +133,7 @@ class Checkpoints(ReadOnlyHistory):
         check_flags("Checkpoints", **flags)
         _check_seconds("Checkpoints", "timeout_s", timeout_s)
         _check_seconds("Checkpoints", "lease_s", lease_s)
-        lease_s = settings.seconds("SHOAL_LEASE_S") if lease_s is None else lease_s
+        lease_s = self._root.pace.lease_s if lease_s is None else lease_s
         policy = policy_of(keep)
         rules_of(every)
         self._group = group_in(self._coordinator, "Checkpoints", processes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shoal import settings
 from shoal.arguments import integer
 from shoal.checkpoint.at import Path, store_at
 from shoal.checkpoint.blocks.memory import Arena
@@ -148,7 +147,7 @@ def request_of(
         name,
         callsite(),
         waits,
-        settings.seconds("SHOAL_LEASE_S"),
+        store.pace.lease_s,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -147,7 +148,6 @@ class MeetingFailed(Exception):
 
 
 _LOG = logging.getLogger("shoal")
-_LOOK_S = 0.05
 
 
 class SaveScene(NamedTuple):
@@ -217,7 +217,7 @@ def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
             return
         if {*missing} <= {*_blamed(cause), *(one.process for one in coordinator.troubles.open())}:
             return
-        pause.wait(_LOOK_S)
+        pause.wait(request.store.pace.look_s * (1 + random.random()))
 
 
 def try_abandon(scene: SaveScene) -> Commit | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shoal.checkpoint.format.json_files import decode_manifest
 from shoal.checkpoint.format.records import (
     Blob,
     Commit,
+    FileRecord,
     Index,
     Manifest,
     Part,
@@ -17,10 +20,13 @@ from shoal.checkpoint.store.interface import Files, located
 from shoal.checkpoint.store.step_names import check_place
 from shoal.errors import CorruptCheckpointError
 from shoal.hashing import seal
+from shoal.runtime.system.threads import in_threads
 
 
-def assemble(place: Files, attempt: str) -> tuple[Manifest, Blob, Index]:
+def assemble(place: Files, attempt: str, most: int = 1) -> tuple[Manifest, Blob, Index]:
     """Read manifest and parts; check that they cover whole leaves and that their files exist.
+
+    `most` files are read at a time.
 
     Raises:
       FileNotFoundError: manifest or a part is missing.
@@ -31,17 +37,21 @@ def assemble(place: Files, attempt: str) -> tuple[Manifest, Blob, Index]:
     with located(place.path):
         manifest = decode_manifest(text, name)
         check_place(place.path, manifest.step, name)
-        parts: list[Part] = []
-        for process in range(manifest.num_processes):
-            own = part_name(attempt, process)
-            parts.append(decode_part(place.read(own), own))
-        index = join_parts(manifest, parts)
-        _check_files(place, index)
+        parts: dict[int, Part] = {}
+
+        def read(processes: Iterator[int]) -> None:
+            for process in processes:
+                own = part_name(attempt, process)
+                parts[process] = decode_part(place.read(own), own)
+
+        in_threads(read, range(manifest.num_processes), most)
+        index = join_parts(manifest, [parts[process] for process in range(len(parts))])
+        in_threads(lambda files: _check_files(place, files), index.files, most)
     return manifest, blob_record(name, text), index
 
 
-def _check_files(place: Files, index: Index) -> None:
-    for file in index.files:
+def _check_files(place: Files, files: Iterator[FileRecord]) -> None:
+    for file in files:
         try:
             size = place.size(file.name)
         except FileNotFoundError:

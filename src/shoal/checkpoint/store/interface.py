@@ -59,6 +59,25 @@ class StoreState(NamedTuple):
     others: Sequence[str]  # files that are not of a checkpoint
 
 
+class Pace(NamedTuple):
+    """How a store is asked: a request costs microseconds, or tenths of a second and some money."""
+
+    lease_s: float  # a save that was not refreshed for this long is stale, unless users say else
+    beat_s: float  # least time between refreshes
+    look_s: float  # time between looks for a file of another process
+    sizes_first: bool  # sizes of files are asked for before they are read
+    gap_bytes: int  # read through, rather than begin another request
+    request_bytes: int  # most of one read
+    reads: int | None  # at a time; None: as many as there are cores
+
+
+class Got(NamedTuple):
+    """What a read has found."""
+
+    num_bytes: int  # fewer than asked for: the file ends there
+    size: int | None  # of the whole file, if the answer says it
+
+
 class Files(Protocol):
     """A place with files. Names are those of its own files."""
 
@@ -98,10 +117,19 @@ class Store(Files, Protocol):
     def is_link(self) -> bool:
         """Is this another name of a place that lies elsewhere?"""
 
+    @property
+    def pace(self) -> Pace:
+        """How it is asked."""
+
     # ---- files
 
-    def read_at(self, name: str, offset: int, into: memoryview) -> int:
-        """Fill `into` from `offset`; return the number of bytes read. Thread-safe."""
+    def read_at(self, name: str, offset: int, parts: Sequence[memoryview]) -> Got:
+        """Fill buffers, one after the other, from `offset`. Thread-safe.
+
+        Raises:
+          FileNotFoundError: there is no such file.
+          CorruptCheckpointError: it has changed since this store first read from it.
+        """
 
     def leave(self, name: str) -> None:
         """Create an empty file, and the place."""

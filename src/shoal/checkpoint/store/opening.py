@@ -9,7 +9,6 @@ from functools import cached_property
 
 import numpy as np
 
-from shoal import settings
 from shoal.checkpoint.format import json_files, table_files, tiling
 from shoal.checkpoint.format.records import (
     Blob,
@@ -156,14 +155,15 @@ def unfinished(store: Store) -> str:
     with contextlib.suppress(CorruptCheckpointError, UnsupportedCheckpointError):
         live = [one for one in store.state().attempts if one.is_live]
         if live:
-            return _unfinished(min(live, key=lambda one: one.idle_s))
+            last = min(live, key=lambda one: one.idle_s)
+            return _unfinished(last, store.pace.lease_s)
     return ""
 
 
-def _unfinished(last: Attempt) -> str:
+def _unfinished(last: Attempt, lease_s: float) -> str:
     by = f"by {last.owner.get('host', '?')}, pid {last.owner.get('pid', '?')}"
     who = f"({by}, touched {last.idle_s:.0f} s ago)"
-    if last.idle_s < settings.seconds("SHOAL_LEASE_S"):
+    if last.idle_s < lease_s:
         return f"its save still runs {who}"
     if last.is_complete:
         return f"its save is complete, but not committed {who}: `shoal ckpt recover` commits it"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from shoal.errors import CorruptCheckpointError
 
 COMMIT, KEEP = "COMMIT", "KEEP"
+STEPS = "step_"  # the names of all steps begin so
 
 _NAME = re.compile(r"step_(\d{12,19})")
 _ATTEMPT = "[0-9a-f]{12}"
@@ -27,7 +28,7 @@ def step_name(step: int) -> str:
     >>> step_name(1000)
     'step_000000001000'
     """
-    return f"step_{step:012d}"
+    return f"{STEPS}{step:012d}"
 
 
 def step_of(name: str) -> int | None:

@@ -108,6 +108,8 @@ class LeaseKeeper(ProgressReporter):
     ) -> None:
         """`members`: the processes that save, in order; None: all of the job."""
         every_s = min(_BEAT_S, lease_s / _BEATS)
+        self._refresh_s = min(store.pace.beat_s, lease_s / _BEATS)
+        self._next = time.monotonic() + self._refresh_s
         super().__init__(coordinator, f"saving {store.path}", num_bytes, every_s, lane)
         self._store, self._attempt = store, attempt
         members = range(coordinator.num_processes) if members is None else members
@@ -122,6 +124,8 @@ class LeaseKeeper(ProgressReporter):
         # may touch the file, which harms nothing, or none, until the loss is known; a lease is
         # longer than that takes.
         gone = {trouble.process for trouble in self._coordinator.troubles.open()}
-        if all(process in gone for process in self._before):
+        now = time.monotonic()
+        if now >= self._next and all(process in gone for process in self._before):
+            self._next = now + self._refresh_s
             with contextlib.suppress(ShoalError, OSError):  # committed or ended by now
                 self._store.refresh(self._attempt)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from shoal.checkpoint.at import store_at
+from shoal.checkpoint.bucket.address import is_address
 from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.opening import unfinished
 from shoal.checkpoint.store.step_names import step_at
@@ -100,6 +101,8 @@ def nothing_committed(place: FoundPath) -> NotCommittedError:
 def _nothing(store: Store, names: Sequence[str]) -> str:
     if why := store.why_absent():
         return why
+    if is_address(store.path):
+        return f"nothing of a checkpoint is at {store.path}"
     if not os.path.exists(store.path):
         return f"there is no directory {store.path!r}"
     held = f"{len(names)} unrelated entries" if names else "nothing"

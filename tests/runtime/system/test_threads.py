@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from checkpoint.interrupts import Interrupt
-from shoal.checkpoint.blocks import threads
-from shoal.checkpoint.blocks.threads import in_threads
+from shoal.runtime.system import threads
+from shoal.runtime.system.threads import in_threads
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -87,6 +87,6 @@ def interrupt_everywhere() -> None:
 
 def test_an_interrupt_anywhere_waits_for_those_that_work(child_env):
     """In a process of its own: of threads that it kept from starting `threading` keeps a list."""
-    code = "from checkpoint.blocks.test_threads import interrupt_everywhere as run; run()"
+    code = "from runtime.system.test_threads import interrupt_everywhere as run; run()"
     env = child_env | {"PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, timeout=60, check=True)

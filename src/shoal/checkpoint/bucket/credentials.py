@@ -1,0 +1,117 @@
+"""Where the credentials of a bucket come from: obstore's own chain, or the cloud's Python library.
+
+obstore reads options, environment variables, and the metadata service of the host. It does not read
+what people have on their own machines (`~/.aws`, AWS_PROFILE, SSO, `az login`, Google's workload
+identity), but the clouds' libraries do: boto3, azure-identity and google-auth, if they are
+installed. They are asked only where options and variables name nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+_REFRESH = timedelta(minutes=5)  # boto3 renews keys 10 minutes before they end
+_GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_GOOGLE_FILE = "~/.config/gcloud/application_default_credentials.json"
+_OBSTORES_TYPES = ("service_account", "authorized_user")  # of such a file
+
+
+class Credentials(NamedTuple):
+    """What a bucket is reached with."""
+
+    provider: Any  # None: obstore's own chain
+    config: Mapping[str, Any]  # such as the region of a profile
+    source: str  # where they came from; never what they are
+
+
+class _Cloud(NamedTuple):
+    prefix: str  # of obstore's variables
+    options: tuple[str, ...]  # that name credentials
+    variables: tuple[str, ...]  # that do so, too
+    library: str
+    provide: Callable[[], Any]
+
+
+def _boto3() -> Any:
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    return Boto3CredentialProvider(ttl=_REFRESH)
+
+
+def _azure() -> Any:
+    from obstore.auth.azure import AzureCredentialProvider
+
+    return AzureCredentialProvider()
+
+
+def _google() -> Any:
+    """Return a provider for kinds of files that obstore does not read, such as external_account."""
+    path = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or os.path.expanduser(_GOOGLE_FILE)
+    with open(path, encoding="utf-8") as file:
+        if json.load(file).get("type") in _OBSTORES_TYPES:
+            raise LookupError("obstore reads this file")
+    from obstore.auth.google import GoogleCredentialProvider
+
+    provider: Any = GoogleCredentialProvider()
+    if getattr(provider.credentials, "requires_scopes", False):
+        provider.credentials = provider.credentials.with_scopes([_GOOGLE_SCOPE])
+    return provider
+
+
+_S3 = _Cloud(
+    "AWS_",
+    ("access_key_id", "skip_signature", "web_identity_token_file",
+     "container_credentials_relative_uri", "container_credentials_full_uri"),
+    (), "boto3", _boto3,
+)  # fmt: skip
+_GCS = _Cloud(
+    "GOOGLE_",
+    ("service_account", "service_account_path", "service_account_key", "bearer_token",
+     "application_credentials", "skip_signature"),
+    (), "google-auth", _google,
+)  # fmt: skip
+_AZURE = _Cloud(
+    "AZURE_STORAGE_",
+    ("account_key", "access_key", "sas_key", "sas_token", "client_id", "client_secret", "token",
+     "connection_string", "federated_token_file", "skip_signature", "use_emulator",
+     "use_azure_cli"),
+    ("AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"), "azure-identity", _azure,
+)  # fmt: skip
+_CLOUDS = {"s3": _S3, "s3a": _S3, "gs": _GCS}  # other addresses are Azure's
+
+
+def credentials(scheme: str, config: Mapping[str, Any]) -> Credentials:
+    """Return what an address of this scheme is reached with. Sends nothing."""
+    cloud = _CLOUDS.get(scheme, _AZURE)
+    for name in config:
+        if name.lower().removeprefix(cloud.prefix.lower()) in cloud.options:
+            return Credentials(None, {}, f"the option {name}=")
+    names = (*(cloud.prefix + name.upper() for name in cloud.options), *cloud.variables)
+    set_here = [name for name in names if os.environ.get(name)]
+    if set_here and not (cloud is _GCS and set_here == ["GOOGLE_APPLICATION_CREDENTIALS"]):
+        return Credentials(None, {}, f"the variable {set_here[0]}")
+    chain = set_here[0] if set_here else "the metadata service of this host"
+    try:
+        provider = cloud.provide()
+    except ImportError:
+        hint = "" if cloud is _GCS else f"; {_unread(cloud)}with {cloud.library} installed"
+        return Credentials(None, {}, f"{chain}{hint}")
+    except Exception:  # noqa: BLE001 - each library has errors of its own for "none"
+        return Credentials(None, {}, chain)
+    return Credentials(provider, getattr(provider, "config", {}), cloud.library)
+
+
+def _unread(cloud: _Cloud) -> str:
+    """Return what is here, and only the library reads."""
+    if cloud is _AZURE:
+        return "`az login` and managed identities by name are found "
+    here = "AWS_PROFILE is set, and " if os.environ.get("AWS_PROFILE") else ""
+    with contextlib.suppress(OSError):
+        os.stat(os.path.expanduser("~/.aws"))
+        return f"{here}~/.aws is read only "
+    return f"{here}profiles and SSO are found "
