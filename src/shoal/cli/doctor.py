@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal import settings
+from shoal.checkpoint.bucket.address import is_address
 from shoal.cli.tables import print_json, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.draw.media.terminal import plain
-from shoal.errors import raise_all
+from shoal.errors import UsageError, raise_all
 from shoal.runtime.doctor.examine import DoctorRequest, diagnosed
 from shoal.runtime.doctor.findings import (
     PROBLEM,
+    CheckResult,
     Diagnosis,
     Finding,
     Report,
@@ -52,6 +55,7 @@ Examples:
   mpirun -n 16 shoal doctor
   torchrun --nproc-per-node 4 -m shoal doctor
   shoal doctor --alone                            one of several, without the others
+  shoal doctor --shared s3://bucket/run           can this process save and restore there?
   shoal doctor --json                             everything, for programs
 
 \b
@@ -64,6 +68,7 @@ What it checks:
   clock      whether the clocks of all hosts agree
   files      whether each process sees the files of all others in --shared and
              SHOAL_RENDEZVOUS
+  buckets    of --shared s3://…: credentials, rights, conditions of writes, clock
   memory, disk, proxy
 
 \b
@@ -87,7 +92,10 @@ _Devices = Annotated[
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 _Shared = Annotated[
     list[str] | None,
-    typer.Option(metavar="DIR", help="A directory that all processes must share; may be repeated."),
+    typer.Option(
+        metavar="DIR",
+        help="A directory that all processes must share, or a bucket; may be repeated.",
+    ),
 ]
 _Timeout = Annotated[
     float,
@@ -113,9 +121,12 @@ def doctor(
     """Find why a job does not start: launcher, addresses, versions, devices, clocks,
     directories."""
     _check(processes, devices, timeout_s, alone)
-    request = DoctorRequest(program, tuple(shared or ()), timeout_s, alone)
+    urls = [one for one in shared or () if is_address(one)]
+    folders = tuple(one for one in shared or () if one not in urls)
+    checks = {"buckets": partial(_check_buckets, urls)} if urls else {}
+    request = DoctorRequest(program, folders, timeout_s, alone, checks)
     if processes is not None:
-        diagnosis = diagnose_here(request, processes, devices)
+        diagnosis = diagnose_here(request, processes, devices, urls)
         print_diagnosis(diagnosis, as_json=as_json)
         raise typer.Exit(_code(diagnosis))
     with diagnosed(request, os.environ) as diagnosis:
@@ -343,6 +354,35 @@ def _folders(facts: Mapping[str, Any]) -> str:
     return ", ".join(rows) or "none given (--shared)"
 
 
+def _check_buckets(urls: Sequence[str]) -> CheckResult:
+    """Try what saves and restores need of each bucket."""
+    from shoal.checkpoint.bucket.address import Bucket
+    from shoal.checkpoint.bucket.preflight import examine
+
+    facts: dict[str, Any] = {}
+    findings = []
+    for url in dict.fromkeys(urls):
+        try:
+            found = examine(Bucket(url))
+        except UsageError as error:
+            facts[url] = {}
+            findings.append(Finding("buckets", *str(error).split("\n", 1)))
+            continue
+        facts[url] = found.facts
+        findings += [Finding("buckets", words, advice) for words, advice in found.problems]
+    return CheckResult(facts, tuple(findings))
+
+
+def _buckets(facts: Mapping[str, Any]) -> str:
+    rows = []
+    for url, one in facts.items():
+        rights = ", ".join(one.get("rights", ())) or "nothing"
+        rows.append(f"{url}: {rights} (credentials: {one.get('credentials', 'none')})")
+        if one.get("rights"):
+            rows.append(f"its lifecycle rule should {one['lifecycle']}")
+    return "\n".join(rows)
+
+
 def _proxy(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in facts.items()) or "none"
 
@@ -385,6 +425,7 @@ _WORDS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "devices": _devices,
     "host": _host,
     "folders": _folders,
+    "buckets": _buckets,
     "proxy": _proxy,
 }
 _TOGETHER: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
@@ -399,10 +440,12 @@ _TOGETHER: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
 # Each writes its report into a directory, so that they are compared even if they cannot meet.
 
 
-def diagnose_here(request: DoctorRequest, processes: str, devices: str | None) -> Diagnosis:
+def diagnose_here(
+    request: DoctorRequest, processes: str, devices: str | None, urls: Sequence[str] = ()
+) -> Diagnosis:
     """Run the checks in N processes of this machine; return all reports, compared."""
     options = [] if devices is None else ["--devices", devices]
-    shared = [part for folder in request.shared for part in ("--shared", folder)]
+    shared = [part for folder in (*request.shared, *urls) for part in ("--shared", folder)]
     program = [] if request.program is None else [request.program]
     env = own_environment()
     unknown = settings.unknown_variables(env)  # found here; otherwise the launcher reports them

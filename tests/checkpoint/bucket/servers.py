@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def moto() -> Iterator[str]:
-    """Start moto; yield its address."""
+    """Start moto; yield its address. Parts of uploads may be small."""
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with started(command, f"http://127.0.0.1:{port}") as address:
@@ -34,7 +35,8 @@ def moto() -> Iterator[str]:
 def started(command: list[str], address: str) -> Iterator[str]:
     """Start a server, and wait until it answers."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **quiet) as server:
+    env = {**os.environ, "S3_UPLOAD_PART_MIN_SIZE": "1"}
+    with subprocess.Popen(command, env=env, **quiet) as server:
         try:
             limit = time.monotonic() + PATIENCE_S
             while not answers(address):
@@ -59,6 +61,16 @@ def answers(address: str) -> bool:
 def make_bucket(address: str, name: str) -> None:
     request = urllib.request.Request(f"{address}/{name}", method="PUT")
     urllib.request.urlopen(request, timeout=30).close()
+
+
+def variables(address: str) -> dict[str, str]:
+    """Return what users export for such a server."""
+    return {
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "not-to-be-shown",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": address,
+    }
 
 
 def options(address: str) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
@@ -42,14 +43,7 @@ def bucket(server, request):
 @pytest.fixture
 def env(server):
     """The environment of a program that knows nothing of the server but what users export."""
-    return {
-        **os.environ,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": server,
-        "JAX_PLATFORMS": "cpu",
-    }
+    return {**os.environ, **servers.variables(server), "JAX_PLATFORMS": "cpu"}
 
 
 def one():
@@ -144,6 +138,24 @@ def test_a_job_of_two_processes_saves_and_resumes_by_a_url(bucket, env, tmp_path
 
     assert run(f"{bucket}/run") == "p0| 0 (1, 2) [3.0, 3.0, 3.0]\n"
     assert run(f"{bucket}/run") == "p0| 3 (4, 5) [6.0, 6.0, 6.0]\n"
+
+
+def test_doctor_says_what_is_wrong(env, bucket):
+    def doctor(url, *more):
+        command = [sys.executable, "-m", "shoal", "doctor", "--json", "--shared", url, *more]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        assert env["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    code, found = doctor(f"{bucket}/run")
+    assert code == 0
+    facts = found["processes"][0]["facts"]["buckets"][f"{bucket}/run"]
+    assert facts["rights"] == ["list", "write", "read", "conditions of writes", "delete"]
+    code, found = doctor("s3://not-there/run", "-n", "2")
+    assert code == 1
+    (problem,) = [one for one in found["findings"] if one["check"] == "buckets"]
+    assert problem["words"].startswith("cannot list s3://not-there/run: 404 Not Found")
+    assert problem["advice"] == "there is no such bucket"
 
 
 # ---- addresses

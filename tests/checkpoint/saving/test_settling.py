@@ -94,5 +94,5 @@ def test_who_failed_before_another_process_committed_reports_that_and_ends_nothi
     met = StorageError("cannot fsync", path=str(path), errno=errno.EIO)
     with pytest.raises(StorageError, match="a crash of this host may undo that"):
         save_members.ended_by(scene, met)
-    assert save_members.ended_by(scene, OSError("another one")) == commit
+    assert save_members.ended_by(scene, OSError("another one")).commit == commit
     assert value_of(folder, commit) == 7

@@ -22,7 +22,12 @@ from shoal.checkpoint.store.saved_steps import delete_step
 from shoal.checkpoint.store.step_names import KEEP, step_name
 from shoal.cli.main import build
 from shoal.cli.tables import print_table
-from shoal.errors import InitializeError, NotCommittedError, UsageError
+from shoal.errors import (
+    InitializeError,
+    NotCommittedError,
+    StepAlreadyCommittedError,
+    UsageError,
+)
 from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
 
@@ -405,3 +410,57 @@ def test_a_step_that_is_being_written_is_said_to_be(run, command):
     for arguments in ([command, run], ["diff", run, run]):
         with pytest.raises(NotCommittedError, match=words):
             ckpt(*arguments)
+
+
+# ---- cp, delete
+
+
+def test_cp_of_a_history(run, tmp_path):
+    target = tmp_path / "copy"
+    out = ckpt("cp", run, target)
+    assert re.findall(r"step (\d+): .* copied to", out) == ["10", "20"]
+    assert re.findall(r"step (\d+): is at .* already", ckpt("cp", run, target)) == ["10", "20"]
+    assert ckpt("diff", run, target) == ckpt("diff", run, run)
+    ckpt("verify", target)
+    sample_checkpoints.save(run / step_name(30), {"w": np.ones(2)}, 30)
+    copied = as_json("cp", run, target)
+    assert [(one["step"], one["was_there"]) for one in copied] == [
+        (10, True), (20, True), (30, False),
+    ]  # fmt: skip
+    assert as_json("cp", run, tmp_path / "one", "--step", 20)[0]["copied_bytes"] > 0
+    assert [one["step"] for one in as_json("ls", tmp_path / "one")] == [20]
+
+
+def test_cp_of_one_checkpoint(run, tmp_path):
+    step = run / step_name(20)
+    ckpt("cp", step, tmp_path / "model")
+    assert shoal.restore(tmp_path / "model")["step"] == 20
+    with pytest.raises(UsageError, match=r"is one checkpoint, and .* is a history"):
+        ckpt("cp", step, run)
+    with pytest.raises(UsageError, match=r"is a history of steps, and .* is one checkpoint"):
+        ckpt("cp", run, tmp_path / "model")
+    with pytest.raises(StepAlreadyCommittedError, match="nothing is overwritten"):
+        ckpt("cp", run / step_name(10), tmp_path / "model")
+    with pytest.raises(NotCommittedError, match="there is no directory"):
+        ckpt("cp", tmp_path / "nothing", tmp_path / "else")
+
+
+def test_delete(run):
+    with pytest.raises(UsageError, match=r"which\? Pass --step N"):
+        ckpt("delete", run)
+    with pytest.raises(UsageError, match="has no step 5; it has 10, 20"):
+        ckpt("delete", run, "--step", 10, "--step", 5)
+    shoal.Checkpoints(run).pin(20)
+    with pytest.raises(UsageError, match="step 20 is pinned"):
+        ckpt("delete", run, "--step", 10, "--step", 20)
+    assert [one["step"] for one in as_json("ls", run)] == [10, 20]
+    assert ckpt("delete", run, "--step", 10) == "step 10: deleted\n"
+    with pytest.raises(UsageError, match="omit --step"):
+        ckpt("delete", run / step_name(20), "--step", 20)
+    shoal.Checkpoints(run).unpin(20)
+    data_of(run / step_name(20)).write_bytes(b"damaged")
+    assert as_json("delete", run / step_name(20)) == [
+        {"step": 20, "path": str(run / step_name(20))}
+    ]
+    with pytest.raises(NotCommittedError):
+        ckpt("ls", run)

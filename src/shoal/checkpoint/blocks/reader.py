@@ -289,6 +289,16 @@ def _wrong(
             yield _damaged(checkpoint, file, at, detail)
 
 
+def read_verified(checkpoint: Checkpoint, file: int, begin: int, into: Bytes) -> None:
+    """Read a byte range of a file that begins with a block, and ends with one or the file.
+
+    Raises:
+      CorruptCheckpointError: names the file, leaf and offset.
+    """
+    for why in _wrong(checkpoint, file, begin, [into]):
+        raise why
+
+
 def _damaged(
     checkpoint: Checkpoint, file: int, offset: int | None, what: str, *, to_end: bool = False
 ) -> CorruptCheckpointError:

@@ -16,6 +16,7 @@ from shoal.runtime import process
 
 if TYPE_CHECKING:
     from shoal.checkpoint.bucket.object_store import ObjectStore
+    from shoal.checkpoint.bucket.objects import Objects
 
 _LOG = logging.getLogger("shoal")
 
@@ -111,22 +112,36 @@ class Bucket:
     def __str__(self) -> str:
         return self.url
 
+    @property
+    def credentials(self) -> str:
+        """Where its credentials came from, in words; never what they are."""
+        return self._source
+
+    @cached_property
+    def _objects(self) -> Objects:
+        transport, here = _transport(self.url), _processes_here()
+        _LOG.info("%s: credentials: %s", self.url, self._source)
+        found: Objects = transport.ObstoreObjects(
+            self.url, self._prefix, self._stores, here, self._source
+        )
+        return found
+
     @cached_property
     def _store(self) -> ObjectStore:
-        """Its store, as saves and restores use it."""
         from shoal.checkpoint.bucket.object_store import Access, ObjectStore
 
-        transport = _transport(self.url)
-        here = _processes_here()
-        objects = transport.ObstoreObjects(self.url, self._prefix, self._stores, here, self._source)
-        access = Access(objects, is_single_writer=self._is_single_writer, processes_here=here)
-        _LOG.info("%s: credentials: %s", self.url, self._source)
-        return ObjectStore(objects, access)
+        objects = self._objects
+        return ObjectStore(objects, Access(objects, self._is_single_writer, _processes_here()))
 
 
 def store_of(bucket: Bucket) -> ObjectStore:
-    """Return the store of a bucket."""
+    """Return the store of a bucket, as saves and restores use it."""
     return bucket._store
+
+
+def objects_of(bucket: Bucket) -> Objects:
+    """Return the objects of a bucket, without a store's rules."""
+    return bucket._objects
 
 
 def _transport(url: str) -> Any:

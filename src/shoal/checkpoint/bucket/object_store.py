@@ -81,7 +81,7 @@ class Access:
     """How a bucket is used: the same for all places below one address."""
 
     def __init__(
-        self, root: Objects, *, is_single_writer: bool = False, processes_here: int = 1
+        self, root: Objects, is_single_writer: bool = False, processes_here: int = 1
     ) -> None:
         """`processes_here`: of the job, on this host."""
         self.root, self.is_single_writer = root, is_single_writer
@@ -98,7 +98,12 @@ class Access:
         """
         with self._lock:
             if not self._is_checked and not self._was_checked():
-                _check_conditions(self.root)
+                try:
+                    check_conditions(self.root)
+                except StorageError as error:
+                    hint = f"`shoal doctor --shared {self.root.url}` tries everything"
+                    error.args = (f"{error}\n{hint}",)
+                    raise
                 words = {"url": self.root.url, "conditions": "kept", "time": time.time()}
                 self.root.put(_CONDITIONS, json.dumps(words).encode())
             self._is_checked = True
@@ -486,7 +491,7 @@ def _is_empty(infos: Sequence[ObjectInfo]) -> bool:
     return [one.name for one in infos] == [COMMIT] and infos[0].bytes < _EMPTY_BYTES
 
 
-def _check_conditions(objects: Objects) -> None:
+def check_conditions(objects: Objects) -> None:
     """Refuse a server that ignores the conditions of writes: two saves of a step would both commit.
 
     Raises:
@@ -494,7 +499,8 @@ def _check_conditions(objects: Objects) -> None:
     """
     name = temporary_name(new_attempt())
     try:
-        objects.put_new(name, b"first")
+        if not _writes(objects.put_new, name, b"first"):  # a conflict that is none
+            objects.put(name, b"first")
         stale = objects.info(name).version
         is_kept = not _writes(objects.put_new, name, b"second")
         objects.put(name, b"third")

@@ -26,6 +26,7 @@ import obstore
 from obstore import exceptions
 
 from shoal.checkpoint.bucket.objects import (
+    NO_BUCKET,
     FoundPart,
     ObjectInfo,
     PrefixContents,
@@ -334,7 +335,7 @@ class ObstoreObjects:
         if isinstance(error, _ABSENT) or status == _NOT_FOUND:
             if not is_bucket:
                 return FileNotFoundError(where)
-            hint = "\nthere is no such bucket"
+            hint = f"\n{NO_BUCKET}"
         elif isinstance(error, _REFUSED) or status in _FORBIDDEN:
             hint = (
                 f"\nthese credentials have no right to do that; they came from: {self._source}"
@@ -343,7 +344,7 @@ class ObstoreObjects:
         elif status == _NOT_IMPLEMENTED and is_write:
             hint = "\nthis server lacks conditional writes, which a commit needs"
         elif is_write and not _FIRST_ERROR <= status < _FIRST_FAILURE:
-            kind = UnclearError
+            kind, hint = UnclearError, "\nwhether it was written is not known"
         return kind(f"cannot {doing} {where}: {why}{hint}", path=where)
 
 

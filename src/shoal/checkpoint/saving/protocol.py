@@ -187,10 +187,10 @@ def _commit(members: SaveMembers) -> bytes:
     try:
         commit = members.request.store.commit(members.attempt)
     except Exception as error:
-        found = save_members.ended_by(members.scene, error)
-        if found is None:
+        end = save_members.ended_by(members.scene, error)
+        if end.commit is None:
             raise
-        commit = found
+        commit = end.commit
     return encode_commit(commit)
 
 

@@ -178,14 +178,21 @@ def settle(scene: SaveScene, phase: str, cause: ShoalError, *, has_part: bool) -
                 return store.commit(scene.attempt)
         except (CheckpointError, OSError) as error:
             problem = error
-    commit = ended_by(scene, problem)
-    if commit is None:
-        raise aborted(scene, phase, cause) from cause
-    return commit
+    end = ended_by(scene, problem)
+    if end.commit is None:
+        raise aborted(scene, phase, cause, doubt=end.doubt) from cause
+    return end.commit
 
 
-def ended_by(scene: SaveScene, problem: Exception | None) -> Commit | None:
-    """End the attempt because of this process's error; return the commit if already committed.
+class End(NamedTuple):
+    """How an attempt ended."""
+
+    commit: Commit | None
+    doubt: Exception | None = None  # why it is not known to have ended
+
+
+def ended_by(scene: SaveScene, problem: Exception | None) -> End:
+    """End the attempt because of this process's error, unless it is committed already.
 
     Raises:
       StorageError: it is committed, and the error may concern its durability. It is neither ended
@@ -194,10 +201,10 @@ def ended_by(scene: SaveScene, problem: Exception | None) -> Commit | None:
     store, attempt = scene.request.store, scene.attempt
     doubt = problem if isinstance(problem, StorageError) else None
     if doubt is None or not store.is_standing(attempt):
-        commit = try_abandon(scene)
-        if doubt is None or commit is None:
-            return commit
-    return store.commit_despite(doubt, attempt)
+        end = try_abandon(scene)
+        if doubt is None or end.commit is None:
+            return end
+    return End(store.commit_despite(doubt, attempt))
 
 
 def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
@@ -220,30 +227,35 @@ def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
         pause.wait(request.store.pace.look_s * (1 + random.random()))
 
 
-def try_abandon(scene: SaveScene) -> Commit | None:
-    """End the attempt, if the storage permits; return the commit if it was committed already.
+def try_abandon(scene: SaveScene) -> End:
+    """End the attempt, if the storage permits, unless it was committed already.
 
     Raises:
       StorageError: it is committed, but may not survive a crash.
     """
     try:
-        return scene.request.store.abandon(scene.attempt)
+        return End(scene.request.store.abandon(scene.attempt))
     except (ShoalError, OSError) as error:
         if isinstance(error, StorageError):
             if scene.request.store.is_standing(scene.attempt):
-                return scene.request.store.commit_despite(error, scene.attempt)
+                return End(scene.request.store.commit_despite(error, scene.attempt))
         _LOG.warning("%s: attempt %s: %s", scene.request.operation, scene.attempt, error)
-        return None
+        return End(None, error)
 
 
-def aborted(scene: SaveScene, phase: str, cause: ShoalError) -> SaveAbortedError:
-    """Return the SaveAbortedError error."""
+def aborted(
+    scene: SaveScene, phase: str, cause: ShoalError, doubt: Exception | None = None
+) -> SaveAbortedError:
+    """Return the SaveAbortedError error; `doubt`: why the attempt is not known to have ended."""
     coordinator, request = scene.coordinator, scene.request
     me = ThisProcess(coordinator.process, coordinator.hosts)
     blamed = _blamed(cause)
     who = f" because of {listed(blamed)}" if blamed else ""
+    kept = "nothing of it is kept"
+    if doubt is not None:
+        kept = f"whether it was committed is not known, since the storage fails ({doubt})"
     return SaveAbortedError(
-        f"{me}: {request.operation} was ended{who}: nothing of it is kept, and earlier saves "
+        f"{me}: {request.operation} was ended{who}: {kept}, and earlier saves "
         f"are unaffected\n{cause}",
         path=request.store.path,
         phase=phase,

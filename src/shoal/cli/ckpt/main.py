@@ -18,16 +18,17 @@ from shoal.checkpoint.store.interface import Attempt
 from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
 from shoal.checkpoint.tree.plain_values import decode_value
 from shoal.cli.ckpt.paths import LEAF_HELP, FoundCheckpoint, leaf_names, look_at, one_of
-from shoal.cli.ckpt.tend import gc, recover, verify
+from shoal.cli.ckpt.tend import cp, delete, gc, recover, verify
 from shoal.cli.tables import print_json, print_lines, print_table, safe, short
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import CheckpointError, CorruptCheckpointError, UnsupportedCheckpointError
 
 
 def ckpt() -> typer.Typer:
-    """Inspect and verify checkpoints, and clean up after a crash.
+    """Inspect, verify and copy checkpoints, and clean up after a crash.
 
-    PATH is a run directory or a single checkpoint.
+    PATH is a run or a single checkpoint: a directory, or the address of a bucket (s3://bucket/run,
+    gs://…, az://…).
 
     \b
     Exit code:
@@ -38,7 +39,7 @@ def ckpt() -> typer.Typer:
     """
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     app.callback(help=ckpt.__doc__)(_about)
-    for command in (ls, show, verify, diff, recover, gc):
+    for command in (ls, show, verify, diff, cp, recover, gc, delete):
         app.command()(command)
     return app
 

@@ -1,4 +1,4 @@
-"""`shoal ckpt recover` and `gc`: clean up after a crash."""
+"""`shoal ckpt recover`, `gc`, `verify`, `cp` and `delete`: what keeps checkpoints whole."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from rich.progress import (
 )
 
 from shoal import settings
+from shoal.checkpoint.at import store_at
 from shoal.checkpoint.blocks import reader
+from shoal.checkpoint.blocks.copying import Copied, copy_checkpoint
 from shoal.checkpoint.store import opening
+from shoal.checkpoint.store.interface import Store
+from shoal.checkpoint.store.step_names import COMMIT
 from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at, nothing_committed
 from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes, in_seconds
@@ -258,6 +262,106 @@ def _verified(entry: FoundCheckpoint) -> tuple[dict[str, Any], int]:
         problems, code = [str(error)], error.exit_code
     took_s = time.monotonic() - began
     return {**facts, "took_s": took_s, "problems": problems, "deleted": is_deleted}, code
+
+
+# ---- `shoal ckpt cp`: to another place. `shoal ckpt delete`.
+
+
+def cp(
+    source: Annotated[str, typer.Argument(help="A checkpoint, or a history: all of its steps.")],
+    target: Annotated[str, typer.Argument(help="Where the copy is to lie: of the same kind.")],
+    step: Annotated[int | None, typer.Option(help="Only this step of a history.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Copy checkpoints between directories and buckets; every byte is verified.
+
+    At the target a step is committed, or absent, as after a save. A copy that was interrupted goes
+    on: run it again. What is there already stays, and is not copied again.
+
+    \b
+    Examples:
+      shoal ckpt cp run/ s3://bucket/run
+      shoal ckpt cp run/ s3://bucket/run --step 4000
+      shoal ckpt cp gs://bucket/model /shared/model
+
+    \b
+    Exit code:
+      0   all that is committed at SOURCE is at TARGET
+      1   nothing is committed at SOURCE; or one of them cannot be read or written
+      2   another checkpoint is at TARGET
+      76  bytes at SOURCE are damaged or missing
+    """
+    place, root = look_at(source, step), store_at(target, repr(target))
+    if place.is_history and COMMIT in root.names():
+        raise UsageError(f"{place.path} is a history of steps, and {root.path} is one checkpoint")
+    if not place.is_history and root.steps():
+        raise UsageError(f"{place.path} is one checkpoint, and {root.path} is a history of steps")
+    results = []
+    for entry in _committed(place):
+        there = root.step(entry.step) if place.is_history and entry.step is not None else root
+        copied = _copied(entry, there)
+        results.append(
+            {
+                "step": entry.step,
+                "path": there.path,
+                "attempt": copied.commit.attempt,
+                "bytes": copied.commit.data_bytes,
+                "copied_bytes": copied.copied_bytes,
+                "was_there": copied.was_there,
+            }
+        )
+        if not as_json:
+            amount = in_bytes(copied.commit.data_bytes)
+            rest = copied.commit.data_bytes - copied.copied_bytes
+            words = f"{amount} copied to {there.path}"
+            if copied.was_there:
+                words = f"is at {there.path} already"
+            elif rest:
+                words += f", of which {in_bytes(rest)} were there"
+            print_lines(entry.name, words)
+    if as_json:
+        print_json(results)
+
+
+def _copied(entry: FoundCheckpoint, target: Store) -> Copied:
+    commit = entry.store.committed()
+    with _bar(entry.name, commit.data_bytes if commit else 0) as advance:
+        return copy_checkpoint(entry.store, target, advance)
+
+
+def delete(
+    path: Annotated[str, typer.Argument(help="One checkpoint; or a history, with --step.")],
+    step: Annotated[
+        list[int] | None, typer.Option(help="This step of a history; may be repeated.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Delete committed checkpoints, damaged or not, for ever.
+
+    Pinned ones stay: the command names them and fails. An interrupted deletion is finished by
+    `recover`, or when a program next opens the run.
+
+    \b
+    Examples:
+      shoal ckpt delete run/ --step 400 --step 800
+      shoal ckpt delete s3://bucket/model
+    """
+    place = look_at(path)
+    if place.is_history and not step:
+        raise UsageError(f"{place.path} is a history of steps: which? Pass --step N")
+    if step and not place.is_history:
+        raise UsageError(f"{place.path} is one checkpoint, not a history: omit --step")
+    entries = [look_at(path, number).entries[0] for number in step or ()] or list(place.entries)
+    for entry in entries:
+        if entry.store.is_pinned:
+            raise UsageError(f"{entry.name} is pinned, and stays: nothing was deleted")
+    for entry in entries:
+        if not entry.store.delete_damaged():
+            raise UsageError(f"{entry.name} was pinned meanwhile, and stays")
+        if not as_json:
+            print(f"{entry.name}: deleted")
+    if as_json:
+        print_json([{"step": entry.step, "path": entry.store.path} for entry in entries])
 
 
 @contextmanager

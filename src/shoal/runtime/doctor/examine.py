@@ -10,7 +10,8 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, ShoalError
@@ -61,6 +62,7 @@ class DoctorRequest(NamedTuple):
     shared: tuple[str, ...] = ()  # folders that all processes must share
     timeout_s: float = 60.0  # for each wait: for the other processes, for the devices
     alone: bool = False  # only this process: without waiting for others
+    more: Mapping[str, Callable[[], CheckResult]] = MappingProxyType({})  # checks, by name
 
 
 @contextlib.contextmanager
@@ -120,6 +122,8 @@ def _here(report: Report, request: DoctorRequest) -> Report:
     report = report.with_check("memory", host_state.check_memory())
     report = report.with_check("disk", host_state.check_disk())
     report = report.with_check("proxy", check_proxies("", (), os.environ))
+    for name, check in request.more.items():
+        report = report.with_check(name, check())
     return report.with_check("clock", CheckResult({"time_s": time.time()}))
 
 

@@ -1,0 +1,293 @@
+"""Copy a committed checkpoint between any two stores, as a new attempt there.
+
+Every block is verified while it is copied. What names the attempt is written anew: the manifest,
+the header of each data file and so the hash of its first blocks, parts, index and COMMIT. A copy
+that was interrupted goes on: files that are complete are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.checkpoint.blocks.image import Bytes, digests, whole_pages
+from shoal.checkpoint.blocks.memory import kept_pages
+from shoal.checkpoint.blocks.reader import read_verified
+from shoal.checkpoint.format.header import header_bytes
+from shoal.checkpoint.format.json_files import decode_manifest
+from shoal.checkpoint.format.records import (
+    BLOCK_BYTES,
+    Chunks,
+    Commit,
+    FileRecord,
+    Manifest,
+    Part,
+    data_name,
+    manifest_name,
+)
+from shoal.checkpoint.format.table_files import data_metadata
+from shoal.checkpoint.store.interface import OpenFile, Store
+from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
+from shoal.checkpoint.store.step_names import new_attempt
+from shoal.errors import CheckpointError, StepAlreadyCommittedError, UsageError
+from shoal.runtime.system.threads import in_threads
+
+_WINDOW_BYTES = 4 << 20  # a multiple of BLOCK_BYTES
+_COPIES = 8  # windows at a time
+_COPY_OF = "copy_of"  # key of an attempt's owner
+
+Hashes = NDArray[np.uint64]
+Progress = Callable[[int], None]
+
+
+class Copied(NamedTuple):
+    """What a copy has done."""
+
+    commit: Commit
+    copied_bytes: int  # of data files; the rest was there
+    was_there: bool  # the same checkpoint was committed at the target already
+
+
+def copy_checkpoint(source: Store, target: Store, progress: Progress = lambda _: None) -> Copied:
+    """Copy what is committed at `source`; at `target` it is committed, or absent.
+
+    Raises:
+      NotCommittedError, CorruptCheckpointError, UnsupportedCheckpointError: of the source.
+      StepAlreadyCommittedError: another checkpoint is committed at the target.
+      UsageError: a file of the source was not written by shoal.
+      StorageError: one of the stores failed. The attempt stays: the next copy goes on.
+    """
+    checkpoint = open_checkpoint(source)
+    if (found := target.committed()) is not None:
+        return Copied(_same(checkpoint, target, found), 0, was_there=True)
+    manifest = _begin(checkpoint, target)
+    copy = _Copy(checkpoint, target, manifest.attempt, progress)
+    hashes = [copy.file(number) for number in range(len(checkpoint.index.files))]
+    for process in range(manifest.num_processes):
+        target.write_part(_part(checkpoint, manifest, process, hashes))
+    return Copied(target.commit(manifest.attempt), copy.copied_bytes, was_there=False)
+
+
+def _same(checkpoint: Checkpoint, target: Store, found: Commit) -> Commit:
+    """Return the commit at the target if it is of the same save."""
+    commit = checkpoint.commit
+    if found.attempt != commit.attempt:
+        there = open_checkpoint(target)
+        # Both are what one save has written, but for the attempt.
+        if replace(there.manifest, attempt=commit.attempt) != checkpoint.manifest or not (
+            _without_headers(there) == _without_headers(checkpoint)
+        ):
+            raise StepAlreadyCommittedError(
+                f"{target.path}: another checkpoint is saved there, by attempt {found.attempt}; "
+                "nothing is overwritten",
+                path=target.path,
+                attempt=found.attempt,
+            )
+    return found
+
+
+def _without_headers(checkpoint: Checkpoint) -> list[tuple[int, int, bytes]]:
+    """Return each file's size, process, and the hashes of the blocks behind its header."""
+    index, rows = checkpoint.index, []
+    for number, record in enumerate(index.files):
+        first, last = index.first_block[number : number + 2].tolist()
+        begins = index.chunks.begin[index.chunks.file == number]
+        header_bytes = int(begins.min()) if len(begins) else record.bytes
+        first += -(-header_bytes // BLOCK_BYTES)
+        rows.append((record.bytes, record.process, index.block_hash[first:last].tobytes()))
+    return rows
+
+
+def _begin(checkpoint: Checkpoint, target: Store) -> Manifest:
+    """Begin an attempt, or go on with that of a copy that ended before it was complete."""
+    owner = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "began": time.time(),
+        _COPY_OF: checkpoint.commit.attempt,
+    }
+    for one in target.state().attempts:
+        if one.is_live and one.owner.get(_COPY_OF) == owner[_COPY_OF]:
+            is_here = one.owner.get("host") == owner["host"] and not _runs(one.owner.get("pid"))
+            if is_here or one.idle_s >= target.pace.lease_s:
+                name = manifest_name(one.id)
+                with contextlib.suppress(FileNotFoundError, CheckpointError):
+                    manifest = decode_manifest(target.read(name), name)
+                    if manifest == replace(checkpoint.manifest, attempt=one.id):
+                        return manifest
+    manifest = replace(checkpoint.manifest, attempt=new_attempt())
+    target.begin(manifest, owner)
+    return manifest
+
+
+def _runs(pid: object) -> bool:
+    try:
+        os.kill(int(str(pid)), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError, OverflowError):
+        pass
+    return True
+
+
+def _part(checkpoint: Checkpoint, manifest: Manifest, process: int, hashes: list[Hashes]) -> Part:
+    """Return the part of a process, with the files of the copy."""
+    index, chunks = checkpoint.index, checkpoint.index.chunks
+    numbers = [n for n, one in enumerate(index.files) if one.process == process]
+    files = tuple(
+        FileRecord(
+            data_name(manifest.attempt, process, manifest.num_processes, place),
+            index.files[number].bytes,
+            process,
+        )
+        for place, number in enumerate(numbers)
+    )
+    rows = np.flatnonzero(np.isin(chunks.file, numbers))
+    own = Chunks(
+        chunks.leaf[rows],
+        np.searchsorted(np.array(numbers, np.int64), chunks.file[rows]),
+        chunks.begin[rows],
+        chunks.end[rows],
+        chunks.origin[rows],
+        chunks.extent[rows],
+    )
+    blocks = [np.zeros(0, np.uint64), *(hashes[number] for number in numbers)]
+    return Part(manifest.attempt, process, files, own, np.concatenate(blocks))
+
+
+class _Copy:
+    """The files of one copy."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, target: Store, attempt: str, progress: Progress
+    ) -> None:
+        self._checkpoint, self._target, self._attempt = checkpoint, target, attempt
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._next = time.monotonic() + self._beat_s
+        self.copied_bytes = 0
+        self._places: dict[int, int] = {}  # of each file among those of its process
+        seen: dict[int, int] = {}
+        for number, one in enumerate(checkpoint.index.files):
+            self._places[number] = seen.get(one.process, 0)
+            seen[one.process] = self._places[number] + 1
+
+    @property
+    def _beat_s(self) -> float:
+        pace = self._target.pace
+        return max(pace.beat_s, min(4.0, pace.lease_s / 5))
+
+    def file(self, number: int) -> Hashes:
+        """Copy a file, unless it is there, and return the hashes of its blocks."""
+        record, index = self._checkpoint.index.files[number], self._checkpoint.index
+        count = self._checkpoint.manifest.num_processes
+        name = data_name(self._attempt, record.process, count, self._places[number])
+        first, last = index.first_block[number : number + 2].tolist()
+        hashes = index.block_hash[first:last].copy()
+        header, own = self._header(number)
+        hashes[: len(own)] = own
+        windows = [
+            (begin, min(begin + _WINDOW_BYTES, record.bytes))
+            for begin in range(0, record.bytes, _WINDOW_BYTES)
+        ]
+        if self._is_there(name, record.bytes, hashes, windows):
+            self._progress(record.bytes)
+            return hashes
+        self._target.remove(name)
+        file = self._target.open_new(name, record.bytes)
+        try:
+            in_threads(lambda own: self._write(file, number, header, own), windows, _COPIES)
+            file.finish(record.bytes)
+        except BaseException:
+            file.discard()
+            raise
+        self.copied_bytes += record.bytes
+        return hashes
+
+    def _header(self, number: int) -> tuple[bytes, list[int]]:
+        """Return a file's header as it is at the target, and the hashes of the blocks it is in.
+
+        It names the attempt; what follows it in the last of these blocks stays.
+        """
+        checkpoint, record = self._checkpoint, self._checkpoint.index.files[number]
+        blocks = np.empty(min(BLOCK_BYTES, record.bytes), np.uint8)
+        read_verified(checkpoint, number, 0, blocks)
+        size = header_bytes(bytes(blocks[:8]), record.bytes, record.name)
+        if size > len(blocks):
+            reach = -(-size // BLOCK_BYTES) * BLOCK_BYTES
+            blocks = np.empty(min(reach, record.bytes), np.uint8)
+            read_verified(checkpoint, number, 0, blocks)
+        header = blocks[:size].tobytes()
+        old, new = (
+            json.dumps(data_metadata(attempt), ensure_ascii=False).encode()
+            for attempt in (checkpoint.commit.attempt, self._attempt)
+        )
+        if header.count(old) != 1:
+            raise UsageError(
+                f"{checkpoint.store.path}: {record.name} has a header that shoal has not written: "
+                "restore the checkpoint, and save it"
+            )
+        header = header.replace(old, new)
+        blocks[:size] = np.frombuffer(header, np.uint8)
+        return header, list(digests([blocks]))
+
+    def _filled(self, number: int, header: bytes, begin: int, end: int, memory: Bytes) -> Bytes:
+        """Read a range of a file, verified, with the header of the target."""
+        found = memory[: end - begin]
+        read_verified(self._checkpoint, number, begin, found)
+        if begin < len(header):
+            own = np.frombuffer(header[begin:end], np.uint8)
+            found[: len(own)] = own
+        return found
+
+    def _write(
+        self, file: OpenFile, number: int, header: bytes, windows: Iterator[tuple[int, int]]
+    ) -> None:
+        with kept_pages(_WINDOW_BYTES) as memory:
+            for begin, end in windows:
+                self._filled(number, header, begin, end, memory)
+                # The last page is written whole, and truncated when the file is finished.
+                file.write(memory[: whole_pages(end - begin)].data, begin)
+                self._keep_lease()
+                self._progress(end - begin)
+
+    def _is_there(
+        self, name: str, num_bytes: int, hashes: Hashes, windows: list[tuple[int, int]]
+    ) -> bool:
+        """Is this file whole at the target, from a copy before?"""
+        try:
+            if self._target.size(name) != num_bytes:
+                return False
+        except FileNotFoundError:
+            return False
+        differing: list[int] = []
+
+        def look(own: Iterator[tuple[int, int]]) -> None:
+            with kept_pages(_WINDOW_BYTES) as memory:
+                for begin, end in own:
+                    found = memory[: end - begin]
+                    got = self._target.read_at(name, begin, [found.data])
+                    wanted = hashes[begin // BLOCK_BYTES : -(-end // BLOCK_BYTES)].tolist()
+                    if got.num_bytes < end - begin or list(digests([found])) != wanted:
+                        differing.append(begin)
+                    self._keep_lease()
+
+        in_threads(look, windows, _COPIES)
+        return not differing
+
+    def _keep_lease(self) -> None:
+        with self._lock:
+            if time.monotonic() < self._next:
+                return
+            self._next = time.monotonic() + self._beat_s
+        self._target.refresh(self._attempt)

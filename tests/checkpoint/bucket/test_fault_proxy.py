@@ -1,0 +1,117 @@
+"""Requests that fail on their way to a server: nothing is lost, and the next run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+import shoal
+from checkpoint.bucket import servers
+from checkpoint.bucket.fault_proxy import KINDS, Fault, proxy
+from shoal import Bucket
+from shoal.errors import ShoalError
+from shoal.runtime.client.in_process import LocalJob
+
+# `make test-buckets` tries every request; the suite some, other ones for each kind of fault.
+EVERY = int(os.environ.get("EVERY_REQUEST", "24"))
+DEADLINE_S = 30
+QUICK = {
+    "client_options": {"read_timeout": timedelta(seconds=0.3)},
+    "retry_config": {
+        "max_retries": 2,
+        "retry_timeout": timedelta(seconds=5),
+        "backoff": {"init_backoff": timedelta(milliseconds=5),
+                    "max_backoff": timedelta(milliseconds=20), "base": 2},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server():
+    with servers.moto() as address, proxy(address) as server:
+        server.address = address
+        yield server
+
+
+def tree_of(step):
+    """Return a tree whose file is uploaded in two parts."""
+    return {"w": np.full((100, 200), step, np.float32), "step": step}
+
+
+def one():
+    return LocalJob(1).coordinators[0]
+
+
+def open_run(where, address, keep=1, **options):
+    place = Bucket(where, **servers.options(address), **QUICK)
+    return shoal.Checkpoints(place, keep=keep, coordinator=one(), **options)
+
+
+def run(where, address, saved):
+    """Save two steps, of which one is kept, and restore."""
+    with open_run(where, address, asynchronous=False) as ckpts:
+        _, first = ckpts.resume(None, tree_of(0))
+        for step in range(first, first + 2):
+            ckpts.save(step, tree_of(step))
+            saved.append(step)
+        assert np.array_equal(ckpts.restore(step)["w"], tree_of(step)["w"])
+
+
+def check(where, address, saved):
+    """What was acknowledged is there and whole, and the next run goes on."""
+    with open_run(where, address, lease_s=0.001) as ckpts:
+        steps = ckpts.all_steps()
+        assert max([-1, *saved]) <= max([-1, *steps]) <= max([-1, *saved]) + 1, (saved, steps)
+        state, first = ckpts.resume(None, tree_of(-1))
+        assert first == max([-1, *steps]) + 1
+        if steps:
+            assert np.array_equal(state["w"], tree_of(first - 1)["w"])
+        ckpts.save(first, tree_of(first))
+    with open_run(where, address) as ckpts:
+        assert ckpts.all_steps() == (first,)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_and_quick():
+    """Upload in small parts, and repeat writes at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.checkpoint.bucket.transport.PART_BYTES", 64 << 10)
+        patch.setattr("shoal.checkpoint.bucket.register._PAUSE_S", 1e-3)
+        yield
+
+
+@pytest.fixture(scope="module")
+def bucket(server):
+    servers.make_bucket(server.address, "faults")
+    return "s3://faults"
+
+
+@pytest.fixture(scope="module")
+def total(server, bucket):
+    """The number of requests of a run without faults."""
+    server.fault = Fault()
+    run(f"{bucket}/whole", server.url, [])
+    return len(server.fault.requests)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_fault_leaves_is_whole(server, bucket, total, kind):
+    assert total > 30
+    fired = 0
+    for at in range(1 + KINDS.index(kind) % EVERY, total + 1, EVERY):
+        where = f"{bucket}/{secrets.token_hex(6)}"
+        server.fault, saved, began = Fault(kind, at), [], time.monotonic()
+        with contextlib.suppress(ShoalError):
+            run(where, server.url, saved)
+        assert time.monotonic() - began < DEADLINE_S
+        fired += server.fault.fired
+        server.fault.is_over.set()
+        check(where, server.address, saved)
+    print(f"{kind}: {fired} faults fired in {total} requests")
+    assert fired or EVERY > 1
