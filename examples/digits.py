@@ -1,17 +1,19 @@
 """Train a classifier of handwritten digits: sharded parameters, sharded batches, any mesh.
 
-    shoal run -n 2 --devices 4 examples/digits.py [FOLDER]
+    shoal run -n 2 --devices 4 examples/digits.py [FOLDER] [--checkpoints PATH]
 
 The data are scikit-learn's 1,797 images of 8 x 8 pixels, written into the folder once and read
 from there: each process reads the rows that its devices need. One table says where everything lies.
 The same program runs as one process (`python examples/digits.py`) and as many, on CPU devices, GPUs
-or TPUs. In the folder it saves while it trains. Started again, on whatever mesh, it goes on after
-the epoch that was saved last; a SIGTERM makes it save once more and end with 75.
+or TPUs. In the folder, or at PATH, which may be in a bucket (s3://bucket/run), it saves while it
+trains. Started again, on whatever mesh, it goes on after the epoch that was saved last; a SIGTERM
+makes it save once more and end with 75.
 `examples/preempted.py` shows all of that.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from functools import partial
@@ -155,7 +157,7 @@ def bar(epoch, value):
     return f"epoch {epoch:2d} of {EPOCHS} {'━' * done}{'╌' * (24 - done)} loss {value:.4f}"
 
 
-def main(folder=None):
+def main(folder=None, checkpoints=None):
     shoal.initialize()
     own = tempfile.TemporaryDirectory() if folder is None and shoal.process_index() == 0 else None
     if folder is None:  # the same for all processes; it goes when the first of them ends
@@ -164,7 +166,7 @@ def main(folder=None):
     say = print if shoal.process_index() == 0 else lambda *words, **options: None
     say(shoal.describe(mesh), "\n", sep="")
     images, test_images, labels, test_labels = data_in(Path(folder, "data"))
-    with shoal.Checkpoints(folder, keep=2, every=3) as ckpts:
+    with shoal.Checkpoints(checkpoints or folder, keep=2, every=3) as ckpts:
         state = train(ckpts, (images, labels), mesh, say)
     if state is not None:
         params = moved_to_serve(state["params"], mesh, say)
@@ -176,4 +178,7 @@ def main(folder=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", nargs="?")
+    parser.add_argument("--checkpoints")
+    sys.exit(main(**vars(parser.parse_args())))

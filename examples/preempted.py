@@ -1,15 +1,18 @@
 """Train, be preempted in the middle, and resume elsewhere, with the same result.
 
-    python examples/preempted.py
+    python examples/preempted.py [--checkpoints PATH]
 
 1. `digits.py` trains undisturbed, as 2 processes x 4 virtual devices.
 2. It trains again, and this program sends it a SIGTERM after half of the epochs, as a batch system
    would: it saves, and `shoal run` returns 75 (start me again).
 3. It is started again on another mesh, as 1 process x 8, and goes on to the end.
+
+PATH: where to save; in a bucket, too (s3://bucket/demo). By default in a temporary folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import signal
 import subprocess
 import sys
@@ -20,10 +23,10 @@ DIGITS = Path(__file__).with_name("digits.py")
 REQUEUE = 75
 
 
-def run(processes, devices, folder, *, leave_at=None):
+def run(processes, devices, folder, *saves, leave_at=None):
     """Run it; with `leave_at`, send SIGTERM after that line. Return the code and the last line."""
     command = [sys.executable, "-m", "shoal", "run", "-n", str(processes)]
-    command += ["--devices", str(devices), "--no-prefix", str(DIGITS), str(folder)]
+    command += ["--devices", str(devices), "--no-prefix", str(DIGITS), str(folder), *saves]
     print(f"$ shoal run -n {processes} --devices {devices} examples/digits.py", flush=True)
     last = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
@@ -37,21 +40,24 @@ def run(processes, devices, folder, *, leave_at=None):
     return job.returncode, last
 
 
-def main():
+def main(checkpoints=None):
+    saves = ["--checkpoints", checkpoints] if checkpoints else []
     with tempfile.TemporaryDirectory() as folder:
         code, undisturbed = run(2, 4, Path(folder, "undisturbed"))
         if code:
             return code
         print()
-        code, _ = run(2, 4, Path(folder, "run"), leave_at="epoch 15 ")
+        code, _ = run(2, 4, Path(folder, "run"), *saves, leave_at="epoch 15 ")
         print(f"--- shoal run returned {code}\n", flush=True)
         if code != REQUEUE:
             return 1
-        code, resumed = run(1, 8, Path(folder, "run"))
+        code, resumed = run(1, 8, Path(folder, "run"), *saves)
     print(f"\nundisturbed   {undisturbed}\npreempted     {resumed}")
     print(resumed, flush=True)
     return code or int(undisturbed != resumed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checkpoints", metavar="PATH")
+    sys.exit(main(**vars(parser.parse_args())))

@@ -182,16 +182,19 @@ def save_behind(coordinator: Any, path: str, step: int, seed: int, timeout_s: fl
     saving.wait()
 
 
-def save_many(coordinator: Any, root: str, first: int, end: int) -> None:
-    """Save steps one after the other, those before too if they are complete but not committed."""
-    from shoal.checkpoint.disk import sweep
-    from shoal.checkpoint.disk.storage import LocalFolder
+def save_many(coordinator: Any, beside: str, first: int, end: int) -> None:
+    """Save steps one after the other, those before too if they are complete but not committed.
+
+    `beside`: the path of another step.
+    """
+    from shoal.checkpoint.at import store_at
 
     for step in range(first, end):
-        path = f"{root}/{step}"
+        path = f"{beside.rpartition('/')[0]}/{step}"
         if coordinator.process == 0:
-            sweep.recover_step(LocalFolder(path))
-            sweep.collect_garbage(LocalFolder(path), idle_s=0)
+            store = store_at(path, "")
+            store.recover()
+            store.collect_garbage(idle_s=0)
         save_step(coordinator, path, step, step, 30.0)
 
 

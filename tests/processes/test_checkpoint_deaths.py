@@ -7,57 +7,106 @@ anybody                  parted                   it is saved        it is there
 the lead                 assemble … tidied        it is saved        it is there
 anybody                  announced                it is saved        it is there
 the only process         parted … tidied          –                  it is there
+
+All of it on a disk; with `faults`, in a bucket on moto, too, on one of the Pythons.
 """
 
 from __future__ import annotations
 
 import random
+import secrets
 import shutil
 import signal
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from processes.forked import Forks, Outcome, tree_of
+from checkpoint.bucket import servers
+from collectives.thread_jobs import run_all
+from processes.forked import Forks, Outcome, save_step, tree_of
+from shoal import Bucket
+from shoal.checkpoint.at import store_at
+from shoal.checkpoint.blocks.copying import copy_checkpoint
 from shoal.checkpoint.blocks.reader import Want, read_boxes, verify_files
-from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.local_store import LocalStore
-from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.blobs import decode_tree
+from shoal.checkpoint.store.interface import Store
 from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.errors import NotCommittedError
+from shoal.runtime.client.in_process import LocalJob
 
 EARLY = ("preflight", "snapshot", "write", "written")
 LEAD_EARLY = ("open", "opened")
 LEAD_LATE = ("assemble", "indexed", "link", "committed", "tidied")
 PROCESSES = 4
 SEED = 100
+IN_BUCKETS = [
+    pytest.mark.faults,
+    pytest.mark.skipif(sys.version_info >= (3, 12), reason="on the other Python"),
+]
+
+
+class Run:
+    """A run on a disk or in a bucket, whose step 1 is committed."""
+
+    def __init__(self, root: Path | str, options: Mapping[str, str] | None = None) -> None:
+        self._root, self._options = str(root), options
+
+    def path(self, step: int) -> str:
+        """Return the path or address of a step, for another process."""
+        return f"{self._root}/{step}"
+
+    def store(self, step: int) -> Store:
+        """Return the store of a step, for this process."""
+        path = self.path(step)
+        return store_at(Bucket(path, **self._options) if self._options else path, "")
 
 
 @pytest.fixture(scope="module")
-def forks(tmp_path_factory, outside):
-    forks = Forks(tmp_path_factory.mktemp("forks"), outside)
+def server():
+    with servers.moto() as address:
+        servers.make_bucket(address, "deaths")
+        yield address
+
+
+@pytest.fixture(scope="module", params=["disk", pytest.param("bucket", marks=IN_BUCKETS)])
+def place(request):
+    """Where the run lies: no server, or one."""
+    return None if request.param == "disk" else request.getfixturevalue("server")
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory, outside, place):
+    env = {**outside, **servers.variables(place)} if place else outside
+    forks = Forks(tmp_path_factory.mktemp("forks"), env)
     yield forks
     forks.close()
 
 
 @pytest.fixture(scope="module")
-def earlier(forks, tmp_path_factory):
-    """A history with one committed step."""
-    root = tmp_path_factory.mktemp("earlier")
-    assert {one.error for one in forks.run(2, "save_step", str(root / "1"), 1, 1, 30.0)} == {None}
-    return root
+def earlier(tmp_path_factory):
+    """A step that is committed."""
+    path = tmp_path_factory.mktemp("earlier") / "1"
+    assert run_all(LocalJob(2), lambda one: save_step(one, str(path), 1, 1, 30.0)) == [None] * 2
+    return LocalStore(path)
 
 
 @pytest.fixture
-def root(earlier, tmp_path):
-    return Path(shutil.copytree(earlier, tmp_path / "run"))
+def root(earlier, tmp_path, place):
+    if place is None:
+        shutil.copytree(earlier.path, tmp_path / "run" / "1")
+        return Run(tmp_path / "run")
+    run = Run(f"s3://deaths/{secrets.token_hex(6)}", servers.options(place))
+    copy_checkpoint(earlier, run.store(1))
+    return run
 
 
-def holds(path: Path, seed: int, processes: int) -> None:
+def holds(store: Store, seed: int, processes: int) -> None:
     """Assert that a checkpoint is whole and bit-equal to what was saved."""
-    checkpoint = open_checkpoint(LocalStore(path))
+    checkpoint = open_checkpoint(store)
     assert verify_files(checkpoint) == []
     wants = {}
     for number, leaf in enumerate(checkpoint.manifest.leaves):
@@ -78,11 +127,13 @@ def holds(path: Path, seed: int, processes: int) -> None:
     assert len(checkpoint.values_of(own)) == processes
 
 
-def is_committed(path: Path) -> bool:
-    return step_folder.committed(LocalFolder(path)) is not None
+def left_in(store: Store) -> list[str]:
+    """Return what a step holds, but for a register that says that nothing is saved."""
+    names = store.names()
+    return [] if names == ["COMMIT"] and store.committed() is None else names
 
 
-def judge(outcomes: list[Outcome], victims: set[int], path: Path, *, saved: bool) -> None:
+def judge(outcomes: list[Outcome], victims: set[int], store: Store, *, saved: bool) -> None:
     """Assert that all survivors say the same, and that the storage agrees, without a next run."""
     assert {p for p, one in enumerate(outcomes) if one.is_dead} == victims
     errors = {one.error for one in outcomes} - {"dead"}
@@ -93,30 +144,29 @@ def judge(outcomes: list[Outcome], victims: set[int], path: Path, *, saved: bool
             assert one.said["processes"]
             assert one.said["exit_code"] == 71
     if errors:
-        assert is_committed(path) == saved
-        left = sorted(name.split("-")[0] for name in LocalFolder(path).names())
+        assert (store.committed() is not None) == saved
+        left = sorted(name.split("-")[0] for name in left_in(store))
         if saved:
             assert set(left) == {"COMMIT", "data", "index", "manifest"}
         else:
             assert left == []
 
 
-def next_run(forks: Forks, root: Path, *, saved: bool, processes: int) -> None:
+def next_run(forks: Forks, root: Run, *, saved: bool, processes: int) -> None:
     """Recover, look, save the step again; the earlier step stands all the while."""
-    path = root / "2"
-    folder = LocalFolder(path)
-    assert (sweep.recover_step(folder) is not None) == saved
-    sweep.collect_garbage(folder, idle_s=0)
+    store = root.store(2)
+    assert (store.recover() is not None) == saved
+    store.collect_garbage(idle_s=0)
     if saved:
-        holds(path, SEED, processes)
+        holds(store, SEED, processes)
     else:
-        assert folder.names() == []
+        assert left_in(store) == []
         with pytest.raises(NotCommittedError):
-            open_checkpoint(LocalStore(path))
-    (again,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="next")
+            open_checkpoint(store)
+    (again,) = forks.run(1, "save_step", root.path(2), 2, SEED + 1, 30.0, name="next")
     assert again.error == ("StepAlreadyCommittedError" if saved else None)
-    holds(path, SEED if saved else SEED + 1, processes if saved else 1)
-    holds(root / "1", 1, 2)
+    holds(store, SEED if saved else SEED + 1, processes if saved else 1)
+    holds(root.store(1), 1, 2)
 
 
 ROWS = [
@@ -140,10 +190,9 @@ TABLE = [
 
 @pytest.mark.parametrize(("work", "point", "victim", "saved"), TABLE)
 def test_a_death(forks, root, work, point, victim, saved):
-    path = root / "2"
     faults = f"save.{point}@{victim}:kill"
-    outcomes = forks.run(PROCESSES, work, str(path), 2, SEED, 30.0, faults=faults)
-    judge(outcomes, {victim}, path, saved=saved)
+    outcomes = forks.run(PROCESSES, work, root.path(2), 2, SEED, 30.0, faults=faults)
+    judge(outcomes, {victim}, root.store(2), saved=saved)
     next_run(forks, root, saved=saved, processes=PROCESSES)
 
 
@@ -155,16 +204,14 @@ WHOLE_JOB = [
 
 @pytest.mark.parametrize(("point", "saved"), WHOLE_JOB)
 def test_the_only_process_dies(forks, root, point, saved):
-    path = root / "2"
-    (outcome,) = forks.run(1, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}:kill")
+    (outcome,) = forks.run(1, "save_step", root.path(2), 2, SEED, 30.0, faults=f"save.{point}:kill")
     assert outcome.is_dead
     next_run(forks, root, saved=saved, processes=1)
 
 
 def test_all_die_when_all_have_written(forks, root):
-    path = root / "2"
     outcomes = forks.run(
-        PROCESSES, "save_step", str(path), 2, SEED, 30.0, faults="save.parted:kill"
+        PROCESSES, "save_step", root.path(2), 2, SEED, 30.0, faults="save.parted:kill"
     )
     assert all(one.is_dead for one in outcomes)
     next_run(forks, root, saved=True, processes=PROCESSES)
@@ -172,17 +219,15 @@ def test_all_die_when_all_have_written(forks, root):
 
 @pytest.mark.parametrize(("victims", "saved"), [((0, 2), False), ((1, 2, 3), False)])
 def test_several_die(forks, root, victims, saved):
-    path = root / "2"
     faults = "; ".join(f"save.written@{victim}:kill" for victim in victims)
-    outcomes = forks.run(PROCESSES, "save_step", str(path), 2, SEED, 30.0, faults=faults)
-    judge(outcomes, set(victims), path, saved=saved)
+    outcomes = forks.run(PROCESSES, "save_step", root.path(2), 2, SEED, 30.0, faults=faults)
+    judge(outcomes, set(victims), root.store(2), saved=saved)
     next_run(forks, root, saved=saved, processes=PROCESSES)
 
 
 def test_a_process_fails_and_another_dies(forks, root):
-    path = root / "2"
     faults = "save.write@1:raise; save.written@3:kill"
-    outcomes = forks.run(PROCESSES, "save_step", str(path), 2, SEED, 30.0, faults=faults)
+    outcomes = forks.run(PROCESSES, "save_step", root.path(2), 2, SEED, 30.0, faults=faults)
     errors = {one.error for one in outcomes}
     assert errors <= {"SaveAbortedError", "InjectedError", "dead"}
     next_run(forks, root, saved=False, processes=PROCESSES)
@@ -197,9 +242,8 @@ ALSO = [("snapshot", 0), ("write", 2), ("written", 0), ("parted", 2)]
 )
 def test_a_process_raises(forks, root, point, victim):
     """All hear of it, whoever it is; nobody waits for a deadline."""
-    path = root / "2"
     outcomes = forks.run(
-        PROCESSES, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}@{victim}:raise"
+        PROCESSES, "save_step", root.path(2), 2, SEED, 30.0, faults=f"save.{point}@{victim}:raise"
     )
     for process, one in enumerate(outcomes):
         assert one.error == ("InjectedError" if process == victim else "SaveAbortedError")
@@ -219,79 +263,74 @@ FROZEN = [
 
 @pytest.mark.parametrize(("point", "victim"), FROZEN)
 def test_a_frozen_writer_wakes_when_others_have_collected_and_saved(forks, root, point, victim):
-    path = root / "2"
     children = forks.start(
-        PROCESSES, "save_step", str(path), 2, SEED, 3.0, faults=f"save.{point}@{victim}:stop"
+        PROCESSES, "save_step", root.path(2), 2, SEED, 3.0, faults=f"save.{point}@{victim}:stop"
     )
     children[victim].until_stopped()
     others = [child.wait() for p, child in enumerate(children) if p != victim]
     assert {one.error for one in others} == {"SaveAbortedError"}
     assert {one.said["exit_code"] for one in others} <= {71, 73}
-    sweep.collect_garbage(LocalFolder(path), idle_s=0)
-    (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0)
+    root.store(2).collect_garbage(idle_s=0)
+    (second,) = forks.run(1, "save_step", root.path(2), 2, SEED + 1, 30.0)
     assert second.error is None
     children[victim].send(signal.SIGCONT)
     assert children[victim].wait().error is not None
-    holds(path, SEED + 1, 1)
-    assert len(LocalFolder(path).names()) == 4
+    holds(root.store(2), SEED + 1, 1)
+    assert len(root.store(2).names()) == 4
 
 
 @pytest.mark.parametrize("point", ["opened", "write", "written", "assemble", "indexed", "link"])
 def test_a_frozen_lead_cannot_commit_what_was_ended(forks, root, point):
-    path = root / "2"
-    folder = LocalFolder(path)
-    (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}:stop")
+    store = root.store(2)
+    (child,) = forks.start(1, "save_step", root.path(2), 2, SEED, 30.0, faults=f"save.{point}:stop")
     child.until_stopped()
-    (attempt,) = step_folder.folder_state(folder).attempts
-    assert committing.abandon(folder, attempt.id) is None
-    (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="another")
+    (attempt,) = store.state().attempts
+    assert store.abandon(attempt.id) is None
+    (second,) = forks.run(1, "save_step", root.path(2), 2, SEED + 1, 30.0, name="another")
     assert second.error is None
     child.send(signal.SIGCONT)
     assert child.wait().error in ("SaveAbortedError", "StepAlreadyCommittedError")
-    holds(path, SEED + 1, 1)
-    assert len(folder.names()) == 4
+    holds(root.store(2), SEED + 1, 1)
+    assert len(store.names()) == 4
 
 
 @pytest.mark.parametrize("point", ["assemble", "indexed", "link", "committed", "tidied"])
 def test_what_a_frozen_lead_has_not_committed_is_recovered(forks, root, point):
-    path = root / "2"
-    (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}:stop")
+    (child,) = forks.start(1, "save_step", root.path(2), 2, SEED, 30.0, faults=f"save.{point}:stop")
     child.until_stopped()
-    assert sweep.collect_garbage(LocalFolder(path), idle_s=0) == []
-    (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="another")
+    assert root.store(2).collect_garbage(idle_s=0) == []
+    (second,) = forks.run(1, "save_step", root.path(2), 2, SEED + 1, 30.0, name="another")
     assert second.error == "StepAlreadyCommittedError"
     child.send(signal.SIGCONT)
     assert child.wait().error is None
-    holds(path, SEED, 1)
-    assert len(LocalFolder(path).names()) == 4
+    holds(root.store(2), SEED, 1)
+    assert len(root.store(2).names()) == 4
 
 
 def test_a_live_writer_is_spared(forks, root):
     """Garbage is what nobody has touched for long."""
-    path = root / "2"
-    (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults="save.written:stop")
+    (child,) = forks.start(1, "save_step", root.path(2), 2, SEED, 30.0, faults="save.written:stop")
     child.until_stopped()
-    assert sweep.collect_garbage(LocalFolder(path), idle_s=600) == []
+    assert root.store(2).collect_garbage(idle_s=600) == []
     child.send(signal.SIGCONT)
     assert child.wait().error is None
-    holds(path, SEED, 1)
+    holds(root.store(2), SEED, 1)
 
 
 @pytest.mark.parametrize(
     "turn", [0, 1, *(pytest.param(n, marks=pytest.mark.faults) for n in range(2, 20))]
 )
 def test_two_jobs_save_one_step(forks, root, turn):
-    path = root / "2"
-    one = forks.start(2, "save_step", str(path), 2, SEED, 30.0, name="one")
-    other = forks.start(2, "save_step", str(path), 2, SEED + 1, 30.0, name="other")
+    one = forks.start(2, "save_step", root.path(2), 2, SEED, 30.0, name="one")
+    other = forks.start(2, "save_step", root.path(2), 2, SEED + 1, 30.0, name="other")
     outcomes = [{child.wait().error for child in job} for job in (one, other)]
     assert sorted(outcomes, key=len) == outcomes
     assert outcomes in (
         [{None}, {"StepAlreadyCommittedError"}],
         [{"StepAlreadyCommittedError"}, {None}],
     )
-    holds(path, SEED if outcomes[0] == {None} else SEED + 1, 2)
-    assert len(LocalFolder(path).names()) == 5
+    holds(root.store(2), SEED if outcomes[0] == {None} else SEED + 1, 2)
+    assert len(root.store(2).names()) == 5
 
 
 def random_kills(forks, root, kills, seed):
@@ -302,17 +341,17 @@ def random_kills(forks, root, kills, seed):
         victim = chance.randrange(2)
         points = [*EARLY, "parted", "announced", *((*LEAD_EARLY, *LEAD_LATE) if not victim else ())]
         fault = f"save.{chance.choice(points)}@{victim}#{chance.randrange(1, 4)}:kill"
-        outcomes = forks.run(2, "save_many", str(root), first, first + 4, faults=fault)
+        outcomes = forks.run(2, "save_many", root.path(0), first, first + 4, faults=fault)
         assert outcomes[victim].is_dead, fault
         assert not outcomes[1 - victim].is_dead
-        there = sorted(int(path.name) for path in root.iterdir())
-        saved = [step for step in there if is_committed(root / str(step))]
+        steps = range(first - 1, first + 4)
+        saved = [step for step in steps if root.store(step).committed() is not None]
         assert saved, fault
         assert saved == list(range(saved[0], saved[-1] + 1)), fault
         for step in saved:
-            holds(root / str(step), step, 2)
+            holds(root.store(step), step, 2)
         for step in saved[:-1]:  # a history that is not too long to verify each time
-            shutil.rmtree(root / str(step))
+            assert root.store(step).delete_damaged()
         first = saved[-1] + 1
 
 
