@@ -17,7 +17,7 @@ EXTRAS := demo,test,lint
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: demo test test-faults lint test-newest test-faults-newest test-latest test-nightly dist release site site-check bench house lock clean help
+.PHONY: demo test test-faults test-buckets lint test-newest test-faults-newest test-latest test-nightly dist release site site-check bench house lock clean help
 
 demo: $(VENV)/.installed ## Train a digit classifier, preempt it, resume it on another mesh
 	$(VENV)/bin/python examples/preempted.py
@@ -37,6 +37,9 @@ lint: $(VENV)/.installed ## Check style, formatting, types, and the files in .gi
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-config $(FORMS_CONFIG)
 	$(VENV)/bin/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(VENV)/bin/zizmor --offline --quiet --pedantic .github
+
+test-buckets: $(VENV)/.bucketed ## Checkpoints in buckets: on more servers, each request failing in all ways
+	EVERY_REQUEST=1 $(VENV)/bin/python -m pytest $(AT_ONCE) -m buckets tests/checkpoint tests/processes
 
 test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 3.12 and JAX
 	$(NEWEST)/bin/python -m pytest $(AT_ONCE)
@@ -91,6 +94,10 @@ $(VENV)/.installed: $(INPUTS)
 
 $(VENV)/.benched: $(VENV)/.installed
 	@.ci/install $(VENV) $(VENV)/bin/python demo,test,lint,bench
+	@touch $@
+
+$(VENV)/.bucketed: $(VENV)/.installed
+	@.ci/install $(VENV) $(VENV)/bin/python demo,test,lint,buckets
 	@touch $@
 
 $(VENV)/.publishing: $(VENV)/.installed

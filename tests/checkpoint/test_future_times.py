@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from checkpoint import file_level_saves
 from cli import sample_checkpoints
 from shoal.checkpoint.disk import step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
@@ -19,6 +18,7 @@ from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.store.step_names import step_name
 from shoal.cli.main import build
 from shoal.runtime.client.in_process import LocalJob
+from shoal.testing.store_contract import Save
 
 DAY_S = 86_400.0
 
@@ -97,7 +97,7 @@ def test_gc_says_what_it_does_with_it(run):
 def test_of_two_complete_attempts_the_one_with_a_time_of_the_past_counts(tmp_path):
     folder = LocalFolder(tmp_path / step_name(5))
     for number in (1, 2):
-        file_level_saves.Save(f"{number}" * 12, value=number).prepare(folder)
+        Save(f"{number}" * 12, value=number).prepare(folder)
     set_ahead(tmp_path, "1" * 12, step=5)
     set_ahead(tmp_path, "2" * 12, step=5, ahead_s=-600)
     assert sweep.recover_step(folder).attempt == "2" * 12

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from checkpoint import file_level_saves
 from cli import sample_checkpoints
 from shoal.checkpoint.blocks.reader import verify_files
 from shoal.checkpoint.disk import committing, step_folder
@@ -20,6 +19,7 @@ from shoal.checkpoint.store.step_names import step_name
 from shoal.cli.main import build
 from shoal.errors import UsageError
 from shoal.runtime.client.in_process import LocalJob
+from shoal.testing.store_contract import Save
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_an_attempt_that_ends_behind_a_link_leaves_the_link(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "here").symlink_to("there")
     folder = LocalFolder(tmp_path / "here")
-    one = file_level_saves.Save("1" * 12)
+    one = Save("1" * 12)
     one.begin(folder)
     assert committing.abandon(folder, one.attempt) is None
     assert (tmp_path / "here").is_symlink()

@@ -9,7 +9,6 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from checkpoint import file_level_saves
 from cli import sample_checkpoints
 from shoal.checkpoint.disk import sweep
 from shoal.checkpoint.disk.storage import LocalFolder
@@ -20,6 +19,7 @@ from shoal.checkpoint.store.step_names import step_name
 from shoal.cli.main import build
 from shoal.errors import CorruptCheckpointError, NotCommittedError, UsageError
 from shoal.runtime.client.in_process import LocalJob
+from shoal.testing.store_contract import Save
 
 WORDS = r"step_000000000040: COMMIT is of step 10, and the directory is named after step 40"
 
@@ -127,7 +127,7 @@ def test_elsewhere_a_copy_is_as_good_as_what_was_copied(tmp_path, alone):
 
 def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
     run = tmp_path / "run"
-    file_level_saves.Save("0" * 12, step=10).prepare(LocalFolder(run / step_name(10)))
+    Save("0" * 12, step=10).prepare(LocalFolder(run / step_name(10)))
     copy(run)
     assert sweep.recover_step(LocalFolder(run / step_name(40))) is None
     assert sweep.recover_step(LocalFolder(run / step_name(10))).step == 10

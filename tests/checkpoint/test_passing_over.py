@@ -176,12 +176,12 @@ def test_a_deletion_of_what_says_nothing_is_finished_after_a_crash(
 
 
 def test_an_attempt_that_is_written_survives_the_deletion_of_what_says_nothing(tmp_path):
-    from checkpoint import file_level_saves
+    from shoal.testing.store_contract import Save
 
     folder = LocalFolder(tmp_path / step_name(5))
-    living = file_level_saves.Save("1" * 12)
+    living = Save("1" * 12)
     living.begin(folder)
-    other = file_level_saves.Save("2" * 12).prepare(folder)
+    other = Save("2" * 12).prepare(folder)
     committing.commit(folder, other.attempt)
     (tmp_path / step_name(5) / "COMMIT").write_text("{}")
     sweep.delete_damaged(folder)

@@ -127,12 +127,6 @@ def holds(store: Store, seed: int, processes: int) -> None:
     assert len(checkpoint.values_of(own)) == processes
 
 
-def left_in(store: Store) -> list[str]:
-    """Return what a step holds, but for a register that says that nothing is saved."""
-    names = store.names()
-    return [] if names == ["COMMIT"] and store.committed() is None else names
-
-
 def judge(outcomes: list[Outcome], victims: set[int], store: Store, *, saved: bool) -> None:
     """Assert that all survivors say the same, and that the storage agrees, without a next run."""
     assert {p for p, one in enumerate(outcomes) if one.is_dead} == victims
@@ -145,7 +139,7 @@ def judge(outcomes: list[Outcome], victims: set[int], store: Store, *, saved: bo
             assert one.said["exit_code"] == 71
     if errors:
         assert (store.committed() is not None) == saved
-        left = sorted(name.split("-")[0] for name in left_in(store))
+        left = sorted(name.split("-")[0] for name in store.names())
         if saved:
             assert set(left) == {"COMMIT", "data", "index", "manifest"}
         else:
@@ -160,7 +154,7 @@ def next_run(forks: Forks, root: Run, *, saved: bool, processes: int) -> None:
     if saved:
         holds(store, SEED, processes)
     else:
-        assert left_in(store) == []
+        assert store.names() == []
         with pytest.raises(NotCommittedError):
             open_checkpoint(store)
     (again,) = forks.run(1, "save_step", root.path(2), 2, SEED + 1, 30.0, name="next")

@@ -34,6 +34,8 @@ __all__ = ["cluster", "pytest_configure", "pytest_pyfunc_call", "pytest_runtest_
 
 _SKIPS = "Skipped"
 
+pytest.register_assert_rewrite("shoal.testing.store_contract")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""

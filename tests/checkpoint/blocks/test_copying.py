@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from checkpoint.file_level_saves import Save, value_of
 from shoal.checkpoint.blocks import copying
 from shoal.checkpoint.blocks.copying import copy_checkpoint
 from shoal.checkpoint.blocks.reader import verify_files
@@ -23,6 +22,7 @@ from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.store.opening import open_checkpoint
 from shoal.errors import CorruptCheckpointError, NotCommittedError, StepAlreadyCommittedError
 from shoal.runtime.client.in_process import LocalJob
+from shoal.testing.store_contract import Save, value_of
 
 NUMBERS = np.random.default_rng(0).random((700, 1000))
 # Thousands of leaves make a header of several blocks.

@@ -1,7 +1,7 @@
 """A small stand-in for Google Cloud Storage's XML API, as obstore uses it.
 
-It proves our reading of https://cloud.google.com/storage/docs/xml-api/reference-headers, and nothing
-of the service itself, which these tests never reach.
+It proves our reading of https://cloud.google.com/storage/docs/xml-api/reference-headers, and
+nothing of the service itself, which these tests never reach.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def gcs() -> Iterator[str]:
 
 def options(address: str) -> dict[str, object]:
     """Return the options of a Bucket there."""
-    account = {"gcs_base_url": address, "disable_oauth": True, "client_email": "", "private_key": "",
-               "private_key_id": ""}  # fmt: skip
+    account = {"gcs_base_url": address, "disable_oauth": True}
+    account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
     return {"service_account_key": json.dumps(account), "client_options": {"allow_http": True}}
 
 
@@ -86,7 +86,7 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self.get(path)
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = serve  # noqa: N815
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = serve
 
     def put(self, path: str, body: bytes) -> None:
         kept, wanted = self.server.kept.get(path), self.headers.get("x-goog-if-generation-match")
@@ -174,7 +174,9 @@ class Handler(BaseHTTPRequestHandler):
                  for one in sorted(folders)]  # fmt: skip
         assert not more, "pages are not needed here"
         inner = "".join(rows)
-        return f"<ListBucketResult><IsTruncated>false</IsTruncated>{inner}</ListBucketResult>".encode()
+        return (
+            f"<ListBucketResult><IsTruncated>false</IsTruncated>{inner}</ListBucketResult>".encode()
+        )
 
     def answer(self, status: int, data: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.send_response_only(status)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import email.utils
+import hmac
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+
+import boto3
+import pytest
+
+from checkpoint.bucket import gcs_stub
 
 PATIENCE_S = 60
 KEYS = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
@@ -35,7 +46,11 @@ def moto() -> Iterator[str]:
 def started(command: list[str], address: str) -> Iterator[str]:
     """Start a server, and wait until it answers."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    env = {**os.environ, "S3_UPLOAD_PART_MIN_SIZE": "1"}
+    keys = {
+        "NANIO_ACCESS_KEY": KEYS["access_key_id"],
+        "NANIO_SECRET_KEY": KEYS["secret_access_key"],
+    }
+    env = {**os.environ, **keys, "S3_UPLOAD_PART_MIN_SIZE": "1"}
     with subprocess.Popen(command, env=env, **quiet) as server:
         try:
             limit = time.monotonic() + PATIENCE_S
@@ -59,8 +74,11 @@ def answers(address: str) -> bool:
 
 
 def make_bucket(address: str, name: str) -> None:
-    request = urllib.request.Request(f"{address}/{name}", method="PUT")
-    urllib.request.urlopen(request, timeout=30).close()
+    client = boto3.client(
+        "s3", endpoint_url=address, region_name=KEYS["region"],
+        aws_access_key_id=KEYS["access_key_id"], aws_secret_access_key=KEYS["secret_access_key"],
+    )  # fmt: skip
+    client.create_bucket(Bucket=name)
 
 
 def variables(address: str) -> dict[str, str]:
@@ -76,3 +94,100 @@ def variables(address: str) -> dict[str, str]:
 def options(address: str) -> dict:
     """Return the options of a Bucket on such a server."""
     return {**KEYS, "endpoint": address}
+
+
+# ---- What `make test-buckets` installs; Azurite where it is (npm install azurite).
+
+
+def program(name: str) -> str:
+    """Return the path of a program, beside this Python or on the path; skip the test without it."""
+    there = shutil.which(name, path=os.path.dirname(sys.executable)) or shutil.which(name)
+    if there is None:
+        pytest.skip(f"there is no {name}")
+    return there
+
+
+@contextlib.contextmanager
+def seaweedfs() -> Iterator[str]:
+    """Start SeaweedFS with its door for S3; yield its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = {"accessKey": KEYS["access_key_id"], "secretKey": KEYS["secret_access_key"]}
+        own = {
+            "name": "tests",
+            "credentials": [keys],
+            "actions": ["Admin", "Read", "Write", "List"],
+        }
+        config = os.path.join(folder, "s3.json")
+        with open(config, "w", encoding="utf-8") as file:
+            json.dump({"identities": [own]}, file)
+        ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+        grpc = {name: free_port() for name in ports}
+        command = [program("weed"), "-logdir", folder, "server", "-ip=127.0.0.1",
+                   "-ip.bind=127.0.0.1", f"-dir={folder}", "-s3", f"-s3.config={config}",
+                   "-volume.max=100", "-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0",
+                   "-s3.port.lance=0", "-master.telemetry=false"]  # fmt: skip
+        command += [f"-{name}.port={port}" for name, port in ports.items()]
+        command += [f"-{name}.port.grpc={port}" for name, port in grpc.items()]
+        with started(command, f"http://127.0.0.1:{ports['s3']}") as address:
+            yield address
+
+
+@contextlib.contextmanager
+def azurite() -> Iterator[str]:
+    """Start Azurite; yield its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
+        command = [program("azurite-blob"), "--silent", "--location", folder, "--blobHost",
+                   "127.0.0.1", "--blobPort", str(port), "--skipApiVersionCheck"]  # fmt: skip
+        with started(command, f"http://127.0.0.1:{port}") as address:
+            yield address
+
+
+@contextlib.contextmanager
+def nanio() -> Iterator[str]:
+    """Start nanio, which ignores the conditions of writes; yield its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
+        command = [program("nanio"), "serve", "--data-dir", folder, "--host", "127.0.0.1", "--port",
+                   str(port)]  # fmt: skip
+        with started(command, f"http://127.0.0.1:{port}") as address:
+            yield address
+
+
+SERVERS = {
+    "moto": moto, "GCS stub": gcs_stub.gcs, "SeaweedFS": seaweedfs, "Azurite": azurite,
+    "nanio": nanio,
+}  # fmt: skip
+
+# The account that every emulator of Azure has, and publishes.
+_ACCOUNT = "devstoreaccount1"
+_ACCOUNT_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+
+
+def azure_options(address: str) -> dict:
+    """Return the options of a Bucket on Azurite."""
+    return {
+        "account_name": _ACCOUNT,
+        "account_key": _ACCOUNT_KEY,
+        "endpoint": f"{address}/{_ACCOUNT}",
+    }
+
+
+def make_container(address: str, name: str) -> None:
+    """Make a container of Azurite, by a request signed as the service documents it."""
+    date, version = email.utils.formatdate(usegmt=True), "2021-12-02"
+    path = f"/{_ACCOUNT}/{name}"
+    signed = "\n".join(
+        ["PUT", *[""] * 11, f"x-ms-date:{date}", f"x-ms-version:{version}", f"/{_ACCOUNT}{path}",
+         "restype:container"]
+    )  # fmt: skip
+    key = base64.b64decode(_ACCOUNT_KEY)
+    signature = base64.b64encode(hmac.digest(key, signed.encode(), "sha256")).decode()
+    request = urllib.request.Request(
+        f"{address}{path}?restype=container", method="PUT", data=b"",
+        headers={"x-ms-date": date, "x-ms-version": version, "content-type": "",
+                 "Authorization": f"SharedKey {_ACCOUNT}:{signature}"},
+    )  # fmt: skip
+    urllib.request.urlopen(request, timeout=30).close()

@@ -15,7 +15,6 @@ import pytest
 
 import shoal
 from checkpoint.bucket import servers
-from checkpoint.file_level_saves import Save
 from shoal import Bucket
 from shoal.checkpoint.at import store_at
 from shoal.checkpoint.bucket.object_store import ObjectStore
@@ -25,6 +24,7 @@ from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
 from shoal.errors import StepAlreadyCommittedError, StorageError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
+from shoal.testing.store_contract import Save
 
 
 @pytest.fixture(scope="module")
@@ -262,3 +262,26 @@ def test_a_server_that_ignores_conditions_is_refused(kind, what):
     with pytest.raises(StorageError, match=f"ignores the conditions of writes .{what}"):
         Save("00000000000a").begin(store)
     assert store.names() == []
+
+
+@pytest.mark.buckets
+def test_a_real_server_that_ignores_conditions_is_refused():
+    with servers.nanio() as address:
+        servers.make_bucket(address, "lies")
+        options = servers.options(address)
+        place = Bucket("s3://lies/run", **options)
+        words = r"ignores the conditions of writes.*(\n.*)*single_writer=True"
+        with pytest.raises(StorageError, match=words):
+            save.on(one(), place, {"n": 1})
+        ckpts = shoal.Checkpoints(place, asynchronous=False, coordinator=one())
+        with pytest.raises(StorageError, match=words):
+            ckpts.save(0, {"n": 1})
+        ckpts.close()
+        said = Bucket("s3://lies/run", single_writer=True, **options)
+        with shoal.Checkpoints(said, keep=1, coordinator=one()) as ckpts:
+            for step in range(2):
+                ckpts.save(step, {"n": step})
+        assert ckpts.all_steps() == (1,)
+        assert b'"single_writer": true' in store_at(said, "").step(1).read("COMMIT")
+        last = Bucket("s3://lies/run/step_000000000001", **options)  # to read, nothing is needed
+        assert restore.on(one(), last)["n"] == 1

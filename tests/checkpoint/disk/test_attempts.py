@@ -9,7 +9,6 @@ import os
 import numpy as np
 import pytest
 
-from checkpoint.file_level_saves import OWNER, Save, names_of, value_of
 from checkpoint.forgetful_file_system import Disk
 from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.local_store import LocalStore
@@ -24,6 +23,7 @@ from shoal.errors import (
     StepAlreadyCommittedError,
     UnsupportedCheckpointError,
 )
+from shoal.testing.store_contract import OWNER, Save, names_of, value_of
 
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.file_level_saves import Save, names_of, value_of
 from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.errors import CheckpointError, StorageError, StorageFullError
+from shoal.testing.store_contract import Save, names_of, value_of
 
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)
 CALLS = (

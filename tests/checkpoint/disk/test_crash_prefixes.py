@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.file_level_saves import Save, names_of, value_of
 from checkpoint.forgetful_file_system import Crash, Disk, crash
 from shoal.checkpoint.disk import committing, step_folder, sweep
+from shoal.testing.store_contract import Save, names_of, value_of
 
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)
 ALONE = Save("00000000000a", value=7, processes=1)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.file_level_saves import Save, names_of, value_of
 from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import Commit
 from shoal.errors import SaveAbortedError, StepAlreadyCommittedError
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.fault_points import POINTS, InjectedError
+from shoal.testing.store_contract import Save, names_of, value_of
 
 PATIENCE_S = 60
 TRIES = 20

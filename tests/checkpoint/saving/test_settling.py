@@ -7,7 +7,6 @@ import errno
 import numpy as np
 import pytest
 
-from checkpoint.file_level_saves import Save, value_of
 from checkpoint.saved_contents import files_of, in_job, kept, messages
 from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
@@ -16,6 +15,7 @@ from shoal.checkpoint.saving.save import request_of, save
 from shoal.errors import StorageError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.system import fault_points
+from shoal.testing.store_contract import Save, value_of
 
 TREE = {"w": np.arange(1 << 10, dtype=np.float32), "n": 1}
 

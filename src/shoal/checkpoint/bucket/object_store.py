@@ -146,15 +146,15 @@ class ObjectStore:
         of deleted steps stay for good, and need not all be read.
         """
         listed = self._objects.listed_below(STEPS).items()
-        names = [name for name, infos in listed if not _is_empty(infos)]
+        names = [name for name, infos in listed if not all(map(_is_empty_register, infos))]
         found = [step for name in names if (step := step_of(name)) is not None]
         return [(step, self.step(step)) for step in sorted(found)]
 
     def names(self) -> list[str]:
         """See `Store.names`."""
         found = self._objects.listed()
-        names = [*(one.name for one in found.infos), *found.folders]
-        return sorted(name for name in names if name != _CONDITIONS)
+        names = [one.name for one in found.infos if not _is_empty_register(one)]
+        return sorted(name for name in [*names, *found.folders] if name != _CONDITIONS)
 
     def why_absent(self, name: str = "") -> str:
         """See `Store.why_absent`."""
@@ -486,9 +486,9 @@ class ObjectStore:
         self._change(register.unpinning)
 
 
-def _is_empty(infos: Sequence[ObjectInfo]) -> bool:
-    """Is this all that is left of a step that was deleted?"""
-    return [one.name for one in infos] == [COMMIT] and infos[0].bytes < _EMPTY_BYTES
+def _is_empty_register(info: ObjectInfo) -> bool:
+    """Is this a COMMIT that says that nothing is saved?"""
+    return info.name == COMMIT and info.bytes < _EMPTY_BYTES
 
 
 def check_conditions(objects: Objects) -> None:

@@ -204,7 +204,9 @@ class ObstoreObjects:
             async for chunk in obstore.list(store, prefix, offset=first):
                 for one in chunk:
                     if not one["path"].startswith(first):
-                        return found  # names come in order
+                        if one["path"] > first:
+                            return found  # names come in order
+                        continue  # not every service begins where it should
                     folder, slash, name = one["path"][len(first) - len(start) :].partition("/")
                     if slash and "/" not in name:
                         found.setdefault(folder, []).append(_info(one))
