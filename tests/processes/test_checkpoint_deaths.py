@@ -8,7 +8,7 @@ the lead                 assemble … tidied        it is saved        it is the
 anybody                  announced                it is saved        it is there
 the only process         parted … tidied          –                  it is there
 
-All of it on a disk; with `faults`, in a bucket on moto, too, on one of the Pythons.
+All of it on a disk; a few in a bucket on moto, too, and with `make test-buckets` all.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ LEAD_EARLY = ("open", "opened")
 LEAD_LATE = ("assemble", "indexed", "link", "committed", "tidied")
 PROCESSES = 4
 SEED = 100
-IN_BUCKETS = [
-    pytest.mark.faults,
-    pytest.mark.skipif(sys.version_info >= (3, 12), reason="on the other Python"),
-]
+ONE_PYTHON = pytest.mark.skipif(sys.version_info >= (3, 12), reason="on the other Python")
 
 
 class Run:
@@ -72,7 +69,7 @@ def server():
         yield address
 
 
-@pytest.fixture(scope="module", params=["disk", pytest.param("bucket", marks=IN_BUCKETS)])
+@pytest.fixture(scope="module", params=["disk", pytest.param("bucket", marks=pytest.mark.buckets)])
 def place(request):
     """Where the run lies: no server, or one."""
     return None if request.param == "disk" else request.getfixturevalue("server")
@@ -172,12 +169,16 @@ ROWS = [
 ]
 
 
-BEHIND = [("snapshot", 0, False), ("written", 2, False), ("parted", 0, True), ("link", 0, True)]
+BEHIND = [
+    ("save_behind", *row)
+    for row in [("snapshot", 0, False), ("written", 2, False), ("parted", 0, True),
+                ("link", 0, True)]
+]  # fmt: skip
 TABLE = [
     *(("save_step", *row) for row in ROWS),
     *(
-        pytest.param("save_behind", *row, marks=[] if row in BEHIND else [pytest.mark.faults])
-        for row in ROWS
+        pytest.param(*row, marks=[] if row in BEHIND else [pytest.mark.faults])
+        for row in [("save_behind", *row) for row in ROWS]
     ),
 ]
 
@@ -188,6 +189,13 @@ def test_a_death(forks, root, work, point, victim, saved):
     outcomes = forks.run(PROCESSES, work, root.path(2), 2, SEED, 30.0, faults=faults)
     judge(outcomes, {victim}, root.store(2), saved=saved)
     next_run(forks, root, saved=saved, processes=PROCESSES)
+
+
+@ONE_PYTHON
+@pytest.mark.parametrize("place", ["bucket"], indirect=True)
+@pytest.mark.parametrize(("work", "point", "victim", "saved"), BEHIND)
+def test_a_death_in_a_bucket(forks, root, work, point, victim, saved):
+    test_a_death(forks, root, work, point, victim, saved)
 
 
 WHOLE_JOB = [
@@ -271,6 +279,13 @@ def test_a_frozen_writer_wakes_when_others_have_collected_and_saved(forks, root,
     assert children[victim].wait().error is not None
     holds(root.store(2), SEED + 1, 1)
     assert len(root.store(2).names()) == 4
+
+
+@ONE_PYTHON
+@pytest.mark.parametrize("place", ["bucket"], indirect=True)
+@pytest.mark.parametrize(("point", "victim"), [("written", 2)])
+def test_a_frozen_writer_of_a_bucket(forks, root, point, victim):
+    test_a_frozen_writer_wakes_when_others_have_collected_and_saved(forks, root, point, victim)
 
 
 @pytest.mark.parametrize("point", ["opened", "write", "written", "assemble", "indexed", "link"])

@@ -285,3 +285,18 @@ def test_a_real_server_that_ignores_conditions_is_refused():
         assert b'"single_writer": true' in store_at(said, "").step(1).read("COMMIT")
         last = Bucket("s3://lies/run/step_000000000001", **options)  # to read, nothing is needed
         assert restore.on(one(), last)["n"] == 1
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="on the other Python")
+def test_the_example_is_preempted_and_resumes_on_another_mesh(env, bucket):
+    program = pathlib.Path(__file__).parents[3] / "examples" / "preempted.py"
+    done = subprocess.run(
+        [sys.executable, program, "--checkpoints", f"{bucket}/demo"],
+        env=env, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+    assert "resumed after epoch" in done.stdout
+    *_, undisturbed, preempted, _ = done.stdout.splitlines()
+    assert undisturbed.split()[1:] == preempted.split()[1:]
+    assert undisturbed.startswith("undisturbed   test accuracy 0.9")
