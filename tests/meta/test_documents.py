@@ -7,11 +7,14 @@ import json
 import pytest
 
 import shoal
+from checkpoint.bucket import servers
 from meta import documents
 from meta.source import ROOT, package_tree
 
 PAGES = documents.pages()
 BLOCKS = [block for page, text in PAGES.items() for block in documents.blocks(page, text)]
+OF_BUCKETS = [block for block in BLOCKS if block.page == "docs/buckets.md"]
+BLOCKS = [block for block in BLOCKS if block not in OF_BUCKETS]
 SHARED, ALONE = documents.modules_with_examples(package_tree())
 EXAMPLES = {"together": SHARED, **{name: [name] for name in ALONE}}
 
@@ -23,6 +26,14 @@ def test_pages_have_code():
 @pytest.mark.parametrize("part", range(0, len(BLOCKS), 9))
 def test_the_code_of_all_pages_runs(part, child_env, tmp_path):
     assert documents.run_blocks(BLOCKS[part : part + 9], child_env, tmp_path) == {}
+
+
+def test_the_code_of_the_page_of_buckets_runs_on_a_server(child_env, tmp_path):
+    assert OF_BUCKETS
+    with servers.moto() as address:
+        servers.make_bucket(address, "models")
+        env = {**child_env, **servers.variables(address)}
+        assert documents.run_blocks(OF_BUCKETS, env, tmp_path) == {}
 
 
 @pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)

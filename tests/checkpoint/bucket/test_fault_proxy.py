@@ -16,6 +16,8 @@ import shoal
 from checkpoint.bucket import servers
 from checkpoint.bucket.fault_proxy import KINDS, Fault, proxy
 from shoal import Bucket
+from shoal.checkpoint.restoring.restore import restore
+from shoal.checkpoint.saving.save import save
 from shoal.errors import ShoalError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -122,3 +124,18 @@ def test_what_a_fault_leaves_is_whole(server, bucket, total, kind):
         check(where, server.address, saved)
     print(f"{kind}: {fired} faults fired in {total} requests")
     assert fired or EVERY > 1
+
+
+def test_a_restore_sends_what_its_plan_says(server, bucket):
+    server.fault = Fault()
+    place = Bucket(f"{bucket}/planned", **servers.options(server.url))
+    tree = {f"w{n}": np.full((1 << 10, 1 << 10), n, np.float32) for n in range(5)}  # 20 MiB
+    save.on(one(), place, tree)
+    for only in (None, "w3"):
+        plan = shoal.plan_restore(place, only=only)
+        server.fault = Fault()
+        restore.on(one(), place, only=only)
+        of_data = [request for request in server.fault.requests if "/data-" in request]
+        assert len(of_data) == sum(one.num_requests for one in plan.processes) > 0
+        assert len(server.fault.requests) == len(of_data) + 3  # COMMIT, manifest, index
+        assert {request.split()[0] for request in server.fault.requests} == {"GET"}

@@ -16,13 +16,16 @@ import logging
 import os
 import re
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
+import numpy as np
 import obstore
+from numpy.typing import NDArray
 from obstore import exceptions
 
 from shoal.checkpoint.bucket.objects import (
@@ -37,6 +40,7 @@ from shoal.checkpoint.store.interface import OpenFile
 from shoal.errors import StorageError, UsageError
 
 Value = TypeVar("Value")
+Bytes = NDArray[np.uint8]
 
 _LOG = logging.getLogger("shoal")
 
@@ -285,7 +289,7 @@ class ObstoreObjects:
                 with contextlib.suppress(FileNotFoundError):
                     self._ask("remove", "", partial(obstore.delete_async, store, key))
 
-    def upload(self, name: str, num_bytes: int, parts: AsyncIterator[bytes]) -> Any:
+    def upload(self, name: str, num_bytes: int, parts: AsyncIterator[memoryview]) -> Any:
         """Start to write a large object of such parts; return the future of its end."""
         size = max(PART_BYTES, -(-num_bytes // _MOST_PARTS // (1 << 20)) * (1 << 20))
         store, key, most = self._stores[1], self._key(name), max(1, _UPLOADS // self._here)
@@ -389,7 +393,8 @@ class _Upload:
     ) -> None:
         self._objects, self._name, self._num_bytes = objects, name, num_bytes
         self._ahead_bytes = ahead_bytes
-        self._waiting: dict[int, bytes] = {}  # by offset
+        self._waiting: dict[int, memoryview] = {}  # by offset
+        self._free: list[Bytes] = []  # memory of parts that were sent
         self._held_bytes = 0
         self._next = 0  # offset of the next part
         self._problem: BaseException | None = None
@@ -402,7 +407,23 @@ class _Upload:
         with self._changed:
             self._changed.notify_all()
 
-    async def _parts(self) -> AsyncIterator[bytes]:
+    def _copy(self, data: memoryview) -> memoryview:
+        """Copy what is to be sent, into memory that is used again once obstore lets go of it.
+
+        Fresh memory for each part would cost more than the copy: the system clears it.
+        """
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = np.empty(len(data), np.uint8)
+        if len(memory) < len(data):
+            memory = np.empty(len(data), np.uint8)
+        part = memory[: len(data)]
+        part[:] = np.frombuffer(data, np.uint8)
+        weakref.finalize(part, self._free.append, memory)
+        return part.data
+
+    async def _parts(self) -> AsyncIterator[memoryview]:
         self._came = asyncio.Event()
         while self._next < self._num_bytes:
             with self._changed:
@@ -421,7 +442,7 @@ class _Upload:
 
     def write(self, data: memoryview, offset: int) -> None:
         """See `OpenFile.write`."""
-        part = bytes(data.cast("B")[: max(0, self._num_bytes - offset)])
+        part = self._copy(data.cast("B")[: max(0, self._num_bytes - offset)])
         with self._changed:
             # What comes next is always taken, so that a writer never waits for another one.
             self._changed.wait_for(

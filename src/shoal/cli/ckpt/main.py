@@ -25,7 +25,7 @@ from shoal.errors import CheckpointError, CorruptCheckpointError, UnsupportedChe
 
 
 def ckpt() -> typer.Typer:
-    """Inspect, verify and copy checkpoints, and clean up after a crash.
+    """Inspect, verify, copy and clean up checkpoints.
 
     PATH is a run or a single checkpoint: a directory, or the address of a bucket (s3://bucket/run,
     gs://…, az://…).

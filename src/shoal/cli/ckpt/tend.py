@@ -19,7 +19,6 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from shoal import settings
 from shoal.checkpoint.at import store_at
 from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.blocks.copying import Copied, copy_checkpoint
@@ -91,7 +90,8 @@ def gc(
     older: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", help="Remove attempts idle for this long [SHOAL_LEASE_S, 60]."
+            metavar="SECONDS",
+            help="Remove attempts idle for this long [SHOAL_LEASE_S, 60; buckets: 5 times that].",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print; remove nothing.")] = False,
@@ -107,8 +107,7 @@ def gc(
       shoal ckpt gc run/ --dry-run
       shoal ckpt gc run/ --older 3600
     """
-    older = settings.seconds("SHOAL_LEASE_S") if older is None else older
-    if not older >= 0:
+    if older is not None and not older >= 0:
         raise UsageError(f"--older {older} must be a number of seconds, not negative")
     results, code = [], 0
     place = look_at(path)
@@ -116,7 +115,8 @@ def gc(
         try:
             is_elsewhere = place.is_history and entry.store.is_link
             look = _behind_a_link if is_elsewhere else _collected
-            gone = look(entry, older, is_dry=dry_run)
+            limit_s = entry.store.pace.lease_s if older is None else older
+            gone = look(entry, limit_s, is_dry=dry_run)
         except (CorruptCheckpointError, UnsupportedCheckpointError) as error:
             code = max(code, error.exit_code)
             results.append({"step": entry.step, "path": entry.store.path, "problem": str(error)})
@@ -269,14 +269,14 @@ def _verified(entry: FoundCheckpoint) -> tuple[dict[str, Any], int]:
 
 def cp(
     source: Annotated[str, typer.Argument(help="A checkpoint, or a history: all of its steps.")],
-    target: Annotated[str, typer.Argument(help="Where the copy is to lie: of the same kind.")],
+    target: Annotated[str, typer.Argument(help="The place of the copy: of the same kind.")],
     step: Annotated[int | None, typer.Option(help="Only this step of a history.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Copy checkpoints between directories and buckets; every byte is verified.
+    """Copy checkpoints between directories and buckets.
 
-    At the target a step is committed, or absent, as after a save. A copy that was interrupted goes
-    on: run it again. What is there already stays, and is not copied again.
+    Every byte is verified. At the target, a step is committed or absent, as after a save. If a copy
+    is interrupted, run it again: it continues, and skips what is there.
 
     \b
     Examples:
@@ -287,8 +287,8 @@ def cp(
     \b
     Exit code:
       0   all that is committed at SOURCE is at TARGET
-      1   nothing is committed at SOURCE; or one of them cannot be read or written
-      2   another checkpoint is at TARGET
+      1   nothing is committed at SOURCE; another checkpoint is at TARGET; or one
+          of them cannot be read or written
       76  bytes at SOURCE are damaged or missing
     """
     place, root = look_at(source, step), store_at(target, repr(target))
@@ -332,14 +332,14 @@ def _copied(entry: FoundCheckpoint, target: Store) -> Copied:
 def delete(
     path: Annotated[str, typer.Argument(help="One checkpoint; or a history, with --step.")],
     step: Annotated[
-        list[int] | None, typer.Option(help="This step of a history; may be repeated.")
+        list[int] | None, typer.Option(metavar="N", help="This step of a history; may be repeated.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Delete committed checkpoints, damaged or not, for ever.
+    """Delete committed checkpoints for good.
 
-    Pinned ones stay: the command names them and fails. An interrupted deletion is finished by
-    `recover`, or when a program next opens the run.
+    Damaged ones, too. If one is pinned, nothing is deleted. `recover` finishes an interrupted
+    deletion, and so does the next program that opens the run.
 
     \b
     Examples:
