@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ from shoal.cli.tables import print_json, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.draw.media.terminal import plain
 from shoal.errors import UsageError, raise_all
+from shoal.paths import local_path
 from shoal.runtime.doctor.examine import DoctorRequest, diagnosed
 from shoal.runtime.doctor.findings import (
     PROBLEM,
@@ -123,7 +125,9 @@ def doctor(
     _check(processes, devices, timeout_s, alone)
     urls = [one for one in shared or () if is_address(one)]
     folders = tuple(one for one in shared or () if one not in urls)
-    checks = {"buckets": partial(_check_buckets, urls)} if urls else {}
+    for folder in folders:
+        local_path(folder, f"--shared {folder}")
+    checks = {"buckets": partial(_check_buckets, urls, timeout_s)} if urls else {}
     request = DoctorRequest(program, folders, timeout_s, alone, checks)
     if processes is not None:
         diagnosis = diagnose_here(request, processes, devices, urls)
@@ -351,19 +355,24 @@ def _host(facts: Mapping[str, Any]) -> str:
 
 def _folders(facts: Mapping[str, Any]) -> str:
     rows = (f"{path}: {one['file_system'] or 'unknown file system'}" for path, one in facts.items())
-    return ", ".join(rows) or "none given (--shared)"
+    return ", ".join(rows) or "none given"
 
 
-def _check_buckets(urls: Sequence[str]) -> CheckResult:
+def _check_buckets(urls: Sequence[str], timeout_s: float) -> CheckResult:
     """Try what saves and restores need of each bucket."""
     from shoal.checkpoint.bucket.address import Bucket
     from shoal.checkpoint.bucket.preflight import examine
 
     facts: dict[str, Any] = {}
     findings = []
+    limit = timedelta(seconds=timeout_s)
+    options: dict[str, Any] = {
+        "retry_config": {"max_retries": 10, "retry_timeout": limit},
+        "client_options": {"read_timeout": limit, "connect_timeout": limit},
+    }
     for url in dict.fromkeys(urls):
         try:
-            found = examine(Bucket(url))
+            found = examine(Bucket(url, **options))
         except UsageError as error:
             facts[url] = {}
             findings.append(Finding("buckets", *str(error).split("\n", 1)))
@@ -377,7 +386,11 @@ def _buckets(facts: Mapping[str, Any]) -> str:
     rows = []
     for url, one in facts.items():
         rights = ", ".join(one.get("rights", ())) or "nothing"
-        rows.append(f"{url}: {rights} (credentials: {one.get('credentials', 'none')})")
+        if not one:
+            continue
+        rows.append(f"{url}: {rights} (credentials: {one['credentials']})")
+        if "clock_ahead_s" in one:
+            rows.append(f"its clock is {one['clock_ahead_s']:+.0f} s from that of this host")
         if one.get("rights"):
             rows.append(f"its lifecycle rule should {one['lifecycle']}")
     return "\n".join(rows)

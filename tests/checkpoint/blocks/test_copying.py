@@ -103,52 +103,84 @@ def test_damage_is_not_copied(source, tmp_path, place):
     assert there.committed() is None
 
 
-def stores(tmp_path):
-    return {"disk": LocalStore(tmp_path / "target"), "bucket": bucket()}
-
-
-@pytest.mark.parametrize("kind", ["disk", "bucket"])
-def test_an_interrupted_copy_goes_on(kind, tmp_path, monkeypatch):
-    source, there = LocalStore(tmp_path / "x"), stores(tmp_path)[kind]
-    Save("00000000000a", value=9, processes=4).save(source)
-    counted = itertools.count()
+def interrupted(source, there, at):
+    """Begin a copy, and interrupt it after some of its files; return the attempt."""
+    counted = itertools.count(1)
 
     def interrupt(_):
-        if next(counted) == 2:  # of the four files
+        if next(counted) > at:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         copy_checkpoint(source, there, interrupt)
     (attempt,) = there.state().attempts
+    return attempt.id
+
+
+def test_an_interrupted_copy_to_a_bucket_goes_on(tmp_path, monkeypatch):
+    source, there = LocalStore(tmp_path / "x"), bucket()
+    Save("00000000000a", value=9, processes=4).save(source)
+    attempt = interrupted(source, there, 2)
     whole = sorted(name for name in there.names() if "data-" in name)[:2]
     assert there.committed() is None
-    # While the process that copies may run, another one begins anew.
-    other = copy_checkpoint(source, LocalStore(tmp_path / "y"))
-    assert other.copied_bytes == other.commit.data_bytes
     monkeypatch.setattr(copying, "_runs", lambda pid: False)
+    there._objects.put(whole[1], b"damaged")
     copied = copy_checkpoint(source, there)
-    assert copied.commit.attempt == attempt.id
-    each = copied.commit.data_bytes // 4
-    assert copied.copied_bytes == 2 * each
+    assert copied.commit.attempt == attempt
+    assert copied.copied_bytes == 3 * copied.commit.data_bytes // 4
     assert {*whole} < {*there.names()}
     assert value_of(there, there.committed()) == 9
 
 
-def test_a_part_of_a_file_is_copied_anew(tmp_path, monkeypatch):
-    """A killed copy leaves files of any contents on a disk, if only of the right length."""
+def test_a_copy_that_wakes_after_another_one_went_on_harms_nothing(tmp_path, monkeypatch):
+    source, there = LocalStore(tmp_path / "x"), bucket()
+    Save("00000000000a", value=9, processes=3).save(source)
+    monkeypatch.setattr(copying, "_runs", lambda pid: False)
+    copied = []
+
+    def freeze(_):
+        if not copied:
+            copied.append(None)
+            copied[0] = copy_checkpoint(source, there)
+
+    woken = copy_checkpoint(source, there, freeze)
+    assert woken.commit == copied[0].commit == there.committed()
+    assert value_of(there, there.committed()) == 9
+    assert verify_files(open_checkpoint(there)) == []
+
+
+def test_an_interrupted_copy_to_a_directory_begins_anew(tmp_path, monkeypatch):
+    """A killed copy leaves files of any contents there, if only of the right length."""
     source, there = LocalStore(tmp_path / "x"), LocalStore(tmp_path / "y")
-    Save("00000000000a", value=9, processes=2).save(source)
-    with pytest.raises(KeyboardInterrupt):
-        copy_checkpoint(source, there, lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    (attempt,) = there.state().attempts
-    for record in open_checkpoint(source).index.files:
-        name = record.name.replace("00000000000a", attempt.id)
-        (tmp_path / "y" / name).write_bytes(bytes(record.bytes))
+    Save("00000000000a", value=9, processes=4).save(source)
+    attempt = interrupted(source, there, 2)
     monkeypatch.setattr(copying, "_runs", lambda pid: False)
     copied = copy_checkpoint(source, there)
-    assert copied.commit.attempt == attempt.id
+    assert copied.commit.attempt != attempt
     assert copied.copied_bytes == copied.commit.data_bytes
+    there.collect_garbage(idle_s=0)
+    assert not [name for name in there.names() if attempt in name]
     assert value_of(there, there.committed()) == 9
+
+
+def test_a_step_that_is_deleted_while_it_is_copied(tmp_path):
+    source, there = LocalStore(tmp_path / "x"), bucket()
+    Save("00000000000a", processes=3).save(source)
+    with pytest.raises(NotCommittedError, match="was deleted while it was read"):
+        copy_checkpoint(source, there, lambda _: source.delete("00000000000a"))
+
+
+def test_of_two_copies_at_once_the_second_finds_the_first(source):
+    there, done = bucket(), []
+
+    def another(_):
+        if not done:
+            done.append(None)
+            done[0] = copy_checkpoint(source, there)
+
+    late = copy_checkpoint(source, there, another)
+    assert (late.was_there, late.commit) == (True, done[0].commit)
+    assert [one.id for one in there.state().attempts] == []
 
 
 def test_two_copies_at_once_are_two_attempts(source):

@@ -8,16 +8,18 @@ import pathlib
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 
 import jax
 import numpy as np
 import pytest
+from obstore.store import S3Store
 
 import shoal
 from checkpoint.bucket import servers
 from shoal import Bucket
 from shoal.checkpoint.at import store_at
-from shoal.checkpoint.bucket.object_store import ObjectStore
+from shoal.checkpoint.bucket.object_store import Access, ObjectStore
 from shoal.checkpoint.bucket.objects import MemoryObjects
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.restoring.restore import restore
@@ -166,7 +168,9 @@ def test_doctor_says_what_is_wrong(env, bucket):
     [
         ("s3://b/run", "s3://b/run"),
         ("s3://b//run/", "s3://b/run"),
-        ("s3://b", "s3://b"),
+        ("S3://b/x", "s3://b/x"),
+        ("s3:/b/x", "s3://b/x"),
+        ("abfs://c@acc.dfs.core.windows.net/x", "abfs://c@acc.dfs.core.windows.net/x"),
         ("gs://b/a/b", "gs://b/a/b"),
         (pathlib.Path("s3://b/x"), "s3://b/x"),
     ],
@@ -175,7 +179,7 @@ def test_addresses(path, url, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    options = {"skip_signature": True} if url.startswith("gs") else {}
+    options = {} if url.startswith("s3") else {"skip_signature": True}
     assert Bucket(path, **options).url == url
     assert store_at(Bucket(path, **options), "").step(3).path == f"{url}/step_000000000003"
 
@@ -183,11 +187,28 @@ def test_addresses(path, url, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "options", "words"),
     [
-        ("/runs", {}, "no address of a bucket"),
-        ("ftp://b/x", {}, "no address of a bucket"),
-        ("s3://b/x", {"acces_key": 1}, "acces_key"),
+        ("/runs", {}, "does not name a place in a bucket: write s3://bucket/run"),
+        ("ftp://b/x", {}, "does not name a place in a bucket"),
+        ("s3:///b/x", {}, "does not name a place in a bucket"),
+        ("s3://b", {}, "does not name a place in a bucket"),
+        ("s3://b/", {}, "names a bucket, and no place in it"),
+        ("s3://b/../x", {}, "no folders"),
+        ("s3://b/x\ty", {}, "control characters"),
+        ("s3://b--x-s3/x", {}, "directory buckets"),
+        ("s3://key:pass@b/x", {}, "^Bucket: an address must not hold credentials: pass them as o"),
+        ("az://c/x?sv=1&sig=pass", {}, "^Bucket: an address must not hold a signature: pass it as"),
+        ("s3://b/x", {"acces_key": 1}, "s3://b/x.*acces_key"),
+        ("s3://b/x", {"bucket": "c"}, "bucket= is not taken"),
+        ("s3://b/x", {"allow_http": True}, "write client_options={'allow_http': …}"),
+        ("s3://b/x", {"region": None}, "region=None: leave it out"),
+        ("s3://b/x", {"endpoint": "127.0.0.1:9"}, "must begin with http:// or https://"),
+        ("s3://b/x", {"endpoint": "https://storage.googleapis.com"}, "write 'gs://b/x'"),
         ("az://c/x", {}, "which storage account"),
+        ("abfss://c/x", {}, "which storage account"),
         ("s3://b/x", {"store": object(), "region": "r"}, "not both"),
+        ("s3://b/x", {"store": 3}, "store=3 must be an obstore S3Store"),
+        ("gs://b/x", {"store": S3Store("b", region="r")}, "must be an obstore GCSStore"),
+        ("s3://b/x", {"store": S3Store("other", region="r")}, "is of the bucket 'other'"),
     ],
 )
 def test_what_is_refused_at_once(url, options, words, monkeypatch):
@@ -196,6 +217,24 @@ def test_what_is_refused_at_once(url, options, words, monkeypatch):
         Bucket(url, **options)
     with pytest.raises(UsageTypeError, match="must be a string"):
         Bucket(3)
+
+
+def test_a_store_with_a_prefix_says_where_it_is():
+    own = S3Store("b", prefix="deep/er", region="r")
+    assert Bucket("s3://b/run", store=own).url == "s3://b/deep/er/run"
+
+
+def test_a_variable_with_a_line_break_is_named(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "pass\n")
+    with pytest.raises(UsageError, match=r"^the variable AWS_SECRET_ACCESS_KEY begins or ends"):
+        Bucket("s3://b/x")
+
+
+def test_a_server_that_is_not_there_is_named(monkeypatch):
+    quick = {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}
+    place = Bucket("s3://b/x", retry_config=quick, **servers.options("http://127.0.0.1:9"))
+    with pytest.raises(StorageError, match=r"Connection refused. at http://127.0.0.1:9"):
+        shoal.checkpoint_info(place)
 
 
 def test_a_store_at_a_path(tmp_path):
@@ -211,7 +250,7 @@ def test_without_obstore_the_error_names_the_extra(tmp_path):
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.path.dirname(shoal.__path__[0])}"},
     )  # fmt: skip
-    assert "s3://b/x: buckets need obstore: pip install shoal[cloud]" in done.stderr
+    assert "s3://b/x: buckets need obstore: pip install 'obstore>=0.12'" in done.stderr
 
 
 def test_a_forked_child_is_told(env, bucket):
@@ -300,3 +339,57 @@ def test_the_example_is_preempted_and_resumes_on_another_mesh(env, bucket):
     *_, undisturbed, preempted, _ = done.stdout.splitlines()
     assert undisturbed.split()[1:] == preempted.split()[1:]
     assert undisturbed.startswith("undisturbed   test accuracy 0.9")
+
+
+# ---- what a review found
+
+
+def test_a_repair_of_a_register_spares_what_was_committed_meanwhile(monkeypatch):
+    store, objects = ObjectStore(MemoryObjects()), None
+    objects = store._objects
+    objects.put("COMMIT", b"garbage")
+    read = store.standing
+    other = ObjectStore(objects)
+
+    def late():
+        monkeypatch.setattr(store, "standing", read)
+        try:
+            return read()
+        finally:  # another process repairs it, and saves
+            assert other.delete_damaged()
+            Save("00000000000a").save(other)
+
+    monkeypatch.setattr(store, "standing", late)
+    assert store.delete_damaged()
+    assert store.committed().attempt == "00000000000a"
+
+
+def test_what_is_left_of_deleted_steps_is_no_step():
+    root = ObjectStore(MemoryObjects())
+    for number in range(40):  # many attempts at one step: a long register
+        root.step(1).abandon(f"{number:012x}")
+    Save("00000000000a", step=2).save(root.step(2))
+    root.step(2).delete("00000000000a")
+    own = ObjectStore(root._objects.below("step_000000000003"))  # a root of its own
+    Save("00000000000b", step=3).save(own)
+    own.delete("00000000000b")
+    assert root.steps() == []
+    Save("00000000000c", step=4).save(root.step(4))
+    assert [step for step, _ in root.steps()] == [4]
+
+
+def test_with_a_single_writer_no_end_undoes_a_commit():
+    objects = MemoryObjects()
+    store = ObjectStore(objects, Access(objects, is_single_writer=True))
+    Save("00000000000a").prepare(store)
+    with pytest.raises(StorageError, match="the next program that opens this ends the attempt"):
+        store.abandon("00000000000a")
+    commit = store.commit("00000000000a")
+    assert store.abandon("00000000000a") == commit
+    # Another program, which does not say so, reads it from the register.
+    plain = ObjectStore(WithoutConditions())
+    plain._objects._bucket = objects._bucket
+    assert plain.pin()
+    plain.unpin()
+    assert plain.delete("00000000000a")
+    assert store.committed() is None

@@ -44,7 +44,7 @@ def without(right):
         ("listed", "listed", [one for one in ALL if one != "list"]),
         ("put", "put", ["list"]),
         ("read", "read", ["list", "write", "delete"]),
-        ("remove", "remove", ["list", "write", "read"]),
+        ("remove", "remove", [one for one in ALL if one != "delete"]),
         ("put_over", "put_over", ["list", "write", "read", "delete"]),
     ],
 )

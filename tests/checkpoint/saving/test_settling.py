@@ -9,10 +9,11 @@ import pytest
 
 from checkpoint.saved_contents import files_of, in_job, kept, messages
 from shoal.checkpoint.disk import committing, sweep
+from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import save_members
 from shoal.checkpoint.saving.save import request_of, save
-from shoal.errors import StorageError
+from shoal.errors import ProcessLostError, SaveAbortedError, StorageError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.system import fault_points
 from shoal.testing.store_contract import Save, value_of
@@ -96,3 +97,20 @@ def test_who_failed_before_another_process_committed_reports_that_and_ends_nothi
         save_members.ended_by(scene, met)
     assert save_members.ended_by(scene, OSError("another one")).commit == commit
     assert value_of(folder, commit) == 7
+
+
+def test_a_storage_that_fails_while_settling_leaves_no_error_of_its_own(path, monkeypatch):
+    job = LocalJob(2)
+    save.on(LocalJob(1).coordinators[0], path.parent / "other", TREE)
+    request = request_of(path, step=5, timeout_s=1.0)
+    scene = save_members.SaveScene(job.coordinators[1], request, "00000000000a", (0, 1))
+
+    def fails(self, attempt):
+        raise StorageError("503 Slow Down", path=str(path))
+
+    for name in ("is_open", "abandon"):
+        monkeypatch.setattr(LocalStore, name, fails)
+    cause = ProcessLostError("process 0 is lost", lost={0: "killed"})
+    words = "whether it was committed is not known, since the storage fails .503 Slow Down"
+    with pytest.raises(SaveAbortedError, match=words):
+        save_members.settle(scene, "commit", cause, has_part=True)

@@ -1,8 +1,9 @@
 """Copy a committed checkpoint between any two stores, as a new attempt there.
 
 Every block is verified while it is copied. What names the attempt is written anew: the manifest,
-the header of each data file and so the hash of its first blocks, parts, index and COMMIT. A copy
-that was interrupted goes on: files that are complete are kept.
+the header of each data file and so the hash of its first blocks, parts, index and COMMIT. To a
+bucket, a copy that was interrupted goes on: files that are complete are kept. To a directory, it
+begins that step anew.
 """
 
 from __future__ import annotations
@@ -37,9 +38,14 @@ from shoal.checkpoint.format.records import (
 )
 from shoal.checkpoint.format.table_files import data_metadata
 from shoal.checkpoint.store.interface import OpenFile, Store
-from shoal.checkpoint.store.opening import Checkpoint, open_checkpoint
+from shoal.checkpoint.store.opening import Checkpoint, deleted_meanwhile, open_checkpoint
 from shoal.checkpoint.store.step_names import new_attempt
-from shoal.errors import CheckpointError, StepAlreadyCommittedError, UsageError
+from shoal.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    StepAlreadyCommittedError,
+    UsageError,
+)
 from shoal.runtime.system.threads import in_threads
 
 _WINDOW_BYTES = 4 << 20  # a multiple of BLOCK_BYTES
@@ -72,10 +78,19 @@ def copy_checkpoint(source: Store, target: Store, progress: Progress = lambda _:
         return Copied(_same(checkpoint, target, found), 0, was_there=True)
     manifest = _begin(checkpoint, target)
     copy = _Copy(checkpoint, target, manifest.attempt, progress)
-    hashes = [copy.file(number) for number in range(len(checkpoint.index.files))]
-    for process in range(manifest.num_processes):
-        target.write_part(_part(checkpoint, manifest, process, hashes))
-    return Copied(target.commit(manifest.attempt), copy.copied_bytes, was_there=False)
+    try:
+        hashes = [copy.file(number) for number in range(len(checkpoint.index.files))]
+        for process in range(manifest.num_processes):
+            target.write_part(_part(checkpoint, manifest, process, hashes))
+        return Copied(target.commit(manifest.attempt), copy.copied_bytes, was_there=False)
+    except CorruptCheckpointError as error:
+        raise deleted_meanwhile(source, checkpoint.commit.attempt) or error from None
+    except StepAlreadyCommittedError:  # another process was faster
+        with contextlib.suppress(CheckpointError):
+            target.abandon(manifest.attempt)
+        if (found := target.committed()) is None:
+            raise
+        return Copied(_same(checkpoint, target, found), 0, was_there=True)
 
 
 def _same(checkpoint: Checkpoint, target: Store, found: Commit) -> Commit:
@@ -109,14 +124,18 @@ def _without_headers(checkpoint: Checkpoint) -> list[tuple[int, int, bytes]]:
 
 
 def _begin(checkpoint: Checkpoint, target: Store) -> Manifest:
-    """Begin an attempt, or go on with that of a copy that ended before it was complete."""
+    """Begin an attempt, or go on with that of a copy that ended before it was complete.
+
+    Only where files appear whole: there two copies that go on with one attempt, or an old one that
+    wakes, write the same bytes again, and nothing is ever removed.
+    """
     owner = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "began": time.time(),
         _COPY_OF: checkpoint.commit.attempt,
     }
-    for one in target.state().attempts:
+    for one in target.state().attempts if target.pace.writes_whole else ():
         if one.is_live and one.owner.get(_COPY_OF) == owner[_COPY_OF]:
             is_here = one.owner.get("host") == owner["host"] and not _runs(one.owner.get("pid"))
             if is_here or one.idle_s >= target.pace.lease_s:
@@ -200,10 +219,9 @@ class _Copy:
             (begin, min(begin + _WINDOW_BYTES, record.bytes))
             for begin in range(0, record.bytes, _WINDOW_BYTES)
         ]
-        if self._is_there(name, record.bytes, hashes, windows):
+        if self._target.pace.writes_whole and self._is_there(name, record.bytes, hashes, windows):
             self._progress(record.bytes)
             return hashes
-        self._target.remove(name)
         file = self._target.open_new(name, record.bytes)
         try:
             in_threads(lambda own: self._write(file, number, header, own), windows, _COPIES)

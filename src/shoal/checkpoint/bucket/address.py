@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shoal.arguments import check_flags
+from shoal.checkpoint.bucket.credentials import Credentials, credentials
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime import process
@@ -21,16 +22,21 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("shoal")
 
 # pathlib makes s3:/bucket of s3://bucket.
-_ADDRESS = re.compile(
-    r"(s3|s3a|gs|az|azure|abfs|abfss|adl):/+([^/]+)/*(.*)", re.DOTALL | re.IGNORECASE
-)
+_SCHEME = re.compile("(s3|s3a|gs|az|azure|abfs|abfss|adl):/", re.IGNORECASE)
+_ADDRESS = re.compile(f"{_SCHEME.pattern}/?([^/]+)/+(.*)", re.DOTALL | re.IGNORECASE)
+_SIGNED = re.compile(r"[?&](sig|sv|se|token|x-amz-[a-z-]+|x-goog-[a-z-]+)=", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+_OF_CLIENT = (
+    "allow_http", "allow_invalid_certificates", "connect_timeout", "default_headers", "http1_only",
+    "http2_only", "proxy_url", "proxy_ca_certificate", "read_timeout", "timeout", "user_agent",
+)  # fmt: skip
 _UNORDERED = "--x-s3"  # the end of the names of S3's directory buckets
 
 
 def is_address(text: str) -> bool:
-    """Is this the address of a bucket, rather than a path?"""
-    return _ADDRESS.fullmatch(text) is not None
+    """Is this the address of a bucket, rather than a path? It may be a wrong one."""
+    return _SCHEME.match(text) is not None
 
 
 @local
@@ -40,7 +46,7 @@ class Bucket:
     Local.
 
     An address alone, such as `shoal.save("s3://bucket/run", …)`, is `Bucket(address)`: this class
-    is for what an address cannot say. Requests are sent by obstore (`pip install shoal[cloud]`),
+    is for what an address cannot say. Requests are sent by obstore (`pip install 'obstore>=0.12'`),
     none before the first call that uses the bucket. Credentials are found in this order: options,
     obstore's environment variables, what boto3 or azure-identity find if they are installed, and
     the metadata service of the host.
@@ -49,8 +55,8 @@ class Bucket:
       url: `s3://bucket/run`, `gs://bucket/run` or `az://container/run`.
       single_writer: your word that no two jobs ever save here at a time. Then a server that ignores
         the conditions of writes is not refused. COMMIT records it.
-      store: an obstore store of the bucket, for what options cannot say; `run` of `url` is below
-        the prefix of that store, if it has one.
+      store: an obstore store of this bucket, for what options cannot say. If it has a prefix, the
+        path of `url` is below it.
       options: obstore's options: of the service (`endpoint=`, `region=`, `access_key_id=`,
         `account_name=`, …), `client_options=`, `retry_config=`, `credential_provider=`.
 
@@ -73,38 +79,31 @@ class Bucket:
         if not isinstance(url, str | os.PathLike):
             raise UsageTypeError(f"Bucket: url={url!r} must be a string")
         check_flags("Bucket", single_writer=single_writer)
-        match = _ADDRESS.fullmatch(os.fspath(url))
-        if match is None:
-            raise UsageError(
-                f"Bucket: url={os.fspath(url)!r} is no address of a bucket: "
-                "write s3://bucket/run, gs://bucket/run or az://container/run"
-            )
-        scheme, bucket, path = match[1].lower(), match[2], match[3]
-        parts = [part for part in path.split("/") if part]
-        self._prefix, self._is_single_writer = "/".join(parts), single_writer
-        address = f"{scheme}://{bucket}"
-        self.url = f"{address}/{self._prefix}".rstrip("/")
+        scheme, bucket, parts = _parsed(os.fspath(url))
+        self.url = "/".join([f"{scheme}://{bucket}", *parts])
+        self._is_single_writer = single_writer
         transport = _transport(self.url)
-        if {".", ".."} & {*parts}:
-            raise UsageError(f"Bucket({self.url!r}): a bucket has no folders . and ..")
+        _check(self.url, scheme, bucket, options)
         if store is not None:
             if options:
                 raise UsageError(f"Bucket: pass store=, or {', '.join(sorted(options))}, not both")
-            self._stores, self._source = (store, store), "of the store"
+            below = transport.prefix_of(store, scheme, bucket, self.url)
+            self._prefix, self._stores = "/".join(parts), (store, store)
+            self.url = "/".join([f"{scheme}://{bucket}", *below, *parts])
+            self._credentials = Credentials(None, {}, "the store that was passed")
             return
-        _check(self.url, scheme, bucket, options)
         if _is_plain_http(options):  # the user's own choice: a server on this host, or a test
-            options["client_options"] = {"allow_http": True, **options.get("client_options", {})}
+            given = options.get("client_options") or {}
+            options["client_options"] = {"allow_http": True, **given}
         provider = options.pop("credential_provider", None)
-        self._source = "the option credential_provider="
+        found = Credentials(provider, {}, "the option credential_provider=")
         if provider is None:
-            from shoal.checkpoint.bucket.credentials import credentials
-
             found = credentials(scheme, options)
-            provider, self._source = found.provider, found.source
             if "region" in found.config and not _names(options, "region", "AWS_REGION"):
                 options["region"] = found.config["region"]
-        self._stores = transport.open_stores(address, options, provider)
+        self._prefix, self._credentials = "/".join(parts), found
+        address = f"{scheme}://{bucket}"
+        self._stores = transport.open_stores(address, self.url, options, found.provider)
 
     def __repr__(self) -> str:
         return f"Bucket({self.url!r})"
@@ -115,14 +114,14 @@ class Bucket:
     @property
     def credentials(self) -> str:
         """Where its credentials came from, in words; never what they are."""
-        return self._source
+        return self._credentials.source
 
     @cached_property
     def _objects(self) -> Objects:
         transport, here = _transport(self.url), _processes_here()
-        _LOG.info("%s: credentials: %s", self.url, self._source)
+        _LOG.info("%s: credentials: %s", self.url, self.credentials)
         found: Objects = transport.ObstoreObjects(
-            self.url, self._prefix, self._stores, here, self._source
+            self.url, self._prefix, self._stores, here, self._credentials
         )
         return found
 
@@ -150,15 +149,56 @@ def _transport(url: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "obstore":
             raise
-        raise UsageError(f"{url}: buckets need obstore: pip install shoal[cloud]") from None
+        raise UsageError(f"{url}: buckets need obstore: pip install 'obstore>=0.12'") from None
     return transport
 
 
+def _parsed(url: str) -> tuple[str, str, list[str]]:
+    """Return scheme, bucket and the parts of the path."""
+    write = "write s3://bucket/run, gs://bucket/run or az://container/run"
+    match = _ADDRESS.fullmatch(url)
+    scheme = match[1].lower() if match else ""
+    if match and "@" in match[2] and (":" in match[2] or not scheme.startswith(("abfs", "adl"))):
+        raise UsageError("Bucket: an address must not hold credentials: pass them as options")
+    if match and _SIGNED.search(match[3]):
+        raise UsageError("Bucket: an address must not hold a signature: pass it as an option")
+    if match is None:
+        raise UsageError(f"Bucket: url={url!r} does not name a place in a bucket: {write}")
+    parts = [part for part in match[3].split("/") if part]
+    if not parts:
+        raise UsageError(f"Bucket: url={url!r} names a bucket, and no place in it: {write}")
+    if {".", ".."} & {*parts}:
+        raise UsageError(f"Bucket: url={url!r}: a bucket has no folders . and ..")
+    if _CONTROL.search(url):
+        raise UsageError(f"Bucket: url={url!r}: a name must not hold control characters")
+    return scheme, match[2], parts
+
+
 def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> None:
-    """Refuse addresses that cannot work."""
-    if scheme in ("az", "azure") and not _names(
-        options, "account_name", "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_CONNECTION_STRING",
-        "use_emulator", "AZURE_STORAGE_USE_EMULATOR",
+    """Refuse addresses and options that cannot work."""
+    for name, value in options.items():
+        known = name.lower()
+        if known in ("bucket", "bucket_name", "container_name", "prefix", "config"):
+            raise UsageError(
+                f"Bucket({url!r}): {name}= is not taken: the address says where, and options of "
+                "the service are arguments of their own"
+            )
+        if known in _OF_CLIENT:
+            raise UsageError(
+                f"Bucket({url!r}): {name}= is an option of the client: write "
+                f"client_options={{{name!r}: …}}"
+            )
+        if value is None:
+            raise UsageError(f"Bucket({url!r}): {name}=None: leave it out")
+    for endpoint in _urls(options):
+        if not endpoint.startswith(("http://", "https://")):
+            raise UsageError(
+                f"Bucket({url!r}): the endpoint {endpoint!r} must begin with http:// or https://"
+            )
+    is_azure = scheme not in ("s3", "s3a", "gs") and "@" not in bucket
+    if is_azure and not _names(
+        options, "account_name", "AZURE_STORAGE_ACCOUNT_NAME", "use_emulator",
+        "AZURE_STORAGE_USE_EMULATOR",
     ):  # fmt: skip
         raise UsageError(
             f"Bucket({url!r}): which storage account? Pass account_name=, or set "

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from shoal.errors import UsageError
+
 _REFRESH = timedelta(minutes=5)  # boto3 renews keys 10 minutes before they end
 _GOOGLE_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _GOOGLE_FILE = "~/.config/gcloud/application_default_credentials.json"
@@ -27,6 +29,7 @@ class Credentials(NamedTuple):
     provider: Any  # None: obstore's own chain
     config: Mapping[str, Any]  # such as the region of a profile
     source: str  # where they came from; never what they are
+    advice: str = ""  # what to do if they do not suffice
 
 
 class _Cloud(NamedTuple):
@@ -35,6 +38,7 @@ class _Cloud(NamedTuple):
     variables: tuple[str, ...]  # that do so, too
     library: str
     provide: Callable[[], Any]
+    advice: str
 
 
 def _boto3() -> Any:
@@ -67,20 +71,21 @@ _S3 = _Cloud(
     "AWS_",
     ("access_key_id", "skip_signature", "web_identity_token_file",
      "container_credentials_relative_uri", "container_credentials_full_uri"),
-    (), "boto3", _boto3,
+    (), "boto3", _boto3, "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
 )  # fmt: skip
 _GCS = _Cloud(
     "GOOGLE_",
     ("service_account", "service_account_path", "service_account_key", "bearer_token",
      "application_credentials", "skip_signature"),
     (), "google-auth", _google,
+    "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
 )  # fmt: skip
 _AZURE = _Cloud(
     "AZURE_STORAGE_",
     ("account_key", "access_key", "sas_key", "sas_token", "client_id", "client_secret", "token",
-     "connection_string", "federated_token_file", "skip_signature", "use_emulator",
-     "use_azure_cli"),
+     "bearer_token", "federated_token_file", "skip_signature", "use_emulator", "use_azure_cli"),
     ("AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE"), "azure-identity", _azure,
+    "set AZURE_STORAGE_ACCOUNT_KEY",
 )  # fmt: skip
 _CLOUDS = {"s3": _S3, "s3a": _S3, "gs": _GCS}  # other addresses are Azure's
 
@@ -88,22 +93,32 @@ _CLOUDS = {"s3": _S3, "s3a": _S3, "gs": _GCS}  # other addresses are Azure's
 def credentials(scheme: str, config: Mapping[str, Any]) -> Credentials:
     """Return what an address of this scheme is reached with. Sends nothing."""
     cloud = _CLOUDS.get(scheme, _AZURE)
-    for name in config:
-        if name.lower().removeprefix(cloud.prefix.lower()) in cloud.options:
+    for name in sorted(os.environ):
+        value = os.environ[name]
+        if name.startswith(cloud.prefix) and value.strip() != value:
+            raise UsageError(f"the variable {name} begins or ends with a space or a line break")
+    for name, value in config.items():
+        is_named = name.lower().removeprefix(cloud.prefix.lower()) in cloud.options
+        if is_named and _is_meant(value):
             return Credentials(None, {}, f"the option {name}=")
     names = (*(cloud.prefix + name.upper() for name in cloud.options), *cloud.variables)
-    set_here = [name for name in names if os.environ.get(name)]
+    set_here = [name for name in names if _is_meant(os.environ.get(name))]
     if set_here and not (cloud is _GCS and set_here == ["GOOGLE_APPLICATION_CREDENTIALS"]):
         return Credentials(None, {}, f"the variable {set_here[0]}")
     chain = set_here[0] if set_here else "the metadata service of this host"
+    advice = "" if set_here else cloud.advice
     try:
         provider = cloud.provide()
     except ImportError:
         hint = "" if cloud is _GCS else f"; {_unread(cloud)}with {cloud.library} installed"
-        return Credentials(None, {}, f"{chain}{hint}")
+        return Credentials(None, {}, f"{chain}{hint}", advice)
     except Exception:  # noqa: BLE001 - each library has errors of its own for "none"
-        return Credentials(None, {}, chain)
+        return Credentials(None, {}, chain, advice)
     return Credentials(provider, getattr(provider, "config", {}), cloud.library)
+
+
+def _is_meant(value: object) -> bool:
+    return str(value).lower() not in ("", "none", "false", "0")
 
 
 def _unread(cloud: _Cloud) -> str:

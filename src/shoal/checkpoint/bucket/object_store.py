@@ -17,6 +17,7 @@ from shoal.checkpoint.bucket.objects import ObjectInfo, Objects
 from shoal.checkpoint.bucket.register import Change
 from shoal.checkpoint.format.json_files import (
     decode_manifest,
+    decode_register,
     encode_manifest,
     encode_register,
 )
@@ -104,15 +105,20 @@ class Access:
                     hint = f"`shoal doctor --shared {self.root.url}` tries everything"
                     error.args = (f"{error}\n{hint}",)
                     raise
-                words = {"url": self.root.url, "conditions": "kept", "time": time.time()}
-                self.root.put(_CONDITIONS, json.dumps(words).encode())
+                words = {**self._server, "conditions": "kept", "time": time.time()}
+                with contextlib.suppress(StorageError):  # the next program checks again
+                    self.root.put(_CONDITIONS, json.dumps(words).encode())
             self._is_checked = True
 
     def _was_checked(self) -> bool:
         with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
             found = json.loads(self.root.read(_CONDITIONS)[0])
-            return bool(found.get("url") == self.root.url)  # and was not copied from elsewhere
+            return bool(found.items() >= self._server.items())  # it was not copied from elsewhere
         return False
+
+    @property
+    def _server(self) -> dict[str, str]:
+        return {"url": self.root.url, "server": self.root.server}
 
 
 class ObjectStore:
@@ -146,9 +152,15 @@ class ObjectStore:
         of deleted steps stay for good, and need not all be read.
         """
         listed = self._objects.listed_below(STEPS).items()
-        names = [name for name, infos in listed if not all(map(_is_empty_register, infos))]
-        found = [step for name in names if (step := step_of(name)) is not None]
-        return [(step, self.step(step)) for step in sorted(found)]
+        found = []
+        for name, infos in listed:
+            own = [one for one in infos if one.name != _CONDITIONS]
+            is_left = all(map(_is_empty_register, own))
+            if not is_left and (step := step_of(name)) is not None:
+                store = self.step(step)
+                if [one.name for one in own] != [COMMIT] or _may_hold_one(store):
+                    found.append((step, store))
+        return sorted(found)
 
     def names(self) -> list[str]:
         """See `Store.names`."""
@@ -170,7 +182,7 @@ class ObjectStore:
         """See `Store.pace`."""
         lease_s = _LEASES * settings.seconds("SHOAL_LEASE_S")
         reads = self._access.reads
-        return Pace(lease_s, _BEAT_S, _LOOK_S, False, _GAP_BYTES, _REQUEST_BYTES, reads)
+        return Pace(lease_s, _BEAT_S, _LOOK_S, False, True, _GAP_BYTES, _REQUEST_BYTES, reads)
 
     # ---- files
 
@@ -309,9 +321,12 @@ class ObjectStore:
         return commit_of(manifest, manifest_blob, index, blob_record(name, data))
 
     def _change(self, act: Change) -> Register:
+        is_single = self._access.is_single_writer
+        if not is_single and not register.read(self._objects).register.is_single_writer:
+            self._access.check()
         return register.change(
             self._objects, act, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
-            is_single_writer=self._access.is_single_writer,
+            is_single_writer=is_single,
         )  # fmt: skip
 
     def is_standing(self, attempt: str) -> bool:
@@ -329,7 +344,23 @@ class ObjectStore:
         return found
 
     def abandon(self, attempt: str) -> Commit | None:
-        """See `Store.abandon`."""
+        """See `Store.abandon`.
+
+        Without conditions, an end that is written while another process commits would undo that
+        commit. So with a single writer only the next run ends attempts.
+        """
+        if self._access.is_single_writer:
+            standing = self.standing()
+            if standing is None or standing.attempt != attempt:
+                raise StorageError(
+                    f"{self.path}: with single_writer=True, the next program that opens this "
+                    "ends the attempt",
+                    path=self.path,
+                )
+            return standing
+        return self._end(attempt)
+
+    def _end(self, attempt: str) -> Commit | None:
         found = self._change(register.ending(attempt))
         if found.commit is not None and found.commit.attempt == attempt:
             return found.commit
@@ -411,7 +442,8 @@ class ObjectStore:
         try:
             return self._objects.info(name).modified_s
         finally:
-            self._objects.remove([name])
+            with contextlib.suppress(StorageError):  # it may not delete
+                self._objects.remove([name])
 
     def recover(self) -> Commit | None:
         """See `Store.recover`."""
@@ -436,7 +468,7 @@ class ObjectStore:
         removed: list[str] = []
         for attempt in self.state().attempts:
             # Without PENDING it has been idle for ever.
-            if attempt.idle_s >= idle_s and self.abandon(attempt.id) is None:
+            if attempt.idle_s >= idle_s and self._end(attempt.id) is None:
                 removed += attempt.names
         return removed
 
@@ -460,14 +492,23 @@ class ObjectStore:
         return found is None or self.delete(found.attempt)
 
     def _delete_unreadable(self) -> None:
-        """Write the register anew: every attempt with files here is ended."""
+        """Write the register anew, if it is still unreadable: all attempts here are ended."""
+        try:
+            found, version = self._objects.read(COMMIT)
+            decode_register(found)
+        except FileNotFoundError:
+            return
+        except CorruptCheckpointError:
+            pass
+        else:  # another process did it, and perhaps something is saved by now
+            return
         gone = tuple(self._files().attempts)
         data = encode_register(Register(ended=gone, nonce=secrets.token_hex(8)))
         with contextlib.suppress(FileExistsError):  # another process did it
             if self._access.is_single_writer:
                 self._objects.put(COMMIT, data)
             else:
-                self._objects.put_over(COMMIT, data, self._objects.info(COMMIT).version)
+                self._objects.put_over(COMMIT, data, version)
         self._tidy(register.read(self._objects).register)
 
     @property
@@ -489,6 +530,14 @@ class ObjectStore:
 def _is_empty_register(info: ObjectInfo) -> bool:
     """Is this a COMMIT that says that nothing is saved?"""
     return info.name == COMMIT and info.bytes < _EMPTY_BYTES
+
+
+def _may_hold_one(store: Store) -> bool:
+    """Does the register, of which alone is left, say that something is committed?"""
+    try:
+        return store.standing() is not None
+    except _UNREADABLE:
+        return True
 
 
 def check_conditions(objects: Objects) -> None:
@@ -514,7 +563,8 @@ def check_conditions(objects: Objects) -> None:
                 path=objects.url,
             )
     finally:
-        objects.remove([name])
+        with contextlib.suppress(StorageError):  # this process may not delete
+            objects.remove([name])
 
 
 def _writes(put: Callable[..., None], *arguments: object) -> bool:

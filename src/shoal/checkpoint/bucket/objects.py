@@ -54,6 +54,10 @@ class Objects(Protocol):
     def url(self) -> str:
         """The address, as messages show it, without credentials."""
 
+    @property
+    def server(self) -> str:
+        """The server, where it is not the cloud's own; "" otherwise."""
+
     def below(self, name: str) -> Objects:
         """Return the objects below a longer prefix."""
 
@@ -129,6 +133,11 @@ class MemoryObjects:
     def url(self) -> str:
         """See `Objects.url`."""
         return self._url
+
+    @property
+    def server(self) -> str:
+        """See `Objects.server`."""
+        return ""
 
     def below(self, name: str) -> MemoryObjects:
         """See `Objects.below`."""

@@ -48,9 +48,10 @@ def examine(bucket: Bucket) -> Examination:
             words, _, advice = str(error).replace(f"/{name}", "").partition("\n")
             if isinstance(error, FileNotFoundError):
                 words = f"{bucket.url}: what was just written is not there ({right})"
-            problems.append(Problem(words, " ".join(advice.split("\n"))))
+            problems.append(Problem(words, "; ".join(advice.split("\n"))))
             return False
-        facts.setdefault("rights", []).append(right)
+        if right != "look at":  # the same right as to read
+            facts.setdefault("rights", []).append(right)
         return True
 
     def read() -> None:
@@ -62,8 +63,12 @@ def examine(bucket: Bucket) -> Examination:
         return Examination(facts, problems)
     if not tried("write", lambda: objects.put(name, _BYTES)):
         return Examination(facts, problems)
-    if tried("read", read):
+
+    def look() -> None:
         _check_clock(facts, problems, objects.info(name).modified_s - time.time())
+
+    if tried("read", read):
+        tried("look at", look)
         if tried("conditions of writes", lambda: check_conditions(objects)):
             facts["conditions"] = "kept"
     tried("delete", lambda: objects.remove([name]))

@@ -69,7 +69,7 @@ def change(
             return found.register
         problem: StorageError
         try:
-            if is_single_writer:
+            if is_single_writer or found.register.is_single_writer:
                 _put(objects.put, replace(wanted, is_single_writer=True))
             elif found.version is None:
                 _put(objects.put_new, wanted)

@@ -28,6 +28,7 @@ import obstore
 from numpy.typing import NDArray
 from obstore import exceptions
 
+from shoal.checkpoint.bucket.credentials import Credentials
 from shoal.checkpoint.bucket.objects import (
     NO_BUCKET,
     FoundPart,
@@ -37,7 +38,7 @@ from shoal.checkpoint.bucket.objects import (
     scattered,
 )
 from shoal.checkpoint.store.interface import OpenFile
-from shoal.errors import StorageError, UsageError
+from shoal.errors import ShoalError, StorageError, UsageError
 
 Value = TypeVar("Value")
 Bytes = NDArray[np.uint8]
@@ -59,6 +60,7 @@ _RETRIES = {"max_retries": 10, "retry_timeout": timedelta(seconds=_RETRY_S)}
 _STATUS = re.compile(r"status code: (\d{3}) ([^:\n]*)")
 _BODY = re.compile(r"<(?:Code|Message)>([^<]*)<")
 _INNERMOST = re.compile(r'(?:message|error): "([^"]*)"|(TimedOut)')
+_SERVER = re.compile(r"https?://[^\s/?]+")
 _RETRIED = re.compile(r"after (\d+) retries")
 _QUERY = re.compile(r"\?[^\s\"')]*=[^\s\"')]*")  # of an address: it may hold a signature
 
@@ -129,7 +131,9 @@ def _loop() -> _Loop:
     return _Loop()
 
 
-def open_stores(address: str, config: dict[str, Any], credentials: Any = None) -> tuple[Any, Any]:
+def open_stores(
+    address: str, url: str, config: dict[str, Any], credentials: Any = None
+) -> tuple[Any, Any]:
     """Return obstore's stores of a bucket: for all requests, and for uploads.
 
     For uploads, obstore's `read_timeout` limits the time of a whole part, and not silence.
@@ -155,26 +159,49 @@ def open_stores(address: str, config: dict[str, Any], credentials: Any = None) -
             )
             for limit in limits
         ]
-    except (exceptions.BaseError, ValueError, TypeError) as error:
-        raise UsageError(f"{address}: {reason(error)[1]}") from None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - a panic of Rust is no Exception
+        raise UsageError(f"Bucket({url!r}): {reason(error)[1]}") from None
     return stores[0], stores[1]
+
+
+def prefix_of(store: Any, scheme: str, bucket: str, url: str) -> list[str]:
+    """Return the parts of a store's prefix.
+
+    Raises:
+      UsageError: it is no store of this bucket.
+    """
+    kinds: dict[str, Any] = dict.fromkeys(("s3", "s3a"), obstore.store.S3Store)
+    kind: Any = {**kinds, "gs": obstore.store.GCSStore}.get(scheme, obstore.store.AzureStore)
+    if not isinstance(store, kind):
+        raise UsageError(f"Bucket({url!r}): store={store!r} must be an obstore {kind.__name__}")
+    there = {str(store.config.get(name)) for name in ("bucket", "container_name")} - {"None"}
+    if there and bucket.partition("@")[0] not in there:
+        raise UsageError(f"Bucket({url!r}): store= is of the bucket {there.pop()!r}")
+    return [part for part in str(store.prefix or "").split("/") if part]
 
 
 class ObstoreObjects:
     """See `Objects`."""
 
     def __init__(
-        self, url: str, prefix: str, stores: tuple[Any, Any], processes_here: int, source: str
+        self,
+        url: str,
+        prefix: str,
+        stores: tuple[Any, Any],
+        processes_here: int,
+        credentials: Credentials,
     ) -> None:
         """Take part in what a bucket is used for.
 
         Args:
           prefix: of names, without slashes at its ends; "" is the bucket itself.
           processes_here: of the job, on this host; they share its memory and network.
-          source: where the credentials came from, for messages.
+          credentials: where they came from, for messages.
         """
         self._url, self._prefix, self._stores = url, prefix, stores
-        self._here, self._source = processes_here, source
+        self._here, self._credentials = processes_here, credentials
         self.loop = _loop()
 
     @property
@@ -182,10 +209,15 @@ class ObstoreObjects:
         """See `Objects.url`."""
         return self._url
 
+    @property
+    def server(self) -> str:
+        """See `Objects.server`."""
+        return str(self._stores[0].config.get("endpoint") or "")
+
     def below(self, name: str) -> ObstoreObjects:
         """See `Objects.below`."""
         url, prefix = f"{self._url}/{name}", self._key(name)
-        return ObstoreObjects(url, prefix, self._stores, self._here, self._source)
+        return ObstoreObjects(url, prefix, self._stores, self._here, self._credentials)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}" if self._prefix else name
@@ -316,13 +348,24 @@ class ObstoreObjects:
         slow += f"or cannot be reached; it is retried for {_RETRY_S} s"
         try:
             return self.loop.run(request, slow)
-        except (*_ABSENT, *_CONFLICTS, exceptions.BaseError, PermissionError) as error:
+        except ShoalError:
+            raise
+        except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
             is_bucket = is_write or is_of_all
             found = self.error(doing, name, error, is_write=is_write, is_bucket=is_bucket)
         raise found  # without obstore's own error, whose text may hold what was signed
 
     def _at(self, name: str) -> str:
         return f"{self._url}/{name}" if name else self._url
+
+    def _why_refused(self) -> str:
+        source, advice = self._credentials.source, self._credentials.advice
+        words = f"\nthese credentials have no right to do that; they came from: {source}"
+        if advice:
+            words = f"\nno credentials are set: {advice}; those of {source} do not suffice"
+        if self._url.startswith("s3"):
+            words += "\nS3 also says so of what does not exist, without the right to list"
+        return words
 
     def error(
         self,
@@ -343,10 +386,7 @@ class ObstoreObjects:
                 return FileNotFoundError(where)
             hint = f"\n{NO_BUCKET}"
         elif isinstance(error, _REFUSED) or status in _FORBIDDEN:
-            hint = (
-                f"\nthese credentials have no right to do that; they came from: {self._source}"
-                "\nS3 also says so of what does not exist, without the right to list the bucket"
-            )
+            hint = self._why_refused()
         elif status == _NOT_IMPLEMENTED and is_write:
             hint = "\nthis server lacks conditional writes, which a commit needs"
         elif is_write and not _FIRST_ERROR <= status < _FIRST_FAILURE:
@@ -354,7 +394,7 @@ class ObstoreObjects:
         return kind(f"cannot {doing} {where}: {why}{hint}", path=where)
 
 
-def reason(error: Exception) -> tuple[int, str]:
+def reason(error: BaseException) -> tuple[int, str]:
     """Return the status of an answer, or 0, and what is worth saying of obstore's message.
 
     That message is an address, which may hold a signature, the body of an answer, and a dump.
@@ -366,8 +406,10 @@ def reason(error: Exception) -> tuple[int, str]:
     if found:
         told = ": ".join(" ".join(one.split()) for one in _BODY.findall(head))
         words = f"{found[1]} {words}" + (f" ({html.unescape(told)})" if told else "")
-    elif inner := _INNERMOST.findall(text):
-        words += f" ({''.join(inner[-1])})"
+    else:
+        inner, address = _INNERMOST.findall(text), _SERVER.search(head)
+        words += f" ({''.join(inner[-1])})" if inner else ""
+        words += f" at {address[0]}" if address else ""
     if retries := _RETRIED.search(head):
         words += f", after {retries[1]} retries"
     return int(found[1]) if found else 0, _QUERY.sub("?…", words)[:300]
@@ -471,7 +513,7 @@ class _Upload:
         """Return once the upload has succeeded; raise its error."""
         try:
             self._ended.result()
-        except (exceptions.BaseError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
             found = self._objects.error("write", self._name, error, is_bucket=True)
         else:
             return

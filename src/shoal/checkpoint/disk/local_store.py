@@ -67,7 +67,7 @@ class LocalStore:
     def pace(self) -> Pace:
         """See `Store.pace`."""
         lease_s = settings.seconds("SHOAL_LEASE_S")
-        return Pace(lease_s, 0.0, _LOOK_S, True, GAP_BYTES, REQUEST_BYTES, None)
+        return Pace(lease_s, 0.0, _LOOK_S, True, False, GAP_BYTES, REQUEST_BYTES, None)
 
     # ---- files
 

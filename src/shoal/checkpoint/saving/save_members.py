@@ -171,9 +171,9 @@ def settle(scene: SaveScene, phase: str, cause: ShoalError, *, has_part: bool) -
     """
     store, problem = scene.request.store, None
     if has_part:
-        if not isinstance(cause, DeadlineError | DivergenceError):
-            _wait_for_parts(scene, cause)
         try:
+            if not isinstance(cause, DeadlineError | DivergenceError):
+                _wait_for_parts(scene, cause)
             if not store.missing_parts(scene.attempt):
                 return store.commit(scene.attempt)
         except (CheckpointError, OSError) as error:

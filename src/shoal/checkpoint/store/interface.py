@@ -66,6 +66,7 @@ class Pace(NamedTuple):
     beat_s: float  # least time between refreshes
     look_s: float  # time between looks for a file of another process
     sizes_first: bool  # sizes of files are asked for before they are read
+    writes_whole: bool  # large files appear whole, and may be written again
     gap_bytes: int  # read through, rather than begin another request
     request_bytes: int  # most of one read
     reads: int | None  # at a time; None: as many as there are cores

@@ -176,8 +176,7 @@ def _what_is_there(store: Store) -> str:
     at = COMMIT if COMMIT in names else ""
     if link := store.why_absent(at):
         return link
-    steps = [name for name in names if name.startswith("step_")]
-    if steps:
+    if steps := store.steps():
         return f"is not a checkpoint but a history of {len(steps)} steps; pass the path of one"
     if words := unfinished(store):
         return f"nothing is committed; {words}"

@@ -276,7 +276,7 @@ def cp(
     """Copy checkpoints between directories and buckets.
 
     Every byte is verified. At the target, a step is committed or absent, as after a save. If a copy
-    is interrupted, run it again: it continues, and skips what is there.
+    is interrupted, run it again: it skips steps, and in a bucket also files, that are there.
 
     \b
     Examples:
