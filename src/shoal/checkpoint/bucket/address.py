@@ -26,7 +26,12 @@ _SCHEME = re.compile("(s3|s3a|gs|az|azure|abfs|abfss|adl):/", re.IGNORECASE)
 _ADDRESS = re.compile(f"{_SCHEME.pattern}/?([^/]+)/+(.*)", re.DOTALL | re.IGNORECASE)
 _SIGNED = re.compile(r"[?&](sig|sv|se|token|x-amz-[a-z-]+|x-goog-[a-z-]+)=", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+_S3, _GCS = ("s3", "s3a"), ("gs",)  # other schemes are Azure's
+_ENDPOINTS = {
+    _S3: ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    _GCS: ("GOOGLE_BASE_URL",),
+}
+_AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
 _OF_CLIENT = (
     "allow_http", "allow_invalid_certificates", "connect_timeout", "default_headers", "http1_only",
     "http2_only", "proxy_url", "proxy_ca_certificate", "read_timeout", "timeout", "user_agent",
@@ -83,7 +88,6 @@ class Bucket:
         self.url = "/".join([f"{scheme}://{bucket}", *parts])
         self._is_single_writer = single_writer
         transport = _transport(self.url)
-        _check(self.url, scheme, bucket, options)
         if store is not None:
             if options:
                 raise UsageError(f"Bucket: pass store=, or {', '.join(sorted(options))}, not both")
@@ -92,7 +96,9 @@ class Bucket:
             self.url = "/".join([f"{scheme}://{bucket}", *below, *parts])
             self._credentials = Credentials(None, {}, "the store that was passed")
             return
-        if _is_plain_http(options):  # the user's own choice: a server on this host, or a test
+        _check(self.url, scheme, bucket, options)
+        # Plain http is the user's own choice: a server on this host, or a test.
+        if any(one.startswith("http://") for one in _endpoints(scheme, options)):
             given = options.get("client_options") or {}
             options["client_options"] = {"allow_http": True, **given}
         provider = options.pop("credential_provider", None)
@@ -169,6 +175,11 @@ def _parsed(url: str) -> tuple[str, str, list[str]]:
         raise UsageError(f"Bucket: url={url!r} names a bucket, and no place in it: {write}")
     if {".", ".."} & {*parts}:
         raise UsageError(f"Bucket: url={url!r}: a bucket has no folders . and ..")
+    if scheme in _S3 and match[2].endswith(_UNORDERED):
+        raise UsageError(
+            f"Bucket: url={url!r}: directory buckets of S3 list names in no order, and are not "
+            "supported: use a general purpose bucket"
+        )
     if _CONTROL.search(url):
         raise UsageError(f"Bucket: url={url!r}: a name must not hold control characters")
     return scheme, match[2], parts
@@ -190,12 +201,13 @@ def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> No
             )
         if value is None:
             raise UsageError(f"Bucket({url!r}): {name}=None: leave it out")
-    for endpoint in _urls(options):
+    endpoints = _endpoints(scheme, options)
+    for endpoint in endpoints:
         if not endpoint.startswith(("http://", "https://")):
             raise UsageError(
                 f"Bucket({url!r}): the endpoint {endpoint!r} must begin with http:// or https://"
             )
-    is_azure = scheme not in ("s3", "s3a", "gs") and "@" not in bucket
+    is_azure = scheme not in (*_S3, *_GCS) and "@" not in bucket
     if is_azure and not _names(
         options, "account_name", "AZURE_STORAGE_ACCOUNT_NAME", "use_emulator",
         "AZURE_STORAGE_USE_EMULATOR",
@@ -204,12 +216,7 @@ def _check(url: str, scheme: str, bucket: str, options: Mapping[str, Any]) -> No
             f"Bucket({url!r}): which storage account? Pass account_name=, or set "
             "AZURE_STORAGE_ACCOUNT_NAME"
         )
-    if scheme in ("s3", "s3a") and bucket.endswith(_UNORDERED):
-        raise UsageError(
-            f"Bucket({url!r}): directory buckets of S3 list names in no order, and are not "
-            "supported: use a general purpose bucket"
-        )
-    if scheme in ("s3", "s3a") and any("storage.googleapis.com" in one for one in _urls(options)):
+    if scheme in _S3 and any("storage.googleapis.com" in one for one in endpoints):
         gs = "gs" + url[len(scheme) :]
         raise UsageError(
             f"Bucket({url!r}): GCS ignores conditions in requests of S3, so of two saves of one "
@@ -223,14 +230,13 @@ def _names(options: Mapping[str, Any], *names: str) -> bool:
     return any(name in given or name.lower() in given for name in names)
 
 
-def _urls(options: Mapping[str, Any]) -> list[str]:
+def _endpoints(scheme: str, options: Mapping[str, Any]) -> list[str]:
     """Return the endpoints that were given, or else set."""
-    given = [str(value) for name, value in options.items() if "endpoint" in name.lower()]
-    return given or [os.environ[name] for name in _ENDPOINTS if os.environ.get(name)]
-
-
-def _is_plain_http(options: Mapping[str, Any]) -> bool:
-    return any(url.startswith("http://") for url in _urls(options))
+    names = ("endpoint", "base_url")
+    given = [str(one) for name, one in options.items() if any(n in name.lower() for n in names)]
+    known = next((found for schemes, found in _ENDPOINTS.items() if scheme in schemes), None)
+    variables = _AZURE_ENDPOINTS if known is None else known
+    return given or [os.environ[name] for name in variables if os.environ.get(name)]
 
 
 def _processes_here() -> int:

@@ -427,6 +427,18 @@ def _version(found: Any) -> str:
     return json.dumps(marks, sort_keys=True)
 
 
+@lru_cache(maxsize=1)
+def _free() -> list[Bytes]:
+    """Return the memory of parts that were sent, kept for the next save."""
+    return []
+
+
+def _keep(memory: Bytes, most_bytes: int) -> None:
+    """Keep memory, about as much as one upload has in flight."""
+    if (len(_free()) + 1) * len(memory) <= 2 * most_bytes:
+        _free().append(memory)
+
+
 class _Upload:
     """See `OpenFile`: what is written in any order is uploaded in order, as it comes."""
 
@@ -436,7 +448,6 @@ class _Upload:
         self._objects, self._name, self._num_bytes = objects, name, num_bytes
         self._ahead_bytes = ahead_bytes
         self._waiting: dict[int, memoryview] = {}  # by offset
-        self._free: list[Bytes] = []  # memory of parts that were sent
         self._held_bytes = 0
         self._next = 0  # offset of the next part
         self._problem: BaseException | None = None
@@ -455,14 +466,14 @@ class _Upload:
         Fresh memory for each part would cost more than the copy: the system clears it.
         """
         try:
-            memory = self._free.pop()
+            memory = _free().pop()
         except IndexError:
             memory = np.empty(len(data), np.uint8)
         if len(memory) < len(data):
             memory = np.empty(len(data), np.uint8)
         part = memory[: len(data)]
         part[:] = np.frombuffer(data, np.uint8)
-        weakref.finalize(part, self._free.append, memory)
+        weakref.finalize(part, _keep, memory, self._ahead_bytes)
         return part.data
 
     async def _parts(self) -> AsyncIterator[memoryview]:
