@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import threading
@@ -339,6 +340,40 @@ def test_the_example_is_preempted_and_resumes_on_another_mesh(env, bucket):
     *_, undisturbed, preempted, _ = done.stdout.splitlines()
     assert undisturbed.split()[1:] == preempted.split()[1:]
     assert undisturbed.startswith("undisturbed   test accuracy 0.9")
+
+
+# ---- deadlines
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """A server that accepts connections and never answers; each request has little time."""
+    monkeypatch.setattr("shoal.checkpoint.bucket.transport._LEAST_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        yield Bucket("s3://b/x", **servers.options(f"http://127.0.0.1:{port}"))
+
+
+def test_a_save_that_has_a_deadline_ends_at_a_server_that_is_silent(silent):
+    """By itself obstore would wait for minutes, and pytest would end this."""
+    with pytest.raises(StorageError, match=r"no answer within 0|no answer within 1"):
+        save.on(one(), silent, {"n": 1}, timeout_s=0.5)
+
+
+def test_an_upload_ends_at_the_deadline_too(silent, monkeypatch):
+    monkeypatch.setattr("shoal.checkpoint.bucket.transport._CONNECT_TIMEOUT", timedelta(seconds=1))
+    store = store_at(silent, "").limited(lambda: 0.5)
+    file = store.open_new("data", 40 << 20)
+    data = memoryview(bytes(4 << 20))
+
+    def write():
+        for begin in range(0, 40 << 20, 4 << 20):
+            file.write(data, begin)
+        file.finish(40 << 20)
+
+    with pytest.raises(StorageError, match="cannot write s3://b/x/data"):
+        write()
+    file.discard()
 
 
 # ---- what a review found

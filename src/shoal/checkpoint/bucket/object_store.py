@@ -35,6 +35,7 @@ from shoal.checkpoint.store.assemble import assemble, blob_record, commit_of
 from shoal.checkpoint.store.interface import (
     Attempt,
     Got,
+    Left,
     OpenFile,
     Pace,
     Store,
@@ -89,7 +90,7 @@ class Access:
         self.reads = max(1, _REQUESTS // processes_here)
         self._lock, self._is_checked = threading.Lock(), is_single_writer
 
-    def check(self) -> None:
+    def check(self, left: Left) -> None:
         """Check once that the server keeps the conditions of writes.
 
         The verdict stays beside the run, for later programs.
@@ -97,22 +98,23 @@ class Access:
         Raises:
           StorageError: it does not, or cannot be asked.
         """
+        root = self.root.limited(left)
         with self._lock:
-            if not self._is_checked and not self._was_checked():
+            if not self._is_checked and not self._was_checked(root):
                 try:
-                    check_conditions(self.root)
+                    check_conditions(root)
                 except StorageError as error:
                     hint = f"`shoal doctor --shared {self.root.url}` tries everything"
                     error.args = (f"{error}\n{hint}",)
                     raise
                 words = {**self._server, "conditions": "kept", "time": time.time()}
                 with contextlib.suppress(StorageError):  # the next program checks again
-                    self.root.put(_CONDITIONS, json.dumps(words).encode())
+                    root.put(_CONDITIONS, json.dumps(words).encode())
             self._is_checked = True
 
-    def _was_checked(self) -> bool:
+    def _was_checked(self, root: Objects) -> bool:
         with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
-            found = json.loads(self.root.read(_CONDITIONS)[0])
+            found = json.loads(root.read(_CONDITIONS)[0])
             return bool(found.items() >= self._server.items())  # it was not copied from elsewhere
         return False
 
@@ -124,8 +126,10 @@ class Access:
 class ObjectStore:
     """See `store.interface.Store`."""
 
-    def __init__(self, objects: Objects, access: Access | None = None) -> None:
-        self._objects, self._access = objects, access or Access(objects)
+    def __init__(
+        self, objects: Objects, access: Access | None = None, left: Left = lambda: math.inf
+    ) -> None:
+        self._objects, self._access, self._left = objects, access or Access(objects), left
         self._versions: dict[str, str] = {}  # of the objects that this process reads parts of
 
     def __repr__(self) -> str:
@@ -143,7 +147,7 @@ class ObjectStore:
 
     def step(self, step: int) -> Store:
         """See `Store.step`."""
-        return ObjectStore(self._objects.below(step_name(step)), self._access)
+        return ObjectStore(self._objects.below(step_name(step)), self._access, self._left)
 
     def steps(self) -> list[tuple[int, Store]]:
         """See `Store.steps`.
@@ -183,6 +187,10 @@ class ObjectStore:
         lease_s = _LEASES * settings.seconds("SHOAL_LEASE_S")
         reads = self._access.reads
         return Pace(lease_s, _BEAT_S, _LOOK_S, False, True, _GAP_BYTES, _REQUEST_BYTES, reads)
+
+    def limited(self, left: Left) -> Store:
+        """See `Store.limited`."""
+        return ObjectStore(self._objects.limited(left), self._access, left)
 
     # ---- files
 
@@ -224,7 +232,7 @@ class ObjectStore:
     def begin(self, manifest: Manifest, owner: Mapping[str, Any]) -> None:
         """See `Store.begin`."""
         attempt = manifest.attempt
-        self._access.check()
+        self._access.check(self._left)
         self._check_open(register.read(self._objects).register, attempt, "begin")
         self._objects.put(pending_name(attempt), json.dumps(dict(owner), sort_keys=True).encode())
         self._objects.put(manifest_name(attempt), encode_manifest(manifest))
@@ -323,9 +331,10 @@ class ObjectStore:
     def _change(self, act: Change) -> Register:
         is_single = self._access.is_single_writer
         if not is_single and not register.read(self._objects).register.is_single_writer:
-            self._access.check()
+            self._access.check(self._left)
         return register.change(
-            self._objects, act, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
+            self._objects, act,
+            timeout_s=min(settings.seconds("SHOAL_TIMEOUT_S"), self._left()),
             is_single_writer=is_single,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from shoal.checkpoint.store.interface import OpenFile
+from shoal.checkpoint.store.interface import Left, OpenFile
 from shoal.errors import StorageError
 
 NO_BUCKET = "there is no such bucket"  # a line of errors
@@ -57,6 +57,9 @@ class Objects(Protocol):
     @property
     def server(self) -> str:
         """The server, where it is not the cloud's own; "" otherwise."""
+
+    def limited(self, left: Left) -> Objects:
+        """Return the same objects; see `Store.limited`."""
 
     def below(self, name: str) -> Objects:
         """Return the objects below a longer prefix."""
@@ -138,6 +141,10 @@ class MemoryObjects:
     def server(self) -> str:
         """See `Objects.server`."""
         return ""
+
+    def limited(self, left: Left) -> MemoryObjects:
+        """See `Objects.limited`."""
+        return self
 
     def below(self, name: str) -> MemoryObjects:
         """See `Objects.below`."""

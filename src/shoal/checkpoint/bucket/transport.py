@@ -13,6 +13,7 @@ import contextlib
 import html
 import json
 import logging
+import math
 import os
 import re
 import threading
@@ -37,7 +38,7 @@ from shoal.checkpoint.bucket.objects import (
     UnclearError,
     scattered,
 )
-from shoal.checkpoint.store.interface import OpenFile
+from shoal.checkpoint.store.interface import Left, OpenFile
 from shoal.errors import ShoalError, StorageError, UsageError
 
 Value = TypeVar("Value")
@@ -50,6 +51,7 @@ _MOST_PARTS = 9000  # services allow 10,000
 _SLOWEST_BYTES_S = 128 << 10  # an upload that is slower than this is cut and tried again
 _UPLOADS = 8  # parts in flight, of all processes of a host
 _AHEAD_BYTES = 32 << 20  # that files may be ahead of their uploads, of all processes of a host
+_LEAST_S = 5.0  # that each request has, also after a deadline
 _SLOW_S = 10.0  # a request that takes longer is logged
 _READ_TIMEOUT = timedelta(seconds=30)  # without a byte
 _NO_TIMEOUT = timedelta(days=7)  # of a whole request: it would cut slow transfers that go on
@@ -111,15 +113,22 @@ class _Loop:
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop)
 
-    def run(self, request: Callable[[], Awaitable[Value]], slow: str) -> Value:
+    def run(self, request: Callable[[], Awaitable[Value]], slow: str, limit_s: float) -> Value:
         """Run a request there and return its result; an interrupt cancels it.
 
         `slow` is logged if it takes long.
+
+        Raises:
+          TimeoutError: there was no answer within `limit_s`.
         """
         future = self.start(request)
         try:
-            if not wait([future], _SLOW_S).done:
+            done = wait([future], min(_SLOW_S, limit_s)).done
+            if not done and limit_s > _SLOW_S:
                 _LOG.warning("%s", slow)
+                done = wait([future], limit_s - _SLOW_S if limit_s < math.inf else None).done
+            if not done:
+                raise TimeoutError(f"no answer within {limit_s:.0f} s")
             return future.result()
         except BaseException:
             future.cancel()
@@ -192,6 +201,7 @@ class ObstoreObjects:
         stores: tuple[Any, Any],
         processes_here: int,
         credentials: Credentials,
+        left: Left = lambda: math.inf,
     ) -> None:
         """Take part in what a bucket is used for.
 
@@ -201,7 +211,7 @@ class ObstoreObjects:
           credentials: where they came from, for messages.
         """
         self._url, self._prefix, self._stores = url, prefix, stores
-        self._here, self._credentials = processes_here, credentials
+        self._here, self._credentials, self._left = processes_here, credentials, left
         self.loop = _loop()
 
     @property
@@ -216,8 +226,18 @@ class ObstoreObjects:
 
     def below(self, name: str) -> ObstoreObjects:
         """See `Objects.below`."""
-        url, prefix = f"{self._url}/{name}", self._key(name)
-        return ObstoreObjects(url, prefix, self._stores, self._here, self._credentials)
+        return self._like(f"{self._url}/{name}", self._key(name), self._left)
+
+    def limited(self, left: Left) -> ObstoreObjects:
+        """See `Objects.limited`."""
+        return self._like(self._url, self._prefix, left)
+
+    def _like(self, url: str, prefix: str, left: Left) -> ObstoreObjects:
+        return ObstoreObjects(url, prefix, self._stores, self._here, self._credentials, left)
+
+    def limit_s(self) -> float:
+        """Return how long a request that begins now may take."""
+        return max(self._left(), _LEAST_S)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}" if self._prefix else name
@@ -347,7 +367,7 @@ class ObstoreObjects:
         slow = f"{self._at(name)}: a request ({doing}) takes long: the bucket is slow, throttles, "
         slow += f"or cannot be reached; it is retried for {_RETRY_S} s"
         try:
-            return self.loop.run(request, slow)
+            return self.loop.run(request, slow, self.limit_s())
         except ShoalError:
             raise
         except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
@@ -498,18 +518,23 @@ class _Upload:
         part = self._copy(data.cast("B")[: max(0, self._num_bytes - offset)])
         with self._changed:
             # What comes next is always taken, so that a writer never waits for another one.
-            self._changed.wait_for(
+            limit_s = self._objects.limit_s()
+            is_taken = self._changed.wait_for(
                 lambda: (
                     self._held_bytes < self._ahead_bytes
                     or offset == self._next
                     or self._ended.done()
                     or self._problem is not None
-                )
+                ),
+                limit_s if limit_s < math.inf else None,
             )
+            if not is_taken:
+                self._problem = TimeoutError(f"not uploaded within {limit_s:.0f} s")
             if part:
                 self._waiting[offset] = part
                 self._held_bytes += len(part)
-        if self._ended.done():
+        if self._ended.done() or self._problem is not None:
+            self._wake()
             self._raise_end()
         self._wake()
 
@@ -522,7 +547,11 @@ class _Upload:
 
     def _raise_end(self) -> None:
         """Return once the upload has succeeded; raise its error."""
+        limit_s = self._objects.limit_s()
         try:
+            if not wait([self._ended], limit_s if limit_s < math.inf else None).done:
+                self.discard()
+                raise TimeoutError(f"not uploaded within {limit_s:.0f} s")
             self._ended.result()
         except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
             found = self._objects.error("write", self._name, error, is_bucket=True)

@@ -14,7 +14,7 @@ from shoal.checkpoint.disk.refusal import refused
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import Commit, Manifest, Part
 from shoal.checkpoint.planning.read_plan import GAP_BYTES, REQUEST_BYTES
-from shoal.checkpoint.store.interface import Got, OpenFile, Pace, Store, StoreState
+from shoal.checkpoint.store.interface import Got, Left, OpenFile, Pace, Store, StoreState
 from shoal.checkpoint.store.step_names import KEEP, pending_name, step_name, step_of
 from shoal.errors import StorageError
 from shoal.paths import dangling_link
@@ -68,6 +68,10 @@ class LocalStore:
         """See `Store.pace`."""
         lease_s = settings.seconds("SHOAL_LEASE_S")
         return Pace(lease_s, 0.0, _LOOK_S, True, False, GAP_BYTES, REQUEST_BYTES, None)
+
+    def limited(self, left: Left) -> Store:
+        """See `Store.limited`. A call of the system cannot be ended."""
+        return self
 
     # ---- files
 

@@ -140,7 +140,7 @@ def request_of(
     check_json(dict(user or {}), f"{operation}: user")
     waits = Waits.of(operation, timeout_s)
     return Request(
-        store,
+        store if timeout_s is None else store.limited(lambda: waits.left_s),
         _step(operation, step, store.path),
         dict(user or {}),
         _metrics(operation, metrics),

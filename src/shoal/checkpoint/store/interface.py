@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +16,9 @@ from shoal.errors import (
 )
 
 _SLACK_S = 1.0  # tolerated skew between clocks that stamp files
+
+
+Left = Callable[[], float]  # the seconds that are left
 
 
 class OpenFile(Protocol):
@@ -121,6 +124,12 @@ class Store(Files, Protocol):
     @property
     def pace(self) -> Pace:
         """How it is asked."""
+
+    def limited(self, left: Left) -> Store:
+        """Return the same place, whose requests fail once no time is left, where they can.
+
+        Each request has a few seconds all the same: what was begun is to be ended.
+        """
 
     # ---- files
 
