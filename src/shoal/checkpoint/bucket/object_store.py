@@ -88,7 +88,7 @@ class Access:
         """`processes_here`: of the job, on this host."""
         self.root, self.is_single_writer = root, is_single_writer
         self.reads = max(1, _REQUESTS // processes_here)
-        self._lock, self._is_checked = threading.Lock(), is_single_writer
+        self._lock, self.is_checked = threading.Lock(), is_single_writer
 
     def check(self, left: Left) -> None:
         """Check once that the server keeps the conditions of writes.
@@ -100,7 +100,7 @@ class Access:
         """
         root = self.root.limited(left)
         with self._lock:
-            if not self._is_checked and not self._was_checked(root):
+            if not self.is_checked and not self._was_checked(root):
                 try:
                     check_conditions(root)
                 except StorageError as error:
@@ -110,7 +110,7 @@ class Access:
                 words = {**self._server, "conditions": "kept", "time": time.time()}
                 with contextlib.suppress(StorageError):  # the next program checks again
                     root.put(_CONDITIONS, json.dumps(words).encode())
-            self._is_checked = True
+            self.is_checked = True
 
     def _was_checked(self, root: Objects) -> bool:
         with contextlib.suppress(FileNotFoundError, ValueError, AttributeError):
@@ -330,13 +330,17 @@ class ObjectStore:
 
     def _change(self, act: Change) -> Register:
         is_single = self._access.is_single_writer
-        if not is_single and not register.read(self._objects).register.is_single_writer:
+        # A run that was saved with a single writer says so itself.
+        if not (self._access.is_checked or self._recorded_single()):
             self._access.check(self._left)
         return register.change(
             self._objects, act,
             timeout_s=min(settings.seconds("SHOAL_TIMEOUT_S"), self._left()),
             is_single_writer=is_single,
         )  # fmt: skip
+
+    def _recorded_single(self) -> bool:
+        return register.read(self._objects).register.is_single_writer
 
     def is_standing(self, attempt: str) -> bool:
         """See `Store.is_standing`."""
