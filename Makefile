@@ -26,7 +26,7 @@ test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
 	$(VENV)/bin/python -m pytest $(AT_ONCE) $(QUICKLY)
 
 test-faults: $(VENV)/.installed ## Kill, freeze, cut off and fail processes, in all ways (minutes)
-	$(VENV)/bin/python -m pytest $(QUICKLY) -m faults
+	$(VENV)/bin/python -m pytest $(QUICKLY) -m "faults and not buckets"
 
 lint: $(VENV)/.installed ## Check style, formatting, types, and the files in .github
 	$(VENV)/bin/ruff check
@@ -46,7 +46,7 @@ test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 
 	$(NEWEST)/bin/python -m pytest $(AT_ONCE)
 
 test-faults-newest: $(NEWEST)/.installed ## The same on the newest Python and JAX
-	$(NEWEST)/bin/python -m pytest -m faults
+	$(NEWEST)/bin/python -m pytest -m "faults and not buckets"
 
 test-latest: ## Run the test suite on the newest release of every package, pinned or not
 	.ci/install $(LATEST) "$$(.ci/find-python newest)" demo,test,ecosystem latest

@@ -164,7 +164,7 @@ def names_of(place: Files, commit: records.Commit | None) -> list[str]:
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=8)
 TREE: dict[str, Any] = {"w": np.arange(5000.0).reshape(50, 100), "step": 3, "name": "run"}
 PATIENCE_S = 60
-TRIES = 20
+TRIES = 10
 
 
 class StoreContract:

@@ -327,8 +327,7 @@ def test_a_real_server_that_ignores_conditions_is_refused():
         assert restore.on(one(), last)["n"] == 1
 
 
-@pytest.mark.faults
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="on the other Python")
+@pytest.mark.buckets
 def test_the_example_is_preempted_and_resumes_on_another_mesh(env, bucket):
     program = pathlib.Path(__file__).parents[3] / "examples" / "preempted.py"
     done = subprocess.run(

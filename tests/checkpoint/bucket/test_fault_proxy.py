@@ -23,7 +23,7 @@ from shoal.runtime.client.in_process import LocalJob
 
 # `make test-buckets` tries every request; the suite some, other ones for each kind of fault, and
 # half of the kinds on each Python.
-EVERY = int(os.environ.get("EVERY_REQUEST", "24"))
+EVERY = int(os.environ.get("EVERY_REQUEST", "36"))
 PART = int(sys.version_info >= (3, 12))
 EACH = [
     *KINDS[PART::2],
