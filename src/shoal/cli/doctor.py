@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal import settings
-from shoal.checkpoint.bucket.address import is_address
+from shoal.checkpoint.bucket.address import Bucket, is_address
 from shoal.cli.tables import print_json, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.draw.media.terminal import plain
@@ -360,12 +359,11 @@ def _folders(facts: Mapping[str, Any]) -> str:
 
 def _check_buckets(urls: Sequence[str], timeout_s: float) -> CheckResult:
     """Try what saves and restores need of each bucket."""
-    from shoal.checkpoint.bucket.address import Bucket
     from shoal.checkpoint.bucket.preflight import examine
 
     facts: dict[str, Any] = {}
     findings = []
-    limit = timedelta(seconds=timeout_s)
+    limit = datetime.timedelta(seconds=timeout_s)
     options: dict[str, Any] = {
         "retry_config": {"max_retries": 10, "retry_timeout": limit},
         "client_options": {"read_timeout": limit, "connect_timeout": limit},

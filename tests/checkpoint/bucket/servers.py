@@ -152,24 +152,24 @@ def seaweedfs() -> Iterator[str]:
             yield address
 
 
-@contextlib.contextmanager
-def azurite() -> Iterator[str]:
+def azurite() -> contextlib.AbstractContextManager[str]:
     """Start Azurite; yield its address."""
-    with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        command = [program("azurite-blob"), "--silent", "--location", folder, "--blobHost",
-                   "127.0.0.1", "--blobPort", str(port), "--skipApiVersionCheck"]  # fmt: skip
-        with started(command, f"http://127.0.0.1:{port}") as address:
-            yield address
+    quiet = "--silent --skipApiVersionCheck"
+    place = "--location {folder} --blobHost 127.0.0.1 --blobPort {port}"
+    return in_a_folder("azurite-blob", f"{quiet} {place}")
+
+
+def nanio() -> contextlib.AbstractContextManager[str]:
+    """Start nanio, which ignores the conditions of writes; yield its address."""
+    return in_a_folder("nanio", "serve --data-dir {folder} --host 127.0.0.1 --port {port}")
 
 
 @contextlib.contextmanager
-def nanio() -> Iterator[str]:
-    """Start nanio, which ignores the conditions of writes; yield its address."""
+def in_a_folder(name: str, options: str) -> Iterator[str]:
+    """Start a server whose data are in a new folder; yield its address."""
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        command = [program("nanio"), "serve", "--data-dir", folder, "--host", "127.0.0.1", "--port",
-                   str(port)]  # fmt: skip
+        command = [program(name), *options.format(folder=folder, port=port).split()]
         with started(command, f"http://127.0.0.1:{port}") as address:
             yield address
 

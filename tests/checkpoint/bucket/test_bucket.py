@@ -379,8 +379,8 @@ def test_an_upload_ends_at_the_deadline_too(silent, monkeypatch):
 
 
 def test_a_repair_of_a_register_spares_what_was_committed_meanwhile(monkeypatch):
-    store, objects = ObjectStore(MemoryObjects()), None
-    objects = store._objects
+    objects = MemoryObjects()
+    store = ObjectStore(objects)
     objects.put("COMMIT", b"garbage")
     read = store.standing
     other = ObjectStore(objects)

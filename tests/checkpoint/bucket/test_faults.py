@@ -100,18 +100,24 @@ def quick(monkeypatch):
     monkeypatch.setenv("SHOAL_TIMEOUT_S", "0.02")
 
 
+def saves_the_next(ckpts, saved, tree_of):
+    """What was acknowledged is there and whole, and the next step is saved; return it."""
+    steps = ckpts.all_steps()
+    # The last one, or one that was committed while an error was raised.
+    assert max([-1, *saved]) <= max([-1, *steps]) <= max([-1, *saved]) + 1, (saved, steps)
+    state, first = ckpts.resume(None, tree_of(-1))
+    assert first == max([-1, *steps]) + 1
+    if steps:
+        assert np.array_equal(state["w"], tree_of(first - 1)["w"])
+    ckpts.save(first, tree_of(first))
+    return first
+
+
 def check(objects, saved):
-    """What was acknowledged is there and whole, and the next run goes on."""
+    """The next run goes on."""
     root = ObjectStore(objects)
     with shoal.Checkpoints(root, keep=2, lease_s=0.001, coordinator=one()) as ckpts:
-        steps = ckpts.all_steps()
-        # The last one, or one that was committed while an error was raised.
-        assert max([-1, *saved]) <= max([-1, *steps]) <= max([-1, *saved]) + 1, (saved, steps)
-        state, first = ckpts.resume(None, tree_of(-1))
-        assert first == max([-1, *steps]) + 1
-        if steps:
-            assert np.array_equal(state["w"], tree_of(first - 1)["w"])
-        ckpts.save(first, tree_of(first))
+        first = saves_the_next(ckpts, saved, tree_of)
         ckpts.save(first + 1, tree_of(first + 1))
         ckpts.wait()
         assert ckpts.all_steps() == (first, first + 1)

@@ -14,6 +14,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -50,6 +51,7 @@ from shoal.runtime.system.threads import in_threads
 
 _WINDOW_BYTES = 4 << 20  # a multiple of BLOCK_BYTES
 _COPIES = 8  # windows at a time
+_BEAT_S, _BEATS = 4.0, 5  # least time between refreshes of the lease, and how many in it
 _COPY_OF = "copy_of"  # key of an attempt's owner
 
 Hashes = NDArray[np.uint64]
@@ -71,17 +73,18 @@ def copy_checkpoint(source: Store, target: Store, progress: Progress = lambda _:
       NotCommittedError, CorruptCheckpointError, UnsupportedCheckpointError: of the source.
       StepAlreadyCommittedError: another checkpoint is committed at the target.
       UsageError: a file of the source was not written by shoal.
-      StorageError: one of the stores failed. The attempt stays: the next copy goes on.
+      StorageError: one of the stores failed. The attempt stays, until it is stale.
     """
     checkpoint = open_checkpoint(source)
     if (found := target.committed()) is not None:
         return Copied(_same(checkpoint, target, found), 0, was_there=True)
     manifest = _begin(checkpoint, target)
+    files = _files(checkpoint, manifest)
     copy = _Copy(checkpoint, target, manifest.attempt, progress)
     try:
-        hashes = [copy.file(number) for number in range(len(checkpoint.index.files))]
+        hashes = [copy.file(number, record.name) for number, record in enumerate(files)]
         for process in range(manifest.num_processes):
-            target.write_part(_part(checkpoint, manifest, process, hashes))
+            target.write_part(_part(checkpoint, manifest.attempt, process, files, hashes))
         return Copied(target.commit(manifest.attempt), copy.copied_bytes, was_there=False)
     except CorruptCheckpointError as error:
         raise deleted_meanwhile(source, checkpoint.commit.attempt) or error from None
@@ -117,8 +120,8 @@ def _without_headers(checkpoint: Checkpoint) -> list[tuple[int, int, bytes]]:
     for number, record in enumerate(index.files):
         first, last = index.first_block[number : number + 2].tolist()
         begins = index.chunks.begin[index.chunks.file == number]
-        header_bytes = int(begins.min()) if len(begins) else record.bytes
-        first += -(-header_bytes // BLOCK_BYTES)
+        header_end = int(begins.min()) if len(begins) else record.bytes
+        first += -(-header_end // BLOCK_BYTES)
         rows.append((record.bytes, record.process, index.block_hash[first:last].tobytes()))
     return rows
 
@@ -159,18 +162,28 @@ def _runs(pid: object) -> bool:
     return True
 
 
-def _part(checkpoint: Checkpoint, manifest: Manifest, process: int, hashes: list[Hashes]) -> Part:
+def _files(checkpoint: Checkpoint, manifest: Manifest) -> list[FileRecord]:
+    """Return the files of the copy, in the order of those of the source."""
+    files: list[FileRecord] = []
+    places: Counter[int] = Counter()  # of a file among those of its process
+    for one in checkpoint.index.files:
+        place = places[one.process]
+        name = data_name(manifest.attempt, one.process, manifest.num_processes, place)
+        files.append(replace(one, name=name))
+        places[one.process] += 1
+    return files
+
+
+def _part(
+    checkpoint: Checkpoint,
+    attempt: str,
+    process: int,
+    files: list[FileRecord],
+    hashes: list[Hashes],
+) -> Part:
     """Return the part of a process, with the files of the copy."""
-    index, chunks = checkpoint.index, checkpoint.index.chunks
-    numbers = [n for n, one in enumerate(index.files) if one.process == process]
-    files = tuple(
-        FileRecord(
-            data_name(manifest.attempt, process, manifest.num_processes, place),
-            index.files[number].bytes,
-            process,
-        )
-        for place, number in enumerate(numbers)
-    )
+    chunks = checkpoint.index.chunks
+    numbers = [n for n, one in enumerate(files) if one.process == process]
     rows = np.flatnonzero(np.isin(chunks.file, numbers))
     own = Chunks(
         chunks.leaf[rows],
@@ -181,7 +194,7 @@ def _part(checkpoint: Checkpoint, manifest: Manifest, process: int, hashes: list
         chunks.extent[rows],
     )
     blocks = [np.zeros(0, np.uint64), *(hashes[number] for number in numbers)]
-    return Part(manifest.attempt, process, files, own, np.concatenate(blocks))
+    return Part(attempt, process, tuple(files[n] for n in numbers), own, np.concatenate(blocks))
 
 
 class _Copy:
@@ -193,24 +206,12 @@ class _Copy:
         self._checkpoint, self._target, self._attempt = checkpoint, target, attempt
         self._progress = progress
         self._lock = threading.Lock()
-        self._next = time.monotonic() + self._beat_s
+        self._next = 0.0  # when the lease is due
         self.copied_bytes = 0
-        self._places: dict[int, int] = {}  # of each file among those of its process
-        seen: dict[int, int] = {}
-        for number, one in enumerate(checkpoint.index.files):
-            self._places[number] = seen.get(one.process, 0)
-            seen[one.process] = self._places[number] + 1
 
-    @property
-    def _beat_s(self) -> float:
-        pace = self._target.pace
-        return max(pace.beat_s, min(4.0, pace.lease_s / 5))
-
-    def file(self, number: int) -> Hashes:
-        """Copy a file, unless it is there, and return the hashes of its blocks."""
+    def file(self, number: int, name: str) -> Hashes:
+        """Copy a file to one of this name, unless it is there; return the hashes of its blocks."""
         record, index = self._checkpoint.index.files[number], self._checkpoint.index
-        count = self._checkpoint.manifest.num_processes
-        name = data_name(self._attempt, record.process, count, self._places[number])
         first, last = index.first_block[number : number + 2].tolist()
         hashes = index.block_hash[first:last].copy()
         header, own = self._header(number)
@@ -307,5 +308,7 @@ class _Copy:
         with self._lock:
             if time.monotonic() < self._next:
                 return
-            self._next = time.monotonic() + self._beat_s
+            pace = self._target.pace
+            every_s = min(max(pace.beat_s, _BEAT_S), pace.lease_s / _BEATS)
+            self._next = time.monotonic() + every_s
         self._target.refresh(self._attempt)

@@ -115,18 +115,27 @@ def _kept() -> list[Bytes]:
     return []
 
 
-@contextlib.contextmanager
-def kept_pages(num_bytes: int) -> Iterator[Bytes]:
-    """Return at least this much memory like `pages`, and cache it for reuse."""
-    try:
+def take_pages(num_bytes: int) -> Bytes:
+    """Return at least this much memory like `pages`, from the cache if it has some."""
+    with contextlib.suppress(IndexError):
         memory = _kept().pop()
-    except IndexError:
-        memory = np.zeros(0, np.uint8)
-    if len(memory) < num_bytes:
-        memory = pages(num_bytes)
-    yield memory
+        if len(memory) >= num_bytes:
+            return memory
+    return pages(num_bytes)
+
+
+def keep_pages(memory: Bytes) -> None:
+    """Cache memory of `take_pages` that is no longer used."""
     if len(_kept()) < _MOST_KEPT:
         _kept().append(memory)
+
+
+@contextlib.contextmanager
+def kept_pages(num_bytes: int) -> Iterator[Bytes]:
+    """Take pages for the block, and keep them after it."""
+    memory = take_pages(num_bytes)
+    yield memory
+    keep_pages(memory)
 
 
 class Arena:

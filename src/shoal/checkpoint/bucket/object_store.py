@@ -155,15 +155,15 @@ class ObjectStore:
         Where only an empty register is left, the step is deleted. Its size says so: the registers
         of deleted steps stay for good, and need not all be read.
         """
-        listed = self._objects.listed_below(STEPS).items()
         found = []
-        for name, infos in listed:
+        for name, infos in self._objects.listed_below(STEPS).items():
             own = [one for one in infos if one.name != _CONDITIONS]
-            is_left = all(map(_is_empty_register, own))
-            if not is_left and (step := step_of(name)) is not None:
-                store = self.step(step)
-                if [one.name for one in own] != [COMMIT] or _may_hold_one(store):
-                    found.append((step, store))
+            step = step_of(name)
+            if step is None or all(map(_is_empty_register, own)):
+                continue
+            store = self.step(step)
+            if [one.name for one in own] != [COMMIT] or _may_hold_one(store):
+                found.append((step, store))
         return sorted(found)
 
     def names(self) -> list[str]:
@@ -184,9 +184,16 @@ class ObjectStore:
     @property
     def pace(self) -> Pace:
         """See `Store.pace`."""
-        lease_s = _LEASES * settings.seconds("SHOAL_LEASE_S")
-        reads = self._access.reads
-        return Pace(lease_s, _BEAT_S, _LOOK_S, False, True, _GAP_BYTES, _REQUEST_BYTES, reads)
+        return Pace(
+            lease_s=_LEASES * settings.seconds("SHOAL_LEASE_S"),
+            beat_s=_BEAT_S,
+            look_s=_LOOK_S,
+            sizes_first=False,
+            writes_whole=True,
+            gap_bytes=_GAP_BYTES,
+            request_bytes=_REQUEST_BYTES,
+            reads=self._access.reads,
+        )
 
     def limited(self, left: Left) -> Store:
         """See `Store.limited`."""
@@ -329,14 +336,13 @@ class ObjectStore:
         return commit_of(manifest, manifest_blob, index, blob_record(name, data))
 
     def _change(self, act: Change) -> Register:
-        is_single = self._access.is_single_writer
         # A run that was saved with a single writer says so itself.
         if not (self._access.is_checked or self._recorded_single()):
             self._access.check(self._left)
         return register.change(
             self._objects, act,
             timeout_s=min(settings.seconds("SHOAL_TIMEOUT_S"), self._left()),
-            is_single_writer=is_single,
+            is_single_writer=self._access.is_single_writer,
         )  # fmt: skip
 
     def _recorded_single(self) -> bool:

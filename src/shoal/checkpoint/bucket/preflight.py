@@ -50,13 +50,13 @@ def examine(bucket: Bucket) -> Examination:
                 words = f"{bucket.url}: what was just written is not there ({right})"
             problems.append(Problem(words, "; ".join(advice.split("\n"))))
             return False
-        if right != "look at":  # the same right as to read
-            facts.setdefault("rights", []).append(right)
+        facts.setdefault("rights", []).append(right)
         return True
 
     def read() -> None:
         if objects.read(name)[0] != _BYTES:
             raise StorageError(f"{bucket.url}: what was written is not what is read")
+        _check_clock(facts, problems, objects.info(name).modified_s - time.time())
 
     is_listed = tried("list", objects.listed)
     if not is_listed and NO_BUCKET in problems[0].advice:
@@ -64,13 +64,8 @@ def examine(bucket: Bucket) -> Examination:
     if not tried("write", lambda: objects.put(name, _BYTES)):
         return Examination(facts, problems)
 
-    def look() -> None:
-        _check_clock(facts, problems, objects.info(name).modified_s - time.time())
-
-    if tried("read", read):
-        tried("look at", look)
-        if tried("conditions of writes", lambda: check_conditions(objects)):
-            facts["conditions"] = "kept"
+    if tried("read", read) and tried("conditions of writes", lambda: check_conditions(objects)):
+        facts["conditions"] = "kept"
     tried("delete", lambda: objects.remove([name]))
     return Examination(facts, problems)
 

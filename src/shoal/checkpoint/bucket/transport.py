@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import obstore
-from numpy.typing import NDArray
 from obstore import exceptions
 
+from shoal.checkpoint.blocks.memory import keep_pages, take_pages
 from shoal.checkpoint.bucket.credentials import Credentials
 from shoal.checkpoint.bucket.objects import (
     NO_BUCKET,
@@ -42,7 +42,6 @@ from shoal.checkpoint.store.interface import Left, OpenFile
 from shoal.errors import ShoalError, StorageError, UsageError
 
 Value = TypeVar("Value")
-Bytes = NDArray[np.uint8]
 
 _LOG = logging.getLogger("shoal")
 
@@ -126,7 +125,7 @@ class _Loop:
             done = wait([future], min(_SLOW_S, limit_s)).done
             if not done and limit_s > _SLOW_S:
                 _LOG.warning("%s", slow)
-                done = wait([future], limit_s - _SLOW_S if limit_s < math.inf else None).done
+                done = wait([future], limit_s - _SLOW_S).done
             if not done:
                 raise TimeoutError(f"no answer within {limit_s:.0f} s")
             return future.result()
@@ -237,7 +236,7 @@ class ObstoreObjects:
 
     def limit_s(self) -> float:
         """Return how long a request that begins now may take."""
-        return max(self._left(), _LEAST_S)
+        return min(max(self._left(), _LEAST_S), threading.TIMEOUT_MAX)
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}" if self._prefix else name
@@ -424,8 +423,8 @@ def reason(error: BaseException) -> tuple[int, str]:
     found = _STATUS.search(head)
     words = " ".join((found[2] if found else head.rpartition(" - ")[2]).split())
     if found:
-        told = ": ".join(" ".join(one.split()) for one in _BODY.findall(head))
-        words = f"{found[1]} {words}" + (f" ({html.unescape(told)})" if told else "")
+        body = ": ".join(" ".join(field.split()) for field in _BODY.findall(head))
+        words = f"{found[1]} {words}" + (f" ({html.unescape(body)})" if body else "")
     else:
         inner, address = _INNERMOST.findall(text), _SERVER.search(head)
         words += f" ({''.join(inner[-1])})" if inner else ""
@@ -445,18 +444,6 @@ def _version(found: Any) -> str:
     """Return what obstore takes as the condition of an update."""
     marks = {key: found[key] for key in ("e_tag", "version") if found[key] is not None}
     return json.dumps(marks, sort_keys=True)
-
-
-@lru_cache(maxsize=1)
-def _free() -> list[Bytes]:
-    """Return the memory of parts that were sent, kept for the next save."""
-    return []
-
-
-def _keep(memory: Bytes, most_bytes: int) -> None:
-    """Keep memory, about as much as one upload has in flight."""
-    if (len(_free()) + 1) * len(memory) <= 2 * most_bytes:
-        _free().append(memory)
 
 
 class _Upload:
@@ -485,15 +472,10 @@ class _Upload:
 
         Fresh memory for each part would cost more than the copy: the system clears it.
         """
-        try:
-            memory = _free().pop()
-        except IndexError:
-            memory = np.empty(len(data), np.uint8)
-        if len(memory) < len(data):
-            memory = np.empty(len(data), np.uint8)
+        memory = take_pages(len(data))
         part = memory[: len(data)]
         part[:] = np.frombuffer(data, np.uint8)
-        weakref.finalize(part, _keep, memory, self._ahead_bytes)
+        weakref.finalize(part, keep_pages, memory)
         return part.data
 
     async def _parts(self) -> AsyncIterator[memoryview]:
@@ -526,7 +508,7 @@ class _Upload:
                     or self._ended.done()
                     or self._problem is not None
                 ),
-                limit_s if limit_s < math.inf else None,
+                limit_s,
             )
             if not is_taken:
                 self._problem = TimeoutError(f"not uploaded within {limit_s:.0f} s")
@@ -549,7 +531,7 @@ class _Upload:
         """Return once the upload has succeeded; raise its error."""
         limit_s = self._objects.limit_s()
         try:
-            if not wait([self._ended], limit_s if limit_s < math.inf else None).done:
+            if not wait([self._ended], limit_s).done:
                 self.discard()
                 raise TimeoutError(f"not uploaded within {limit_s:.0f} s")
             self._ended.result()

@@ -66,8 +66,16 @@ class LocalStore:
     @property
     def pace(self) -> Pace:
         """See `Store.pace`."""
-        lease_s = settings.seconds("SHOAL_LEASE_S")
-        return Pace(lease_s, 0.0, _LOOK_S, True, False, GAP_BYTES, REQUEST_BYTES, None)
+        return Pace(
+            lease_s=settings.seconds("SHOAL_LEASE_S"),
+            beat_s=0.0,
+            look_s=_LOOK_S,
+            sizes_first=True,
+            writes_whole=False,
+            gap_bytes=GAP_BYTES,
+            request_bytes=REQUEST_BYTES,
+            reads=None,
+        )
 
     def limited(self, left: Left) -> Store:
         """See `Store.limited`. A call of the system cannot be ended."""
