@@ -123,16 +123,17 @@ def refilled(
     >>> refilled({"b": [1, None], "a": (2,)}, "xyz")
     {'a': ('x',), 'b': ['y', 'z']}
     """
-    walk, rest = NodeTaker(nodes, is_leaf), iter(leaves)
+    return _refilled(NodeTaker(nodes, is_leaf), tree, iter(leaves))
 
-    def fill(value: Any) -> Any:
-        found = None if is_leaf and is_leaf(value) else walk.branch(value)
-        if found is None:
-            return next(rest)
-        kind, _, keys, children, _ = found
-        return _like(value, kind, keys, [fill(child) for child in children], nodes)
 
-    return fill(tree)
+# Not a closure: one that calls itself would hold the leaves until garbage is collected.
+def _refilled(walk: NodeTaker, value: Any, leaves: Iterator[Any]) -> Any:
+    found = None if walk.is_leaf and walk.is_leaf(value) else walk.branch(value)
+    if found is None:
+        return next(leaves)
+    kind, _, keys, below, _ = found
+    children = [_refilled(walk, child, leaves) for child in below]
+    return _like(value, kind, keys, children, walk.nodes)
 
 
 def unflatten_like(
@@ -146,27 +147,25 @@ def unflatten_like(
     Raises:
       UsageError: such a class is not loaded, or does not take what was saved.
     """
-    walk = NodeTaker(nodes, None)
+    return _unflattened(NodeTaker(nodes, None), structure, leaves, like)
 
-    def fill(branch: Structure, value: Any) -> Any:
-        if isinstance(branch, int):
-            return leaves[branch]
-        stored = dict(zip(map(component, branch.child_keys()), branch.children, strict=True))
-        kind, _, keys, below, _ = walk.branch(value) or ("", "", (), (), None)
-        texts = [*stored] if kind in KEYLESS else [component(key) for key in keys]
-        if not kind or (texts != [*stored] and {*texts} != stored.keys()):
-            return own(branch, [fill(child, None) for child in branch.children])
-        values = [*below, *[None] * len(texts)]  # the stored list may be the longer one
-        pairs = zip(texts, values, strict=False)
-        return _like(value, kind, keys, [fill(stored[text], one) for text, one in pairs], nodes)
 
-    def own(branch: Branch, children: list[Any]) -> Any:
-        built = _of_branch(branch, tuple(children), nodes)
+def _unflattened(walk: NodeTaker, branch: Structure, leaves: Sequence[Any], like: Any) -> Any:
+    if isinstance(branch, int):
+        return leaves[branch]
+    stored = dict(zip(map(component, branch.child_keys()), branch.children, strict=True))
+    kind, _, keys, below, _ = walk.branch(like) or ("", "", (), (), None)
+    texts = [*stored] if kind in KEYLESS else [component(key) for key in keys]
+    if not kind or (texts != [*stored] and {*texts} != stored.keys()):
+        own = [_unflattened(walk, child, leaves, None) for child in branch.children]
+        built = _of_branch(branch, tuple(own), walk.nodes)
         if type(built) is UnknownNode:
             raise UsageError(f"a value of a class that is not known: {built.remedy}")
         return built
-
-    return fill(structure, like)
+    likes = [*below, *[None] * len(texts)]  # the stored list may be the longer one
+    pairs = zip(texts, likes, strict=False)
+    children = [_unflattened(walk, stored[text], leaves, one) for text, one in pairs]
+    return _like(like, kind, keys, children, walk.nodes)
 
 
 def _like(
