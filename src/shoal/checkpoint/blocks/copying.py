@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.checkpoint.blocks.image import Bytes, digests, whole_pages
-from shoal.checkpoint.blocks.memory import kept_pages
+from shoal.checkpoint.blocks.memory import reused_pages
 from shoal.checkpoint.blocks.reader import read_verified
 from shoal.checkpoint.format.header import header_bytes
 from shoal.checkpoint.format.json_files import decode_manifest
@@ -260,25 +260,23 @@ class _Copy:
         blocks[:size] = np.frombuffer(header, np.uint8)
         return header, list(digests([blocks]))
 
-    def _filled(self, number: int, header: bytes, begin: int, end: int, memory: Bytes) -> Bytes:
+    def _fill(self, number: int, header: bytes, begin: int, memory: Bytes) -> None:
         """Read a range of a file, verified, with the header of the target."""
-        found = memory[: end - begin]
-        read_verified(self._checkpoint, number, begin, found)
+        read_verified(self._checkpoint, number, begin, memory)
         if begin < len(header):
-            own = np.frombuffer(header[begin:end], np.uint8)
-            found[: len(own)] = own
-        return found
+            own = np.frombuffer(header[begin : begin + len(memory)], np.uint8)
+            memory[: len(own)] = own
 
     def _write(
         self, file: OpenFile, number: int, header: bytes, windows: Iterator[tuple[int, int]]
     ) -> None:
-        with kept_pages(_WINDOW_BYTES) as memory:
-            for begin, end in windows:
-                self._filled(number, header, begin, end, memory)
-                # The last page is written whole, and truncated when the file is finished.
-                file.write(memory[: whole_pages(end - begin)].data, begin)
-                self._keep_lease()
-                self._progress(end - begin)
+        for begin, end in windows:
+            # The last page is written whole, and truncated when the file is finished.
+            memory = reused_pages(whole_pages(end - begin))
+            self._fill(number, header, begin, memory[: end - begin])
+            file.write(memory.data, begin)
+            self._keep_lease()
+            self._progress(end - begin)
 
     def _is_there(
         self, name: str, num_bytes: int, hashes: Hashes, windows: list[tuple[int, int]]
@@ -292,14 +290,14 @@ class _Copy:
         differing: list[int] = []
 
         def look(own: Iterator[tuple[int, int]]) -> None:
-            with kept_pages(_WINDOW_BYTES) as memory:
-                for begin, end in own:
-                    found = memory[: end - begin]
-                    got = self._target.read_at(name, begin, [found.data])
-                    wanted = hashes[begin // BLOCK_BYTES : -(-end // BLOCK_BYTES)].tolist()
-                    if got.num_bytes < end - begin or list(digests([found])) != wanted:
-                        differing.append(begin)
-                    self._keep_lease()
+            memory = reused_pages(_WINDOW_BYTES)
+            for begin, end in own:
+                found = memory[: end - begin]
+                got = self._target.read_at(name, begin, [found.data])
+                wanted = hashes[begin // BLOCK_BYTES : -(-end // BLOCK_BYTES)].tolist()
+                if got.num_bytes < end - begin or list(digests([found])) != wanted:
+                    differing.append(begin)
+                self._keep_lease()
 
         in_threads(look, windows, _COPIES)
         return not differing

@@ -13,6 +13,7 @@ import math
 import mmap
 import os
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -90,7 +91,7 @@ def extra_bytes(most_bytes: int | None) -> int:
 
 _WINDOW_BYTES = 8 << 20  # copied by a thread at a time
 _MADV_WIPEONFORK = 18  # madvise(2)
-_MOST_KEPT = 8
+_MOST_KEPT = 32  # of the 4 MiB that a save fills at a time; one to a bucket uses as many
 _MOST_THREADS = 8  # memory bandwidth is saturated by then
 
 
@@ -115,27 +116,22 @@ def _kept() -> list[Bytes]:
     return []
 
 
-def take_pages(num_bytes: int) -> Bytes:
-    """Return at least this much memory like `pages`, from the cache if it has some."""
+def reused_pages(num_bytes: int) -> Bytes:
+    """Return memory like `pages`, which is used again once nothing refers to any part of it."""
+    memory = None
     with contextlib.suppress(IndexError):
         memory = _kept().pop()
-        if len(memory) >= num_bytes:
-            return memory
-    return pages(num_bytes)
+    if memory is None or len(memory) < num_bytes:
+        memory = pages(num_bytes)
+    view = memory[:num_bytes]
+    weakref.finalize(view, _keep, memory).atexit = False
+    # A slice of an array refers to the array at the bottom of all views; a buffer ends them.
+    return np.frombuffer(view.data, np.uint8)
 
 
-def keep_pages(memory: Bytes) -> None:
-    """Cache memory of `take_pages` that is no longer used."""
+def _keep(memory: Bytes) -> None:
     if len(_kept()) < _MOST_KEPT:
         _kept().append(memory)
-
-
-@contextlib.contextmanager
-def kept_pages(num_bytes: int) -> Iterator[Bytes]:
-    """Take pages for the block, and keep them after it."""
-    memory = take_pages(num_bytes)
-    yield memory
-    keep_pages(memory)
 
 
 class Arena:

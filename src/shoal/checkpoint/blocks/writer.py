@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, digests, whole_pages
-from shoal.checkpoint.blocks.memory import Arena, kept_pages
+from shoal.checkpoint.blocks.memory import Arena, reused_pages
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.store.interface import OpenFile, Store
 from shoal.errors import ShoalError
@@ -38,8 +38,7 @@ class _Window(NamedTuple):
     begin: int
     num_bytes: int  # up to the last page of the file
     real_bytes: int  # without padding, which is truncated at the end
-    filler: Filler | None  # None: `memory` holds it already
-    memory: Bytes
+    source: Filler | Bytes  # what fills it, or the memory that holds it already
     turn: threading.Lock  # to fill and hash: the writing thread needs a core, too
 
 
@@ -71,10 +70,9 @@ def write_files(
             work += _windows(image, opened[-1], own, arena, turns)
 
         def write(windows: Iterator[_Window]) -> None:
-            with contextlib.nullcontext() if arena else kept_pages(_WINDOW_BYTES) as buffer:
-                for window in windows:
-                    _write(window, buffer)
-                    progress(window.real_bytes)
+            for window in windows:
+                _write(window)
+                progress(window.real_bytes)
 
         in_threads(write, work, min(_WRITES + fills, len(work)))
         for image, file in zip(images, opened, strict=True):
@@ -96,22 +94,23 @@ def _windows(
     turns: Iterator[threading.Lock],
 ) -> Iterator[_Window]:
     size = whole_pages(image.num_bytes)
-    filler = None if arena else Filler(image)
-    memory = arena.image(image.name) if arena else np.zeros(0, np.uint8)
+    source = arena.image(image.name) if arena else Filler(image)
     for begin in range(0, size, _WINDOW_BYTES):
         num_bytes = min(_WINDOW_BYTES, size - begin)
         real_bytes = min(num_bytes, image.num_bytes - begin)
-        part = memory[begin : begin + num_bytes]
-        yield _Window(file, hashes, begin, num_bytes, real_bytes, filler, part, next(turns))
+        yield _Window(file, hashes, begin, num_bytes, real_bytes, source, next(turns))
 
 
-def _write(window: _Window, buffer: Bytes | None) -> None:
-    memory = window.memory if buffer is None else buffer[: window.num_bytes]
+def _write(window: _Window) -> None:
+    begin, end, source = window.begin, window.begin + window.num_bytes, window.source
     with window.turn:
-        if window.filler:
-            window.filler.fill(memory, window.begin)
+        if isinstance(source, Filler):
+            memory = reused_pages(window.num_bytes)
+            source.fill(memory, begin)
+        else:
+            memory = source[begin:end]
         found = list(digests([memory[: window.real_bytes]]))
-        first = window.begin // BLOCK_BYTES
+        first = begin // BLOCK_BYTES
         window.hashes[first : first + len(found)] = found
     # The last page is written whole, and truncated when the file is finished.
-    window.file.write(memoryview(memory), window.begin)  # type: ignore[arg-type]
+    window.file.write(memory.data, begin)

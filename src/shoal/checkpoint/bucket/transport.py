@@ -17,18 +17,15 @@ import math
 import os
 import re
 import threading
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-import numpy as np
 import obstore
 from obstore import exceptions
 
-from shoal.checkpoint.blocks.memory import keep_pages, take_pages
 from shoal.checkpoint.bucket.credentials import Credentials
 from shoal.checkpoint.bucket.objects import (
     NO_BUCKET,
@@ -467,17 +464,6 @@ class _Upload:
         with self._changed:
             self._changed.notify_all()
 
-    def _copy(self, data: memoryview) -> memoryview:
-        """Copy what is to be sent, into memory that is used again once obstore lets go of it.
-
-        Fresh memory for each part would cost more than the copy: the system clears it.
-        """
-        memory = take_pages(len(data))
-        part = memory[: len(data)]
-        part[:] = np.frombuffer(data, np.uint8)
-        weakref.finalize(part, keep_pages, memory)
-        return part.data
-
     async def _parts(self) -> AsyncIterator[memoryview]:
         self._came = asyncio.Event()
         while self._next < self._num_bytes:
@@ -497,7 +483,7 @@ class _Upload:
 
     def write(self, data: memoryview, offset: int) -> None:
         """See `OpenFile.write`."""
-        part = self._copy(data.cast("B")[: max(0, self._num_bytes - offset)])
+        part = data.cast("B")[: max(0, self._num_bytes - offset)]
         with self._changed:
             # What comes next is always taken, so that a writer never waits for another one.
             limit_s = self._objects.limit_s()
@@ -553,5 +539,6 @@ class _Upload:
             self._waiting.clear()
             self._changed.notify_all()
         self._wake()
+        # A part that is still being sent after that may change: this process does not vouch for it.
         with contextlib.suppress(Exception):  # aborted, or complete
             self._ended.result(_CONNECT_TIMEOUT.total_seconds())

@@ -25,7 +25,11 @@ class OpenFile(Protocol):
     """A new file being written."""
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write all of `data` at `offset`. Thread-safe."""
+        """Write all of `data` at `offset`. Thread-safe.
+
+        It need not be copied: the memory stays as it is for as long as anything refers to it, or
+        the file is open.
+        """
 
     def finish(self, num_bytes: int) -> None:
         """Truncate the file to its length, make it durable and close it."""
