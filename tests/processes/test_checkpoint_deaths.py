@@ -342,11 +342,14 @@ def test_two_jobs_save_one_step(forks, root, turn):
     assert len(root.store(2).names()) == 5
 
 
-def random_kills(forks, root, kills, seed):
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.faults) for n in range(1, 11))]
+)
+def test_random_kills(forks, root, seed):
     """Kill one of two processes at a random point of a random step of a loop, again and again."""
     chance = random.Random(seed)
     first = 2
-    for _ in range(kills):
+    for _ in range(5):
         victim = chance.randrange(2)
         points = [*EARLY, "parted", "announced", *((*LEAD_EARLY, *LEAD_LATE) if not victim else ())]
         fault = f"save.{chance.choice(points)}@{victim}#{chance.randrange(1, 4)}:kill"
@@ -362,12 +365,3 @@ def random_kills(forks, root, kills, seed):
         for step in saved[:-1]:  # a history that is not too long to verify each time
             assert root.store(step).delete_damaged()
         first = saved[-1] + 1
-
-
-def test_random_kills(forks, root):
-    random_kills(forks, root, 5, seed=5)
-
-
-@pytest.mark.faults
-def test_fifty_random_kills(forks, root):
-    random_kills(forks, root, 50, seed=50)
