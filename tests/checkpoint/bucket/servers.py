@@ -144,7 +144,7 @@ def seaweedfs() -> Iterator[str]:
         grpc = {name: free_port() for name in ports}
         command = [program("weed"), "-logdir", folder, "server", "-ip=127.0.0.1",
                    "-ip.bind=127.0.0.1", f"-dir={folder}", "-s3", f"-s3.config={config}",
-                   "-volume.max=100", "-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0",
+                   "-volume.max=500", "-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0",
                    "-s3.port.lance=0", "-master.telemetry=false"]  # fmt: skip
         command += [f"-{name}.port={port}" for name, port in ports.items()]
         command += [f"-{name}.port.grpc={port}" for name, port in grpc.items()]
