@@ -20,11 +20,13 @@ import shoal
 from checkpoint.bucket import servers
 from shoal import Bucket
 from shoal.checkpoint.at import store_at
+from shoal.checkpoint.bucket.address import objects_of
 from shoal.checkpoint.bucket.object_store import Access, ObjectStore
 from shoal.checkpoint.bucket.objects import MemoryObjects
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.store import saved_steps
 from shoal.errors import StepAlreadyCommittedError, StorageError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.testing.store_contract import Save
@@ -197,7 +199,12 @@ def test_addresses(path, url, monkeypatch):
         ("s3://b/x\ty", {}, "control characters"),
         ("s3://b--x-s3/x", {}, "directory buckets"),
         ("s3://key:pass@b/x", {}, "^Bucket: an address must not hold credentials: pass them as o"),
+        ("s3://key:pass@b", {}, "^Bucket: an address must not hold credentials: pass them as o"),
+        ("s3://key:pa/ss@b/x", {}, "^Bucket: an address must not hold credentials: pass them as"),
+        ("gs:/key@b/x", {}, "^Bucket: an address must not hold credentials: pass them as options"),
+        ("abfss://c:pass@b/x", {}, "^Bucket: an address must not hold credentials: pass them as"),
         ("az://c/x?sv=1&sig=pass", {}, "^Bucket: an address must not hold a signature: pass it as"),
+        ("az://c?sv=1&sig=pass", {}, "^Bucket: an address must not hold a signature: pass it as"),
         ("s3://b/x", {"acces_key": 1}, "s3://b/x.*acces_key"),
         ("s3://b/x", {"bucket": "c"}, "bucket= is not taken"),
         ("s3://b/x", {"allow_http": True}, "write client_options={'allow_http': …}"),
@@ -275,6 +282,24 @@ print(store.names())
     )
     assert "start it with multiprocessing's `spawn`" in done.stdout, done
     assert done.stdout.endswith("['x']\n"), done
+
+
+def test_what_takes_long_is_logged_once_for_each_file(monkeypatch, caplog):
+    for name, limit in (("_SLOW_S", 0.05), ("_LEAST_S", 0.2), ("_CONNECT_TIMEOUT", timedelta(0))):
+        monkeypatch.setattr(f"shoal.checkpoint.bucket.transport.{name}", limit)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        place = Bucket("s3://b/x", endpoint=endpoint, region="r", skip_signature=True)
+        objects = objects_of(place).limited(lambda: 0.0)
+        with pytest.raises(StorageError, match="cannot read s3://b/x/COMMIT: no answer within"):
+            objects.read("COMMIT")
+        file = objects.open_new("data", 64 << 20)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="cannot write s3://b/x/data: not uploaded"):
+                file.finish(64 << 20)
+        file.discard()
+    found = [record.getMessage().partition(" takes long")[0] for record in caplog.records]
+    assert found == ["s3://b/x/COMMIT: a request (read)", "s3://b/x/data: a request (write)"]
 
 
 # ---- servers that do not keep what they promise
@@ -410,6 +435,21 @@ def test_what_is_left_of_deleted_steps_is_no_step():
     assert root.steps() == []
     Save("00000000000c", step=4).save(root.step(4))
     assert [step for step, _ in root.steps()] == [4]
+
+
+def test_a_step_is_settled_if_only_what_a_commit_needs_is_there():
+    root = ObjectStore(MemoryObjects())
+    for step in range(4):
+        Save("00000000000a", step=step).save(root.step(step))
+    Save("00000000000b", step=1).begin(ObjectStore(root._objects.below("step_000000000004")))
+    assert [step for step, _ in root.unsettled()] == [4]
+    root.step(1).leave("PENDING-00000000000a")  # a crash before the commit was tidied
+    root.step(2).leave("data-00000000000b-00000-of-00001.safetensors")  # of an attempt that ended
+    root.step(3).leave("notes.txt")
+    assert [step for step, _ in root.unsettled()] == [1, 2, 3, 4]
+    saved_steps.tend(root, idle_s=-1)
+    assert [step for step, _ in root.unsettled()] == [3]
+    assert [one.step for one in saved_steps.commits(root)] == [0, 1, 2, 3]
 
 
 def test_with_a_single_writer_no_end_undoes_a_commit():

@@ -16,6 +16,7 @@ from shoal.checkpoint.bucket.objects import MemoryObjects, UnclearError
 from shoal.checkpoint.store import opening, saved_steps
 from shoal.errors import ShoalError, StorageError
 from shoal.runtime.client.in_process import LocalJob
+from shoal.testing.store_contract import Save
 
 STEPS = range(2)
 WRITES = ("put", "put_new", "put_over", "remove", "finish")
@@ -90,6 +91,20 @@ def run(root, saved, done):
             ckpts.save(step, tree_of(step))
             saved.append(step)
         done.append(ckpts.restore(step)["step"])
+
+
+def test_a_run_of_many_steps_is_opened_with_as_many_requests_as_one_of_few():
+    lines = []
+    for many in (3, 30):
+        objects = Faulty()
+        objects.line = Line()
+        root = ObjectStore(objects)
+        for step in range(many):
+            Save(f"{step:012x}", step=step).save(root.step(step))
+        objects.line = line = Line()
+        assert saved_steps.open_history(root, idle_s=600) == many - 1
+        lines.append(line.requests)
+    assert lines[0] == lines[1] < 10
 
 
 @pytest.fixture

@@ -24,6 +24,9 @@ _LOG = logging.getLogger("shoal")
 # pathlib makes s3:/bucket of s3://bucket.
 _SCHEME = re.compile("(s3|s3a|gs|az|azure|abfs|abfss|adl):/", re.IGNORECASE)
 _ADDRESS = re.compile(f"{_SCHEME.pattern}/?([^/]+)/+(.*)", re.DOTALL | re.IGNORECASE)
+# No name of a bucket has a colon or an @; Azure's may be followed by an account: container@account.
+_SECRET = re.compile(f"{_SCHEME.pattern}/*([^/]*:|[^/]*@)", re.IGNORECASE)
+_OF_ACCOUNT = re.compile("(abfss?|adl)://[^/:@]+@[^/:@]+(/|$)", re.IGNORECASE)
 _SIGNED = re.compile(r"[?&](sig|sv|se|token|x-amz-[a-z-]+|x-goog-[a-z-]+)=", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _S3, _GCS = ("s3", "s3a"), ("gs",)  # other schemes are Azure's
@@ -162,14 +165,14 @@ def _transport(url: str) -> Any:
 def _parsed(url: str) -> tuple[str, str, list[str]]:
     """Return scheme, bucket and the parts of the path."""
     write = "write s3://bucket/run, gs://bucket/run or az://container/run"
-    match = _ADDRESS.fullmatch(url)
-    scheme = match[1].lower() if match else ""
-    if match and "@" in match[2] and (":" in match[2] or not scheme.startswith(("abfs", "adl"))):
+    if _SECRET.match(url) and not _OF_ACCOUNT.match(url):
         raise UsageError("Bucket: an address must not hold credentials: pass them as options")
-    if match and _SIGNED.search(match[3]):
+    if _SIGNED.search(url):
         raise UsageError("Bucket: an address must not hold a signature: pass it as an option")
+    match = _ADDRESS.fullmatch(url)
     if match is None:
         raise UsageError(f"Bucket: url={url!r} does not name a place in a bucket: {write}")
+    scheme = match[1].lower()
     parts = [part for part in match[3].split("/") if part]
     if not parts:
         raise UsageError(f"Bucket: url={url!r} names a bucket, and no place in it: {write}")

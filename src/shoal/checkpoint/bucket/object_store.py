@@ -155,16 +155,24 @@ class ObjectStore:
         Where only an empty register is left, the step is deleted. Its size says so: the registers
         of deleted steps stay for good, and need not all be read.
         """
-        found = []
+        return [(step, store) for step, store, _ in self._listed()]
+
+    def unsettled(self) -> list[tuple[int, Store]]:
+        """See `Store.unsettled`. The names of a step show it: none is read."""
+        return [(step, store) for step, store, names in self._listed() if not _is_settled(names)]
+
+    def _listed(self) -> list[tuple[int, Store, list[str]]]:
+        found: list[tuple[int, Store, list[str]]] = []
         for name, infos in self._objects.listed_below(STEPS).items():
             own = [one for one in infos if one.name != _CONDITIONS]
             step = step_of(name)
             if step is None or all(map(_is_empty_register, own)):
                 continue
             store = self.step(step)
-            if [one.name for one in own] != [COMMIT] or _may_hold_one(store):
-                found.append((step, store))
-        return sorted(found)
+            names = [one.name for one in own]
+            if names != [COMMIT] or _may_hold_one(store):
+                found.append((step, store, names))
+        return sorted(found, key=lambda one: one[0])
 
     def names(self) -> list[str]:
         """See `Store.names`."""
@@ -193,6 +201,7 @@ class ObjectStore:
             gap_bytes=_GAP_BYTES,
             request_bytes=_REQUEST_BYTES,
             reads=self._access.reads,
+            looks=_SMALL_REQUESTS,
         )
 
     def limited(self, left: Left) -> Store:
@@ -549,6 +558,13 @@ class ObjectStore:
 def _is_empty_register(info: ObjectInfo) -> bool:
     """Is this a COMMIT that says that nothing is saved?"""
     return info.name == COMMIT and info.bytes < _EMPTY_BYTES
+
+
+def _is_settled(names: Sequence[str]) -> bool:
+    """Are these a COMMIT and the files that one committed attempt needs?"""
+    needed = ("manifest-", "index-", "data-")
+    is_one = len(Listing.of(names).attempts) == 1
+    return is_one and all(name == COMMIT or name.startswith(needed) for name in names)
 
 
 def _may_hold_one(store: Store) -> bool:

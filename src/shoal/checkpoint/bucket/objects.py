@@ -164,14 +164,16 @@ class MemoryObjects:
 
     def listed(self) -> PrefixContents:
         """See `Objects.listed`."""
-        names, found = self._here(), []
-        for name in names:
+        folders = {name.partition("/")[0] for name in self._here() if "/" in name}
+        return PrefixContents(self._infos(), sorted(folders))
+
+    def _infos(self) -> list[ObjectInfo]:
+        found = []
+        for name in self._here():
             kept = self._bucket.kept.get(self._at(name))
             if "/" not in name and kept is not None:
                 found.append(ObjectInfo(name, len(kept.data), kept.version, kept.modified_s))
-        return PrefixContents(
-            found, sorted({name.partition("/")[0] for name in names if "/" in name})
-        )
+        return found
 
     def _kept(self, name: str) -> _Kept:
         kept = self._bucket.kept.get(self._at(name))
@@ -183,7 +185,7 @@ class MemoryObjects:
         """See `Objects.listed_below`."""
         names = {name.partition("/")[0] for name in self._here() if "/" in name}
         return {
-            name: self.below(name).listed().infos
+            name: self.below(name)._infos()
             for name in sorted(names)
             if name.startswith(start)
         }

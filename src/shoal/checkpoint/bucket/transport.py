@@ -53,7 +53,8 @@ _READ_TIMEOUT = timedelta(seconds=30)  # without a byte
 _NO_TIMEOUT = timedelta(days=7)  # of a whole request: it would cut slow transfers that go on
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 _RETRY_S = 180
-_RETRIES = {"max_retries": 10, "retry_timeout": timedelta(seconds=_RETRY_S)}
+_MOST_RETRIES = 10
+_RETRIES = {"max_retries": _MOST_RETRIES, "retry_timeout": timedelta(seconds=_RETRY_S)}
 # Of obstore's messages.
 _STATUS = re.compile(r"status code: (\d{3}) ([^:\n]*)")
 _BODY = re.compile(r"<(?:Code|Message)>([^<]*)<")
@@ -119,16 +120,28 @@ class _Loop:
         """
         future = self.start(request)
         try:
-            done = wait([future], min(_SLOW_S, limit_s)).done
-            if not done and limit_s > _SLOW_S:
-                _LOG.warning("%s", slow)
-                done = wait([future], limit_s - _SLOW_S).done
-            if not done:
+            if not _in_time(
+                partial(_has_ended, future), limit_s, partial(_LOG.warning, "%s", slow)
+            ):
                 raise TimeoutError(f"no answer within {limit_s:.0f} s")
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+
+def _in_time(wait_s: Callable[[float], bool], limit_s: float, log: Callable[[], None]) -> bool:
+    """Wait for at most `limit_s`, and return whether it came; `log` is called if it takes long."""
+    if wait_s(min(_SLOW_S, limit_s)):
+        return True
+    if limit_s <= _SLOW_S:
+        return False
+    log()
+    return wait_s(limit_s - _SLOW_S)
+
+
+def _has_ended(future: Future[Any], timeout_s: float) -> bool:
+    return bool(wait([future], timeout_s).done)
 
 
 @lru_cache(maxsize=1)
@@ -360,16 +373,21 @@ class ObstoreObjects:
           is_write: its failure leaves open whether it was carried out.
           is_of_all: it is not about an object, so only the bucket can be missing.
         """
-        slow = f"{self._at(name)}: a request ({doing}) takes long: the bucket is slow, throttles, "
-        slow += f"or cannot be reached; it is retried for {_RETRY_S} s"
         try:
-            return self.loop.run(request, slow, self.limit_s())
+            return self.loop.run(request, self.slow(doing, name), self.limit_s())
         except ShoalError:
             raise
         except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
             is_bucket = is_write or is_of_all
             found = self.error(doing, name, error, is_write=is_write, is_bucket=is_bucket)
         raise found  # without obstore's own error, whose text may hold what was signed
+
+    def slow(self, doing: str, name: str) -> str:
+        """Return what is logged of a request that takes long."""
+        return (
+            f"{self._at(name)}: a request ({doing}) takes long: the bucket is slow, throttles, or "
+            f"cannot be reached; it is retried up to {_MOST_RETRIES} times, for up to {_RETRY_S} s"
+        )
 
     def _at(self, name: str) -> str:
         return f"{self._url}/{name}" if name else self._url
@@ -455,6 +473,7 @@ class _Upload:
         self._held_bytes = 0
         self._next = 0  # offset of the next part
         self._problem: BaseException | None = None
+        self._is_slow = False
         self._changed = threading.Condition()
         self._came: asyncio.Event | None = None  # of the loop
         self._ended = objects.upload(name, num_bytes, self._parts())
@@ -487,16 +506,8 @@ class _Upload:
         with self._changed:
             # What comes next is always taken, so that a writer never waits for another one.
             limit_s = self._objects.limit_s()
-            is_taken = self._changed.wait_for(
-                lambda: (
-                    self._held_bytes < self._ahead_bytes
-                    or offset == self._next
-                    or self._ended.done()
-                    or self._problem is not None
-                ),
-                limit_s,
-            )
-            if not is_taken:
+            has_room = partial(self._changed.wait_for, lambda: self._has_room(offset))
+            if not _in_time(has_room, limit_s, self._log_slow):
                 self._problem = TimeoutError(f"not uploaded within {limit_s:.0f} s")
             if part:
                 self._waiting[offset] = part
@@ -505,6 +516,19 @@ class _Upload:
             self._wake()
             self._raise_end()
         self._wake()
+
+    def _has_room(self, offset: int) -> bool:
+        return (
+            self._held_bytes < self._ahead_bytes
+            or offset == self._next
+            or self._ended.done()
+            or self._problem is not None
+        )
+
+    def _log_slow(self) -> None:
+        if not self._is_slow:  # once for a file
+            self._is_slow = True
+            _LOG.warning("%s", self._objects.slow("write", self._name))
 
     def _wake(self) -> None:
         def came() -> None:
@@ -517,7 +541,7 @@ class _Upload:
         """Return once the upload has succeeded; raise its error."""
         limit_s = self._objects.limit_s()
         try:
-            if not wait([self._ended], limit_s).done:
+            if not _in_time(partial(_has_ended, self._ended), limit_s, self._log_slow):
                 self.discard()
                 raise TimeoutError(f"not uploaded within {limit_s:.0f} s")
             self._ended.result()

@@ -50,6 +50,10 @@ class LocalStore:
         found = sorted(step for name in self.names() if (step := step_of(name)) is not None)
         return [(step, self.step(step)) for step in found]
 
+    def unsettled(self) -> list[tuple[int, Store]]:
+        """See `Store.unsettled`. To look at a step costs as much as `recover`."""
+        return self.steps()
+
     def names(self) -> list[str]:
         """See `Store.names`."""
         return self._folder.names()
@@ -75,6 +79,7 @@ class LocalStore:
             gap_bytes=GAP_BYTES,
             request_bytes=REQUEST_BYTES,
             reads=None,
+            looks=1,
         )
 
     def limited(self, left: Left) -> Store:

@@ -77,6 +77,7 @@ class Pace(NamedTuple):
     gap_bytes: int  # read through, rather than begin another request
     request_bytes: int  # most of one read
     reads: int | None  # at a time; None: as many as there are cores
+    looks: int  # small files that are read at a time
 
 
 class Got(NamedTuple):
@@ -114,6 +115,9 @@ class Store(Files, Protocol):
 
     def steps(self) -> list[tuple[int, Store]]:
         """Return the places of all steps of a run, in order, without reading them."""
+
+    def unsettled(self) -> list[tuple[int, Store]]:
+        """Return those of `steps` where `recover` or `collect_garbage` may have something to do."""
 
     def names(self) -> list[str]:
         """Return the names of what is in it, sorted; of a place that does not exist, none."""

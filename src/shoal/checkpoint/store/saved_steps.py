@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from shoal.arguments import check_flags, integer
@@ -24,6 +24,7 @@ from shoal.errors import (
     UsageError,
 )
 from shoal.runtime.system import fault_points
+from shoal.runtime.system.threads import in_threads
 
 MOST_STEPS = 1 << 62
 
@@ -84,7 +85,7 @@ def commits(root: Store, *, skip_corrupt: bool = False) -> list[CommittedStep]:
       CorruptCheckpointError: a COMMIT contradicts itself or its files, unless `skip_corrupt`.
     """
     check_flags("all_steps", skip_corrupt=skip_corrupt)
-    return list(_committed(root.steps(), _CORRUPT if skip_corrupt else ()))
+    return list(_committed(root.steps(), _CORRUPT if skip_corrupt else (), root.pace.looks))
 
 
 def newest(
@@ -100,8 +101,9 @@ def newest(
       passed: steps to ignore.
       faults: receives the error of each step that is skipped; None: log a warning.
     """
-    pairs = [one for one in reversed(root.steps()) if one[0] not in passed]
-    return next(_committed(pairs, _CORRUPT if skip_corrupt else (), faults), None)
+    skipped = _CORRUPT if skip_corrupt else ()
+    pairs = (one for one in reversed(root.steps()) if one[0] not in passed)
+    return next((found for one in pairs for found in _committed([one], skipped, 1, faults)), None)
 
 
 def require(root: Store, step: int) -> CommittedStep:
@@ -193,24 +195,34 @@ def make_room(root: Store, step: int) -> None:
 
 
 def _committed(
-    pairs: Iterable[tuple[int, Store]],
+    pairs: Sequence[tuple[int, Store]],
     skipped: tuple[type[CheckpointError], ...],
+    at_once: int,
     faults: dict[int, str] | None = None,
 ) -> Iterator[CommittedStep]:
+    found: dict[int, Commit | CheckpointError | None] = {}
+
+    def look(own: Iterator[tuple[int, Store]]) -> None:
+        for step, store in own:
+            try:
+                found[step] = store.committed()
+            except CheckpointError as error:
+                found[step] = error
+
+    in_threads(look, pairs, min(at_once, len(pairs)))
     for step, store in pairs:
-        try:
-            commit = store.committed()
-        except skipped as error:
-            if faults is None:
-                _LOG.warning("step %d is left out: %s", step, error)
-            else:
-                faults[step] = str(error)
-            continue
-        except CorruptCheckpointError as error:
-            add_remedy(error)
-            raise
-        if commit is not None:
+        commit = found[step]
+        if isinstance(commit, Commit):
             yield CommittedStep(step, store, commit)
+        elif isinstance(commit, skipped):
+            if faults is None:
+                _LOG.warning("step %d is left out: %s", step, commit)
+            else:
+                faults[step] = str(commit)
+        elif commit is not None:
+            if isinstance(commit, CorruptCheckpointError):
+                add_remedy(commit)
+            raise commit
 
 
 def add_remedy(error: CorruptCheckpointError) -> None:
@@ -240,7 +252,7 @@ def tend(root: Store, *, idle_s: float) -> None:
     Failures are logged as warnings: they must not make committed steps unreachable. Attempts behind
     a symbolic link are not ended: they are not part of this history.
     """
-    for step, store in root.steps():
+    for step, store in root.unsettled():
         with _warning(step):
             store.recover()
         with _warning(step):
@@ -274,7 +286,8 @@ def retain(
     fault_points.reach("retain.before", process)
     skipped = (CorruptCheckpointError, UnsupportedCheckpointError)
     pairs = [one for one in root.steps() if one[0] not in damaged]
-    steps = {one.step: one for one in _committed(pairs, skipped)}
+    at_once = root.pace.looks
+    steps = {one.step: one for one in _committed(pairs, skipped, at_once)}
     if (last := max(steps, default=saved)) > saved:
         _LOG.warning(
             "step %d is saved, but a run would resume the later step %d: delete later steps if "
@@ -282,8 +295,10 @@ def retain(
             saved,
             last,
         )
+    found: list[Saved] = []
+    in_threads(lambda own: found.extend(map(_saved, own)), steps.values(), min(at_once, len(steps)))
     errors, gone = [], []
-    for step in doomed(map(_saved, steps.values()), keep):
+    for step in doomed(found, keep):
         try:
             if step != saved and steps[step].store.delete(steps[step].commit.attempt):
                 gone.append(step)
