@@ -184,11 +184,7 @@ class MemoryObjects:
     def listed_below(self, start: str) -> dict[str, list[ObjectInfo]]:
         """See `Objects.listed_below`."""
         names = {name.partition("/")[0] for name in self._here() if "/" in name}
-        return {
-            name: self.below(name)._infos()
-            for name in sorted(names)
-            if name.startswith(start)
-        }
+        return {name: self.below(name)._infos() for name in sorted(names) if name.startswith(start)}
 
     def info(self, name: str) -> ObjectInfo:
         """See `Objects.info`."""

@@ -87,7 +87,8 @@ class Checkpoints(ReadOnlyHistory):
       asynchronous: whether `save` returns once the state is copied, and a thread writes it.
       recover: whether to clean up after a crash. Pass False in programs that only read.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save
-        refreshes its own at least every 4 s. None: SHOAL_LEASE_S (60).
+        refreshes its own at least every 4 s, in a bucket every 30 s. None: SHOAL_LEASE_S (60), in
+        a bucket five times that.
       timeout_s: deadline of each call in seconds; None: each wait in it has a deadline of
         SHOAL_TIMEOUT_S (600).
       processes: the processes that share it, including the caller; "collective" here means over

@@ -99,8 +99,8 @@ def gc(
 ) -> None:
     """Remove the remains of saves that never completed.
 
-    Committed checkpoints stay, and so do saves that are still running: they touch their files every
-    few seconds. A complete save is committed, as by `recover`.
+    Committed checkpoints stay, and so do saves that are still running, which renew their lease. A
+    complete save is committed, as by `recover`.
 
     \b
     Examples:
@@ -276,7 +276,7 @@ def cp(
     """Copy checkpoints between directories and buckets.
 
     Every byte is verified. At the target, a step is committed or absent, as after a save. If a copy
-    is interrupted, run it again: it skips steps, and in a bucket also files, that are there.
+    is interrupted, run it again: it skips steps, and in a bucket also files, that are there whole.
 
     \b
     Examples:
