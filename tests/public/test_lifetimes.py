@@ -84,3 +84,23 @@ def test_arrays_are_freed_without_a_collection(name, tmp_path):
         assert alive(returned) == []
     finally:
         gc.enable() if was_enabled else gc.disable()
+
+
+def test_an_error_that_was_caught_holds_no_arrays(tmp_path):
+    with shoal.Checkpoints(tmp_path, asynchronous=False) as run:
+        run.save(1, on_host())
+    (tmp_path / "step_000000000001" / "COMMIT").write_text("{")
+
+    def look():
+        state = on_host()
+        with pytest.raises(shoal.errors.CorruptCheckpointError):
+            run.all_steps()
+        return references(state)
+
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        assert alive(look()) == []
+    finally:
+        gc.enable() if was_enabled else gc.disable()

@@ -27,6 +27,7 @@ from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.saving.save import save
 from shoal.checkpoint.store import saved_steps
+from shoal.checkpoint.store.step_names import COMMIT
 from shoal.errors import StepAlreadyCommittedError, StorageError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.testing.store_contract import Save
@@ -205,6 +206,12 @@ def test_addresses(path, url, monkeypatch):
         ("abfss://c:pass@b/x", {}, "^Bucket: an address must not hold credentials: pass them as"),
         ("az://c/x?sv=1&sig=pass", {}, "^Bucket: an address must not hold a signature: pass it as"),
         ("az://c?sv=1&sig=pass", {}, "^Bucket: an address must not hold a signature: pass it as"),
+        ("s3://b/x?AWSAccessKeyId=k&Signature=s", {}, "^Bucket: an address must not hold a sign"),
+        (" s3://key:pass@b/x", {}, "^Bucket: an address must not hold credentials: pass them as"),
+        ("s3://key%3Apass%40b/x", {}, "^Bucket: an address must not hold credentials: pass them"),
+        ("https://key:pass@b/x", {}, "^Bucket: an address must not hold credentials: pass them"),
+        ("s3://localhost:9000/b/x", {}, "^Bucket: no name of a bucket has a colon: .*endpoint="),
+        ("s3://b/x", {"endpoint": "http://key:pass@h"}, "'s3://b/x'.: an endpoint must not hold"),
         ("s3://b/x", {"acces_key": 1}, "s3://b/x.*acces_key"),
         ("s3://b/x", {"bucket": "c"}, "bucket= is not taken"),
         ("s3://b/x", {"allow_http": True}, "write client_options={'allow_http': …}"),
@@ -298,6 +305,12 @@ def test_what_takes_long_is_logged_once_for_each_file(monkeypatch, caplog):
             with pytest.raises(StorageError, match="cannot write s3://b/x/data: not uploaded"):
                 file.finish(64 << 20)
         file.discard()
+        silent.settimeout(10)
+        for _ in range(2):  # nothing goes on behind the caller's back
+            with silent.accept()[0] as connection:
+                connection.settimeout(10)
+                while connection.recv(1 << 16):
+                    pass
     found = [record.getMessage().partition(" takes long")[0] for record in caplog.records]
     assert found == ["s3://b/x/COMMIT: a request (read)", "s3://b/x/data: a request (write)"]
 
@@ -437,19 +450,25 @@ def test_what_is_left_of_deleted_steps_is_no_step():
     assert [step for step, _ in root.steps()] == [4]
 
 
-def test_a_step_is_settled_if_only_what_a_commit_needs_is_there():
+def test_a_step_is_settled_if_only_what_a_commit_needs_is_there(caplog):
     root = ObjectStore(MemoryObjects())
-    for step in range(4):
+    for step in range(7):
         Save("00000000000a", step=step).save(root.step(step))
-    Save("00000000000b", step=1).begin(ObjectStore(root._objects.below("step_000000000004")))
-    assert [step for step, _ in root.unsettled()] == [4]
+    Save("00000000000b", step=7).begin(root.step(7))
+    assert [step for step, _ in root.unsettled()] == [7]
+    data = "data-00000000000a-00000-of-00001.safetensors"
     root.step(1).leave("PENDING-00000000000a")  # a crash before the commit was tidied
-    root.step(2).leave("data-00000000000b-00000-of-00001.safetensors")  # of an attempt that ended
+    root.step(2).leave(data.replace("0a", "0b"))  # of an attempt that ended
     root.step(3).leave("notes.txt")
-    assert [step for step, _ in root.unsettled()] == [1, 2, 3, 4]
+    root.step(4).delete("00000000000a")
+    root.step(4).leave(data)  # a crash while it was deleted
+    root.step(5)._objects.put(COMMIT, b"{")
+    root.step(6).remove(COMMIT)
+    assert [step for step, _ in root.unsettled()] == [1, 2, 3, 4, 5, 6, 7]
     saved_steps.tend(root, idle_s=-1)
-    assert [step for step, _ in root.unsettled()] == [3]
-    assert [one.step for one in saved_steps.commits(root)] == [0, 1, 2, 3]
+    assert [step for step, _ in root.unsettled()] == [3, 5]
+    assert "step 5 could not be cleaned up" in caplog.text
+    assert [one.step for one in saved_steps.commits(root, skip_corrupt=True)] == [0, 1, 2, 3]
 
 
 def test_with_a_single_writer_no_end_undoes_a_commit():

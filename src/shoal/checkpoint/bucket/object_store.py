@@ -158,8 +158,17 @@ class ObjectStore:
         return [(step, store) for step, store, _ in self._listed()]
 
     def unsettled(self) -> list[tuple[int, Store]]:
-        """See `Store.unsettled`. The names of a step show it: none is read."""
-        return [(step, store) for step, store, names in self._listed() if not _is_settled(names)]
+        """See `Store.unsettled`. One listing and a register of each step show it."""
+        found: list[tuple[int, Store]] = []
+
+        def look(own: Iterator[tuple[int, Store, list[str]]]) -> None:
+            for step, store, names in own:
+                if not _is_settled(store, names):
+                    found.append((step, store))
+
+        listed = self._listed()
+        in_threads(look, listed, min(_SMALL_REQUESTS, len(listed)))
+        return sorted(found, key=lambda one: one[0])
 
     def _listed(self) -> list[tuple[int, Store, list[str]]]:
         found: list[tuple[int, Store, list[str]]] = []
@@ -560,11 +569,13 @@ def _is_empty_register(info: ObjectInfo) -> bool:
     return info.name == COMMIT and info.bytes < _EMPTY_BYTES
 
 
-def _is_settled(names: Sequence[str]) -> bool:
-    """Are these a COMMIT and the files that one committed attempt needs?"""
-    needed = ("manifest-", "index-", "data-")
-    is_one = len(Listing.of(names).attempts) == 1
-    return is_one and all(name == COMMIT or name.startswith(needed) for name in names)
+def _is_settled(store: Store, names: Sequence[str]) -> bool:
+    """Is a step committed, and are these the files that it needs, and no others?"""
+    with contextlib.suppress(CheckpointError):
+        if (commit := store.committed()) is not None:
+            own, data = (COMMIT, commit.manifest.name, commit.index.name), f"data-{commit.attempt}-"
+            return all(name in own or name.startswith(data) for name in names)
+    return False
 
 
 def _may_hold_one(store: Store) -> bool:

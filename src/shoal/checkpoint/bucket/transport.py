@@ -472,7 +472,7 @@ class _Upload:
         self._waiting: dict[int, memoryview] = {}  # by offset
         self._held_bytes = 0
         self._next = 0  # offset of the next part
-        self._problem: BaseException | None = None
+        self._problem: Exception | None = None
         self._is_slow = False
         self._changed = threading.Condition()
         self._came: asyncio.Event | None = None  # of the loop
@@ -503,11 +503,10 @@ class _Upload:
     def write(self, data: memoryview, offset: int) -> None:
         """See `OpenFile.write`."""
         part = data.cast("B")[: max(0, self._num_bytes - offset)]
+        limit_s = self._objects.limit_s()
+        is_taken = _in_time(partial(self._wait_for_room, offset), limit_s, self._log_slow)
         with self._changed:
-            # What comes next is always taken, so that a writer never waits for another one.
-            limit_s = self._objects.limit_s()
-            has_room = partial(self._changed.wait_for, lambda: self._has_room(offset))
-            if not _in_time(has_room, limit_s, self._log_slow):
+            if not is_taken:
                 self._problem = TimeoutError(f"not uploaded within {limit_s:.0f} s")
             if part:
                 self._waiting[offset] = part
@@ -517,13 +516,18 @@ class _Upload:
             self._raise_end()
         self._wake()
 
-    def _has_room(self, offset: int) -> bool:
-        return (
-            self._held_bytes < self._ahead_bytes
-            or offset == self._next
-            or self._ended.done()
-            or self._problem is not None
-        )
+    def _wait_for_room(self, offset: int, timeout_s: float) -> bool:
+        with self._changed:
+            # What comes next is always taken, so that a writer never waits for another one.
+            return self._changed.wait_for(
+                lambda: (
+                    self._held_bytes < self._ahead_bytes
+                    or offset == self._next
+                    or self._ended.done()
+                    or self._problem is not None
+                ),
+                timeout_s,
+            )
 
     def _log_slow(self) -> None:
         if not self._is_slow:  # once for a file
@@ -542,11 +546,12 @@ class _Upload:
         limit_s = self._objects.limit_s()
         try:
             if not _in_time(partial(_has_ended, self._ended), limit_s, self._log_slow):
+                self._problem = TimeoutError(f"not uploaded within {limit_s:.0f} s")
                 self.discard()
-                raise TimeoutError(f"not uploaded within {limit_s:.0f} s")
-            self._ended.result()
+            self._ended.result(0)
         except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
-            found = self._objects.error("write", self._name, error, is_bucket=True)
+            why = self._problem or error
+            found = self._objects.error("write", self._name, why, is_bucket=True)
         else:
             return
         raise found
@@ -563,6 +568,6 @@ class _Upload:
             self._waiting.clear()
             self._changed.notify_all()
         self._wake()
-        # A part that is still being sent after that may change: this process does not vouch for it.
         with contextlib.suppress(Exception):  # aborted, or complete
             self._ended.result(_CONNECT_TIMEOUT.total_seconds())
+        self._ended.cancel()  # all parts were handed out: it must not complete later

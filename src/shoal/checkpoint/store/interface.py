@@ -27,8 +27,7 @@ class OpenFile(Protocol):
     def write(self, data: memoryview, offset: int) -> None:
         """Write all of `data` at `offset`. Thread-safe.
 
-        It need not be copied: the memory stays as it is for as long as anything refers to it, or
-        the file is open.
+        It need not be copied: the memory stays as it is until the file is finished or discarded.
         """
 
     def finish(self, num_bytes: int) -> None:
@@ -117,7 +116,10 @@ class Store(Files, Protocol):
         """Return the places of all steps of a run, in order, without reading them."""
 
     def unsettled(self) -> list[tuple[int, Store]]:
-        """Return those of `steps` where `recover` or `collect_garbage` may have something to do."""
+        """Return those of `steps` where something may be left to do, or that cannot be read.
+
+        For `recover` and `collect_garbage`.
+        """
 
     def names(self) -> list[str]:
         """Return the names of what is in it, sorted; of a place that does not exist, none."""

@@ -201,6 +201,7 @@ def _committed(
     faults: dict[int, str] | None = None,
 ) -> Iterator[CommittedStep]:
     found: dict[int, Commit | CheckpointError | None] = {}
+    failed: list[int] = []
 
     def look(own: Iterator[tuple[int, Store]]) -> None:
         for step, store in own:
@@ -208,21 +209,29 @@ def _committed(
                 found[step] = store.committed()
             except CheckpointError as error:
                 found[step] = error
+                if not isinstance(error, skipped):
+                    failed.append(step)
+            if failed:  # steps are taken in order: all before the first of these are read
+                return
 
     in_threads(look, pairs, min(at_once, len(pairs)))
-    for step, store in pairs:
-        commit = found[step]
-        if isinstance(commit, Commit):
-            yield CommittedStep(step, store, commit)
-        elif isinstance(commit, skipped):
-            if faults is None:
-                _LOG.warning("step %d is left out: %s", step, commit)
-            else:
-                faults[step] = str(commit)
-        elif commit is not None:
-            if isinstance(commit, CorruptCheckpointError):
-                add_remedy(commit)
-            raise commit
+    try:
+        for step, store in pairs:
+            commit = found[step]
+            if isinstance(commit, Commit):
+                yield CommittedStep(step, store, commit)
+            elif isinstance(commit, skipped):
+                if faults is None:
+                    _LOG.warning("step %d is left out: %s", step, commit)
+                else:
+                    faults[step] = str(commit)
+            elif commit is not None:
+                if isinstance(commit, CorruptCheckpointError):
+                    add_remedy(commit)
+                raise commit
+    finally:  # an error refers to frames, which would refer to it
+        found.clear()
+        commit = None
 
 
 def add_remedy(error: CorruptCheckpointError) -> None:
