@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -313,6 +315,56 @@ def test_what_takes_long_is_logged_once_for_each_file(monkeypatch, caplog):
                     pass
     found = [record.getMessage().partition(" takes long")[0] for record in caplog.records]
     assert found == ["s3://b/x/COMMIT: a request (read)", "s3://b/x/data: a request (write)"]
+
+
+WAITING = """
+import sys
+from shoal import Bucket
+from shoal.checkpoint.bucket.address import objects_of
+from shoal.runtime.system.threads import in_threads
+
+place = Bucket("s3://b/x", endpoint=sys.argv[1], region="r", skip_signature=True)
+objects = objects_of(place)
+
+def read(names):
+    for name in names:
+        objects.read(name)
+
+file = objects.open_new("data", 1 << 30) if sys.argv[2] == "write" else None
+
+def write(offsets):
+    for offset in offsets:
+        file.write(memoryview(bytearray(4 << 20)), offset)
+        print(offset, flush=True)
+
+if file is None:
+    in_threads(read, "abcd", 4)
+else:
+    in_threads(write, range(0, 1 << 30, 4 << 20), 4)
+"""
+
+
+@pytest.mark.parametrize("what", ["read", "write"])
+def test_an_interrupt_ends_what_all_threads_wait_for(what):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        command = [sys.executable, "-c", WAITING, f"http://127.0.0.1:{silent.getsockname()[1]}"]
+        with subprocess.Popen(
+            [*command, what], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as child:
+            connections = [silent.accept()[0] for _ in range(4 if what == "read" else 1)]
+            for _ in range(8 if what == "write" else 0):  # as far as a file may be ahead
+                child.stdout.readline()
+            for _ in range(25):  # Python hears the first a while later if it is about to wait
+                child.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(1)
+                    break
+            else:  # requests are retried for 180 s
+                child.kill()
+            assert "KeyboardInterrupt" in child.communicate()[1]
+            for one in connections:
+                one.close()
 
 
 # ---- servers that do not keep what they promise

@@ -11,7 +11,7 @@ import pytest
 
 from checkpoint.interrupts import Interrupt
 from shoal.runtime.system import threads
-from shoal.runtime.system.threads import in_threads
+from shoal.runtime.system.threads import ended_with_others, in_threads
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -29,6 +29,27 @@ def test_the_first_error_ends_all_shares():
 
     with pytest.raises(ValueError, match="3"):
         in_threads(work, range(1000), 3)
+
+
+@pytest.mark.parametrize("failing", [True, False], ids=["the caller", "a helper"])
+def test_what_others_wait_for_is_ended(failing):
+    """A barrier that never opens stands for requests to a server that does not answer."""
+    waiting, caller = threading.Barrier(4), threading.current_thread()
+    started = threading.Barrier(3)
+
+    def work(share):
+        for _ in share:
+            with ended_with_others(waiting.abort):
+                started.wait(30)
+                if (threading.current_thread() is caller) is failing:
+                    raise ValueError
+                waiting.wait(30)
+
+    with pytest.raises(ValueError):  # noqa: PT011 - the first error, not one of those it causes
+        in_threads(work, range(3), 3)
+    with ended_with_others(waiting.reset):  # nothing is shared any more
+        pass
+    assert waiting.broken
 
 
 def test_no_more_threads_are_to_be_had(monkeypatch):
@@ -67,7 +88,8 @@ class Interrupted:
 
     def _work(self, share):
         for item in share:
-            self.items.append(item)
+            with ended_with_others(int):
+                self.items.append(item)
             if self.is_over:
                 self.late.append(threading.current_thread().name)
 

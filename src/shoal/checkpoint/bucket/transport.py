@@ -37,6 +37,7 @@ from shoal.checkpoint.bucket.objects import (
 )
 from shoal.checkpoint.store.interface import Left, OpenFile
 from shoal.errors import ShoalError, StorageError, UsageError
+from shoal.runtime.system.threads import ended_with_others
 
 Value = TypeVar("Value")
 
@@ -120,11 +121,11 @@ class _Loop:
         """
         future = self.start(request)
         try:
-            if not _in_time(
-                partial(_has_ended, future), limit_s, partial(_LOG.warning, "%s", slow)
-            ):
-                raise TimeoutError(f"no answer within {limit_s:.0f} s")
-            return future.result()
+            log = partial(_LOG.warning, "%s", slow)
+            with ended_with_others(future.cancel):
+                if not _in_time(partial(_has_ended, future), limit_s, log):
+                    raise TimeoutError(f"no answer within {limit_s:.0f} s")
+                return future.result()
         except BaseException:
             future.cancel()
             raise
@@ -504,17 +505,19 @@ class _Upload:
         """See `OpenFile.write`."""
         part = data.cast("B")[: max(0, self._num_bytes - offset)]
         limit_s = self._objects.limit_s()
-        is_taken = _in_time(partial(self._wait_for_room, offset), limit_s, self._log_slow)
+        with ended_with_others(self._give_up):
+            is_taken = _in_time(partial(self._wait_for_room, offset), limit_s, self._log_slow)
         with self._changed:
             if not is_taken:
                 self._problem = TimeoutError(f"not uploaded within {limit_s:.0f} s")
             if part:
                 self._waiting[offset] = part
                 self._held_bytes += len(part)
-        if self._ended.done() or self._problem is not None:
-            self._wake()
-            self._raise_end()
         self._wake()
+        if self._problem is not None:
+            raise self._error(self._problem)
+        if self._ended.done():
+            self._raise_end()
 
     def _wait_for_room(self, offset: int, timeout_s: float) -> bool:
         with self._changed:
@@ -550,11 +553,13 @@ class _Upload:
                 self.discard()
             self._ended.result(0)
         except Exception as error:  # noqa: BLE001 - obstore raises also what Rust did
-            why = self._problem or error
-            found = self._objects.error("write", self._name, why, is_bucket=True)
+            found = self._error(self._problem or error)
         else:
             return
         raise found
+
+    def _error(self, why: Exception) -> Exception:
+        return self._objects.error("write", self._name, why, is_bucket=True)
 
     def finish(self, num_bytes: int) -> None:
         """See `OpenFile.finish`."""
@@ -563,11 +568,14 @@ class _Upload:
 
     def discard(self) -> None:
         """See `OpenFile.discard`."""
+        self._give_up()
+        with contextlib.suppress(Exception):  # aborted, or complete
+            self._ended.result(_CONNECT_TIMEOUT.total_seconds())
+        self._ended.cancel()  # all parts were handed out: it must not complete later
+
+    def _give_up(self) -> None:
         with self._changed:
             self._problem = self._problem or RuntimeError("the save ended")
             self._waiting.clear()
             self._changed.notify_all()
         self._wake()
-        with contextlib.suppress(Exception):  # aborted, or complete
-            self._ended.result(_CONNECT_TIMEOUT.total_seconds())
-        self._ended.cancel()  # all parts were handed out: it must not complete later

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -18,7 +19,8 @@ def in_threads(work: Callable[[Iterator[T]], None], items: Iterable[T], most: in
     """Call `work` in up to `most` threads, the caller's among them, each with a share of `items`.
 
     A share is an iterator: a thread takes the next item when it has finished the last one. The
-    first error, or an interrupt, ends all shares and is raised once all threads have returned.
+    first error, or an interrupt, ends all shares and is raised once all threads have returned. What
+    may take long in an item, such as a request, is to be in an `ended_with_others`.
     """
     crew = _Crew(work, items)
     crew.note_errors_of(lambda: crew.call(most - 1))
@@ -27,6 +29,25 @@ def in_threads(work: Callable[[Iterator[T]], None], items: Iterable[T], most: in
         pass
     if crew.errors:
         raise crew.errors[0]
+
+
+@contextlib.contextmanager
+def ended_with_others(end: Callable[[], object]) -> Iterator[None]:
+    """Call `end`, from any thread, if the work that this thread shares fails during the block.
+
+    It may be called again, and also if the block has just ended.
+    """
+    crew = _CREW.get()
+    if crew is None or crew.is_over:  # an interrupt may have kept it from being reset
+        yield
+        return
+    crew.ends.append(end)
+    try:
+        if crew.errors:
+            end()
+        yield
+    finally:
+        crew.ends.remove(end)
 
 
 class _Crew(Generic[T]):
@@ -42,9 +63,11 @@ class _Crew(Generic[T]):
         self._waiting = iter(list(items))
         self._lock = threading.Lock()
         self._is_closed = False
+        self.is_over = False  # all threads have returned
         self._called: list[threading.Lock] = []  # released when that thread has ended
         self._signed_up: list[threading.Lock] = []
         self.errors: list[BaseException] = []
+        self.ends: list[Callable[[], object]] = []  # of what the threads wait for
 
     def note_errors_of(self, act: Callable[[], None]) -> bool:
         """Run it and return whether it succeeded. On failure the threads take no more items."""
@@ -72,21 +95,33 @@ class _Crew(Generic[T]):
                 if self._is_closed or self.errors:
                     return
                 self._signed_up.append(busy)
-            self.note_errors_of(self.do_a_share)
+            if not self.note_errors_of(self.do_a_share):
+                self.note_errors_of(self._end_all)
         finally:
             busy.release()
 
     def do_a_share(self) -> None:
         """Do a share of the work in the calling thread."""
-        self._work(self._share())
+        token = _CREW.set(self)
+        try:
+            self._work(self._share())
+        finally:
+            _CREW.reset(token)
+
+    def _end_all(self) -> None:
+        for end in list(self.ends):
+            end()
 
     def wait(self) -> None:
         """Close registration and wait for all registered threads."""
         with self._lock:
             self._is_closed = True
+        if self.errors:
+            self._end_all()
         for busy in (*self._called, *self._signed_up):
             with busy:
                 pass
+        self.is_over = True
 
     def _share(self) -> Iterator[T]:
         while True:
@@ -98,3 +133,6 @@ class _Crew(Generic[T]):
                 except StopIteration:
                     return
             yield item
+
+
+_CREW: ContextVar[_Crew[Any] | None] = ContextVar("shoal_crew", default=None)
