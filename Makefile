@@ -39,8 +39,7 @@ lint: $(VENV)/.installed ## Check style, formatting, types, and the files in .gi
 	$(VENV)/bin/zizmor --offline --quiet --pedantic .github
 
 test-buckets: $(VENV)/.bucketed ## Checkpoints in buckets: on more servers, each request failing in all ways
-	$(VENV)/bin/python -m pytest $(AT_ONCE) -m buckets tests/checkpoint/store tests/processes
-	EVERY_REQUEST=1 $(VENV)/bin/python -m pytest $(AT_ONCE) -m "not faults" tests/checkpoint/bucket
+	$(VENV)/bin/python -m pytest $(AT_ONCE) -m buckets tests/checkpoint tests/processes
 
 test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 3.12 and JAX
 	$(NEWEST)/bin/python -m pytest $(AT_ONCE)

@@ -346,13 +346,14 @@ else:
 
 @pytest.mark.parametrize("what", ["read", "write"])
 def test_an_interrupt_ends_what_all_threads_wait_for(what):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as stack:
         silent.settimeout(60)
         command = [sys.executable, "-c", WAITING, f"http://127.0.0.1:{silent.getsockname()[1]}"]
         with subprocess.Popen(
             [*command, what], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as child:
-            connections = [silent.accept()[0] for _ in range(4 if what == "read" else 1)]
+            for _ in range(4 if what == "read" else 1):
+                stack.enter_context(silent.accept()[0])
             for _ in range(8 if what == "write" else 0):  # as far as a file may be ahead
                 child.stdout.readline()
             for _ in range(25):  # Python hears the first a while later if it is about to wait
@@ -363,8 +364,6 @@ def test_an_interrupt_ends_what_all_threads_wait_for(what):
             else:  # requests are retried for 180 s
                 child.kill()
             assert "KeyboardInterrupt" in child.communicate()[1]
-            for one in connections:
-                one.close()
 
 
 # ---- servers that do not keep what they promise
@@ -418,11 +417,12 @@ def test_a_real_server_that_ignores_conditions_is_refused():
 
 
 @pytest.mark.buckets
+@pytest.mark.timeout(400)  # beside the other long tests
 def test_the_example_is_preempted_and_resumes_on_another_mesh(env, bucket):
     program = pathlib.Path(__file__).parents[3] / "examples" / "preempted.py"
     done = subprocess.run(
         [sys.executable, program, "--checkpoints", f"{bucket}/demo"],
-        env=env, capture_output=True, text=True, timeout=110,
+        env=env, capture_output=True, text=True, timeout=390,
     )  # fmt: skip
     assert done.returncode == 0, done
     assert "resumed after epoch" in done.stdout

@@ -17,6 +17,7 @@ import math
 import os
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -48,6 +49,7 @@ _MOST_PARTS = 9000  # services allow 10,000
 _SLOWEST_BYTES_S = 128 << 10  # an upload that is slower than this is cut and tried again
 _UPLOADS = 8  # parts in flight, of all processes of a host
 _AHEAD_BYTES = 32 << 20  # that files may be ahead of their uploads, of all processes of a host
+_LOOK_S = 1.0  # an interrupt may keep a writer from being called
 _LEAST_S = 5.0  # that each request has, also after a deadline
 _SLOW_S = 10.0  # a request that takes longer is logged
 _READ_TIMEOUT = timedelta(seconds=30)  # without a byte
@@ -474,20 +476,27 @@ class _Upload:
         self._held_bytes = 0
         self._next = 0  # offset of the next part
         self._problem: Exception | None = None
-        self._is_slow = False
-        self._changed = threading.Condition()
+        self._is_slow = self._is_over = False
+        # Not a condition: that is Python code, and an interrupt in it would keep its lock taken.
+        self._lock = threading.Lock()
+        self._writers: list[threading.Lock] = []  # each is released when there may be room
         self._came: asyncio.Event | None = None  # of the loop
         self._ended = objects.upload(name, num_bytes, self._parts())
-        self._ended.add_done_callback(lambda _: self._notify())
+        self._ended.add_done_callback(lambda _: self._note_end())
 
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def _note_end(self) -> None:
+        with self._lock:
+            self._is_over = True
+            self._call_writers()
+
+    def _call_writers(self) -> None:
+        while self._writers:
+            self._writers.pop().release()
 
     async def _parts(self) -> AsyncIterator[memoryview]:
         self._came = asyncio.Event()
         while self._next < self._num_bytes:
-            with self._changed:
+            with self._lock:
                 if self._problem is not None:
                     raise self._problem  # obstore aborts the upload
                 part = self._waiting.pop(self._next, None)
@@ -495,10 +504,10 @@ class _Upload:
             if part is None:
                 await self._came.wait()
                 continue
-            with self._changed:
+            with self._lock:
                 self._next += len(part)
                 self._held_bytes -= len(part)
-                self._changed.notify_all()
+                self._call_writers()
             yield part
 
     def write(self, data: memoryview, offset: int) -> None:
@@ -507,7 +516,7 @@ class _Upload:
         limit_s = self._objects.limit_s()
         with ended_with_others(self._give_up):
             is_taken = _in_time(partial(self._wait_for_room, offset), limit_s, self._log_slow)
-        with self._changed:
+        with self._lock:
             if not is_taken:
                 self._problem = TimeoutError(f"not uploaded within {limit_s:.0f} s")
             if part:
@@ -516,21 +525,23 @@ class _Upload:
         self._wake()
         if self._problem is not None:
             raise self._error(self._problem)
-        if self._ended.done():
+        if self._is_over:
             self._raise_end()
 
     def _wait_for_room(self, offset: int, timeout_s: float) -> bool:
-        with self._changed:
-            # What comes next is always taken, so that a writer never waits for another one.
-            return self._changed.wait_for(
-                lambda: (
-                    self._held_bytes < self._ahead_bytes
-                    or offset == self._next
-                    or self._ended.done()
-                    or self._problem is not None
-                ),
-                timeout_s,
-            )
+        until_s = time.monotonic() + timeout_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            room = threading.Lock()
+            room.acquire()
+            with self._lock:
+                # What comes next is always taken, so that a writer never waits for another one.
+                if self._held_bytes < self._ahead_bytes or offset == self._next:
+                    return True
+                if self._is_over or self._problem is not None:
+                    return True
+                self._writers.append(room)
+            room.acquire(timeout=min(left_s, _LOOK_S))
+        return False
 
     def _log_slow(self) -> None:
         if not self._is_slow:  # once for a file
@@ -574,8 +585,8 @@ class _Upload:
         self._ended.cancel()  # all parts were handed out: it must not complete later
 
     def _give_up(self) -> None:
-        with self._changed:
+        with self._lock:
             self._problem = self._problem or RuntimeError("the save ended")
             self._waiting.clear()
-            self._changed.notify_all()
+            self._call_writers()
         self._wake()
