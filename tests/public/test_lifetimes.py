@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.checkpoint.blocks.memory import uncollected
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -71,10 +72,8 @@ def references(tree):
 def test_arrays_are_freed_without_a_collection(name, tmp_path):
     make, call = CALLS[name]
     call(make(), tmp_path / "first")  # programs are compiled, and what is cached is cached
-    was_enabled = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         tree = make()
         taken = references(tree)
         result = jax.block_until_ready(call(tree, tmp_path / "second"))
@@ -82,8 +81,6 @@ def test_arrays_are_freed_without_a_collection(name, tmp_path):
         del tree, result
         assert alive(taken) == []
         assert alive(returned) == []
-    finally:
-        gc.enable() if was_enabled else gc.disable()
 
 
 def test_an_error_that_was_caught_holds_no_arrays(tmp_path):
@@ -97,10 +94,6 @@ def test_an_error_that_was_caught_holds_no_arrays(tmp_path):
             run.all_steps()
         return references(state)
 
-    was_enabled = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         assert alive(look()) == []
-    finally:
-        gc.enable() if was_enabled else gc.disable()

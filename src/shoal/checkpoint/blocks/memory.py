@@ -184,7 +184,7 @@ class Arena:
             filler = Filler(image)
             for window in range(0, size, _WINDOW_BYTES):
                 work.append((filler, memory[window : window + _WINDOW_BYTES], window))
-        in_threads(_fill, work, min(_num_threads(self._memory[:at]), len(work)))
+        in_threads(_fill, work, _num_threads(self._memory[:at]))
         return held
 
     def image(self, name: str) -> Bytes:

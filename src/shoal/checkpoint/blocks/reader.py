@@ -80,7 +80,7 @@ def read_boxes(
         _check_sizes(checkpoint, plan.files)
     outs = [_contiguous(want.out) for want in wants]
     reading = _ReadCall(checkpoint, plan, boxes, outs, progress)
-    in_threads(reading.serve, range(plan.num_requests), min(threads, plan.num_requests))
+    in_threads(reading.serve, range(plan.num_requests), threads)
     for want, out in zip(wants, outs, strict=True):
         if out is not want.out:
             want.out[...] = out

@@ -74,7 +74,7 @@ def write_files(
                 _write(window)
                 progress(window.real_bytes)
 
-        in_threads(write, work, min(_WRITES + fills, len(work)))
+        in_threads(write, work, _WRITES + fills)
         for image, file in zip(images, opened, strict=True):
             file.finish(image.num_bytes)
     except BaseException:

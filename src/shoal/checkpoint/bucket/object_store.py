@@ -150,11 +150,7 @@ class ObjectStore:
         return ObjectStore(self._objects.below(step_name(step)), self._access, self._left)
 
     def steps(self) -> list[tuple[int, Store]]:
-        """See `Store.steps`.
-
-        Where only an empty register is left, the step is deleted. Its size says so: the registers
-        of deleted steps stay for good, and need not all be read.
-        """
+        """See `Store.steps`."""
         return [(step, store) for step, store, _ in self._listed()]
 
     def unsettled(self) -> list[tuple[int, Store]]:
@@ -166,11 +162,15 @@ class ObjectStore:
                 if not _is_settled(store, names):
                     found.append((step, store))
 
-        listed = self._listed()
-        in_threads(look, listed, min(_SMALL_REQUESTS, len(listed)))
-        return sorted(found, key=lambda one: one[0])
+        in_threads(look, self._listed(), _SMALL_REQUESTS)
+        return sorted(found)
 
     def _listed(self) -> list[tuple[int, Store, list[str]]]:
+        """Return the steps, in order, with the names of their files.
+
+        Where only an empty register is left, the step is deleted. Its size says so: the registers
+        of deleted steps stay for good, and need not all be read.
+        """
         found: list[tuple[int, Store, list[str]]] = []
         for name, infos in self._objects.listed_below(STEPS).items():
             own = [one for one in infos if one.name != _CONDITIONS]
@@ -181,7 +181,7 @@ class ObjectStore:
             names = [one.name for one in own]
             if names != [COMMIT] or _may_hold_one(store):
                 found.append((step, store, names))
-        return sorted(found, key=lambda one: one[0])
+        return sorted(found)
 
     def names(self) -> list[str]:
         """See `Store.names`."""

@@ -535,9 +535,8 @@ class _Upload:
             room.acquire()
             with self._lock:
                 # What comes next is always taken, so that a writer never waits for another one.
-                if self._held_bytes < self._ahead_bytes or offset == self._next:
-                    return True
-                if self._is_over or self._problem is not None:
+                has_room = self._held_bytes < self._ahead_bytes or offset == self._next
+                if has_room or self._is_over or self._problem is not None:
                     return True
                 self._writers.append(room)
             room.acquire(timeout=min(left_s, _LOOK_S))

@@ -214,7 +214,7 @@ def _committed(
             if failed:  # steps are taken in order: all before the first of these are read
                 return
 
-    in_threads(look, pairs, min(at_once, len(pairs)))
+    in_threads(look, pairs, at_once)
     try:
         for step, store in pairs:
             commit = found[step]
@@ -305,7 +305,7 @@ def retain(
             last,
         )
     found: list[Saved] = []
-    in_threads(lambda own: found.extend(map(_saved, own)), steps.values(), min(at_once, len(steps)))
+    in_threads(lambda own: found.extend(map(_saved, own)), steps.values(), at_once)
     errors, gone = [], []
     for step in doomed(found, keep):
         try:

@@ -18,12 +18,14 @@ T = TypeVar("T")
 def in_threads(work: Callable[[Iterator[T]], None], items: Iterable[T], most: int) -> None:
     """Call `work` in up to `most` threads, the caller's among them, each with a share of `items`.
 
-    A share is an iterator: a thread takes the next item when it has finished the last one. The
-    first error, or an interrupt, ends all shares and is raised once all threads have returned. What
-    may take long in an item, such as a request, is to be in an `ended_with_others`.
+    There are no more threads than items. A share is an iterator: a thread takes the next item when
+    it has finished the last one. The first error, or an interrupt, ends all shares and is raised
+    once all threads have returned. What may take long in an item, such as a request, is to be in an
+    `ended_with_others`.
     """
-    crew = _Crew(work, items)
-    crew.note_errors_of(lambda: crew.call(most - 1))
+    listed = list(items)
+    crew = _Crew(work, listed)
+    crew.note_errors_of(lambda: crew.call(min(most, len(listed)) - 1))
     crew.note_errors_of(crew.do_a_share)
     while not crew.note_errors_of(crew.wait):
         pass
@@ -60,7 +62,7 @@ class _Crew(Generic[T]):
 
     def __init__(self, work: Callable[[Iterator[T]], None], items: Iterable[T]) -> None:
         self._work = work
-        self._waiting = iter(list(items))
+        self._waiting = iter(items)
         self._lock = threading.Lock()
         self._is_closed = False
         self.is_over = False  # all threads have returned
