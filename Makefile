@@ -1,7 +1,8 @@
 # Every target makes what it needs and is enough on a fresh clone.
 VENV := .venv
 # Much of a test's time is waiting: several run at a time. The fault matrix sees to that itself.
-AT_ONCE := -n auto --dist worksteal
+# tests/progress.py prints what has ended, in place of pytest's letters and percentages.
+AT_ONCE := -n auto --dist worksteal -o console_output_style=classic
 # Optimized code is wasted on what runs once; on the newest JAX the suite compiles as users do.
 QUICKLY := --compile-quickly
 NEWEST := .venv-newest
@@ -19,7 +20,7 @@ INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 .DEFAULT_GOAL := help
 .PHONY: demo test test-faults test-buckets lint test-newest test-faults-newest test-latest test-nightly dist release site site-check bench house lock clean help
 
-demo: $(VENV)/.installed ## Train a digit classifier, preempt it, resume it on another mesh
+demo: $(VENV)/.demo ## Train a digit classifier, preempt it, resume it on another mesh
 	$(VENV)/bin/python examples/preempted.py
 
 test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
@@ -86,10 +87,12 @@ help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
 	  while IFS='|' read -r target words; do printf '  make %-18s %s\n' "$$target" "$$words"; done
 
-$(VENV)/.installed: $(INPUTS)
-	@python=$$(.ci/find-python default) || \
-	  { echo "no Python >= 3.11 found; set PYTHON to one" >&2; exit 1; }; \
-	.ci/install $(VENV) "$$python" $(EXTRAS)
+$(VENV)/.demo: $(INPUTS)
+	@python=$$(.ci/find-python default) && .ci/install $(VENV) "$$python" demo
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.demo
+	@.ci/install $(VENV) $(VENV)/bin/python $(EXTRAS)
 	@touch $@
 
 $(VENV)/.benched: $(VENV)/.installed

@@ -43,17 +43,19 @@ def run(processes, devices, folder, *saves, leave_at=None):
 def main(checkpoints=None):
     saves = ["--checkpoints", checkpoints] if checkpoints else []
     with tempfile.TemporaryDirectory() as folder:
+        print("1. Train undisturbed: 2 processes x 4 virtual devices", flush=True)
         code, undisturbed = run(2, 4, Path(folder, "undisturbed"))
         if code:
             return code
-        print()
+        print("\n2. Train again, and preempt the job after half of the epochs", flush=True)
         code, _ = run(2, 4, Path(folder, "run"), *saves, leave_at="epoch 15 ")
-        print(f"--- shoal run returned {code}\n", flush=True)
+        print(f"--- shoal run returned {code}", flush=True)
         if code != REQUEUE:
             return 1
+        print("\n3. Start the same program on another mesh: 1 process x 8 devices", flush=True)
         code, resumed = run(1, 8, Path(folder, "run"), *saves)
-    print(f"\nundisturbed   {undisturbed}\npreempted     {resumed}")
-    print(resumed, flush=True)
+    print(f"\nundisturbed: {undisturbed}")
+    print(f"preempted, and resumed on another mesh: {resumed}", flush=True)
     return code or int(undisturbed != resumed)
 
 

@@ -23,11 +23,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import progress
+
 # Whatever could tell this process, or a child, that it is part of a job, or how JAX is set up.
 FOREIGN = (
     "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "DTENSOR_", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_",
-    "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_", "PMIX_", "PRTE_", "PYTHONDONTWRITE",
-    "PYTHONPATH", "RANK", "SHOAL_", "SLURM_",
+    "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_", "PMIX_", "PRTE_", "PYTEST_ADDOPTS",
+    "PYTHONDONTWRITE", "PYTHONPATH", "RANK", "SHOAL_", "SLURM_",
     "TORCHELASTIC_", "TPU_", "WORLD_SIZE", "XLA_",
 )  # fmt: skip
 
@@ -81,9 +83,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how XLA compiles, before anything imports JAX, and in the processes of jobs."""
+    """Choose how XLA compiles, before anything imports JAX, and in the processes of jobs.
+
+    And what is printed meanwhile.
+    """
     if config.getoption("--compile-quickly"):
         os.environ["XLA_FLAGS"] = OUTSIDE["XLA_FLAGS"] = QUICKLY
+    progress.register(config)
 
 
 @pytest.hookimpl(wrapper=True)
