@@ -3,7 +3,7 @@ VENV := .venv
 # Much of a test's time is waiting: several run at a time. The fault matrix sees to that itself.
 # tests/progress.py prints what has ended, in place of pytest's letters and percentages.
 AT_ONCE := -n auto --dist worksteal -o console_output_style=classic
-# Optimized code is wasted on what runs once; on the newest JAX the suite compiles as users do.
+# Optimized code is wasted on what runs once; on a newer JAX than 0.10 the suite compiles as users do.
 QUICKLY := --compile-quickly
 NEWEST := .venv-newest
 # What requirements/ does not pin is looked up in every run.

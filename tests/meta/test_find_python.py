@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,9 +23,11 @@ def place(folder: Path, name: str, script: str) -> Path:
 
 
 def find(which: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the finder with `home`/bin first on PATH and its version managers below `home`."""
+    """Run the finder where `home`/bin is all of PATH, its version managers below `home`."""
+    (home / "bin").mkdir(exist_ok=True)
+    (home / "bin" / "bash").symlink_to(shutil.which("bash"))
     outside = {
-        "PATH": f"{home / 'bin'}:{os.defpath}:/usr/bin",
+        "PATH": str(home / "bin"),
         "HOME": str(home),
         "PYENV_ROOT": str(home / "pyenv"),
     }
@@ -55,9 +59,38 @@ def test_the_default_is_3_11_where_there_is_one(tmp_path):
     assert find("default", tmp_path).stdout == "/a path/of 3.11\n"
 
 
-def test_your_own_choice_wins(tmp_path):
-    assert find("default", tmp_path, PYTHON="/mine").stdout == "/mine\n"
-    assert find("newest", tmp_path, NEWEST_PYTHON="/mine").stdout == "/mine\n"
+def test_without_3_11_what_is_taken_is_said(tmp_path):
+    place(tmp_path / "bin", "python3.97", "echo 3 97 0 /a path/of 3.97")
+    done = find("default", tmp_path)
+    assert done.stdout == "/a path/of 3.97\n"
+    assert done.stderr == "no Python 3.11 found: taking /a path/of 3.97\n"
+
+
+def test_without_any_what_to_do_is_said(tmp_path):
+    place(tmp_path / "bin", "python3", "exit 1")  # an old one
+    done = find("default", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "no Python 3.11 or newer found; if there is one, add PYTHON=/its/path to the command\n"
+    )
+
+
+def test_a_python_that_cannot_make_environments_is_named(tmp_path):
+    """As Debian's, whose part that makes environments is another package."""
+    hidden = "import sys; sys.modules['ensurepip'] = None"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    place(tmp_path / "bin", "python3", f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')
+    done = find("default", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    version = f"python3.{sys.version_info.minor}"
+    assert re.fullmatch(
+        rf'Python [\d.]+ \(.*\) cannot make .* "sudo apt install {version}-venv" .*\n', done.stderr
+    )
+
+
+@pytest.mark.parametrize("which", [["default", "PYTHON"], ["newest", "NEWEST_PYTHON"]])
+def test_your_own_choice_wins(which, tmp_path):
+    assert find(which[0], tmp_path, **{which[1]: "/mine"}).stdout == "/mine\n"
 
 
 @pytest.mark.parametrize("which", ["", "oldest"])
