@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     And what is printed meanwhile.
     """
-    # XLA ends a process that has a flag which it does not know, and newer ones do not know them all.
+    # XLA ends a process that has a flag it does not know, and newer ones do not know them all.
     if not metadata.version("jax").startswith("0.10."):
         config.option.compile_quickly = False
     if config.getoption("--compile-quickly"):
