@@ -40,22 +40,22 @@ class Progress:
             self._failed += 1
             crash = getattr(report.longrepr, "reprcrash", None)
             why = f" - {crash.message.splitlines()[0]}" if crash and crash.message else ""
-            if self._reporter.isatty:
-                self._reporter.rewrite("", erase=True)
-            self._reporter.write_line(f"FAILED {report.nodeid}{why}", red=True)
-        self._print_count()
-
-    def _print_count(self) -> None:
+            self._print(f"FAILED {report.nodeid}{why}", stays=True)
         now = time.monotonic()
-        counted = (
-            f"{self._ended:,} of {self._session.testscollected:,} tests, {self._failed} failed,"
-            f" {now - self._began:.0f} s"
-        )
-        if self._reporter.isatty:
-            self._reporter.rewrite(counted, erase=True)
-        elif now - self._printed >= PERIOD_S:
+        if self._reporter.isatty or now - self._printed >= PERIOD_S:
             self._printed = now
-            self._reporter.write_line(counted)
+            self._print(
+                f"{self._ended:,} of {self._session.testscollected:,} tests,"
+                f" {self._failed} failed, {now - self._began:.0f} s"
+            )
+
+    def _print(self, line: str, stays: bool = False) -> None:
+        if not self._reporter.isatty:
+            self._reporter.write_line(line)
+            return
+        self._reporter.rewrite(line, erase=True)
+        if stays:
+            self._reporter.write("\n")
 
 
 def register(config: pytest.Config) -> None:

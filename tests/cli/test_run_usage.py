@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -158,7 +159,7 @@ def test_help_helps(child_env):
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_closed_streams_are_as_good_as_no_reader(closed, tmp_path):
     (tmp_path / "main.py").write_text("print('said'); open('done', 'w').close()")
-    line = f"{sys.executable} -m shoal run main.py {closed}"
+    line = f"{shlex.quote(sys.executable)} -m shoal run main.py {closed}"
     done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from shoal.draw.media.terminal import plain
 from shoal.draw.roll import Roll, ServiceRow, render_roll
@@ -31,14 +31,19 @@ def recorded() -> Roll:
 
 
 def picture() -> str:
-    """Return the table as SVG. Fonts are the reader's own: nothing is fetched."""
+    """Return the table as SVG."""
+    return svg(render_roll(recorded()), 100, "shoal watch", "watch")
+
+
+def svg(shown: RenderableType, width: int, title: str, name: str) -> str:
+    """Draw a terminal that shows something. Fonts are the reader's own: nothing is fetched."""
     console = Console(
-        record=True, file=io.StringIO(), width=100, force_terminal=True, color_system="truecolor"
+        record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor"
     )
-    console.print(render_roll(recorded()))
+    console.print(shown)
     svg_format = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    svg = console.export_svg(title="shoal watch", code_format=svg_format, unique_id="watch")
-    return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
+    drawn = console.export_svg(title=title, code_format=svg_format, unique_id=name)
+    return "\n".join(line.rstrip() for line in drawn.splitlines()) + "\n"
 
 
 def page() -> str:

@@ -79,7 +79,7 @@ def test_a_python_that_cannot_make_environments_is_named(tmp_path):
     """As Debian's, whose part that makes environments is another package."""
     hidden = "import sys; sys.modules['ensurepip'] = None"
     (tmp_path / "sitecustomize.py").write_text(hidden)
-    place(tmp_path / "bin", "python3", f'PYTHONPATH={tmp_path} exec {sys.executable} "$@"')
+    place(tmp_path / "bin", "python3", f'PYTHONPATH={tmp_path} exec "{sys.executable}" "$@"')
     done = find("default", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     version = f"python3.{sys.version_info.minor}"

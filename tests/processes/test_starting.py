@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -131,7 +132,7 @@ def test_torchrun(start):
 
 def test_slurm_recorded(start, tmp_path):
     srun = tmp_path / "srun"
-    srun.write_text(SRUN.format(python=sys.executable))
+    srun.write_text(SRUN)
     assert start([sys.executable, str(srun)]) == expected(2)
 
 
@@ -171,6 +172,7 @@ def test_a_shared_directory_is_enough(child_env, tmp_path):
 
 def test_two_jobs_of_one_host_at_once_meet_apart(start):
     hydra = needs(program("mpiexec.hydra"), "mpich")
-    job = f"SAID=$SAID/$name {hydra} -n 2 {sys.executable} script.py || exit 1"
+    job = shlex.join([hydra, "-n", "2", sys.executable, "script.py"])
+    job = f"SAID=$SAID/$name {job} || exit 1"
     both = f"for name in a b; do mkdir $SAID/$name; ({job}) & done; wait"
     assert start(lambda me: ["sh", "-c", both]) == expected(2) * 2

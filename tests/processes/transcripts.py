@@ -51,7 +51,7 @@ _VARIES = (  # from run to run, or from host to host
     (re.compile(r"^(p\d+\| )?shoal \S+ was tested with JAX up to .*\n", re.MULTILINE), ""),
     (re.compile(r"\S*… \d+ characters …\S*"), "…"),
     (re.compile(r"\[external/.*"), "…"),  # what Gloo saw of a connection that broke
-    (re.compile(r"; its cgroup counted no out-of-memory kill"), ""),  # where there is a counter
+    (re.compile(r", and the cgroup recorded no OOM kill"), ""),  # where there is a counter
     # Which of several equal failures was the first.
     (re.compile(r"p\d+\.log \(process \d+ was the first\)"), "p0000.log (process 0 was the first)"),
     (re.compile(r"(processes raised .*?)process \d+ of", re.DOTALL), r"\1process 0 of"),

@@ -94,7 +94,7 @@ class TestStores(StoreContract):
             return LocalStore(tmp_path / "run")
         if kind == "disk in memory":
             clock.disk = disk = Disk()
-            return LocalStore(disk.folder("/run"))
+            return LocalStore(disk.folder(str(tmp_path / "run")))  # asked about its file system
         if kind == "bucket in memory":
             return ObjectStore(MemoryObjects(clock=lambda: clock.now))
         return store_at(new_place(), "")

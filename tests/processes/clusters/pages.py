@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -53,6 +54,13 @@ class Folder:
         path = self.path / "bin" / name
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def stand_in_python(self, name, text):
+        """Put a Python program on the path. (The line `#!` cannot name a Python with a space.)"""
+        program = self.path / "bin" / f"{name}.py"
+        program.write_text(text)
+        command = shlex.join([sys.executable, str(program)])
+        self.stand_in(name, f'#!/bin/sh\nexec {command} "$@"\n')
 
     def start(self, *command, **env):
         """Start a command, in a session of its own."""

@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -38,17 +37,17 @@ JobRequeue=1
 NodeName={host} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
 PartitionName=debug Nodes=ALL Default=YES State=UP
 """
-SRUN = """#!{python}
+SRUN = """\
 import os, signal, subprocess, sys
-step = {{  # with a number of its own, of which the port is made: tests run side by side
+step = {  # with a number of its own, of which the port is made: tests run side by side
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost",
     "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1",
     "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0",
-}}
+}
 both = [
     subprocess.Popen(
         sys.argv[1:],
-        env={{**os.environ, **step, "SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)}},
+        env={**os.environ, **step, "SLURM_PROCID": str(index), "SLURM_LOCALID": str(index)},
     )
     for index in range(2)
 ]
@@ -59,7 +58,7 @@ START_S = 60.0
 
 def recorded(folder):
     """Put an `srun` with recorded variables, and an `scontrol` that notes its orders, there."""
-    folder.stand_in("srun", SRUN.format(python=sys.executable))
+    folder.stand_in_python("srun", SRUN)
     folder.stand_in("scontrol", f'#!/bin/sh\necho "$@" >> {folder.path}/scontrol.said\n')
     return {"SLURM_JOB_ID": "77", "SLURM_SUBMIT_DIR": str(folder.path)}
 

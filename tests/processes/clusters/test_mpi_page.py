@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -24,13 +25,14 @@ def installed(name):
 def open_mpi(folder):
     """Start jobs with Open MPI's launcher: the wheels of both have an `mpirun`."""
     prterun = installed("prterun")
-    folder.stand_in("mpirun", f'#!/bin/sh\nexec {prterun} --personality ompi "$@"\n')
+    folder.stand_in("mpirun", f'#!/bin/sh\nexec {shlex.quote(prterun)} --personality ompi "$@"\n')
     folder.add("mpi.md", "open-mpi.sh")
     return ["sh", "open-mpi.sh", "--allow-run-as-root", "--oversubscribe", "-n", "2"], "prterun"
 
 
 def mpich(folder):
-    folder.stand_in("mpiexec", f'#!/bin/sh\nexec {installed("mpiexec.hydra")} "$@"\n')
+    hydra = installed("mpiexec.hydra")
+    folder.stand_in("mpiexec", f'#!/bin/sh\nexec {shlex.quote(hydra)} "$@"\n')
     folder.add("mpi.md", "mpich.sh")
     return ["sh", "mpich.sh", "-n", "2"], "mpiexec.hydra"
 

@@ -6,24 +6,23 @@ import importlib.util
 import os
 import signal
 import socket
-import sys
 
 import pytest
 
 from processes.clusters.pages import STEPS_WITH_NOTICE, check_went_on
 
 # What torchrun of torch 2.9 set for its processes, and no more; one node.
-RECORDED = """#!{python}
+RECORDED = """\
 import os, signal, subprocess, sys
 program = sys.argv[sys.argv.index("--no-python") + 1:]
 count = int(sys.argv[sys.argv.index("--nproc-per-node") + 1])
-job = {{
+job = {
     "MASTER_ADDR": "localhost", "MASTER_PORT": "{port}", "WORLD_SIZE": str(count),
     "LOCAL_WORLD_SIZE": str(count), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
     "TORCHELASTIC_RUN_ID": "train", "TORCHELASTIC_RESTART_COUNT": "0",
-}}
+}
 rows = [
-    subprocess.Popen(program, env={{**os.environ, **job, "RANK": str(i), "LOCAL_RANK": str(i)}})
+    subprocess.Popen(program, env={**os.environ, **job, "RANK": str(i), "LOCAL_RANK": str(i)})
     for i in range(count)
 ]
 def pass_on(number, frame):
@@ -32,7 +31,11 @@ def pass_on(number, frame):
 signal.signal(signal.SIGTERM, pass_on)
 sys.exit(1 if any([row.wait() for row in rows]) else 0)
 """
-ITSELF = '#!/bin/sh\nexec {python} -m torch.distributed.run --local-addr localhost "$@"\n'
+ITSELF = """\
+import os, sys
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "localhost"]
+os.execv(sys.executable, [*torchrun, *sys.argv[1:]])
+"""
 
 
 def free_port():
@@ -47,7 +50,7 @@ def start(folder, request):
     if request.param == "itself" and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed (pip install torch)")
     text = ITSELF if request.param == "itself" else RECORDED
-    folder.stand_in("torchrun", text.format(python=sys.executable, port=free_port()))
+    folder.stand_in_python("torchrun", text.replace("{port}", str(free_port())))
     folder.add("torchrun.md", "start.sh")
     script = folder.path / "start.sh"
     script.write_text(script.read_text().replace("29400", str(free_port())))

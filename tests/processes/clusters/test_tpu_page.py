@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 from processes.clusters.pages import STEPS_WITH_NOTICE, check_went_on
 
 # Starts the command on each host of the slice, as `gcloud … ssh --worker=all`; GKE's variables, by
 # which JAX knows the hosts without a metadata server.
-GCLOUD = """#!{python}
+GCLOUD = """\
 import os, subprocess, sys
 if "ssh" not in sys.argv:
     assert sys.argv[1:5] == ["compute", "tpus", "tpu-vm", "scp"], sys.argv
     sys.exit(0)
 command = sys.argv[sys.argv.index("--command") + 1]
-slice_ = {{
+slice_ = {
     "JAX_FORCE_TPU_INIT": "1", "MEGASCALE_NUM_SLICES": "", "MEGASCALE_SLICE_ID": "",
     "MEGASCALE_COORDINATOR_ADDRESS": "", "TPU_WORKER_HOSTNAMES": "localhost,localhost",
     "SHOAL_VIRTUAL_DEVICES": "2",
-}}
-env = {{name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}}
+}
+env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
 rows = [
-    subprocess.Popen(["sh", "-c", command], env={{**env, **slice_, "TPU_WORKER_ID": str(index)}})
+    subprocess.Popen(["sh", "-c", command], env={**env, **slice_, "TPU_WORKER_ID": str(index)})
     for index in range(2)
 ]
 sys.exit(max([row.wait() for row in rows]))
@@ -32,7 +31,7 @@ sys.exit(max([row.wait() for row in rows]))
 
 def test_it_runs_and_starts_again_after_75(folder):
     """One test, because JAX's port for TPU hosts is one for all."""
-    folder.stand_in("gcloud", GCLOUD.format(python=sys.executable))
+    folder.stand_in_python("gcloud", GCLOUD)
     folder.add("tpu.md", "start.sh")
     variables = {"TPU": "my-slice", "ZONE": "us-central2-b", "STEPS": str(STEPS_WITH_NOTICE)}
     job = folder.start("sh", "start.sh", **variables)

@@ -105,7 +105,7 @@ def test_a_signal_is_named_and_gives_128_more(launch, number):
     )
     assert finished.code == 128 + number
     assert finished.verdict.endswith(f": process 1 of 2 was killed by {number.name}")
-    assert ("Not sent by shoal run" in finished.err) == (number == signal.SIGKILL)
+    assert ("shoal run did not send the signal" in finished.err) == (number == signal.SIGKILL)
     assert ("\n    if me == 1: os.kill(" in finished.err) == (number == signal.SIGSEGV)
 
 

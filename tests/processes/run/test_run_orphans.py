@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -72,7 +73,9 @@ def test_older_children_of_the_launching_shell_are_spared(launch, alive):
     (launch.folder / "script.py").write_text(
         "import time; print('ready', flush=True); time.sleep(600)"
     )
-    command = f"sleep 600 & echo $! > old.txt; exec {sys.executable} -m shoal run script.py"
+    command = (
+        f"sleep 600 & echo $! > old.txt; exec {shlex.quote(sys.executable)} -m shoal run script.py"
+    )
     launch.popen = subprocess.Popen(
         ["sh", "-c", command], cwd=launch.folder, env=launch.env, text=True,
         stdin=-3, stdout=-1, stderr=-1,

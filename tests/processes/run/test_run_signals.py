@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -128,7 +129,7 @@ def test_a_launch_that_nohup_started_survives_the_terminal(launch):
 
 def test_a_script_that_starts_it_with_an_ampersand_is_told_that_sigint_does_nothing(launch):
     """Its shell lets such programs ignore SIGINT, so that Ctrl-C ends the script alone."""
-    run = f"{sys.executable} -m shoal run -n 2 script.py"
+    run = f"{shlex.quote(sys.executable)} -m shoal run -n 2 script.py"
     steps = "pid=$!; read go; kill -INT $pid; kill -USR1 $pid; read go; kill $pid; wait $pid"
     program = HEAD + "signal.signal(signal.SIGUSR1, lambda *_: print('noticed'))\n" + SLEEP
     (launch.folder / "script.py").write_text(program)

@@ -98,7 +98,7 @@ def test_healthy_programs_are_not_ended(launch):
         "    with shoal.step(step): time.sleep(1.5)\n"
         "with shoal.step(2): time.sleep(4)\n"  # ten median steps
         "with shoal.step(3, within_s=float('inf')):\n"
-        "    os.system(f'{sys.executable} -c \"import time; time.sleep(4)\"')\n"
+        '    os.system(f\'"{sys.executable}" -c "import time; time.sleep(4)"\')\n'
         "with shoal.step(4, within_s=float('inf')):\n"
         "    if here == 1: ctypes.PyDLL(None).usleep(4_000_000)\n"
         "    x = normed(x).block_until_ready()\n"

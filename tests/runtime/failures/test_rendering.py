@@ -122,8 +122,8 @@ def test_out_of_memory_is_told_only_where_it_was_counted(kills, signal, by_launc
 @pytest.mark.parametrize(
     ("kills", "expected"),
     [
-        (0, "  Not sent by shoal run; its cgroup counted no out-of-memory kill."),
-        (None, "  Not sent by shoal run."),
+        (0, "  shoal run did not send the signal, and the cgroup recorded no OOM kill."),
+        (None, "  shoal run did not send the signal."),
     ],
 )
 def test_a_count_of_the_cgroup_that_is_unknown_is_not_told(kills, expected):

@@ -463,8 +463,10 @@ def check_last_batch(reads: InTurn | ByNumber, options: FeedOptions) -> None:
     batch, left = options.batch, max(0, reads.total - options.start)
     is_nothing = options.remainder == "drop" and reads.total < batch
     if left % batch and (options.remainder == "error" or is_nothing):
-        text = f"{left} rows are {left // batch} batches of {batch}, and {left % batch} more"
-        raise UsageError(f"feed: {text}; remainder='pad' gives these with a mask")
+        text = f"{left} rows do not fill one batch of {batch}"
+        if left > batch:
+            text = f"{left} rows fill {left // batch} batches of {batch} and leave {left % batch}"
+        raise UsageError(f"feed: {text}; remainder='pad' pads the last batch, with a mask")
 
 
 def check_skip(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | None) -> None:

@@ -401,7 +401,7 @@ class ObstoreObjects:
         if advice:
             words = f"\nno credentials are set: {advice}; those of {source} do not suffice"
         if self._url.startswith("s3"):
-            words += "\nS3 also says so of what does not exist, without the right to list"
+            words += "\nS3 also returns 403 for missing objects if you may not list the bucket"
         return words
 
     def error(

@@ -152,10 +152,10 @@ def _signal_sentences(cause: Cause, failure: JobFailure) -> list[str]:
     if cause.sent_by_launcher is None:
         return []
     if cause.sent_by_launcher:
-        return ["Sent by shoal run."]
-    uncounted = "; its cgroup counted no out-of-memory kill"
-    is_clear = cause.signal == "SIGKILL" and kills == 0
-    return [f"Not sent by shoal run{uncounted if is_clear else ''}."]
+        return ["shoal run sent the signal."]
+    if cause.signal == "SIGKILL" and kills == 0:
+        return ["shoal run did not send the signal, and the cgroup recorded no OOM kill."]
+    return ["shoal run did not send the signal."]
 
 
 def _last_seen(cause: Cause, failure: JobFailure) -> str:

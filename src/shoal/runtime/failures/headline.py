@@ -69,6 +69,8 @@ def _claim(cause: Cause, failure: JobFailure) -> str:
         name = f"node {nodes[0]}" if len(nodes) == 1 else "a host"
         lost = f", with {process_ranges(cause.processes)} of {failure.num_processes}"
         return f"{name}{on_host(cause.processes, failure)} was lost{lost}"
+    if cause.kind == "not_joined" and len(cause.processes) == failure.num_processes > 1:
+        return "neither process joined" if failure.num_processes == 2 else "no process joined"
     return f"{_who(cause.processes, failure)} {predicate(cause)}"
 
 

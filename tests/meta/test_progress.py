@@ -1,0 +1,93 @@
+"""A run of several tests at a time counts what has ended, and names what has failed at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from meta.source import ROOT
+
+CONFTEST = """
+import progress
+
+progress.PERIOD_S = 0.0
+
+def pytest_configure(config):
+    progress.register(config)
+"""
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("number", range(10))
+def test_number(number):
+    assert number != 7, "seven"
+
+@pytest.fixture
+def broken():
+    raise OSError("no disk")
+
+def test_error(broken):
+    pass
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_some.py").write_text(TESTS)
+    return [
+        sys.executable, "-m", "pytest", "-n", "2", "-o", "console_output_style=classic",
+        "--color=no", "-p", "no:cacheprovider", str(tmp_path),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def env(child_env):
+    return {**child_env, "PYTHONPATH": str(ROOT / "tests")}
+
+
+def test_lines_say_how_many_have_ended(arguments, env, tmp_path):
+    done = subprocess.run(
+        arguments, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    printed, _, _ = done.stdout.partition("==== ERRORS")
+    assert set(re.findall(r"^FAILED .*$", printed, re.MULTILINE)) == {
+        "FAILED test_some.py::test_number[7] - AssertionError: seven",
+        "FAILED test_some.py::test_error - OSError: no disk",
+    }
+    counts = re.findall(r"^(\d+) of 11 tests, (\d+) failed, \d+ s$", printed, re.MULTILINE)
+    assert counts[-1] == ("11", "2")
+    assert re.search(r"^=+ 1 failed, 9 passed, 1 error in [\d.]+s =+$", done.stdout, re.MULTILINE)
+    assert "FAILED test_some.py::test_number[7]" in done.stdout.partition("short test summary")[2]
+
+
+def test_on_a_terminal_one_line_is_rewritten(arguments, env, tmp_path):
+    reader, terminal = os.openpty()
+    process = subprocess.Popen(
+        arguments, env={**env, "TERM": "xterm", "COLUMNS": "80"}, cwd=tmp_path,
+        stdout=terminal, stderr=terminal, stdin=terminal,
+    )  # fmt: skip
+    os.close(terminal)
+    printed = all_of(reader)
+    assert process.wait(timeout=100) == 1
+    before = printed.partition("==== ERRORS")[0]
+    assert re.search(r"\r11 of 11 tests, 2 failed, \d+ s *\r?\n", before)
+    assert re.search(r"\rFAILED test_some.py::test_error - OSError: no disk *\r\n", before)
+
+
+def all_of(reader: int) -> str:
+    """Read a terminal until its last process has closed it."""
+    parts = []
+    while True:
+        try:
+            part = os.read(reader, 1 << 16)
+        except OSError:  # Linux says so in place of an empty read
+            part = b""
+        if not part:
+            os.close(reader)
+            return b"".join(parts).decode()
+        parts.append(part)
