@@ -29,8 +29,8 @@ import progress
 # Whatever could tell this process, or a child, that it is part of a job, or how JAX is set up.
 FOREIGN = (
     "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "DTENSOR_", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_",
-    "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_", "PMIX_", "PRTE_", "PYTEST_ADDOPTS",
-    "PYTHONDONTWRITE", "PYTHONPATH", "RANK", "SHOAL_", "SLURM_",
+    "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_", "PMIX_", "PRTE_", "PYTHONDONTWRITE",
+    "PYTHONPATH", "RANK", "SHOAL_", "SLURM_",
     "TORCHELASTIC_", "TPU_", "WORLD_SIZE", "XLA_",
 )  # fmt: skip
 
@@ -52,6 +52,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 QUICK_EXITS = str(Path(__file__).parent / "quick_exits")
 
 OUTSIDE = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": QUICK_EXITS}
+OUTSIDE.pop("PYTEST_ADDOPTS", None)  # is for this run, and its workers
 
 os.environ.update(
     JAX_PLATFORMS="cpu",
