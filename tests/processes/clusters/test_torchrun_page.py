@@ -27,7 +27,9 @@ rows = [
 ]
 def pass_on(number, frame):
     for row in rows:
-        subprocess.run(["pkill", "-TERM", "-P", str(row.pid)])
+        with open(f"/proc/{row.pid}/task/{row.pid}/children") as children:
+            for pid in children.read().split():
+                os.kill(int(pid), signal.SIGTERM)
 signal.signal(signal.SIGTERM, pass_on)
 sys.exit(1 if any([row.wait() for row in rows]) else 0)
 """
