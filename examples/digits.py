@@ -135,7 +135,8 @@ def train(ckpts, data, mesh, say):
         stop = shoal.preempted(epoch)
         ckpts.save(epoch, state, force=stop)
         if stop:
-            say(f"received {shoal.preemption.notice().source}; saved epoch {epoch + 1}", flush=True)
+            source = shoal.preemption.notice().source
+            say(f"received {source}; saved epoch {epoch + 1} as step {epoch}", flush=True)
             return None
     return state
 

@@ -5,7 +5,7 @@
 1. `digits.py` trains undisturbed, as 2 processes x 4 virtual devices.
 2. It trains again, and this program sends it a SIGTERM after half of the epochs, as a batch system
    would: it saves, and `shoal run` returns 75 (start me again).
-3. It is started again on another mesh, as 1 process x 8, and goes on to the end.
+3. It is started again on a smaller mesh, as 1 process x 4, and goes on to the end.
 
 PATH: where to save; in a bucket, too (s3://bucket/demo). By default in a temporary folder.
 """
@@ -13,6 +13,8 @@ PATH: where to save; in a bucket, too (s3://bucket/demo). By default in a tempor
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,10 +27,10 @@ REQUEUE = 75
 
 def run(processes, devices, folder, *saves, leave_at=None):
     """Run it; with `leave_at`, send SIGTERM after that line. Return the code and the last line."""
-    command = [sys.executable, "-m", "shoal", "run", "-n", str(processes)]
-    command += ["--devices", str(devices), "--no-prefix", str(DIGITS), str(folder), *saves]
-    print(f"$ shoal run -n {processes} --devices {devices} examples/digits.py", flush=True)
-    last = ""
+    words = ["shoal", "run", "-n", str(processes), "--devices", str(devices), "--no-prefix"]
+    words += [os.path.relpath(DIGITS), str(folder), *saves]
+    print(f"$ {shlex.join(words)}", flush=True)
+    last, command = "", [sys.executable, "-m", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
         for line in job.stdout:
             print(line, end="", flush=True)
@@ -52,10 +54,10 @@ def main(checkpoints=None):
         print(f"--- shoal run returned {code}", flush=True)
         if code != REQUEUE:
             return 1
-        print("\n3. Start the same program on another mesh: 1 process x 8 devices", flush=True)
-        code, resumed = run(1, 8, Path(folder, "run"), *saves)
+        print("\n3. Resume with half of the devices: 1 process x 4", flush=True)
+        code, resumed = run(1, 4, Path(folder, "run"), *saves)
     print(f"\nundisturbed: {undisturbed}")
-    print(f"preempted, and resumed on another mesh: {resumed}", flush=True)
+    print(f"preempted, and resumed with half of the devices: {resumed}", flush=True)
     return code or int(undisturbed != resumed)
 
 

@@ -4,7 +4,7 @@
 
 Each process gets three arguments: the address of process 0, N, and its own index. Only the last
 line of its output is shown. If no process prints anything or ends for SECONDS (20), the processes
-that are left hang, and are killed.
+that are left are killed.
 """
 
 import os
@@ -30,7 +30,7 @@ def main(count, program, patience_s=20):
         for index, output in enumerate(outputs)
     ]
     started = moved = time.monotonic()
-    before, ends = None, {}
+    before, ends, silent = None, {}, f"still running, silent for {patience_s:g} s"
     while len(ends) < count and time.monotonic() - moved < patience_s:
         for index, process in enumerate(processes):
             if index not in ends and process.poll() is not None:
@@ -41,7 +41,7 @@ def main(count, program, patience_s=20):
             before, moved = now, time.monotonic()
         time.sleep(0.05)
     for index, output in enumerate(outputs):
-        print(f"process {index}: {ends.get(index, 'hangs')}")
+        print(f"process {index}: {ends.get(index, silent)}")
         print(last_line(output), end="")
     for process in processes:
         process.kill()

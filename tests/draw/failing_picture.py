@@ -7,6 +7,7 @@ It shows the first two transcripts of docs/why.md, which are made by running the
 from __future__ import annotations
 
 import re
+import textwrap
 
 from rich.text import Text
 
@@ -25,10 +26,14 @@ def picture() -> str:
 
 
 def drawn(transcript: str) -> Text:
-    """Highlight the command and the lines that say what happened."""
-    text = Text(transcript)
+    """Wrap long lines, and highlight the command and the lines that say what happened."""
+    lines = []
+    for line in transcript.splitlines():
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    text = Text("\n".join(lines) + "\n")
     text.highlight_regex(r"(?m)^\$ .*", "bold")
-    text.highlight_regex(r"(?m)^process \d: hangs", "yellow")
+    text.highlight_regex(r"(?m)^process \d: still running.*", "yellow")
     text.highlight_regex(r"(?m)^shoal run: .*", "bold green")
     return text
 

@@ -42,6 +42,7 @@ def svg(shown: RenderableType, width: int, title: str, name: str) -> str:
     )
     console.print(shown)
     svg_format = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    svg_format = svg_format.replace("<svg ", '<svg xml:space="preserve" ')
     drawn = console.export_svg(title=title, code_format=svg_format, unique_id=name)
     return "\n".join(line.rstrip() for line in drawn.splitlines()) + "\n"
 
