@@ -88,6 +88,7 @@ help: ## Show this list
 	  while IFS='|' read -r target words; do printf '  make %-18s %s\n' "$$target" "$$words"; done
 
 $(VENV)/.demo: $(INPUTS)
+	@echo "looking for Python 3.11 or newer, to install what is needed into $(VENV)"
 	@python=$$(.ci/find-python default) && .ci/install $(VENV) "$$python" demo
 	@touch $@
 
