@@ -12,7 +12,8 @@ import sys
 import time
 
 HEAD = "import os, pathlib, signal, subprocess, sys, time; me = os.environ['RANK']\n"
-SLEEP = "print('ready'); time.sleep(600)\n"
+# In short sleeps: a signal that arrives just before a sleep is handled after it.
+SLEEP = "print('ready'); [time.sleep(0.1) for _ in range(6000)]\n"
 
 
 def test_sigterm_lets_processes_save_and_end_well(launch):
