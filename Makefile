@@ -89,7 +89,8 @@ help: ## Show this list
 
 $(VENV)/.demo: $(INPUTS)
 	@echo "looking for Python 3.11 or newer, to install what is needed into $(VENV)"
-	@python=$$(.ci/find-python default) && .ci/install $(VENV) "$$python" demo
+	@python=; if [ ! -e $(VENV) ]; then python=$$(.ci/find-python default) || exit 1; fi; \
+	.ci/install $(VENV) "$$python" demo
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.demo

@@ -34,12 +34,18 @@ class Progress:
         category, _, word = yield
         return category, "", word
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._failed += 1
+            self._print(f"FAILED {report.nodeid} - could not be collected", stays=True)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._ended += report.when == "teardown"
+        self._ended += report.when in ("teardown", "???")  # ???: its worker has died
         if report.failed:
             self._failed += 1
             crash = getattr(report.longrepr, "reprcrash", None)
-            why = f" - {crash.message.splitlines()[0]}" if crash and crash.message else ""
+            message = crash.message if crash else str(report.longrepr)
+            why = f" - {message.splitlines()[0]}" if message else ""
             self._print(f"FAILED {report.nodeid}{why}", stays=True)
         now = time.monotonic()
         if self._reporter.isatty or now - self._printed >= PERIOD_S:

@@ -20,6 +20,7 @@ def pytest_configure(config):
     progress.register(config)
 """
 TESTS = """
+import os
 import pytest
 
 @pytest.mark.parametrize("number", range(10))
@@ -32,6 +33,9 @@ def broken():
 
 def test_error(broken):
     pass
+
+def test_crash():
+    os._exit(3)
 """
 
 
@@ -39,9 +43,10 @@ def test_error(broken):
 def arguments(tmp_path):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "test_none.py").write_text("import no_such_module")
     return [
         sys.executable, "-m", "pytest", "-n", "2", "-o", "console_output_style=classic",
-        "--color=no", "-p", "no:cacheprovider", str(tmp_path),
+        "--color=no", "-p", "no:cacheprovider", "--continue-on-collection-errors", str(tmp_path),
     ]  # fmt: skip
 
 
@@ -55,13 +60,17 @@ def test_lines_say_how_many_have_ended(arguments, env, tmp_path):
         arguments, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     printed, _, _ = done.stdout.partition("==== ERRORS")
-    assert set(re.findall(r"^FAILED .*$", printed, re.MULTILINE)) == {
-        "FAILED test_some.py::test_number[7] - AssertionError: seven",
-        "FAILED test_some.py::test_error - OSError: no disk",
-    }
-    counts = re.findall(r"^(\d+) of 11 tests, (\d+) failed, \d+ s$", printed, re.MULTILINE)
-    assert counts[-1] == ("11", "2")
-    assert re.search(r"^=+ 1 failed, 9 passed, 1 error in [\d.]+s =+$", done.stdout, re.MULTILINE)
+    failed = re.findall(r"^FAILED (.*)$", printed, re.MULTILINE)
+    assert sorted(re.sub(r"'gw\d'.*", "…", line) for line in failed) == [
+        "test_none.py - could not be collected",
+        "test_some.py::test_crash - worker …",
+        "test_some.py::test_error - OSError: no disk",
+        "test_some.py::test_number[7] - AssertionError: seven",
+    ]
+    counts = re.findall(r"^(\d+) of 12 tests, (\d+) failed, \d+ s$", printed, re.MULTILINE)
+    assert counts[-1] == ("12", "4")
+    summary = r"^=+ 2 failed, 9 passed, 2 errors in [\d.]+s =+$"
+    assert re.search(summary, done.stdout, re.MULTILINE)
     assert "FAILED test_some.py::test_number[7]" in done.stdout.partition("short test summary")[2]
 
 
@@ -75,7 +84,7 @@ def test_on_a_terminal_one_line_is_rewritten(arguments, env, tmp_path):
     printed = all_of(reader)
     assert process.wait(timeout=100) == 1
     before = printed.partition("==== ERRORS")[0]
-    assert re.search(r"\r11 of 11 tests, 2 failed, \d+ s *\r?\n", before)
+    assert re.search(r"\r12 of 12 tests, 4 failed, \d+ s *\r", before)
     assert re.search(r"\rFAILED test_some.py::test_error - OSError: no disk *\r\n", before)
 
 

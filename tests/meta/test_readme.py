@@ -30,19 +30,20 @@ def run(command: list[str], env: dict[str, str]) -> list[str]:
     done = subprocess.run(
         [*command, f"VENV={venv}", *installed],
         cwd=ROOT, env=outside, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=110,
+        timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout.splitlines()
 
 
-def test_two_commands_come_first_and_ci_runs_the_second():
+def test_two_commands_come_first_and_ci_runs_them():
     assert COMMANDS == [["make", "demo"], ["make", "test"]]
-    steps = re.findall(r"^ *step (.*)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.M)
-    assert COMMANDS[1][1] in steps
+    steps = re.findall(r"^ *step (\S+)", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.M)
+    assert {target for _, target in COMMANDS} <= {*steps}
 
 
 @needs_make
+@pytest.mark.timeout(300)  # half a minute on two cores that do nothing else
 def test_the_demo_ends_as_shown(child_env):
     def without_digits(lines):
         return [re.sub(r"\d+", "0", line) for line in lines]
