@@ -88,7 +88,7 @@ help: ## Show this list
 	  while IFS='|' read -r target words; do printf '  make %-18s %s\n' "$$target" "$$words"; done
 
 $(VENV)/.demo: $(INPUTS)
-	@echo "looking for Python 3.11 or newer, to install what is needed into $(VENV)"
+	@echo "preparing $(VENV)"
 	@python=; if [ ! -e $(VENV) ]; then python=$$(.ci/find-python default) || exit 1; fi; \
 	.ci/install $(VENV) "$$python" demo
 	@touch $@

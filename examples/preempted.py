@@ -30,7 +30,8 @@ def run(processes, devices, folder, *saves, leave_at=None):
     words = ["shoal", "run", "-n", str(processes), "--devices", str(devices), "--no-prefix"]
     words += [os.path.relpath(DIGITS), str(folder), *saves]
     print(f"$ {shlex.join(words)}", flush=True)
-    last, command = "", [sys.executable, "-m", *words]
+    last = ""
+    command = [sys.executable, "-m", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
         for line in job.stdout:
             print(line, end="", flush=True)

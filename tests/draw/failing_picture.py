@@ -11,7 +11,8 @@ import textwrap
 
 from rich.text import Text
 
-from draw.watching_pictures import DOCS, svg
+from draw.terminal_svg import svg
+from draw.watching_pictures import DOCS
 
 PAGE, PICTURE = DOCS / "why.md", DOCS / "killed.svg"
 TRANSCRIPT = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)

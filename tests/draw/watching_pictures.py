@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
 
-from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console, RenderableType
-
+from draw.terminal_svg import svg
 from shoal.draw.media.terminal import plain
 from shoal.draw.roll import Roll, ServiceRow, render_roll
 from shoal.runtime.rules.point import Member
@@ -33,18 +30,6 @@ def recorded() -> Roll:
 def picture() -> str:
     """Return the table as SVG."""
     return svg(render_roll(recorded()), 100, "shoal watch", "watch")
-
-
-def svg(shown: RenderableType, width: int, title: str, name: str) -> str:
-    """Draw a terminal that shows something. Fonts are the reader's own: nothing is fetched."""
-    console = Console(
-        record=True, file=io.StringIO(), width=width, force_terminal=True, color_system="truecolor"
-    )
-    console.print(shown)
-    svg_format = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-    svg_format = svg_format.replace("<svg ", '<svg xml:space="preserve" ')
-    drawn = console.export_svg(title=title, code_format=svg_format, unique_id=name)
-    return "\n".join(line.rstrip() for line in drawn.splitlines()) + "\n"
 
 
 def page() -> str:

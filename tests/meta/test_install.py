@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from meta.source import ROOT
+from meta.test_find_python import place
 
-PYTHON = """#!/bin/sh
+PYTHON = """
 case "$*" in
   *"import sys, pip"*) echo {minor}.7 ;;
   *) echo "$*" >>{log} ;;
@@ -30,7 +31,7 @@ def install(venv: Path, minor: str, *versions: str) -> tuple[list[str], list[str
     """
     log = venv.with_suffix(".log")
     log.touch()
-    place(venv / "bin/python", PYTHON.format(minor=minor, log=log))
+    place(venv / "bin", "python", PYTHON.format(minor=minor, log=log))
     done = run(venv, "no-python", *versions)
     return log.read_text().splitlines(), done.stdout.splitlines(), done.stderr.splitlines()
 
@@ -42,12 +43,6 @@ def run(venv: Path, python: Path | str, *versions: str) -> subprocess.CompletedP
         text=True,
         timeout=60,
     )
-
-
-def place(path: Path, script: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(script)
-    path.chmod(0o755)
 
 
 @pytest.mark.parametrize("versions", [[], ["pinned"]])
@@ -85,13 +80,14 @@ def test_other_versions_are_refused(tmp_path):
     assert error == ["newest: pinned, latest or nightly?"]
 
 
-@pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 1\n"])
+@pytest.mark.parametrize("script", [None, "exit 1"])
 def test_a_foreign_environment_stays_as_it_is(tmp_path, script):
     """Of an older Python, without pip, or moved away from its Python."""
     venv = tmp_path / "env"
-    place(venv / "mine", "")
+    venv.mkdir()
+    (venv / "mine").touch()
     if script is not None:
-        place(venv / "bin/python", script)
+        place(venv / "bin", "python", script)
     done = run(venv, "no-python")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"{venv} is no environment of Python 3.11 or newer with pip: ")

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from meta.source import ROOT
+from terminals import read_to_end
 
 CONFTEST = """
 import progress
@@ -75,28 +76,14 @@ def test_lines_say_how_many_have_ended(arguments, env, tmp_path):
 
 
 def test_on_a_terminal_one_line_is_rewritten(arguments, env, tmp_path):
-    reader, terminal = os.openpty()
+    ours, terminal = os.openpty()
     process = subprocess.Popen(
         arguments, env={**env, "TERM": "xterm", "COLUMNS": "80"}, cwd=tmp_path,
         stdout=terminal, stderr=terminal, stdin=terminal,
     )  # fmt: skip
     os.close(terminal)
-    printed = all_of(reader)
+    printed = read_to_end(ours).decode()
     assert process.wait(timeout=100) == 1
     before = printed.partition("==== ERRORS")[0]
     assert re.search(r"\r12 of 12 tests, 4 failed, \d+ s *\r", before)
     assert re.search(r"\rFAILED test_some.py::test_error - OSError: no disk *\r\n", before)
-
-
-def all_of(reader: int) -> str:
-    """Read a terminal until its last process has closed it."""
-    parts = []
-    while True:
-        try:
-            part = os.read(reader, 1 << 16)
-        except OSError:  # Linux says so in place of an empty read
-            part = b""
-        if not part:
-            os.close(reader)
-            return b"".join(parts).decode()
-        parts.append(part)

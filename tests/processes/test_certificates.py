@@ -105,7 +105,7 @@ def test_with_a_prefix_the_splices_stay(job, right):
         (lambda a, right, here: {**right, KEY.upper(): "/no"}, f"{KEY}=/no: No such file"),
         (lambda a, right, here: {**right, CERT.upper(): ""}, f"mutual TLS also needs {CERT}"),
         (lambda a, right, here: a.variables("b", "DNS:elsewhere"), "for elsewhere, not for 127"),
-        # Openssl 3.5 refuses days=-1; a process takes over a second to import JAX.
+        # OpenSSL 3.5 refuses days=-1; a process takes over a second to import JAX.
         (lambda a, right, here: a.variables("old", here, days=0), "expired"),
         (lambda a, right, here: {**right, PREFIX.upper(): "spiffe://another/"},
          f"no URI of its certificate begins with {PREFIX}=spiffe://another/"),

@@ -94,7 +94,9 @@ class TestStores(StoreContract):
             return LocalStore(tmp_path / "run")
         if kind == "disk in memory":
             clock.disk = disk = Disk()
-            return LocalStore(disk.folder(str(tmp_path / "run")))  # asked about its file system
+            return LocalStore(
+                disk.folder(str(tmp_path / "run"))
+            )  # a save checks that it may write there
         if kind == "bucket in memory":
             return ObjectStore(MemoryObjects(clock=lambda: clock.now))
         return store_at(new_place(), "")

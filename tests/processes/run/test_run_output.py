@@ -9,6 +9,8 @@ import queue
 import subprocess
 import threading
 
+from terminals import read_to_end
+
 APART = (
     "shoal run: no process joined the job, by shoal.initialize() or jax.distributed.initialize(): "
     "unless they joined by other means, these were 2 separate programs"
@@ -136,13 +138,7 @@ def show_on_terminal(launch, **env):
     ours, theirs = pty.openpty()
     launch.start("-n", "2", script="print('\\033[31mred')", stdout=theirs, stderr=theirs)
     os.close(theirs)
-    shown = b""
-    try:
-        while data := os.read(ours, 4096):
-            shown += data
-    except OSError:  # EIO: nobody holds the other end any more
-        pass
-    os.close(ours)
+    shown = read_to_end(ours)
     return sorted(shown.decode().split("\r\n")), launch.popen.wait(timeout=60)
 
 

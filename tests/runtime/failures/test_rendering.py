@@ -88,6 +88,8 @@ def test_facts_that_are_zero_or_false_are_not_absent():
         (raised(4, error="KeyError", message="", frames=()), 8, "process 4 of 8 raised KeyError"),
         (raised(0, error="KeyError", message="", frames=()), 1, "process 0 raised KeyError"),
         (raised(0, 1, error="OSError", message=""), 2, "both processes raised OSError"),
+        (Cause(processes=these(0, 1), kind="not_joined"), 2, "neither process joined"),
+        (Cause(processes=these(0, 1, 2), kind="not_joined"), 3, "no process joined"),
         (raised(0, 2, 3, error="OSError", message=""), 8, "processes 0, 2-3 of 8 raised OSError"),
         (Cause(processes=these(1, 2), kind="signal", signal="SIGKILL"), 4,
          "processes 1-2 of 4 were killed by SIGKILL"),
