@@ -151,10 +151,10 @@ with shoal.step(0):
 """
 
 
-def test_python_prints_the_short_one_and_says_so_once():
+def test_python_prints_the_short_one_and_says_so_once(child_env):
     said = {}
     for kind in ("short", "full"):
-        env = {**os.environ, "SHOAL_TRACEBACK": kind}
+        env = {**child_env, "SHOAL_TRACEBACK": kind}
         command = [sys.executable, "-c", PROGRAM]
         said[kind] = subprocess.run(command, env=env, capture_output=True, text=True).stderr
     assert said["short"].count("File ") == 1
@@ -163,13 +163,13 @@ def test_python_prints_the_short_one_and_says_so_once():
     assert HIDDEN not in said["full"]
 
 
-def test_pytest_shows_the_line_of_the_test_and_no_frame_of_shoal(tmp_path):
+def test_pytest_shows_the_line_of_the_test_and_no_frame_of_shoal(child_env, tmp_path):
     (tmp_path / "test_of_user.py").write_text(
         "import shoal\n\ndef helper():\n    shoal.barrier(5)\n\ndef test_one():\n    helper()\n"
     )
     said = {}
     for style, kind in (("long", "short"), ("short", "short"), ("short", "full")):
-        env = {**os.environ, "SHOAL_TRACEBACK": kind}
+        env = {**child_env, "SHOAL_TRACEBACK": kind}
         command = [sys.executable, "-m", "pytest", "-q", f"--tb={style}", "-p", "no:cacheprovider"]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         said[style, kind] = done.stdout
