@@ -130,6 +130,8 @@ def unmoved(each: ArrayMove) -> jax.Array | None:
         return _differentiably(each) if each.is_traced else array
     if each.is_traced:
         return None
+    if not array.committed and not target.mesh.axis_names and array.devices() == target.device_set:
+        return array  # where `layout_of` describes it; JAX may still move it
     if array.size == 0 and not is_key(array):  # jax 0.10's programs give shards of wrong shapes
         return _empty(array.shape, array.dtype, target)
     if not target.addressable_devices and not array.addressable_shards:

@@ -48,7 +48,7 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
     """Return how to restore a leaf to devices; `place` overrides that of the wish."""
     record = checkpoint.manifest.leaves[wish.leaf]
     if not record.has_data and (number := wish.dtype) is not None:
-        return Filling([], lambda: _everywhere(array_of(record, number), wish.place))
+        return Filling([], lambda: _everywhere(array_of(record, number), wish))
     stored, words = dtype_of(record.dtype), record.words
     dtype = wish.dtype or stored
     place = wish.place if place is None else place
@@ -60,7 +60,9 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
     def finish() -> jax.Array:
         boxes = [want.out for want in wants]
         shape, rank = record.stored_shape, len(record.shape)
-        if not boxes:
+        if wish.is_free:
+            array = jax.device_put(boxes[0])
+        elif not boxes:
             array = jax.make_array_from_single_device_arrays(shape, place, [], dtype=dtype)
         else:
             array = jax.make_array_from_callback(
@@ -76,8 +78,11 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
     return Filling(wants, finish, extra)
 
 
-def _everywhere(number: Array, place: Sharding) -> jax.Array:
+def _everywhere(number: Array, wish: Wish) -> jax.Array:
     """Return a 0-d array on devices."""
+    place = wish.place
+    if wish.is_free:
+        return jax.device_put(number)
     if not spread_of(place, (), jax.process_index()).origins:
         return jax.make_array_from_single_device_arrays((), place, [], dtype=number.dtype)
     return jax.make_array_from_callback((), place, lambda _: number, dtype=number.dtype)

@@ -74,6 +74,8 @@ def restore(
         (with a sharding; else they become NumPy arrays); of arrays, whose placement is used; other
         values, and leaves that were not arrays, come back as saved; None stands for a saved None
         alone, a `PerProcess` for a saved one; a layout for a leaf that was no array is an error.
+        An array that JAX may move (*uncommitted*, such as the count of an optimizer's state) comes
+        back so; and so does one for which a sharding or Layout names only JAX's default device.
         One layout for all arrays. A mesh: each array is replicated over its devices, whatever its
         rank. A function that is called with (name, x) for each array, `name` in the checkpoint such
         as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and returns a Layout, a

@@ -121,6 +121,7 @@ class TargetLeaf(NamedTuple):
     is_layout: bool = False  # only a layout; may stand for a whole subtree
     has_dims: bool = False  # has a rank, unlike a mesh or function
     is_array: bool = False  # must be an array or a key
+    is_free: bool | None = None  # JAX may move it (*uncommitted*); None: the placement decides
     is_function: bool = False  # a function: it may be a placement, or a leaf by chance
     is_none: bool = False
     own: PerProcess | None = None  # a per-process value, whose classes are used
@@ -141,6 +142,15 @@ class Wish(NamedTuple):
     place: Any  # None: on the host
     dtype: np.dtype[Any] | None  # dtype to cast to; None: as stored
     like: PerProcess | None = None  # has the classes of a per-process value; None: unknown
+    is_free: bool = False  # on a device of JAX's choice, which may move it (*uncommitted*)
+
+
+class Fit(NamedTuple):
+    """Where a leaf belongs."""
+
+    place: Any  # None: on the host
+    is_free: bool = False
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -226,12 +236,12 @@ def match(
     manifest: Manifest,
     target: Sequence[TargetLeaf],
     options: TargetOptions,
-    fit: Callable[[TargetLeaf, LeafRecord, np.dtype[Any] | None], tuple[Any, str]],
+    fit: Callable[[TargetLeaf, LeafRecord, np.dtype[Any] | None], Fit],
 ) -> Wishes:
     """Find each leaf of a target in the checkpoint.
 
     Args:
-      fit: returns the placement of a leaf that is an array or a key, and any problem with it.
+      fit: returns where a leaf that is an array or a key belongs, and any problem with that.
 
     Raises:
       RestoreMismatchError: leaves are missing, unexpected, or do not fit; names all.
@@ -250,7 +260,7 @@ class _Matching:
         self,
         manifest: Manifest,
         options: TargetOptions,
-        fit: Callable[..., Any],
+        fit: Callable[..., Fit],
         target: Sequence[TargetLeaf],
     ) -> None:
         self.leaves, self.options, self.fit = manifest.leaves, options, fit
@@ -338,10 +348,10 @@ class _Matching:
             self._wrong("wrong_shape", target, detail)
             return Wish(leaf, None, None)
         dtype = self._dtype(target, record)
-        place = self._place(target, record, dtype)
+        fit = self._fit(target, record, dtype)
         stored = dtype_of(record.dtype)
         is_kept = dtype is None or dtype == stored  # `in (None,)` would be true of float64
-        return Wish(leaf, place, None if is_kept else dtype)
+        return Wish(leaf, fit.place, None if is_kept else dtype, is_free=fit.is_free)
 
     def _same_kind(self, target: TargetLeaf, record: LeafRecord) -> None:
         """Report a leaf that would have another structure, or another class, than the target's."""
@@ -366,13 +376,14 @@ class _Matching:
         if kind:
             self._wrong(kind, target, detail)
             return Wish(leaf, None, None)
-        return Wish(leaf, self._place(target, record, dtype), dtype)
+        fit = self._fit(target, record, dtype)
+        return Wish(leaf, fit.place, dtype, is_free=fit.is_free)
 
-    def _place(self, target: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> Any:
-        place, why = self.fit(target, record, dtype)
-        if why:
-            self.problems.append(f"{record.name}: {why}")
-        return place
+    def _fit(self, target: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> Fit:
+        fit = self.fit(target, record, dtype)
+        if fit.problem:
+            self.problems.append(f"{record.name}: {fit.problem}")
+        return fit
 
     def _dtype(self, target: TargetLeaf, record: LeafRecord) -> np.dtype[Any] | None:
         """Return the dtype of the result, if it is an array."""

@@ -10,16 +10,22 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import (
+    AbstractMesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
-from shoal.arrays.bridge.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.devices import default_device, jax_mesh, mesh_of
 from shoal.arrays.bridge.layout_functions import short_text, wrong_arguments
 from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, named_sharding
 from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh
 from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
 from shoal.checkpoint.format.records import LeafRecord, in_memory, layout_and_memory
-from shoal.checkpoint.restoring.target import TargetLeaf
+from shoal.checkpoint.restoring.target import Fit, TargetLeaf
 from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.flatten import PerProcess
@@ -85,8 +91,8 @@ def _first(leaves: Iterable[Any]) -> Any:
     return next(iter(leaves))
 
 
-def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[Any, str]:
-    """Return the sharding of a leaf (None: on the host), and any problem with it.
+def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> Fit:
+    """Return where a leaf belongs, and any problem with that.
 
     Args:
       dtype: of the result; None for keys.
@@ -96,18 +102,30 @@ def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> tu
         if isinstance(given, _Chosen):
             given = given.choose(record)
         if given is None:
-            return None, ""
+            return Fit(None)
         if not _is_layout(given):
             detail = "return a Layout, a sharding, a Mesh, or None for a NumPy array"
-            return (
-                None,
-                f"the target's function returned {short_text(given)}, not a layout; {detail}",
-            )
+            text = f"the target's function returned {short_text(given)}, not a layout; {detail}"
+            return Fit(None, problem=text)
         if dtype is not None and (why := _refused(dtype, bool(jax.config.jax_enable_x64))):
-            return None, why
-        return _sharding(_on_mesh(given, len(record.shape)), record.shape), ""
+            return Fit(None, problem=why)
+        place = _sharding(_on_mesh(given, len(record.shape)), record.shape)
+        is_free = _is_default(place) if leaf.is_free is None else leaf.is_free
+        return Fit(place, is_free)
     except UsageError as error:
-        return None, str(error)
+        return Fit(None, problem=str(error))
+
+
+def _is_default(place: Sharding) -> bool:
+    """True for the device that JAX itself would choose, named without a mesh.
+
+    A sharding does not say whether its array was committed, and an array there that may move works
+    wherever one that may not does.
+    """
+    if isinstance(place, NamedSharding) and place.mesh.axis_names:
+        return False
+    is_plain = isinstance(place, NamedSharding | SingleDeviceSharding) and not memory_of(place)
+    return is_plain and place.device_set == {default_device()}
 
 
 def _target_leaf(name: str, value: Any) -> TargetLeaf:
@@ -156,7 +174,10 @@ def _like(name: str, value: Any) -> TargetLeaf:
         impl, dtype = str(getattr(leaf, "impl", "")), None
     text = "on the host" if place is None else _text(place)
     dtype = None if dtype is None else np.dtype(dtype)
-    return TargetLeaf(name, place, tuple(value.shape), dtype, impl, is_array=True, text=text)
+    is_free = not value.committed if isinstance(value, jax.Array) else None
+    return TargetLeaf(
+        name, place, tuple(value.shape), dtype, impl, is_array=True, is_free=is_free, text=text
+    )
 
 
 def _with_devices(place: Any) -> Any:
