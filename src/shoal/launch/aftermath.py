@@ -218,17 +218,15 @@ def _joined(
 ) -> tuple[DivergenceSide, ...]:
     """Return the sides of a difference as all processes know them: each that came late knows its
     own. One that has found another difference adds none."""
-    sides: dict[tuple[str, CallPlace | None], set[int]] = {}
+    sides: dict[DivergenceSide, set[int]] = {}
     for known in all_known:
         is_same = known and (known.what, known.call, known.path) == (
             (first.what, first.call, first.path)
         )
         for side in known.sides if known and is_same else ():
-            sides.setdefault((side.said, side.place), set()).update(side.processes)
-    rows = [
-        DivergenceSide(processes=ProcessSet(of), said=said, place=place)
-        for (said, place), of in sides.items()
-    ]
+            anyone = dataclasses.replace(side, processes=ProcessSet())
+            sides.setdefault(anyone, set()).update(side.processes)
+    rows = [dataclasses.replace(side, processes=ProcessSet(of)) for side, of in sides.items()]
     return tuple(sorted(rows, key=lambda side: (len(side.processes), side.processes)))
 
 

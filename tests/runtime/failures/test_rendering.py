@@ -391,7 +391,7 @@ def test_secrets_are_hidden(text, expected):
 
 def test_values_of_leaves_that_name_a_secret_are_hidden():
     sides = (
-        DivergenceSide(processes=these(0), said="'abc'"),
+        DivergenceSide(processes=these(0), said="'abc'", dtype="str", value="'abc'"),
         DivergenceSide(processes=these(1), said="'abd'"),
     )
     cause = Cause(

@@ -16,7 +16,6 @@ from shoal.runtime.failures.facts import (
     Cause,
     CheckpointFacts,
     Difference,
-    DivergenceSide,
     ErrorFacts,
     JobFailure,
     Memory,
@@ -40,6 +39,7 @@ from shoal.runtime.failures.page import Line, Page, Span, Style
 from shoal.runtime.failures.shortening import (
     capital,
     columns,
+    fits,
     message_parts,
     path_end,
     process_ranges,
@@ -51,6 +51,7 @@ from shoal.runtime.failures.stack_text import counted_frames
 
 PATH_COLUMNS = 160  # of the file of a frame
 _PLACED_COLUMNS = 30  # of a place and its source, at least
+_PATH_LINES, _SAID_LINES = 6, 3  # of a leaf, and of what one group gave of it
 _LABEL_COLUMNS = 13  # of a fact of a checkpoint
 _DEATHS = ("signal", "exit", "lost", "host_lost", "service_lost")
 
@@ -191,12 +192,16 @@ def _difference(difference: Difference, failure: JobFailure, page: Page) -> list
     if difference.what == "program" and difference.path:
         lines += page.text(f"first difference, {difference.path}:", most=2)
     inner = page.deeper() if is_one_place else page
-    # What tells values from types, "= 3" or a digest, may be in what they gave.
-    is_typed = any(" = " in side.said or ": values " in side.said for side in shown)
-    said = [_said(difference, side, is_typed=is_typed) for side in shown]
+    if difference.what != "program" and difference.path:
+        lines += inner.text(difference.path, most=_PATH_LINES)
+        inner = inner.deeper()
+    said = [": ".join(filter(None, (side.path, side.said))) for side in shown]
     labels = [[_label(side.processes, failure, page.style.dots)] for side in shown]
 
     def values(room: int) -> list[str]:
+        most = _PATH_LINES if any(side.path for side in shown) else _SAID_LINES
+        if all(fits(text, most * (room - 8)) for text in said):
+            return said
         return values_from_difference(said, room, page.style.dots)
 
     def places(room: int) -> list[str]:
@@ -213,13 +218,6 @@ def _difference(difference: Difference, failure: JobFailure, page: Page) -> list
         found = f"the difference was found at {place_words(difference.found_at)}"
         lines += page.text(f"{difference.call} sends nothing; {found}.", most=2)
     return lines
-
-
-def _said(difference: Difference, side: DivergenceSide, *, is_typed: bool) -> str:
-    if not difference.path or difference.what == "program":
-        return side.said
-    equals = " = " if difference.what == "value" and not is_typed else ": "
-    return f"{difference.path}{equals}{side.said}"
 
 
 def _ends(items: Sequence[Any], limit: int) -> tuple[list[Any], tuple[int, int]]:

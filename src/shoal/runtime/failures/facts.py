@@ -99,8 +99,13 @@ class DivergenceSide:
     """What a group of processes gave or called."""
 
     processes: ProcessSet
-    said: str
+    said: str  # without the path
     place: CallPlace | None = None
+    path: str = ""  # of the leaf, where it differs, too
+    dtype: str = ""  # or the type of a Python value: "float32", "int"
+    shape: tuple[int | None, ...] | None = None  # None: unknown, or none; of a dim: any
+    layout: str = ""
+    value: str = ""  # or its digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -270,10 +270,17 @@ def message_parts(message: str, characters: int | None, *, is_whole: bool) -> Me
     return MessageParts([line for line in head.split("\n") if line.strip()], note, tail)
 
 
+def _after_component(text: str, start: int, end: int) -> int:
+    """Return where a line ends that is part of a path: `params/dense/`, `['params']`."""
+    found = max(text.rfind("/", start, end), text.rfind("][", start, end))
+    return found + 1 if found > start else end
+
+
 def breaks(text: str, width: int, hanging: int, *, is_hard: bool) -> list[tuple[int, int]]:
     """Return the parts of a text, as slices, that fill lines of at most `width` columns.
 
-    Lines break at spaces. Those after the first are `hanging` columns shorter.
+    Lines break at spaces, or else between components of a path. Those after the first are `hanging`
+    columns shorter.
 
     Args:
       text: one line.
@@ -287,7 +294,7 @@ def breaks(text: str, width: int, hanging: int, *, is_hard: bool) -> list[tuple[
         lead = len(text) - len(text[start:].lstrip(" "))
         at = text.rfind(" ", lead, end + 1)
         if at < 0 and is_hard:
-            at = max(end, start + 1)
+            at = max(_after_component(text, start, end), start + 1)
         elif at < 0:
             at = text.find(" ", end, length)
             if at < 0:
