@@ -77,9 +77,9 @@ def run(arguments: list[str]) -> None:
 def _wait_for_others() -> None:
     """Let a program that joined its job by JAX alone end as with JAX's own service."""
     if _CLUSTERS in sys.modules and "shoal.runtime.process" not in sys.modules:
-        from shoal.runtime.jax_service.jax_runtime import wait_for_others
+        from shoal.runtime.jax_service import device_work, jax_runtime
 
-        wait_for_others()
+        jax_runtime.wait_for_others(device_work.until_now)
 
 
 def _run_module(name: str, arguments: list[str]) -> None:

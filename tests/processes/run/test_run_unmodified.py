@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 BODY = """
     import os, sys
     import jax
@@ -36,6 +38,37 @@ def test_shoal_initialize_needs_no_arguments(launch):
     finished = launch.run("-n", "2", "--devices", "2", script=BODY, arguments=("shoal",))
     assert (finished.code, results(launch)) == (0, ["0 2 2 3.0\n", "1 2 2 3.0\n"])
     assert "joined the job" not in finished.err
+
+
+SHUTS_DOWN_FIRST = """
+    import pathlib, sys, time
+    import jax, numpy as np
+    if sys.argv[1] == "jax":
+        jax.distributed.initialize()
+    else:
+        import shoal
+        shoal.initialize()
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    rows = jax.NamedSharding(mesh, jax.P("x"))
+    ones = jax.make_array_from_callback((4, 8), rows, lambda where: np.ones((4, 8), "f4")[where])
+    is_down, index = pathlib.Path("down"), jax.process_index()
+    while index == 1 and not is_down.exists():
+        time.sleep(0.01)
+    total = jax.jit(lambda a: a.sum(0), out_shardings=jax.NamedSharding(mesh, jax.P()))(ones)
+    jax.distributed.shutdown()
+    is_down.touch()
+    with open(f"result{index}", "w") as file:
+        print(total.addressable_data(0)[0], file=file)
+"""
+
+
+@pytest.mark.parametrize("joins_by", ["jax", "shoal"])
+def test_what_is_computed_after_jax_distributed_shutdown_is_computed_by_all(launch, joins_by):
+    """The devices of the two processes connect only then."""
+    finished = launch.run(
+        "-n", "2", "--devices", "2", script=SHUTS_DOWN_FIRST, arguments=(joins_by,)
+    )
+    assert (finished.code, results(launch)) == (0, ["4.0\n", "4.0\n"]), finished
 
 
 ALONE = """
