@@ -44,6 +44,7 @@ from shoal.runtime.failures.shortening import (
     path_end,
     process_ranges,
     shortened,
+    shortened_log,
     source_part,
     values_from_difference,
 )
@@ -104,7 +105,8 @@ def _cause(cause: Cause, failure: JobFailure, page: Page) -> list[Line]:
     if output and page.limits.output:
         lines += page.text("Its last output:")
         for line in output:
-            lines += page.deeper().text(shortened(line, page.room - 2, page.style.dots))
+            inner = page.deeper()
+            lines += inner.text(shortened_log(line, inner.room, page.style.dots))
     return lines
 
 
