@@ -163,6 +163,13 @@ def test_news_are_of_the_newest_job_and_say_who_is_absent():
     assert News(1).absent_words() == ""
 
 
+def test_a_process_that_joins_shoal_has_not_joined_by_jax_alone():
+    news = News(3)
+    for process, by_jax in ((0, True), (1, True), (1, False), (2, False), (2, True)):
+        news.receive({"joined": process, "by_jax": by_jax})
+    assert (news.joined, news.joined_by_jax) == ({0, 1, 2}, {0})
+
+
 def test_codes_are_those_of_a_shell():
     assert exit_code(Ending(0, -11, 1.0)) == 139
     assert exit_code(Ending(0, 5, 1.0)) == 5

@@ -243,7 +243,7 @@ class Job:
             if self._loop.broken and not self._interrupted:
                 self._interrupt(signal.SIGPIPE)  # as `python script | head` ends
             if time.monotonic() >= self._terminate_at_s and not self._spares_a_save():
-                self._end(signal.SIGTERM)
+                self._end_survivors()
             if time.monotonic() >= self._kill_at_s:
                 self._kill()
 
@@ -410,6 +410,22 @@ class Job:
         self._terminate_at_s = math.inf
         self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._order.grace_s)
         self._processes.end(number, groups=number == signal.SIGINT)
+
+    def _end_survivors(self) -> None:
+        """Ask the survivors of a failure to end; kill those that would not.
+
+        JAX takes SIGTERM as a preemption notice: a program that joined by JAX alone would train on,
+        and save, until the end of the grace. Shoal, once joined, tells it of the failure.
+        """
+        self._end(signal.SIGTERM)
+        by_jax = self._crew.news.joined_by_jax
+        deaf = [
+            process
+            for process in self._processes.alive
+            if process.index in by_jax
+            and not progress_file.is_done(self._progress_file(process.index))
+        ]
+        self._processes.end(signal.SIGKILL, groups=True, among=deaf)
 
     def _kill(self) -> None:
         """Kill every process of the job and all descendants, now."""

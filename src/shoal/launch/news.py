@@ -74,6 +74,7 @@ class News:
 
     def __init__(self, num_processes: int) -> None:
         self.joined: set[int] = set()  # to shoal's job, or to JAX's
+        self.joined_by_jax: set[int] = set()  # of these, to JAX's alone
         self.gone: dict[int, Gone] = {}
         self.host_keepers: dict[str, KeeperNews] = {}
         self.stalled: tuple[Waiting, ...] = ()  # where all stood when the job was ended for that
@@ -100,7 +101,7 @@ class News:
             self.preempted = SAVED if message["saved"] else words
             self.has_failed_save = bool(message.get("has_failed"))
         elif "joined" in message:
-            self._join(int(message["joined"]))
+            self._join(int(message["joined"]), by_jax=bool(message.get("by_jax")))
         elif "dismissed" in message:
             self._dismissed.add(int(message["dismissed"]))
         elif "stalled" in message:
@@ -141,9 +142,13 @@ class News:
             if keeper.pid == pid and not set(processes).isdisjoint(keeper.processes):
                 self.host_keepers[host] = keeper._replace(code=code)
 
-    def _join(self, process: int) -> None:
+    def _join(self, process: int, *, by_jax: bool) -> None:
         """Record a join; the process may have left, or failed to join, an earlier job."""
         if process in self._all:
+            if by_jax and process not in self.joined:
+                self.joined_by_jax.add(process)
+            elif not by_jax:
+                self.joined_by_jax.discard(process)
             self.joined.add(process)
             self.gone.pop(process, None)
             self._dismissed.discard(process)

@@ -144,21 +144,36 @@ class Processes:
                 return True
         return False
 
-    def send(self, number: signal.Signals, *, groups: bool) -> None:
-        """Send a signal to all living processes; with `groups` also to their grandchildren."""
-        for process in self.alive:  # not reaped yet, so the pid cannot have been reused
+    def send(
+        self,
+        number: signal.Signals,
+        *,
+        groups: bool,
+        among: Sequence[ChildProcess] | None = None,
+    ) -> None:
+        """Send a signal to living processes, by default to all; with `groups` also to their
+        grandchildren."""
+        # They are not reaped yet, so the pid cannot have been reused.
+        for process in self.alive if among is None else among:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if groups else os.kill)(process.popen.pid, number)
 
-    def end(self, number: signal.Signals, *, groups: bool) -> None:
-        """Send a signal to end the processes, and record that it was sent."""
-        for process in self.alive:
+    def end(
+        self,
+        number: signal.Signals,
+        *,
+        groups: bool,
+        among: Sequence[ChildProcess] | None = None,
+    ) -> None:
+        """Send a signal to end living processes, by default all, and record that it was sent."""
+        among = self.alive if among is None else among
+        for process in among:
             process.was_frozen |= not process.sent and is_stopped(process.popen.pid)
             process.sent = (*process.sent, number)
             process.sent_s = min(process.sent_s, time.monotonic())
-        self.send(number, groups=groups)
-        if number != signal.SIGKILL:
-            self.send(signal.SIGCONT, groups=True)  # a stopped process would not receive it
+        self.send(number, groups=groups, among=among)
+        if number != signal.SIGKILL:  # a stopped process would not receive it
+            self.send(signal.SIGCONT, groups=True, among=among)
 
     def kill_groups(self) -> None:
         """Kill the process groups of ended processes, where descendants cannot be found."""

@@ -545,6 +545,9 @@ def _other(other: Others, failure: JobFailure, dots: str) -> str:
         return f"{label} {was} waiting{' there' if _is_there(other, failure) else at}{step}."
     if other.state == "running":
         by = f", and {was} ended by shoal run with {other.ended_by}" if other.ended_by else ""
+        if other.joined_by_jax:
+            it = "it" if len(other.processes) == 1 else "they"
+            by += f": {it} joined by JAX alone, which takes SIGTERM as a preemption notice"
         return f"{label} {was} running{f' at {place}' if place else ''}{step}{by}."
     if other.state == "stopped":
         at_step = f"step {other.step}" if other.step is not None else ""

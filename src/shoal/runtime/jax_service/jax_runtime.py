@@ -37,6 +37,7 @@ from shoal.runtime.system.local_devices import (
     with_configured,
 )
 from shoal.runtime.system.own_name import ADVICE, why_unresolved
+from shoal.runtime.system.progress_file import note_done
 from shoal.runtime.system.service_commands import ignore_job_signals, show_part
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.server_sockets import allow_many_connections
@@ -224,6 +225,7 @@ def wait_for_others() -> None:
         is_over.set()
 
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())  # JAX's own would do nothing
+    note_done()  # from now on SIGTERM ends this process
     threading.Thread(target=wait, name="shoal-end", daemon=True).start()
     while not is_over.wait(_LOOK_S):
         pass  # signals are handled in between
