@@ -149,7 +149,7 @@ def test_a_dead_keeper_is_blamed_for_what_jax_aborts_and_for_nothing_else():
 
 def test_news_are_of_the_newest_job_and_say_who_is_absent():
     news = News(3)
-    assert news.absent_words().endswith("these were 3 separate programs")
+    assert news.absent_words().endswith("these are 3 separate programs")
     for process in (0, 1):
         news.receive({"joined": process})
     assert news.absent_words().startswith("process 2 of 3 never joined the job: each must call ")

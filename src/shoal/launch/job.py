@@ -141,6 +141,8 @@ class Job:
                     num_processes=start.total,
                     warn_after_s=order.warn_after_s,
                     lost_after_s=order.lost_after_s,
+                    start_s=time.monotonic() if crew.services else math.inf,
+                    have_devices=lambda: self._have_devices(start.total),
                 )
                 what = "process {} of " + str(start.total)
                 self._start_processes(start)
@@ -215,6 +217,11 @@ class Job:
 
     def _record_file(self, process: int) -> str:
         return os.path.join(self._log_dir, f".p{process:04d}.record")
+
+    def _have_devices(self, total: int) -> bool:
+        """Return whether JAX's devices exist in all processes; unknown of those of other hosts."""
+        files = [self._progress_file(process.index) for process in self._processes.all]
+        return len(files) == total and all(map(progress_file.has_devices, files))
 
     def _take_reached(self) -> list[Reached]:
         """Return how far each process of this host has come, and remove the files."""

@@ -18,6 +18,8 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import SAVED
 from shoal.runtime.system.failure_words import listed
 
+_BY = "shoal.initialize() or jax.distributed.initialize()"
+
 
 class Whereabouts(NamedTuple):
     """The last call of a process."""
@@ -84,6 +86,7 @@ class News:
         self.notice_s: float | None = None  # when the first one came, on the monotonic clock
         self.preempted = ""  # and the program has stopped for it: what is saved, and what is lost
         self.has_failed_save = False  # and a save failed at its end
+        self.is_said_apart = False  # that no process has joined, while they ran
         self._dismissed: set[int] = set()
         self._all = range(num_processes)
 
@@ -120,16 +123,24 @@ class News:
             self.lost_service = f"{message['service']} is lost ({message['words']})"
 
     def absent_words(self) -> str:
-        """Return a line about processes that never joined; empty if all did, or there is one."""
+        """Return a line about processes that never joined.
+
+        Empty if all did, if there is one, or if it was said while they ran.
+        """
         absent = [process for process in self._all if process not in self.joined]
-        if len(self._all) == 1 or not absent:
+        if not self.joined:
+            return "" if self.is_said_apart else self.apart_words()
+        if not absent:
             return ""
-        by = "shoal.initialize() or jax.distributed.initialize()"
-        if self.joined:
-            return f"{listed(absent)} of {len(self._all)} never joined the job: each must call {by}"
+        return f"{listed(absent)} of {len(self._all)} never joined the job: each must call {_BY}"
+
+    def apart_words(self) -> str:
+        """Return a line if none of several processes has joined, else an empty string."""
+        if self.joined or len(self._all) == 1:
+            return ""
         return (
-            f"no process joined the job, by {by}: unless they joined by other means, these were "
-            f"{len(self._all)} separate programs"
+            f"no process has joined the job, by {_BY}: unless they joined by other means, these "
+            f"are {len(self._all)} separate programs"
         )
 
     def note_end(self, pid: int, code: int, processes: Collection[int]) -> None:

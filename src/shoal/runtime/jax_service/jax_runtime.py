@@ -251,6 +251,20 @@ def backend_exists() -> bool:
     return bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", False))
 
 
+def on_devices(call: Callable[[], None]) -> None:
+    """Call `call` whenever JAX compiles a program, once the devices exist.
+
+    JAX has no event for the start of the devices, and a program that uses them compiles soon.
+    """
+    from jax import monitoring
+
+    def look(_event: str, _duration_s: float, **_more: str | int) -> None:
+        if backend_exists():
+            call()
+
+    monitoring.register_event_duration_secs_listener(look)
+
+
 def is_starting() -> bool:
     """Return whether any thread is starting the devices; some platforms may exist already."""
     bridge = sys.modules.get("jax._src.xla_bridge")

@@ -24,7 +24,8 @@ _FIELDS = struct.Struct("<qqq")  # of `Reached`
 _NUMBER = struct.Struct("<q")
 _SAVES_AT = _FIELDS.size  # how many saves are running
 _DONE_AT = _SAVES_AT + _NUMBER.size  # 1: see `note_done`
-_SIZE = _DONE_AT + _NUMBER.size
+_DEVICES_AT = _DONE_AT + _NUMBER.size  # 1: they exist
+_SIZE = _DEVICES_AT + _NUMBER.size
 _MOST = (1 << 63) - 1
 
 
@@ -79,6 +80,11 @@ def is_done(path: str) -> bool:
     return _read_number(path, _DONE_AT) > 0
 
 
+def has_devices(path: str) -> bool:
+    """Return whether a process has noted that its devices exist; False if the file is gone."""
+    return _read_number(path, _DEVICES_AT) > 0
+
+
 def _read_number(path: str, at: int) -> int:
     try:
         with open(path, "rb") as file:
@@ -121,6 +127,12 @@ def note_done() -> None:
     """Record that the program is done, and that this process only waits for the others."""
     if (file := _own_file()) is not None:
         _NUMBER.pack_into(file, _DONE_AT, 1)
+
+
+def note_devices() -> None:
+    """Record that the devices of this process exist, so that it can join no job any more."""
+    if (file := _own_file()) is not None:
+        _NUMBER.pack_into(file, _DEVICES_AT, 1)
 
 
 @contextlib.contextmanager
