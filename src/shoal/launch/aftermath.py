@@ -413,7 +413,8 @@ def _other(ending: Ending) -> Others:
         return Others(processes=none, state="running", place=_line_of(record.cause))
     if ending.sent:
         name = signal_name(ending.sent[-1] if ending.code >= 0 else -ending.code)
-        return Others(processes=none, state="running", ended_by=name)
+        is_deaf = ending.joined_by_jax and name == signal.SIGKILL.name
+        return Others(processes=none, state="running", ended_by=name, joined_by_jax=is_deaf)
     if record is not None and record.cause.error is not None and record.cause.kind != "exit":
         then = "" if record.because_of is None else "then "
         words = f"{then}{raised_words(record.cause)}"[:_SAID]

@@ -95,6 +95,51 @@ def test_a_script_that_is_done_stays_until_the_others_are_as_with_jax_alone(laun
     assert (finished.code, finished.out) == (0, "it stayed: True\n")
 
 
+# The survivor saves steps for ever, as a loop that JAX has told of a preemption does.
+SURVIVES = f"""{ALONE}
+if jax.process_index() == 1 and os.environ["SHOAL_ATTEMPT"] == "0":
+    while not pathlib.Path("saved").exists(): time.sleep(0.01)
+    raise ValueError("no data")
+while os.environ["SHOAL_ATTEMPT"] == "0":
+    pathlib.Path("saved").touch()
+    time.sleep(0.01)
+"""
+
+
+def test_a_survivor_that_joined_by_jax_alone_ends_without_the_grace_of_sigterm(launch):
+    launch.env["SHOAL_GRACE_S"] = "600"
+    finished = launch.run("-n", "2", "--devices", "1", script=SURVIVES)
+    assert finished.code == 1, finished.err
+    assert finished.verdict.endswith(": process 1 of 2 raised ValueError")
+    assert (
+        "  Process 0 was running, and was ended by shoal run with SIGKILL: it joined by JAX alone, "
+        "which takes SIGTERM as a preemption notice.\n"
+    ) in finished.err
+    assert launch.leaves_nobody()
+
+
+def test_a_restart_does_not_wait_for_a_survivor_that_joined_by_jax_alone(launch):
+    del launch.env["SHOAL_FAILURE_GRACE_S"]
+    launch.env["SHOAL_GRACE_S"] = "600"
+    finished = launch.run("-n", "2", "--devices", "1", "--max-restarts", "1", script=SURVIVES)
+    assert finished.code == 0, finished.err
+    assert "shoal run: attempt 1 begins (1 of --max-restarts 1)" in finished.err
+
+
+def test_a_survivor_that_joined_shoal_after_jax_gets_sigterm_as_others_do(launch):
+    script = f"""{ALONE}
+import shoal, signal
+shoal.initialize()
+if shoal.process_index() == 1: raise ValueError("no data")
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+while True: time.sleep(0.01)
+"""
+    launch.env["SHOAL_GRACE_S"] = "600"
+    finished = launch.run("-n", "2", "--devices", "1", script=script)
+    assert finished.code == 1, finished.err
+    assert "Process 0 was running, and was ended by shoal run with SIGTERM.\n" in finished.err
+
+
 def test_a_script_that_is_done_does_not_wait_for_one_that_fails(launch):
     launch.env |= {"SHOAL_FAILURE_GRACE_S": "0.5", "SHOAL_GRACE_S": "60"}
     script = ALONE + "sys.exit(3 * jax.process_index())\n"

@@ -44,6 +44,7 @@ from shoal.runtime.failures.shortening import (
     path_end,
     process_ranges,
     shortened,
+    shortened_log,
     source_part,
     values_from_difference,
 )
@@ -105,7 +106,8 @@ def _cause(cause: Cause, failure: JobFailure, page: Page) -> list[Line]:
     if output and page.limits.output:
         lines += page.text("Its last output:")
         for line in output:
-            lines += page.deeper().text(shortened(line, page.room - 2, page.style.dots))
+            inner = page.deeper()
+            lines += inner.text(shortened_log(line, inner.room, page.style.dots))
     return lines
 
 
@@ -541,6 +543,9 @@ def _other(other: Others, failure: JobFailure, dots: str) -> str:
         return f"{label} {was} waiting{' there' if _is_there(other, failure) else at}{step}."
     if other.state == "running":
         by = f", and {was} ended by shoal run with {other.ended_by}" if other.ended_by else ""
+        if other.joined_by_jax:
+            it = "it" if len(other.processes) == 1 else "they"
+            by += f": {it} joined by JAX alone, which takes SIGTERM as a preemption notice"
         return f"{label} {was} running{f' at {place}' if place else ''}{step}{by}."
     if other.state == "stopped":
         at_step = f"step {other.step}" if other.step is not None else ""

@@ -204,6 +204,7 @@ class Others:
     place: CallPlace | None = None
     exit_code: int | None = None
     ended_by: str = ""  # "SIGTERM", sent by the launcher
+    joined_by_jax: bool = False  # alone: then SIGTERM would not have ended them
     at_s: float | None = None
     step: int | None = None
     peak_bytes: int | None = None  # the largest of them

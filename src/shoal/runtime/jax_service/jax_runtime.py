@@ -38,6 +38,7 @@ from shoal.runtime.system.local_devices import (
     with_configured,
 )
 from shoal.runtime.system.own_name import ADVICE, why_unresolved
+from shoal.runtime.system.progress_file import note_done
 from shoal.runtime.system.service_commands import ignore_job_signals, show_part
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.server_sockets import allow_many_connections
@@ -235,6 +236,7 @@ def wait_for_others(work_until_now: Callable[[], Callable[[], bool]]) -> None:
             is_over.set()
 
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())  # JAX's own would do nothing
+    note_done()  # from now on SIGTERM ends this process
     threading.Thread(target=wait, name="shoal-end", daemon=True).start()
     while not is_over.wait(_LOOK_S):
         pass  # signals are handled in between
@@ -258,6 +260,20 @@ def current_mesh() -> Any:
 def backend_exists() -> bool:
     """Return whether JAX has created a backend, after which no job can be joined. Never blocks."""
     return bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", False))
+
+
+def on_devices(call: Callable[[], None]) -> None:
+    """Call `call` whenever JAX compiles a program, once the devices exist.
+
+    JAX has no event for the start of the devices, and a program that uses them compiles soon.
+    """
+    from jax import monitoring
+
+    def look(_event: str, _duration_s: float, **_more: str | int) -> None:
+        if backend_exists():
+            call()
+
+    monitoring.register_event_duration_secs_listener(look)
 
 
 def is_starting() -> bool:
