@@ -154,6 +154,15 @@ def report_stuck(coordinator: Coordinator) -> None:
     )
 
 
+def report_alone(coordinator: Coordinator) -> None:
+    """Print that results were dropped that no process has waited for."""
+    print(
+        f"shoal: process {coordinator.process} of {coordinator.num_processes} ends while its "
+        "devices wait for processes that will not start the same computation",
+        file=sys.stderr,
+    )
+
+
 def report_cut(coordinator: Coordinator, gone: Mapping[int, Member]) -> int:
     """Print why this process ends without teardown; return the exit code."""
     if gone:

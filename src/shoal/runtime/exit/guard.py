@@ -42,6 +42,7 @@ from shoal.runtime.exit.causes import (
     is_of_runtime,
     lost_services,
     peers_behind,
+    report_alone,
     report_cut,
     report_stuck,
 )
@@ -356,10 +357,12 @@ class ExitGuard:
         words = self._leaving_words()
         fails = self._exit_status not in (0, REQUEUE)
         gone: Mapping[int, Member] = {}
+        is_alone = False  # no other process will start its part of what these devices compute
         if fails:
             self._report_exit(coordinator, words)
         else:
-            gone = self._await_devices(coordinator)
+            found = self._await_devices(coordinator)
+            gone, is_alone = found or {}, found is None
         # Only now can a teardown hang; otherwise Python's own end keeps its exit code, which is not
         # known here for certain: the program may have raised SystemExit itself.
         is_idle = self._is_idle()
@@ -369,18 +372,26 @@ class ExitGuard:
         if gone or is_busy or (fails and not is_idle):
             with for_launcher():
                 code = self._exit_status & 0xFF or report_cut(coordinator, gone)
-            flush()  # before the services may end, because JAX's client aborts then
-            write_open_files()
-            with contextlib.suppress(ShoalError, OSError):
-                coordinator.close()
-            os._exit(code)
+            self._cut(coordinator, code)
+        if is_alone and (self._program.has_returned() or self._exit_report):
+            with for_launcher():
+                report_alone(coordinator)
+            self._cut(coordinator, self._exit_status & 0xFF)
         self._native_since = time.monotonic()
         self._wake.set()
         self._leave(words)
         self.release()
 
-    def _await_devices(self, coordinator: Coordinator) -> Mapping[int, Member]:
-        """Wait for the devices; return the processes that are gone if they may never finish."""
+    def _cut(self, coordinator: Coordinator, code: int) -> NoReturn:
+        """Leave the job, and end without JAX's teardown."""
+        flush()  # before the services may end, because JAX's client aborts then
+        write_open_files()
+        with contextlib.suppress(ShoalError, OSError):
+            coordinator.close()
+        os._exit(code)
+
+    def _await_devices(self, coordinator: Coordinator) -> Mapping[int, Member] | None:
+        """Wait for the devices: see `await_devices`."""
         try:
             return await_devices(coordinator, self._timed(self._work_until_now()))
         except BaseException as error:  # noqa: BLE001 - Python would print and ignore it

@@ -27,12 +27,14 @@ def pause_s(coordinator: Coordinator) -> float:
     return 1.0 + coordinator.num_processes / 20
 
 
-def await_devices(coordinator: Coordinator, is_done: Callable[[], bool]) -> Mapping[int, Member]:
+def await_devices(
+    coordinator: Coordinator, is_done: Callable[[], bool]
+) -> Mapping[int, Member] | None:
     """Wait until the devices are done, or never will be, as far as anyone can know.
 
     Returns:
-      The processes that are lost or have failed, if the devices are still busy. Otherwise nothing:
-      they are done, or no other process will start anything of which they compute a part.
+      The processes that are lost or have failed, if the devices are still busy; none if they are
+      done. None: no other process will start anything of which they compute a part.
 
     Raises:
       DeadlineError: for SHOAL_TIMEOUT_S they were not done, and no process called shoal.
@@ -44,7 +46,7 @@ def await_devices(coordinator: Coordinator, is_done: Callable[[], bool]) -> Mapp
     while not is_done():
         now = time.monotonic()
         if now >= leave_at:
-            return {}
+            return None
         if now >= query_at:
             if not is_known:  # to processes that wait for this one
                 coordinator.report("doing", HAS_ENDED)
@@ -57,7 +59,7 @@ def await_devices(coordinator: Coordinator, is_done: Callable[[], bool]) -> Mapp
             _check_progress(me, here, now - began)
             leave_at = min(leave_at, now + _ALONE_S) if not here else math.inf
             if any(_is_stuck(peer) for peer in here) and not any(_runs(peer) for peer in here):
-                return {}
+                return None
             query_at = now + pause_s(coordinator)
         if now >= report_at:
             report_at = math.inf
