@@ -83,7 +83,8 @@ def test_what_was_committed_stays_so(path, name):
     for device in (jax.devices()[0], jax.devices()[5]):
         given = jax.device_put(LEAVES[name](), device)
         back = restore(path, {name: given}, only=name)[name]
-        assert back.committed and back.devices() == {device}
+        assert back.committed
+        assert back.devices() == {device}
         assert same(back, given)
 
 
@@ -92,14 +93,16 @@ def test_another_device_than_the_default_one_is_a_choice(path):
     assert restore(path, {"count": place}, only="count")["count"].committed
     with jax.default_device(jax.devices()[5]):
         back = restore(path, {"count": place}, only="count")["count"]
-        assert not back.committed and back.sharding == place
+        assert not back.committed
+        assert back.sharding == place
 
 
 def test_a_mesh_of_one_device_with_axes_is_a_choice(path):
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     place = NamedSharding(mesh, PartitionSpec())
     back = restore(path, {"count": place}, only="count")["count"]
-    assert back.committed and back.sharding == place
+    assert back.committed
+    assert back.sharding == place
 
 
 def test_casts_and_numbers_too(tmp_path):

@@ -54,6 +54,15 @@ def test_the_others_waited_or_went_on_to_an_error_of_their_own():
     assert (later.processes, later.words) == ((3,), "then raised KeyError: 'cleanup'")
 
 
+def test_a_survivor_that_joined_by_jax_alone_is_apart_from_the_others():
+    killed = {"code": -signal.SIGKILL, "sent": (*TERM, signal.SIGKILL), "joined_by_jax": True}
+    parted = {"code": 0, "sent": TERM, "joined_by_jax": True}  # it was done
+    failure = failure_of(ended(0, ValueError("x")), ended(1, **killed), ended(2, **parted))
+    by_kill, by_term = failure.others
+    assert (by_kill.processes, by_kill.ended_by, by_kill.joined_by_jax) == ((1,), "SIGKILL", True)
+    assert (by_term.processes, by_term.ended_by, by_term.joined_by_jax) == ((2,), "SIGTERM", False)
+
+
 def test_failures_that_are_alike_are_one_and_others_of_their_own_follow():
     alike = [ended(p, KeyError("adamw"), failed_s=2.0 + p) for p in (0, 2)]
     other = ended(1, OSError("no space"), failed_s=2.5)

@@ -149,7 +149,7 @@ def test_a_dead_keeper_is_blamed_for_what_jax_aborts_and_for_nothing_else():
 
 def test_news_are_of_the_newest_job_and_say_who_is_absent():
     news = News(3)
-    assert news.absent_words().endswith("these were 3 separate programs")
+    assert news.absent_words().endswith("these are 3 separate programs")
     for process in (0, 1):
         news.receive({"joined": process})
     assert news.absent_words().startswith("process 2 of 3 never joined the job: each must call ")
@@ -161,6 +161,13 @@ def test_news_are_of_the_newest_job_and_say_who_is_absent():
     news.receive({"gone": 1, "state": "lost", "words": "its connection closed", "at_s": 4.0})
     assert news.gone[1] == Gone("lost", "its connection closed", 4.0, is_missed=False)
     assert News(1).absent_words() == ""
+
+
+def test_a_process_that_joins_shoal_has_not_joined_by_jax_alone():
+    news = News(3)
+    for process, by_jax in ((0, True), (1, True), (1, False), (2, False), (2, True)):
+        news.receive({"joined": process, "by_jax": by_jax})
+    assert (news.joined, news.joined_by_jax) == ({0, 1, 2}, {0})
 
 
 def test_codes_are_those_of_a_shell():

@@ -45,6 +45,45 @@ class Watched:
         return [process.index for process in self.outliving.look(now_s).lost]
 
 
+def apart(count, *, joined=()):
+    """Return processes of which those have joined, and a list: filled once all have devices."""
+    watched, devices = Watched(count), []
+    watched.news.joined = set(joined)
+    watched.outliving = Outliving(
+        watched.processes, watched.news, num_processes=count, warn_after_s=10, lost_after_s=5,
+        start_s=100.0, have_devices=lambda: bool(devices),
+    )  # fmt: skip
+    return watched, devices
+
+
+def test_that_no_process_has_joined_is_said_once_when_none_can_any_more():
+    watched, devices = apart(2)
+    look = watched.outliving.look(101.0)
+    assert (look.lines, look.due_s) == ([], 101.25)
+    devices.append("of all")
+    assert watched.outliving.look(101.1).lines == []  # looking costs a file of each process
+    (line,) = watched.outliving.look(101.25).lines
+    assert line.startswith("no process has joined the job, by shoal.initialize() or jax.")
+    assert line.endswith(": unless they joined by other means, these are 2 separate programs")
+    assert watched.outliving.look(200.0) == ([], [], math.inf)
+    assert watched.news.absent_words() == ""  # nor at the end
+
+
+def test_that_no_process_has_joined_is_said_after_a_while_without_devices():
+    watched, _ = apart(2)
+    look = watched.outliving.look(119.9)
+    assert (look.lines, look.due_s) == ([], 120.0)
+    assert len(watched.outliving.look(120.0).lines) == 1
+
+
+@pytest.mark.parametrize(("count", "joined"), [(2, [1]), (1, [])])
+def test_nothing_is_said_where_a_process_has_joined_or_is_alone(count, joined):
+    watched, devices = apart(count, joined=joined)
+    devices.append("of all")
+    look = watched.outliving.look(130.0)
+    assert (list(look.lines), look.due_s) == ([], math.inf)
+
+
 def test_who_is_declared_lost_is_lost_at_once_whoever_else_has_ended(frozen):
     watched = Watched(3)
     watched.go(0, "left", 1.0)

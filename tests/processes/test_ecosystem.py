@@ -20,10 +20,13 @@ KILLED = "save.announced@1#3:kill"
 
 
 # Looked for, not imported: an imported equinox changes what errors of later tests propose.
-@pytest.mark.skipif(
+needs_libraries = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("flax", "optax", "equinox")),
     reason="the environment of the newest Python has flax, optax and equinox",
 )
+
+
+@needs_libraries
 @pytest.mark.timeout(360)  # nine processes, which compile as users do
 def test_they_are_saved_killed_and_resumed_on_another_mesh(tmp_path, child_env):
     for name in ecosystem.RECIPES:
@@ -37,6 +40,22 @@ def test_they_are_saved_killed_and_resumed_on_another_mesh(tmp_path, child_env):
     for name, (resumed, undisturbed) in trained.items():
         assert len(resumed) > 4, name
         np.testing.assert_allclose(resumed, undisturbed, rtol=2e-4, atol=1e-6, err_msg=name)
+
+
+@needs_libraries
+@pytest.mark.timeout(360)
+@pytest.mark.parametrize(("kind", "count"), [("Auto", 3), ("Explicit", 1)])
+def test_states_from_tx_init_resume_and_train_on(tmp_path, child_env, kind, count):
+    """Leaves such as Adam's count are uncommitted: JAX refuses them once they are not."""
+    with Cluster(
+        count, devices=6 // count, env=child_env, start_method="fork", deadline_s=340
+    ) as cluster:
+        found = cluster.run(ecosystem.resumed_losses, str(tmp_path), kind)
+    for losses_of in found:
+        assert len(losses_of) > 20
+        for name, (losses, undisturbed) in losses_of.items():
+            assert len(losses) == 6, name
+            assert losses == undisturbed, name
 
 
 def test_the_page_shows_parts_of_the_programs():

@@ -63,9 +63,10 @@ token, for shoal watch, shoal stacks and other observers. Only you can read it.
 When a process fails:
   The other processes are notified through shoal and have {aftermath} s to exit
   (SHOAL_FAILURE_GRACE_S). Then they get SIGTERM and, {grace} s later
-  (SHOAL_GRACE_S), SIGKILL. One report says what failed first, where, and what
-  the others did. failure.json next to the logs has the same facts
-  (docs/stopping.md).
+  (SHOAL_GRACE_S), SIGKILL. A process that joined by jax.distributed.initialize
+  alone gets SIGKILL at once, because JAX takes SIGTERM as a preemption notice.
+  One report says what failed first, where, and what the others did.
+  failure.json next to the logs has the same facts (docs/stopping.md).
   If a process is alive but lost to the others (frozen, for example), shoal run
   terminates it after they have exited. A process that is only slower is named
   in the report and never terminated. No process outlives the launcher, not even

@@ -214,7 +214,7 @@ def _difference(
     texts = [f"{part.place(item)} = {value}" for value in values]
     return compared(
         heading,
-        version_rows(texts, groups, call),
+        version_rows(texts, groups, call._replace(leaf=part.leaf.line)),
         kind=Kind("value", part.place(item)),
         intro=f"first difference, in {part.leaf.line}:",
         advice=needs("assert_same", "value"),

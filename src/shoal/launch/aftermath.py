@@ -218,17 +218,15 @@ def _joined(
 ) -> tuple[DivergenceSide, ...]:
     """Return the sides of a difference as all processes know them: each that came late knows its
     own. One that has found another difference adds none."""
-    sides: dict[tuple[str, CallPlace | None], set[int]] = {}
+    sides: dict[DivergenceSide, set[int]] = {}
     for known in all_known:
         is_same = known and (known.what, known.call, known.path) == (
             (first.what, first.call, first.path)
         )
         for side in known.sides if known and is_same else ():
-            sides.setdefault((side.said, side.place), set()).update(side.processes)
-    rows = [
-        DivergenceSide(processes=ProcessSet(of), said=said, place=place)
-        for (said, place), of in sides.items()
-    ]
+            anyone = dataclasses.replace(side, processes=ProcessSet())
+            sides.setdefault(anyone, set()).update(side.processes)
+    rows = [dataclasses.replace(side, processes=ProcessSet(of)) for side, of in sides.items()]
     return tuple(sorted(rows, key=lambda side: (len(side.processes), side.processes)))
 
 
@@ -415,7 +413,8 @@ def _other(ending: Ending) -> Others:
         return Others(processes=none, state="running", place=_line_of(record.cause))
     if ending.sent:
         name = signal_name(ending.sent[-1] if ending.code >= 0 else -ending.code)
-        return Others(processes=none, state="running", ended_by=name)
+        is_deaf = ending.joined_by_jax and name == signal.SIGKILL.name
+        return Others(processes=none, state="running", ended_by=name, joined_by_jax=is_deaf)
     if record is not None and record.cause.error is not None and record.cause.kind != "exit":
         then = "" if record.because_of is None else "then "
         words = f"{then}{raised_words(record.cause)}"[:_SAID]

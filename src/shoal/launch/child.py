@@ -2,9 +2,10 @@
 
 Started as a file, `python …/child.py script args…` or `… -m module args…`, so that nothing in the
 user's directory can shadow anything here; only `sys` and modules that Python has loaded already are
-imported before the user's program. The two additions: when the program imports JAX's table of
+imported before the user's program. The additions: when the program imports JAX's table of
 clusters, shoal's launcher is added to it, so that `jax.distributed.initialize()` works without
-arguments; and a program that has joined its job so, and ends well, ends with the others.
+arguments, and the launcher learns when the devices exist; and a program that has joined its job so,
+and ends well, ends with the others.
 """
 
 from __future__ import annotations
@@ -32,9 +33,14 @@ class _ClustersHook:
             def load_and_add(module: ModuleType) -> None:
                 load(module)
                 from shoal.runtime.jax_service.announcement import announce, way_to
-                from shoal.runtime.jax_service.jax_runtime import serve_unmodified_scripts
+                from shoal.runtime.jax_service.jax_runtime import (
+                    on_devices,
+                    serve_unmodified_scripts,
+                )
+                from shoal.runtime.system.progress_file import note_devices
 
                 serve_unmodified_scripts(announce, way_to)
+                on_devices(note_devices)
 
             spec.loader.exec_module = load_and_add  # type: ignore[method-assign]
         return spec
@@ -77,9 +83,9 @@ def run(arguments: list[str]) -> None:
 def _wait_for_others() -> None:
     """Let a program that joined its job by JAX alone end as with JAX's own service."""
     if _CLUSTERS in sys.modules and "shoal.runtime.process" not in sys.modules:
-        from shoal.runtime.jax_service.jax_runtime import wait_for_others
+        from shoal.runtime.jax_service import device_work, jax_runtime
 
-        wait_for_others()
+        jax_runtime.wait_for_others(device_work.until_now)
 
 
 def _run_module(name: str, arguments: list[str]) -> None:

@@ -45,7 +45,12 @@ def facts_of(
       endings: of all known processes, on all nodes.
       total: the planned number of processes; -1: it has not begun.
     """
-    reported = [ending.with_report(news.gone.get(ending.process)) for ending in endings]
+    reported = [
+        ending.with_report(news.gone.get(ending.process))._replace(
+            joined_by_jax=ending.process in news.joined_by_jax
+        )
+        for ending in endings
+    ]
     return Facts(
         reported,
         news,

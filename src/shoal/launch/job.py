@@ -141,6 +141,8 @@ class Job:
                     num_processes=start.total,
                     warn_after_s=order.warn_after_s,
                     lost_after_s=order.lost_after_s,
+                    start_s=time.monotonic() if crew.services else math.inf,
+                    have_devices=lambda: self._have_devices(start.total),
                 )
                 what = "process {} of " + str(start.total)
                 self._start_processes(start)
@@ -216,6 +218,11 @@ class Job:
     def _record_file(self, process: int) -> str:
         return os.path.join(self._log_dir, f".p{process:04d}.record")
 
+    def _have_devices(self, total: int) -> bool:
+        """Return whether JAX's devices exist in all processes; unknown of those of other hosts."""
+        files = [self._progress_file(process.index) for process in self._processes.all]
+        return len(files) == total and all(map(progress_file.has_devices, files))
+
     def _take_reached(self) -> list[Reached]:
         """Return how far each process of this host has come, and remove the files."""
         return [
@@ -243,7 +250,7 @@ class Job:
             if self._loop.broken and not self._interrupted:
                 self._interrupt(signal.SIGPIPE)  # as `python script | head` ends
             if time.monotonic() >= self._terminate_at_s and not self._spares_a_save():
-                self._end(signal.SIGTERM)
+                self._end_survivors()
             if time.monotonic() >= self._kill_at_s:
                 self._kill()
 
@@ -410,6 +417,22 @@ class Job:
         self._terminate_at_s = math.inf
         self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._order.grace_s)
         self._processes.end(number, groups=number == signal.SIGINT)
+
+    def _end_survivors(self) -> None:
+        """Ask the survivors of a failure to end; kill those that would not.
+
+        JAX takes SIGTERM as a preemption notice: a program that joined by JAX alone would train on,
+        and save, until the end of the grace. Shoal, once joined, tells it of the failure.
+        """
+        self._end(signal.SIGTERM)
+        by_jax = self._crew.news.joined_by_jax
+        deaf = [
+            process
+            for process in self._processes.alive
+            if process.index in by_jax
+            and not progress_file.is_done(self._progress_file(process.index))
+        ]
+        self._processes.end(signal.SIGKILL, groups=True, among=deaf)
 
     def _kill(self) -> None:
         """Kill every process of the job and all descendants, now."""

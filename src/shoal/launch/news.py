@@ -18,6 +18,8 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import SAVED
 from shoal.runtime.system.failure_words import listed
 
+_BY = "shoal.initialize() or jax.distributed.initialize()"
+
 
 class Whereabouts(NamedTuple):
     """The last call of a process."""
@@ -74,6 +76,7 @@ class News:
 
     def __init__(self, num_processes: int) -> None:
         self.joined: set[int] = set()  # to shoal's job, or to JAX's
+        self.joined_by_jax: set[int] = set()  # of these, to JAX's alone
         self.gone: dict[int, Gone] = {}
         self.host_keepers: dict[str, KeeperNews] = {}
         self.stalled: tuple[Waiting, ...] = ()  # where all stood when the job was ended for that
@@ -83,6 +86,7 @@ class News:
         self.notice_s: float | None = None  # when the first one came, on the monotonic clock
         self.preempted = ""  # and the program has stopped for it: what is saved, and what is lost
         self.has_failed_save = False  # and a save failed at its end
+        self.is_said_apart = False  # that no process has joined, while they ran
         self._dismissed: set[int] = set()
         self._all = range(num_processes)
 
@@ -100,7 +104,7 @@ class News:
             self.preempted = SAVED if message["saved"] else words
             self.has_failed_save = bool(message.get("has_failed"))
         elif "joined" in message:
-            self._join(int(message["joined"]))
+            self._join(int(message["joined"]), by_jax=bool(message.get("by_jax")))
         elif "dismissed" in message:
             self._dismissed.add(int(message["dismissed"]))
         elif "stalled" in message:
@@ -119,16 +123,24 @@ class News:
             self.lost_service = f"{message['service']} is lost ({message['words']})"
 
     def absent_words(self) -> str:
-        """Return a line about processes that never joined; empty if all did, or there is one."""
+        """Return a line about processes that never joined.
+
+        Empty if all did, if there is one, or if it was said while they ran.
+        """
         absent = [process for process in self._all if process not in self.joined]
-        if len(self._all) == 1 or not absent:
+        if not self.joined:
+            return "" if self.is_said_apart else self.apart_words()
+        if not absent:
             return ""
-        by = "shoal.initialize() or jax.distributed.initialize()"
-        if self.joined:
-            return f"{listed(absent)} of {len(self._all)} never joined the job: each must call {by}"
+        return f"{listed(absent)} of {len(self._all)} never joined the job: each must call {_BY}"
+
+    def apart_words(self) -> str:
+        """Return a line if none of several processes has joined, else an empty string."""
+        if self.joined or len(self._all) == 1:
+            return ""
         return (
-            f"no process joined the job, by {by}: unless they joined by other means, these were "
-            f"{len(self._all)} separate programs"
+            f"no process has joined the job, by {_BY}: unless they joined by other means, these "
+            f"are {len(self._all)} separate programs"
         )
 
     def note_end(self, pid: int, code: int, processes: Collection[int]) -> None:
@@ -141,9 +153,13 @@ class News:
             if keeper.pid == pid and not set(processes).isdisjoint(keeper.processes):
                 self.host_keepers[host] = keeper._replace(code=code)
 
-    def _join(self, process: int) -> None:
+    def _join(self, process: int, *, by_jax: bool) -> None:
         """Record a join; the process may have left, or failed to join, an earlier job."""
         if process in self._all:
+            if by_jax and process not in self.joined:
+                self.joined_by_jax.add(process)
+            elif not by_jax:
+                self.joined_by_jax.discard(process)
             self.joined.add(process)
             self.gone.pop(process, None)
             self._dismissed.discard(process)

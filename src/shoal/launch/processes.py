@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.launch import child
@@ -144,21 +144,36 @@ class Processes:
                 return True
         return False
 
-    def send(self, number: signal.Signals, *, groups: bool) -> None:
-        """Send a signal to all living processes; with `groups` also to their grandchildren."""
-        for process in self.alive:  # not reaped yet, so the pid cannot have been reused
+    def send(
+        self,
+        number: signal.Signals,
+        *,
+        groups: bool,
+        among: Sequence[ChildProcess] | None = None,
+    ) -> None:
+        """Send a signal to living processes, by default to all; with `groups` also to their
+        grandchildren."""
+        # They are not reaped yet, so the pid cannot have been reused.
+        for process in self.alive if among is None else among:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if groups else os.kill)(process.popen.pid, number)
 
-    def end(self, number: signal.Signals, *, groups: bool) -> None:
-        """Send a signal to end the processes, and record that it was sent."""
-        for process in self.alive:
+    def end(
+        self,
+        number: signal.Signals,
+        *,
+        groups: bool,
+        among: Sequence[ChildProcess] | None = None,
+    ) -> None:
+        """Send a signal to end living processes, by default all, and record that it was sent."""
+        among = self.alive if among is None else among
+        for process in among:
             process.was_frozen |= not process.sent and is_stopped(process.popen.pid)
             process.sent = (*process.sent, number)
             process.sent_s = min(process.sent_s, time.monotonic())
-        self.send(number, groups=groups)
-        if number != signal.SIGKILL:
-            self.send(signal.SIGCONT, groups=True)  # a stopped process would not receive it
+        self.send(number, groups=groups, among=among)
+        if number != signal.SIGKILL:  # a stopped process would not receive it
+            self.send(signal.SIGCONT, groups=True, among=among)
 
     def kill_groups(self) -> None:
         """Kill the process groups of ended processes, where descendants cannot be found."""
@@ -176,6 +191,8 @@ class Processes:
 
 
 _LATE_NEWS_S = 1.0  # news of a process may arrive after its end
+_APART_S = 20.0  # from the start: most programs have joined by then
+_DEVICES_POLL_S = 0.25  # no event tells of them
 _LINES = 8
 
 
@@ -188,13 +205,15 @@ class _Look(NamedTuple):
 
 
 class Outliving:
-    """Checks the processes that live while others are gone.
+    """Checks the processes that live while others are gone, or that are apart from the beginning.
 
     Args:
       num_processes: of the whole job, those of other hosts included.
       warn_after_s: after this long since the end of the others, the running ones are listed, once.
       lost_after_s: how long a process may live after its connection to the meeting place ended; a
         process that is about to end closes it first.
+      start_s: when the processes started; inf: another launcher reports that none has joined.
+      have_devices: returns whether the devices of every process exist, after which none can join.
     """
 
     def __init__(
@@ -205,11 +224,15 @@ class Outliving:
         num_processes: int,
         warn_after_s: float,
         lost_after_s: float,
+        start_s: float = math.inf,
+        have_devices: Callable[[], bool] = lambda: False,
     ) -> None:
         self._processes, self._news = processes, news
         self._num_processes = num_processes
         self._warn_after_s, self._lost_after_s = warn_after_s, lost_after_s
         self._has_warned = False
+        self._start_s, self._have_devices = start_s, have_devices
+        self._apart_look_s = start_s  # when to check next whether any has joined
         self._absent: set[int] = set()  # already reported as ended without joining
 
     def look(self, now_s: float) -> _Look:
@@ -221,8 +244,10 @@ class Outliving:
         lost = [process for process in alive if lost_s[process.index] <= now_s]
         absent, absent_s = self._absent_lines(now_s)
         longer, longer_s = self._longer_lines(now_s)
-        later = [at_s for at_s in (*lost_s.values(), absent_s, longer_s) if at_s > now_s]
-        return _Look(lost, [*absent, *longer], min(later, default=math.inf))
+        apart, apart_s = self._apart_lines(now_s)
+        times_s = (*lost_s.values(), absent_s, longer_s, apart_s)
+        later = [at_s for at_s in times_s if at_s > now_s]
+        return _Look(lost, [*absent, *longer, *apart], min(later, default=math.inf))
 
     def _lost_s(self, process: ChildProcess) -> float:
         """Return the time from which a living process counts as lost to the others."""
@@ -250,6 +275,18 @@ class Outliving:
                     ended = f"process {index} ended with exit code 0 without joining the job"
                     lines.append(f"{ended}; {listed(waiting)} {wait} for it")
         return lines, due_s
+
+    def _apart_lines(self, now_s: float) -> tuple[list[str], float]:
+        """Report, once, that no process has joined: as soon as none can, or after a while."""
+        if now_s < self._apart_look_s or self._news.is_said_apart:
+            return [], self._apart_look_s
+        words = self._news.apart_words()
+        due_s = self._start_s + _APART_S
+        if not words or (now_s < due_s and not self._have_devices()):
+            self._apart_look_s = min(due_s, now_s + _DEVICES_POLL_S) if words else math.inf
+            return [], self._apart_look_s
+        self._news.is_said_apart = True
+        return [words], math.inf
 
     def _longer_lines(self, now_s: float) -> tuple[list[str], float]:
         """List the running processes, once, if most have ended a while ago."""

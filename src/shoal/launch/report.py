@@ -58,6 +58,7 @@ class Ending(NamedTuple):
     was_frozen: bool = False  # it was stopped by a signal when the first one was sent
     gone: Gone | None = None  # the meeting place's report before any signal was sent; not "left"
     is_lost: bool = False  # lost to the others while alive
+    joined_by_jax: bool = False  # alone
     sent_s: float = math.inf  # the time of the first signal
     host: str = ""  # in a job on several hosts
     threads: tuple[LastRecord, ...] = ()  # of threads that exceptions have ended

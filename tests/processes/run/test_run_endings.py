@@ -80,7 +80,7 @@ def test_processes_that_run_longer_are_named_and_not_ended(launch):
     (launch.folder / "go").touch()
     finished = launch.finish()
     assert finished.code == 0, finished.err
-    assert "no process joined the job" in finished.verdict
+    assert "no process has joined the job" in finished.verdict
 
 
 def test_a_process_that_never_comes_is_named_at_once(launch):

@@ -57,6 +57,19 @@ def test_the_processes_of_all_nodes_are_one_job(launchers):
     assert launchers.leaves_nobody()
 
 
+def test_a_survivor_on_node_1_that_joined_by_jax_alone_is_not_waited_for(launchers):
+    script = """
+        import jax, time
+        jax.distributed.initialize()
+        if jax.process_index() == 0: raise ValueError("no data")
+        while True: time.sleep(0.01)
+    """
+    both = launchers.both("--devices", "1", script=script, SHOAL_GRACE_S="600")
+    assert codes(both) == [1, 1], said(both)
+    assert "ended by shoal run with SIGKILL: it joined by JAX alone, which" in both[0].said
+    assert launchers.leaves_nobody()
+
+
 def test_a_failure_on_node_1_is_blamed_by_both(launchers):
     script = READY + "if os.environ['RANK'] == '2': sys.exit('out of data')\ntime.sleep(600)\n"
     both = launchers.both("-n", "2", script=script)

@@ -12,8 +12,8 @@ import threading
 from terminals import read_to_end
 
 APART = (
-    "shoal run: no process joined the job, by shoal.initialize() or jax.distributed.initialize(): "
-    "unless they joined by other means, these were 2 separate programs"
+    "shoal run: no process has joined the job, by shoal.initialize() or "
+    "jax.distributed.initialize(): unless they joined by other means, these are 2 separate programs"
 )
 SPEAK = """
     import os, sys
@@ -51,6 +51,35 @@ def test_lines_stand_alone_on_request(launch):
     assert finished.lines == ["well", "well"]
     assert finished.err == f"{APART}\n"
     assert launch.run(script="print('alone')").err == ""
+
+
+def test_that_no_process_has_joined_is_said_while_they_run(launch):
+    script = """
+        import pathlib, time
+        import jax.numpy as jnp
+        jnp.ones(3).sum()
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+    """
+    launch.start("-n", "2", "--devices", "1", script=script)
+    assert launch.popen.stderr.readline() == f"{APART}\n"
+    (launch.folder / "go").touch()
+    assert launch.finish() == (0, "", "")  # not once more
+
+
+def test_the_launcher_learns_when_the_devices_of_a_program_of_jax_alone_exist(launch):
+    script = """
+        import os
+        import jax
+        from shoal.runtime.system.progress_file import has_devices
+        path = os.environ["SHOAL_PROGRESS_FILE"]
+        jax.eval_shape(jax.jit(lambda x: x + 1), jax.ShapeDtypeStruct((3,), "float32"))
+        print(has_devices(path))
+        jax.numpy.ones(3)
+        print(has_devices(path))
+    """
+    finished = launch.run("--no-prefix", "--devices", "1", script=script)
+    assert finished.out.split() == ["False", "True"], finished.err
 
 
 def test_two_jobs_do_not_write_into_one_folder(launch):

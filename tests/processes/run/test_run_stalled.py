@@ -70,6 +70,49 @@ def test_who_left_while_others_wait_is_named(launch):
     assert f"  process 1   left the job, last at sys.exit() at {place.strip()}\n" in finished.err
 
 
+LEFT = """
+for step in range(40):
+    if here == 1 and step == 3:
+        sys.exit()
+    {step}x = normed(x)  # waits
+    {wait}
+"""
+
+
+@pytest.mark.parametrize("step", ["", "with shoal.step(step): "])
+@pytest.mark.parametrize("wait", ["", "float(x.sum())"])
+def test_without_a_limit_a_job_that_waits_in_jit_for_a_process_that_left_is_ended(
+    launch, step, wait
+):
+    script = HEAD + LEFT.format(step=step, wait=wait) + "x.block_until_ready()\n"
+    launch.env["SHOAL_ABORT_AFTER_S"] = "3"
+    finished = launch.run("-n", "2", script=script)
+    assert finished.code == 77, finished.err
+    headline, left, other, *_ = finished.err[finished.err.index("shoal run: failed") :].splitlines()
+    assert headline.endswith("; process 1 left the job")
+    assert left.startswith("  process 1   left the job, last at ")
+    assert other.startswith("  process 0   script.py:")
+    assert "because of it" not in finished.err
+
+
+def test_what_goes_on_after_others_have_left_is_not_ended(launch):
+    """Not in JAX: native code, a child process, a loop; or its devices have computed all."""
+    script = HEAD + (
+        "x = normed(x).block_until_ready()\n"
+        "shoal.barrier('all have computed')\n"
+        "if here == 1: sys.exit()\n"
+        "ctypes.PyDLL(None).usleep(5_000_000)\n"
+        "os.system('sleep 5')\n"
+        "import subprocess; subprocess.run(['sleep', '5'])\n"
+        "y = jax.jit(lambda v: v * 2)(np.ones(3))\n"
+        "for _ in range(100): y.is_ready(); time.sleep(0.05)\n"
+        "print('done')\n"
+    )
+    launch.env["SHOAL_ABORT_AFTER_S"] = "2"
+    finished = launch.run("-n", "2", "--no-prefix", script=script)
+    assert (finished.code, finished.lines) == (0, ["done"]), finished.err
+
+
 @pytest.mark.parametrize("count", ["1", "2"])
 def test_who_waits_in_shoal_or_begins_a_step_gets_an_error(launch, count):
     """Process 0 of two is in a wait; alone it goes on after the limit of its step."""

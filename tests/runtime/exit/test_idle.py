@@ -14,10 +14,21 @@ import pytest
 
 import shoal
 from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.exit import idle
 from shoal.runtime.exit.idle import StallWatch, _frames, innermost_frame
 from shoal.runtime.jax_service.jax_runtime import COMPILER
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
+
+
+class Probe:
+    """A main thread that comes back to the interpreter, or stays in native code."""
+
+    def __init__(self):
+        self.has_returned = self.returns = False
+
+    def post(self):
+        self.has_returned = self.returns
 
 
 class Looks:
@@ -28,9 +39,11 @@ class Looks:
             monkeypatch.setenv(name, value)
         self.here = LocalJob(1).coordinators[0]
         self.said, self.now, self.cpu = [], 1000.0, [0.0, 0.0]
+        self.probe, self.are_idle = Probe(), False
         self.watch = StallWatch(
-            self.here, self.said.append, shown, cpu_times=lambda: tuple(self.cpu)
-        )
+            self.here, self.said.append, shown, cpu_times=lambda: tuple(self.cpu),
+            probe=self.probe, are_devices_idle=lambda: self.are_idle,
+        )  # fmt: skip
         self.watch.look(self.now)
 
     def last(self, seconds, *, main=0.0, others=0.0, every_s=1.0):
@@ -71,7 +84,8 @@ def test_a_stuck_process_says_so_and_that_it_moves_again(monkeypatch):
         (3, 0.019, 3.0, True),  # other threads may do what they want
         (3, 0.03, 0.0, False),
         (0, 0.0, 0.0, True),  # a loop without marks, or a compilation
-        (0, 0.001, 0.0, False),
+        (0, 0.015, 0.015, True),  # JAX's wait for devices uses some
+        (0, 0.03, 0.0, False),
         (0, 0.0, 1.7, False),
         (2, 0.0, 1.7, False),  # of a warm-up
     ],
@@ -234,3 +248,40 @@ def test_a_compilation_of_jax_is_recognized():
     is_over.set()
     looking.join()
     assert COMPILER in seen
+
+
+def test_a_loop_without_marks_that_comes_back_to_the_interpreter_is_not_stuck(monkeypatch):
+    looks = Looks(monkeypatch, SHOAL_STALLED_AFTER_S="20")
+    looks.probe.returns = True
+    assert not looks.last(40).is_stuck
+    looks.probe.returns = looks.probe.has_returned = False
+    assert not looks.last(15).is_stuck
+    assert looks.last(10).is_stuck
+
+
+@pytest.mark.parametrize(
+    ("below", "are_idle", "is_ended"),
+    [("jax", False, True), ("", False, True), ("library", False, False), ("", True, False)],
+)
+def test_once_a_process_has_left_one_that_waits_in_jax_has_less_time(
+    monkeypatch, below, are_idle, is_ended
+):
+    looks = Looks(monkeypatch, SHOAL_ABORT_AFTER_S="20")
+    looks.are_idle = are_idle
+    monkeypatch.setattr(idle, "_below", lambda frame: below)
+    assert looks.last(60) is None
+    looks.watch.on_left()
+    said = looks.last(40)
+    assert (said is not None and said.is_stuck) is is_ended
+
+
+def test_the_probe_of_a_real_main_thread():
+    probe = idle._ReturnProbe()
+    post = threading.Thread(target=probe.post)
+    post.start()
+    post.join()
+    while not probe.has_returned:  # runs in this thread
+        pass
+    probe.post()  # from the main thread itself
+    while not probe.has_returned:
+        pass

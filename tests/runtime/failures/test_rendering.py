@@ -277,6 +277,20 @@ def test_a_message_counts_the_characters_that_the_facts_do_not_hold():
     assert "    … 9,680 characters …" in lines
 
 
+def test_the_last_output_of_a_logger_shows_what_it_says():
+    said = (
+        "I1125 10:31:02.345678 140234567890 train.py:133] step 120, loss 2.1931, 1.234 s per step, "
+        "12345 tokens/s",
+        "done",
+    )
+    killed = Cause(processes=these(1), kind="signal", signal="SIGKILL", last_output=said)
+    assert report(failed("signal", 137, 1.0, killed), Style())[-4:-1] == [
+        "  Its last output:",
+        "    step 120, loss 2.1931, 1.234 s per step, 12345 tokens/s",
+        "    done",
+    ]
+
+
 def test_notes_causes_and_leaves_of_an_error():
     lines = lines_of_message(
         "shards failed (5 sub-exceptions)",
@@ -391,7 +405,7 @@ def test_secrets_are_hidden(text, expected):
 
 def test_values_of_leaves_that_name_a_secret_are_hidden():
     sides = (
-        DivergenceSide(processes=these(0), said="'abc'"),
+        DivergenceSide(processes=these(0), said="'abc'", dtype="str", value="'abc'"),
         DivergenceSide(processes=these(1), said="'abd'"),
     )
     cause = Cause(

@@ -7,9 +7,11 @@ import pytest
 from shoal.runtime.failures.shortening import (
     breaks,
     columns,
+    message_parts,
     path_end,
     printable,
     shortened,
+    shortened_log,
     source_part,
     values_from_difference,
     without_secrets,
@@ -61,6 +63,43 @@ def test_nothing_is_wider_than_its_limit(text, limit):
     assert columns(source_part(text, (3, 9), max(limit, 4))) <= max(limit, 4)
     for part in values_from_difference([text, text + "!"], max(limit, 4)):
         assert columns(part) <= max(limit, 4)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "I1125 10:31:02.345678 140234567890 train.py:133] ",
+        "E0000 00:00:1764066662.345678   12345 agent.cc:345] ",
+        "I20251125 10:31:02.345678 12345 agent.cc:345] ",
+        "2025-11-25 10:31:02.345678: E external/xla/cuda.cc:12] ",
+        "WARNING:absl:",
+        "WARNING:2025-11-25 10:31:02,345:jax._src.xla_bridge:794: ",
+        "2025-11-25 10:31:02,345 - trainer - INFO - ",
+    ],
+)
+def test_the_prefix_of_a_line_of_a_log_goes_first(prefix):
+    said = "step 120 of 1000 has the loss 2.1"
+    assert shortened_log(f"{prefix}{said}", 40) == said
+    assert shortened_log(f"{prefix}{said}", 100) == f"{prefix}{said}"
+
+
+def test_whole_words_of_a_line_of_a_log_go_from_its_middle():
+    line = "Polled an error from the service, " + "which was, " * 9 + "at 10.0.0.1:1234: refused"
+    assert shortened_log(line, 60) == "Polled an error from … 131 characters … refused"
+    assert shortened_log("x" * 100, 40) == "xxxxxxxxxx … 80 characters … xxxxxxxxxx"
+    for length in range(60, 90):
+        line = ("one two " * 12)[:length].strip()
+        short = shortened_log(line, 60)
+        assert short == line or len(short) <= min(60, len(line) - 10)
+
+
+def test_words_of_a_message_stay_whole_and_a_mark_hides_more_than_it_takes():
+    message = "jit's it is " * 40
+    (head,), left_out, tail = message_parts(message, None, is_whole=False)
+    assert (head, left_out) == (message[:240], "163 characters")
+    assert tail == message[-78:].strip()
+    message = "jit's " * 53 + "done"
+    assert message_parts(message, None, is_whole=False) == ([message], "", "")
 
 
 def test_what_fits_is_not_cut():

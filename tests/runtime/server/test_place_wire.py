@@ -303,7 +303,7 @@ def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(op
     place = open_place(4)
     script = place.stranger("joined", token=TOKEN, process=2)  # it joins JAX's job only
     assert (script.told()["is"], script.told()) == ("welcome", None)
-    assert place.news == [{"joined": 2}]
+    assert place.news == [{"joined": 2, "by_jax": True}]
     place.news.clear()
     first, second, third, _ = place.job()
     keeper = place.keeper(first, pid=77)

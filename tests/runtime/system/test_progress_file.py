@@ -95,6 +95,17 @@ def test_a_save_that_is_running_is_seen_from_outside(tmp_path, child_env):
         child.stdin.close()
 
 
+def test_a_program_that_is_done_is_seen_from_outside(tmp_path, child_env):
+    path = str(tmp_path / "progress")
+    progress_file.prepare(path)
+    assert not progress_file.is_done(path)
+    note = "from shoal.runtime.system import progress_file; progress_file.note_done()"
+    env = {**child_env, "SHOAL_PROGRESS_FILE": path}
+    assert subprocess.run([sys.executable, "-c", note], env=env, timeout=60).returncode == 0
+    assert progress_file.is_done(path)
+    assert not progress_file.is_saving(path)
+
+
 def test_it_is_not_written_through_a_link(tmp_path):
     (tmp_path / "mine").write_text("precious")
     (tmp_path / "progress").symlink_to("mine")

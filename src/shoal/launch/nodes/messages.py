@@ -196,6 +196,7 @@ def _ending_of(row: Mapping[str, Any], host: str) -> Ending:
         log=str(row["log"]),
         was_frozen=bool(row["was_frozen"]),
         is_lost=bool(row["is_lost"]),
+        joined_by_jax=bool(row["joined_by_jax"]),
         sent_s=math.inf if row["sent_s"] is None else float(row["sent_s"]),
         host=host,
         step=int(row["step"]),

@@ -80,6 +80,9 @@ class StallLook(Protocol):
     def look(self, now: float) -> None:
         """Check the main thread; called at least every `every_s`."""
 
+    def on_left(self) -> None:
+        """Take the news that a process has left in order."""
+
     def on_stalled(
         self, text: str, shows: Sequence[int], *, is_final: bool, is_shower: bool
     ) -> None:
@@ -216,6 +219,10 @@ class Watcher:
         self._watched.troubles.receive(process, name, state, _words(frame))
         self._watched.stop.wake()
 
+    def _left(self, _frame: Frame) -> None:
+        if self.stall is not None:
+            self.stall.on_left()
+
     def _notice(self, frame: Frame) -> None:
         number, process = (whole_field(frame.header, name) for name in ("number", "process"))
         report = self._watched.stop.receive(number, process, notice_of(frame.header))
@@ -262,6 +269,7 @@ class Watcher:
     # What the meeting place sends beside echoes; "lost", that this process is, comes last.
     _NEWS: ClassVar[Mapping[str, Callable[[Watcher, Frame], None]]] = {
         "gone": _gone,  # a process or a service
+        "left": _left,  # the first process that left in order
         "notice": _notice,  # of preemption
         "stop": _stop,  # the agreed step
         "trail": _trail,  # one that differs between processes

@@ -3,12 +3,16 @@
 The watcher thread looks; the meeting place decides (see `rules.stalls`). A main thread in native
 code cannot be interrupted: so a process of a stalled job is ended here, with a report, unless its
 main thread is in a wait of shoal, which raises StalledError.
+
+Once a process has left the job in order, the others can wait for it for ever inside a jitted
+program: then SHOAL_ABORT_AFTER_S is the limit of a process that stands in JAX.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import logging
 import math
 import os
@@ -25,6 +29,7 @@ from shoal.errors import StalledError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.hang import innermost_frame, write_before_exit
 from shoal.runtime.failures.stack_text import shown_stacks, threads_of
+from shoal.runtime.jax_service import device_work
 from shoal.runtime.jax_service.jax_runtime import COMPILER
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.rules.stalls import BUSY, Idle, Stalls
@@ -34,7 +39,6 @@ from shoal.runtime.system.stacks import DumpFile, stacks
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S, _IDLE_LOOK_S = 1.0, 2.0  # with a limit, and without
-_NO_TIME_S = 1e-4  # of the processor: none, since starting a program on devices takes more
 _HOUR_S = 3600.0
 _STEPS = 10  # a limit is at least as many median steps
 _NOTICE_S, _NOTICE_STEPS = 5.0, 3  # until a warning that a notice is not asked for
@@ -51,6 +55,26 @@ class _Sample(NamedTuple):
     all_s: float
 
 
+class _ReturnProbe:
+    """Finds out whether the main thread comes back to the interpreter, which runs a pending call
+    then; in native code, as in a wait for devices, it does not."""
+
+    def __init__(self) -> None:
+        self.has_returned = True
+        self._call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._note)
+
+    def post(self) -> None:
+        """Ask from now on; one call is pending at most."""
+        if self.has_returned:
+            self.has_returned = False  # before the call is pending: it may run at once
+            if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
+                self.has_returned = True  # too many are pending: they run once it returns
+
+    def _note(self, _argument: object) -> int:
+        self.has_returned = True
+        return 0
+
+
 class StallWatch:
     """Looks whether this process is idle. Call `look` about every second."""
 
@@ -62,6 +86,8 @@ class StallWatch:
         *,
         ends: bool = True,
         cpu_times: Callable[[], tuple[float, float]] | None = None,
+        probe: _ReturnProbe | None = None,
+        are_devices_idle: Callable[[], bool] = device_work.is_idle,
     ) -> None:
         """`send` sends a report to the meeting place, None once this process moves again; `shown`
         shows this process to others of its host; `ends` is whether it is ended when it is stalled.
@@ -76,6 +102,10 @@ class StallWatch:
         self._cpu_times = cpu_times or _cpu_times
         self._warn_s = settings.seconds("SHOAL_STALL_WARN_S")
         self._limit_s = settings.seconds("SHOAL_STALLED_AFTER_S")
+        self._abort_s = settings.seconds("SHOAL_ABORT_AFTER_S")
+        self._has_left = False  # another process, in order
+        self._probe = probe or _ReturnProbe()
+        self._are_devices_idle = are_devices_idle
         self._at = self._ran_s = self._since_s = 0.0
         self._mark: object = None
         self._samples: collections.deque[_Sample] = collections.deque()
@@ -89,7 +119,12 @@ class StallWatch:
     def every_s(self) -> float:
         """How often to call `look`, seconds."""
         within_s = self._coordinator.progress.within_s
-        return _LOOK_S if min(self._limit_s, within_s or math.inf) < math.inf else _IDLE_LOOK_S
+        limit_s = min(self._limit_s, within_s or math.inf)
+        return _LOOK_S if limit_s < math.inf or self._has_left else _IDLE_LOOK_S
+
+    def on_left(self) -> None:
+        """Take the news that a process has left in order: this one may wait for it in JAX."""
+        self._has_left = True
 
     def look(self, now: float) -> None:
         """Look at the main thread; report what it does, once it has left no mark for long."""
@@ -109,6 +144,9 @@ class StallWatch:
             if self._said:
                 self._said = False
                 self._send(None)
+        elif self._probe.has_returned and not progress.marks_its_loop:
+            self._samples.clear()
+        self._probe.post()
         idle_s, limit_s = self._ran_s - self._since_s, self._current_limit_s()
         # The first step may be a compilation; later ones are known to take as long.
         warn_s = max(self._warn_s, progress.within_s or _STEPS * (progress.step_s or 0.0))
@@ -124,7 +162,16 @@ class StallWatch:
         progress = self._coordinator.progress
         if progress.within_s is not None:
             return progress.within_s
-        return max(self._limit_s, _STEPS * (progress.step_s or 0.0))
+        steps_s = _STEPS * (progress.step_s or 0.0)
+        limit_s = self._limit_s
+        if self._has_left and self._may_wait_in_jax():
+            limit_s = min(limit_s, self._abort_s)
+        return max(limit_s, steps_s)
+
+    def _may_wait_in_jax(self) -> bool:
+        """Return whether results are awaited, by the main thread as far as can be known: it calls
+        JAX from the program without a frame in between."""
+        return _below(innermost_frame()) != "library" and not self._are_devices_idle()
 
     def _show(self, now: float) -> None:
         if self._shown is not None:
@@ -155,9 +202,9 @@ class StallWatch:
         passed_s = self._ran_s - first.at_s
         is_slow = main_s >= BUSY * passed_s
         does_nothing = not is_slow
-        # It may be a loop that leaves none; a compiler's threads work for the main thread.
+        # A compiler's threads work for the main thread; so may those of CPU devices.
         if not progress.marks_its_loop or COMPILER in _frames(frame):
-            does_nothing = main_s <= _NO_TIME_S and all_s < BUSY * passed_s
+            does_nothing = does_nothing and all_s - main_s < BUSY * passed_s
         return Idle(
             idle_s,
             limit_s,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import DivergenceError, with_article
 from shoal.runtime.system.callsite import line_of, source_at, split_site
@@ -22,11 +22,14 @@ _MOST_RANGES = 5  # of processes, in a row
 _SOURCE = 48  # columns of a source line
 _WHOLE = ("the value", "the array")  # paths of a tree that is one leaf
 _LEAF = re.compile(  # "['w']: float32[3,4] as (data, -): values 3f2a", "n: int \"1\""
-    r"(?:(?P<path>.+?): )?(?P<dtype>(?:array )?(?:np\.)?\w+(?:<[^>]*>)?)"
-    r"(?:\[(?P<shape>[\d,*]*)\](?P<layout>.*?)(?:(?:: values| =|, bits of) (?P<value>.*))?| .*)?",
+    r"(?:(?P<path>.+?): )?(?:(?:array|key) )?(?P<dtype>(?:np\.)?\w+(?:<[^>]*>)?)"
+    r"(?:\[(?P<shape>[\d,*]*)\](?P<layout>.*?)"
+    r"(?P<given>(?:: values| =|, bits of) (?P<value>.*))?"
+    r"| (?P<plain>.*))?",
     re.DOTALL,
 )
 _OF_LEAVES = ("tree", "shape", "dtype", "layout")
+_OF_LEAF = ("shape", "dtype", "layout", "value")
 _SAME_LEAVES = "needs the same tree, shapes and dtypes on every process."
 _SAME_ARGUMENTS = "needs equal arguments on every process."
 _SAME_CALLS = "All processes of a group must make the same collective calls, in the same order."
@@ -89,6 +92,7 @@ class Said(NamedTuple):
     name: str = ""  # of the point, if it is shown
     site: str = ""  # "train.py:3 (main)"
     groups: int = 1  # that are taken together here
+    leaf: str = ""  # the line of the leaf of which `said` shows one item: "['w']: float32[3,4]"
 
     @property
     def where(self) -> str:
@@ -233,11 +237,8 @@ def compare_lines(lines: Sequence[str], ended: str) -> tuple[Kind, list[str]]:
     names = ("shape", "dtype", "layout") if are_shaped else ("dtype",)
     what = next((name for name in names if len({leaf[name] for leaf in parsed}) > 1), "value")
     if what != "value":
-        values = [leaf["value"] or "" for leaf in parsed]
-        ends = [(f": values {value}", f" = {value}") for value in values]
         lines = [
-            line.removesuffix(digest).removesuffix(shown) if value else line
-            for line, value, (digest, shown) in zip(lines, values, ends, strict=True)
+            line.removesuffix(leaf["given"] or "") for line, leaf in zip(lines, parsed, strict=True)
         ]
     return Kind(what, path), [*lines]
 
@@ -304,9 +305,7 @@ def _difference(rows: Sequence[Said], kind: Kind, found_at: Said | None) -> Diff
     calls = {row.call for row in rows if row.call}
     names = {row.name for row in rows}
     sides = tuple(
-        DivergenceSide(
-            processes=ProcessSet(row.processes), said=_without(kind.path, row), place=_place(row)
-        )
+        DivergenceSide(processes=ProcessSet(row.processes), place=_place(row), **_leaf(row, kind))
         for row in rows
     )
     return Difference(
@@ -319,9 +318,28 @@ def _difference(rows: Sequence[Said], kind: Kind, found_at: Said | None) -> Diff
     )
 
 
-def _without(path: str, row: Said) -> str:
-    """Return what a group gave, without the path, which all of them share."""
-    said = row.said or row.where
+def _leaf(row: Said, kind: Kind) -> dict[str, Any]:
+    """Return what a group gave of a leaf, as facts: all that its line says, and the rest of it."""
+    said, path = row.said or row.where, kind.path
+    found = _LEAF.fullmatch(row.leaf or row.said) if kind.what in ("tree", *_OF_LEAF) else None
+    if found is None or not _is_leaf(found):
+        return {"said": _without(path, said)}
+    whole = path or found["path"] or ""
+    said = _without(whole, said)
+    sizes = (found["shape"] or "").split(",")
+    shape = tuple(int(size) if size.isdigit() else None for size in sizes if size)
+    value = said if row.leaf else found["value"] or found["plain"] or ""
+    return {
+        "said": said,
+        "path": "" if path else whole,
+        "dtype": found["dtype"],
+        "shape": None if found["shape"] is None else shape,
+        "layout": (found["layout"] or "").removeprefix(" as ").strip(" :"),
+        "value": value.removeprefix("digest "),
+    }
+
+
+def _without(path: str, said: str) -> str:
     return said.removeprefix(f"{path}: ").removeprefix(f"{path} = ") if path else said
 
 

@@ -16,7 +16,6 @@ from shoal.runtime.failures.facts import (
     Cause,
     CheckpointFacts,
     Difference,
-    DivergenceSide,
     ErrorFacts,
     JobFailure,
     Memory,
@@ -40,10 +39,12 @@ from shoal.runtime.failures.page import Line, Page, Span, Style
 from shoal.runtime.failures.shortening import (
     capital,
     columns,
+    fits,
     message_parts,
     path_end,
     process_ranges,
     shortened,
+    shortened_log,
     source_part,
     values_from_difference,
 )
@@ -51,6 +52,7 @@ from shoal.runtime.failures.stack_text import counted_frames
 
 PATH_COLUMNS = 160  # of the file of a frame
 _PLACED_COLUMNS = 30  # of a place and its source, at least
+_PATH_LINES, _SAID_LINES = 6, 3  # of a leaf, and of what one group gave of it
 _LABEL_COLUMNS = 13  # of a fact of a checkpoint
 _DEATHS = ("signal", "exit", "lost", "host_lost", "service_lost")
 
@@ -104,7 +106,8 @@ def _cause(cause: Cause, failure: JobFailure, page: Page) -> list[Line]:
     if output and page.limits.output:
         lines += page.text("Its last output:")
         for line in output:
-            lines += page.deeper().text(shortened(line, page.room - 2, page.style.dots))
+            inner = page.deeper()
+            lines += inner.text(shortened_log(line, inner.room, page.style.dots))
     return lines
 
 
@@ -191,12 +194,16 @@ def _difference(difference: Difference, failure: JobFailure, page: Page) -> list
     if difference.what == "program" and difference.path:
         lines += page.text(f"first difference, {difference.path}:", most=2)
     inner = page.deeper() if is_one_place else page
-    # What tells values from types, "= 3" or a digest, may be in what they gave.
-    is_typed = any(" = " in side.said or ": values " in side.said for side in shown)
-    said = [_said(difference, side, is_typed=is_typed) for side in shown]
+    if difference.what != "program" and difference.path:
+        lines += inner.text(difference.path, most=_PATH_LINES)
+        inner = inner.deeper()
+    said = [": ".join(filter(None, (side.path, side.said))) for side in shown]
     labels = [[_label(side.processes, failure, page.style.dots)] for side in shown]
 
     def values(room: int) -> list[str]:
+        most = _PATH_LINES if any(side.path for side in shown) else _SAID_LINES
+        if all(fits(text, most * (room - 8)) for text in said):
+            return said
         return values_from_difference(said, room, page.style.dots)
 
     def places(room: int) -> list[str]:
@@ -213,13 +220,6 @@ def _difference(difference: Difference, failure: JobFailure, page: Page) -> list
         found = f"the difference was found at {place_words(difference.found_at)}"
         lines += page.text(f"{difference.call} sends nothing; {found}.", most=2)
     return lines
-
-
-def _said(difference: Difference, side: DivergenceSide, *, is_typed: bool) -> str:
-    if not difference.path or difference.what == "program":
-        return side.said
-    equals = " = " if difference.what == "value" and not is_typed else ": "
-    return f"{difference.path}{equals}{side.said}"
 
 
 def _ends(items: Sequence[Any], limit: int) -> tuple[list[Any], tuple[int, int]]:
@@ -543,6 +543,9 @@ def _other(other: Others, failure: JobFailure, dots: str) -> str:
         return f"{label} {was} waiting{' there' if _is_there(other, failure) else at}{step}."
     if other.state == "running":
         by = f", and {was} ended by shoal run with {other.ended_by}" if other.ended_by else ""
+        if other.joined_by_jax:
+            it = "it" if len(other.processes) == 1 else "they"
+            by += f": {it} joined by JAX alone, which takes SIGTERM as a preemption notice"
         return f"{label} {was} running{f' at {place}' if place else ''}{step}{by}."
     if other.state == "stopped":
         at_step = f"step {other.step}" if other.step is not None else ""

@@ -99,8 +99,13 @@ class DivergenceSide:
     """What a group of processes gave or called."""
 
     processes: ProcessSet
-    said: str
+    said: str  # without the path
     place: CallPlace | None = None
+    path: str = ""  # of the leaf, where it differs, too
+    dtype: str = ""  # or the type of a Python value: "float32", "int"
+    shape: tuple[int | None, ...] | None = None  # None: unknown, or none; of a dim: any
+    layout: str = ""
+    value: str = ""  # or its digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +204,7 @@ class Others:
     place: CallPlace | None = None
     exit_code: int | None = None
     ended_by: str = ""  # "SIGTERM", sent by the launcher
+    joined_by_jax: bool = False  # alone: then SIGTERM would not have ended them
     at_s: float | None = None
     step: int | None = None
     peak_bytes: int | None = None  # the largest of them

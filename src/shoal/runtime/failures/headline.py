@@ -184,7 +184,8 @@ def advice_of(causes: Sequence[Cause]) -> tuple[str, ...]:
         return (f"{is_slow} of this call, or SHOAL_TIMEOUT_S where it has none.",)
     if first.kind == "stalled":
         limit = "--stalled-after or SHOAL_STALLED_AFTER_S"
-        return (f"The limit is that of {limit}.",)
+        once_left = "SHOAL_ABORT_AFTER_S once a process has left the job"
+        return (f"The limit is that of {limit}, and {once_left}.",)
     if first.kind == "checkpoint" and first.exit_code == CorruptCheckpointError.exit_code:
         return ("No value of it was returned. Restore another step, or put back a good copy.",)
     if (found := first.difference) is not None:

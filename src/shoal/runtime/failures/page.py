@@ -122,7 +122,7 @@ class Page(NamedTuple):
 
         Args:
           heads: the cells of each row but the last, equally many.
-          last: from the columns that remain to the last cell of each row, none of them wider.
+          last: from the columns that remain to the last cell of each row; a wider one is wrapped.
           label_at: the cell with the label, which is bold in the first row.
           least: columns of the last cell; if fewer remain, it goes on a line of its own.
         """
@@ -140,7 +140,10 @@ class Page(NamedTuple):
             if is_narrow:
                 table.append([_cut(line, 0, self.style.width), *self.deeper(4).text(cell)])
             else:
-                table.append([[*line, Span(cell)]])
+                indent = self.indent + used
+                first, *more = wrapped([Span(cell)], self.style.width - indent, 0)
+                under = ([Span(" " * indent), *one] for one in more)
+                table.append([[*line, *first], *under])
         return table
 
 

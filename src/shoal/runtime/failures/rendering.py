@@ -59,6 +59,7 @@ __all__ = [
 ]  # fmt: skip
 
 _EDGE_LINES = 6  # of a headline, of a last line
+_TEXT = re.compile(r"(?:(?:np\.)?(?:str|bytes)\d*_?)?")  # dtypes of texts, or none that is known
 _KEEPS_LINES = ("message", "notes")
 _POINT = {"call": NAME_COLUMNS, "name": NAME_COLUMNS}
 _NAMES: Mapping[type, Mapping[str, int]] = {  # fields that a sentence names -> columns
@@ -144,9 +145,15 @@ def facts_without_secrets(failure: JobFailure) -> JobFailure:
 
 
 def _hide_leaf(fact: Any) -> Any:
-    if not (isinstance(fact, Difference) and fact.what == "value" and is_secret_leaf(fact.path)):
+    """Hide a text whose path names a secret. Numbers are none: attention has a kernel `key`."""
+    if not isinstance(fact, Difference):
         return fact
-    sides = tuple(dataclasses.replace(side, said=HIDDEN) for side in fact.sides)
+    sides = tuple(
+        dataclasses.replace(side, said=HIDDEN, value=HIDDEN)
+        if is_secret_leaf(fact.path or side.path) and _TEXT.fullmatch(side.dtype)
+        else side
+        for side in fact.sides
+    )
     return dataclasses.replace(fact, sides=sides)
 
 

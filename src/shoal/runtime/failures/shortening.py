@@ -16,6 +16,7 @@ from shoal.runtime.system.failure_words import listed
 
 HIDDEN = "(hidden)"
 MESSAGE_HEAD, MESSAGE_TAIL = 240, 80  # characters of a message that are kept
+_LEAST_GAIN = 10  # letters by which a mark must be shorter than what it stands for
 
 _URL_USER = re.compile(r"""(?<=://)[^\s/'"]*@""")
 _BEARER = re.compile(r"\b(Bearer|Basic) +[A-Za-z0-9._~+/=-]{8,}")
@@ -28,6 +29,15 @@ _SECRET_NAME = re.compile(
     r"secret|passw(or)?d|(^|[_-])token$|(api|access|auth|private)[_-]?(key|token)", re.IGNORECASE
 )
 _SECRET_LEAF = re.compile(r"secret|passw(or)?d|token(?!s|i)|(?<![a-z])key(?![a-z])", re.IGNORECASE)
+_TIME = r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?"
+_LEVEL = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+_LOG_PREFIX = re.compile(
+    r"[DIWEF]\d{4,8} \d\d:\d\d:\d+\.\d+ +\d+ [^\s:]+:\d+\] "  # glog and absl, also in Python
+    rf"|{_TIME}: [DIWEF] [^\s:]+:\d+\] "  # TensorFlow's absl
+    rf"|{_LEVEL}:(?:{_TIME}:)?[\w.]+:(?:\d+:)? ?"  # logging, and as JAX sets it up
+    rf"|{_TIME} - [\w.]+ - {_LEVEL} - "  # logging, as its manual sets it up
+)
+_WORD_LETTERS = 40  # a longer one is a path, a value or the like
 
 
 class MessageParts(NamedTuple):
@@ -162,6 +172,41 @@ def shortened(text: str, limit: int, dots: str = "…") -> str:
     return beginning(f"{head}{note}{tail}", limit)
 
 
+def shortened_log(line: str, limit: int, dots: str = "…") -> str:
+    """Return a line of a log in `limit` columns: without its prefix, then words of its middle.
+
+    It stays whole, and takes a few columns more, where a mark would not be much shorter than the
+    words.
+
+    >>> shortened_log("I1125 10:31:02.345678 140234 train.py:33] step 120, loss 2.1", 40)
+    'step 120, loss 2.1'
+    """
+    if fits(line, limit):
+        return line
+    prefix = _LOG_PREFIX.match(line)
+    text = line[prefix.end() :] if prefix else line
+    if fits(text, limit):
+        return text
+    note = f" {dots} {len(text):,} characters {dots} "
+    room = max(0, limit - columns(note))
+    end, _ = _cut_between_words(text, len(beginning(text, room - room // 2)))
+    _, start = _cut_between_words(text, len(text) - len(ending(text, room // 2)))
+    head, tail = text[:end].rstrip(), text[start:].lstrip()
+    cut = f"{head} {dots} {len(text) - len(head) - len(tail):,} characters {dots} {tail}"
+    return cut if len(cut) + _LEAST_GAIN <= len(text) else text
+
+
+def _cut_between_words(text: str, at: int) -> tuple[int, int]:
+    """Return where a beginning of a text ends and where an end of it begins, if cut at about `at`.
+
+    A long word is cut, and one at either end of the text.
+    """
+    low = max(text.rfind(space, 0, at) for space in " \n") + 1
+    high = min(f"{text} \n".find(space, at) for space in " \n")
+    is_short = high - low <= _WORD_LETTERS and low > 0 and high < len(text)
+    return (low, high) if low < at < high and is_short else (at, at)
+
+
 def path_end(path: str, limit: int, dots: str = "…") -> str:
     """Return a path of at most `limit` columns, which keeps its end.
 
@@ -258,22 +303,34 @@ def message_parts(message: str, characters: int | None, *, is_whole: bool) -> Me
     lines = [line.rstrip() for line in message.split("\n") if line.strip()]
     if is_whole or len(message) <= MESSAGE_HEAD:
         return MessageParts(lines)
-    head = message[:MESSAGE_HEAD]
-    rest = message[MESSAGE_HEAD:]
-    last = [line for line in rest.split("\n") if line.strip()][-1:]
-    tail = last[0].strip()[-MESSAGE_TAIL:] if last else ""
+    end, _ = _cut_between_words(message, MESSAGE_HEAD)
+    head, rest = message[:end], message[end:]
+    last = [line.strip() for line in rest.split("\n") if line.strip()][-1:]
+    tail = last[0] if last else ""
+    if len(tail) > MESSAGE_TAIL:
+        _, start = _cut_between_words(tail, len(tail) - MESSAGE_TAIL)
+        tail = tail[start:].lstrip()
     left = max(characters or 0, len(message)) - len(head) - len(tail)
     count = rest.count("\n")
-    note = f"{left:,} characters" if left > 0 else ""
-    if count > 1 and note:
+    note = f"{left:,} characters"
+    if count > 1:
         note = f"{count:,} lines, {note}"
+    if left < len(note) + 4 + _LEAST_GAIN:  # 4: the dots and spaces around it
+        return MessageParts(lines)
     return MessageParts([line for line in head.split("\n") if line.strip()], note, tail)
+
+
+def _after_component(text: str, start: int, end: int) -> int:
+    """Return where a line ends that is part of a path: `params/dense/`, `['params']`."""
+    found = max(text.rfind("/", start, end), text.rfind("][", start, end))
+    return found + 1 if found > start else end
 
 
 def breaks(text: str, width: int, hanging: int, *, is_hard: bool) -> list[tuple[int, int]]:
     """Return the parts of a text, as slices, that fill lines of at most `width` columns.
 
-    Lines break at spaces. Those after the first are `hanging` columns shorter.
+    Lines break at spaces, or else between components of a path. Those after the first are `hanging`
+    columns shorter.
 
     Args:
       text: one line.
@@ -287,7 +344,7 @@ def breaks(text: str, width: int, hanging: int, *, is_hard: bool) -> list[tuple[
         lead = len(text) - len(text[start:].lstrip(" "))
         at = text.rfind(" ", lead, end + 1)
         if at < 0 and is_hard:
-            at = max(end, start + 1)
+            at = max(_after_component(text, start, end), start + 1)
         elif at < 0:
             at = text.find(" ", end, length)
             if at < 0:

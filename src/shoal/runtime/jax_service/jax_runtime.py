@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ from shoal.runtime.system.local_devices import (
     with_configured,
 )
 from shoal.runtime.system.own_name import ADVICE, why_unresolved
+from shoal.runtime.system.progress_file import note_done
 from shoal.runtime.system.service_commands import ignore_job_signals, show_part
 from shoal.runtime.wire.frames import address_text
 from shoal.runtime.wire.server_sockets import allow_many_connections
@@ -203,12 +205,16 @@ def attached() -> Attached | None:
     return Attached(state.process_id, state.num_processes, state.coordinator_address or "")
 
 
-def wait_for_others() -> None:
+def wait_for_others(work_until_now: Callable[[], Callable[[], bool]]) -> None:
     """Wait until all processes of a job that JAX alone has joined have come to their end.
 
     JAX's own service lets its clients go together; shoal's (`recoverable`) lets each go at once,
     with the connections through which XLA's last collectives of the others may still run. A SIGTERM
     ends the wait: the launcher sends it where another process has failed.
+
+    Args:
+      work_until_now: returns a function that tells whether the devices of this process have
+        computed what they were given: once its client has left, they connect to no others.
     """
     import jax
     from jax._src import distributed
@@ -217,13 +223,20 @@ def wait_for_others() -> None:
     if job is None or job.num_processes == 1:
         return
     client, is_over = distributed.global_state.client, threading.Event()
+    is_done = work_until_now()
 
     def wait() -> None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a process did not come
-            client.wait_at_barrier(_END, _END_S * 1000)
-        is_over.set()
+        limit = time.monotonic() + _END_S
+        try:
+            while not is_done() and time.monotonic() < limit:
+                time.sleep(0.002)
+            with contextlib.suppress(jax.errors.JaxRuntimeError):  # a process did not come
+                client.wait_at_barrier(_END, _END_S * 1000)
+        finally:
+            is_over.set()
 
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())  # JAX's own would do nothing
+    note_done()  # from now on SIGTERM ends this process
     threading.Thread(target=wait, name="shoal-end", daemon=True).start()
     while not is_over.wait(_LOOK_S):
         pass  # signals are handled in between
@@ -247,6 +260,20 @@ def current_mesh() -> Any:
 def backend_exists() -> bool:
     """Return whether JAX has created a backend, after which no job can be joined. Never blocks."""
     return bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", False))
+
+
+def on_devices(call: Callable[[], None]) -> None:
+    """Call `call` whenever JAX compiles a program, once the devices exist.
+
+    JAX has no event for the start of the devices, and a program that uses them compiles soon.
+    """
+    from jax import monitoring
+
+    def look(_event: str, _duration_s: float, **_more: str | int) -> None:
+        if backend_exists():
+            call()
+
+    monitoring.register_event_duration_secs_listener(look)
 
 
 def is_starting() -> bool:
@@ -417,6 +444,25 @@ def install(client: Any, address: str, process: int, num_processes: int) -> None
     state.process_id, state.num_processes = process, num_processes
     partition = os.environ.get("JAX_PARTITION_INDEX")
     state.partition_index = int(partition) if partition else None
+    stay_until_teardown()
+
+
+def stay_until_teardown() -> None:
+    """Let `jax.distributed.shutdown()` do nothing as long as there are devices.
+
+    The process stays in the job until `leave`, or JAX's own exit handler, which shuts down again
+    after it has closed the devices.
+
+    Gloo connects devices at their first common collective, and asks JAX's client where the others
+    are. That can be after the call: the results of a program are not awaited, and JAX's check in
+    `device_put` awaits them on one device of each process. JAX's own service lets its clients go
+    together; shoal's (`recoverable`) lets each go at once, and a client that has left gives no
+    address: the collective fails on its process, which ends, and another one waits for it for ever.
+    """
+    from jax._src import distributed
+
+    state = distributed.global_state
+    state.shutdown = lambda: backend_exists() or type(state).shutdown(state)
 
 
 def leave(*, process_ends: bool) -> None:
@@ -536,6 +582,7 @@ def serve_unmodified_scripts(
         if found[0] == os.environ.get("SHOAL_JAX_SERVICE"):
             os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", _DECOY)
             found = (way_to(str(found[0])), *found[1:])
+            stay_until_teardown()
         use_loopback(is_loopback(str(address).rpartition(":")[0].strip("[]")))
         return found
 

@@ -62,6 +62,7 @@ class ServedJob:
         self._stalls = Stalls()
         self._judge_at = -math.inf
         self.left_at: dict[int, str] = {}  # the last place of each process that left in order
+        self._has_left = False  # whether one has, and the others know
         self.arrival_headers = ArrivalHeaders()
         self.near = ""  # see `wire.sockets`
         self.service_rows: Callable[[], list[list[str]]] = list
@@ -218,9 +219,12 @@ class ServedJob:
         replies = meeting.depart(self.now(), process, state, words)
         if not self._stalls.has_ended:  # else all know why their waits end: see `_judge_stall`
             self.mail.answer(replies)
+        name = f"process {process} ({self.joining.hosts[process]})"
         if state != "left":
-            name = f"process {process} ({self.joining.hosts[process]})"
             self.mail.push_gone(process, name, state, meeting.departure_reason(process))
+        elif not self._has_left:  # the first one: at the end of a large job all leave at once
+            self._has_left = True
+            self.mail.push(self.mail.lives, pack_frame({"is": "left"}))
         self.leaving.depart(process)
 
     def end_life(self, life: Life, reason: str) -> None:

@@ -88,7 +88,8 @@ class MeetingPlace:
         Args:
           refusal: why no process can join; each one that tries receives these words.
           on_leaving: called when an open notice, or what the job leaves behind, changes.
-          on_news: called with `joined=PROCESS`; `gone=PROCESS, state=, words=, at_s=`, after
+          on_news: called with `joined=PROCESS`, and `by_jax=True` if JAX alone has joined its own
+            job; `gone=PROCESS, state=, words=, at_s=`, after
             `dismissed=PROCESS` if it is declared lost while its connection stands;
             `keeper=HOST_ID, pid=, host=, processes=`; `keeper_gone=HOST_ID, at_s=` if that
             connection ends before the job; `service=NAME, words=` if a service is lost.
@@ -169,7 +170,7 @@ class MeetingPlace:
             self._start_silence_checks()
             self._services.add(connection, header)
         elif verb == "joined":  # a job of JAX alone, without shoal
-            self._on_news(joined=whole_field(header, "process"))
+            self._on_news(joined=whole_field(header, "process"), by_jax=True)
             self._connections.send(connection, pack_frame({"is": "welcome"}), then_close=True)
         else:
             raise FrameError(f"{verb[:40]!r} from an unidentified connection")

@@ -23,7 +23,9 @@ VARIABLE = "SHOAL_PROGRESS_FILE"
 _FIELDS = struct.Struct("<qqq")  # of `Reached`
 _NUMBER = struct.Struct("<q")
 _SAVES_AT = _FIELDS.size  # how many saves are running
-_SIZE = _SAVES_AT + _NUMBER.size
+_DONE_AT = _SAVES_AT + _NUMBER.size  # 1: see `note_done`
+_DEVICES_AT = _DONE_AT + _NUMBER.size  # 1: they exist
+_SIZE = _DEVICES_AT + _NUMBER.size
 _MOST = (1 << 63) - 1
 
 
@@ -56,7 +58,7 @@ def reached_together(each: Iterable[Reached]) -> Reached:
 def prepare(path: str) -> None:
     """Write a file for a process that has not reached any step yet."""
     with open(open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(_FIELDS.pack(*Reached()) + _NUMBER.pack(0))
+        file.write(_FIELDS.pack(*Reached()) + bytes(_SIZE - _FIELDS.size))
 
 
 def read(path: str) -> Reached:
@@ -70,12 +72,25 @@ def read(path: str) -> Reached:
 
 def is_saving(path: str) -> bool:
     """Return whether a save of a process is running; False if the file is gone."""
+    return _read_number(path, _SAVES_AT) > 0
+
+
+def is_done(path: str) -> bool:
+    """Return whether a program is done, and waits for the others; False if the file is gone."""
+    return _read_number(path, _DONE_AT) > 0
+
+
+def has_devices(path: str) -> bool:
+    """Return whether a process has noted that its devices exist; False if the file is gone."""
+    return _read_number(path, _DEVICES_AT) > 0
+
+
+def _read_number(path: str, at: int) -> int:
     try:
         with open(path, "rb") as file:
-            (count,) = _NUMBER.unpack_from(file.read(), _SAVES_AT)
-            return bool(count > 0)
+            return int(_NUMBER.unpack_from(file.read(), at)[0])
     except (OSError, struct.error):
-        return False
+        return 0
 
 
 def take(path: str) -> Reached:
@@ -106,6 +121,18 @@ def note_turn(number: int) -> None:
     if _own_file() is not None:  # under no launcher, as fast as can be: called in each turn
         _raise(0, number)
         _raise(2, number - 1)
+
+
+def note_done() -> None:
+    """Record that the program is done, and that this process only waits for the others."""
+    if (file := _own_file()) is not None:
+        _NUMBER.pack_into(file, _DONE_AT, 1)
+
+
+def note_devices() -> None:
+    """Record that the devices of this process exist, so that it can join no job any more."""
+    if (file := _own_file()) is not None:
+        _NUMBER.pack_into(file, _DEVICES_AT, 1)
 
 
 @contextlib.contextmanager
