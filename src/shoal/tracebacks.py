@@ -41,8 +41,11 @@ T = TypeVar("T")
 
 BUG = "This is a bug in shoal: please report it, with the log."
 HIDDEN = "Frames of shoal are left out: SHOAL_TRACEBACK=full shows them."
-# Not TypeError and ValueError: a value of the caller may have reached NumPy, or an operator.
-_OF_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError)
+# Not TypeError and ValueError: a value of the caller may have reached NumPy, or an operator. Not
+# FloatingPointError: NumPy and JAX raise it if the caller has asked for it.
+_OF_BUGS = (
+    AssertionError, AttributeError, LookupError, NameError, OverflowError, ZeroDivisionError,
+)  # fmt: skip
 _WRAPPERS = ("call", "facade", "helper", "__init__")  # in which Python refuses arguments
 _MOST = 100  # errors of a chain
 _MARK = "_shoal_frames_hidden"

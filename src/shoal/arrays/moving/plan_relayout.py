@@ -44,6 +44,7 @@ from shoal.plan.transfer.move_steps import Step
 from shoal.plan.transfer.plan import Transfer, plan_of_chunk
 from shoal.plan.transfer.staging import staging_of
 from shoal.plan.transfer.traffic import Traffic, traffic_of
+from shoal.runtime.jax_service.own_programs import own_programs
 
 
 @dataclass(frozen=True, repr=False)
@@ -378,6 +379,7 @@ def compiled_programs(
     return programs
 
 
+@own_programs()
 def _compiled(run: Any, shape: tuple[int, ...], dtype: Any, takes: NamedSharding) -> Any:
     return run.lower(jax.ShapeDtypeStruct(shape, dtype, sharding=takes)).compile()
 

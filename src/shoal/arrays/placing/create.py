@@ -101,7 +101,8 @@ def created(
     raise_all("create", _apart(args, targets[0]))
     program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
     placed = _on_mesh(args, mesh)
-    with on_row(row_of(targets[0])):
+    # A NaN of the initializer is the user's to find; without `jit` nothing would be placed.
+    with on_row(row_of(targets[0])), jax.disable_jit(False):
         if len(owners_of_mesh(mesh)) > 1 and not is_tracing():
             # The trace that runs: what the initializer closes over is in it.
             options = (*options, *program_lines(program.trace(*placed).jaxpr))
