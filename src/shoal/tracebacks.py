@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from shoal import settings
 from shoal.errors import ShoalError
+from shoal.names import hint_within
 
 __all__ = [
     "BUG",
@@ -79,6 +80,10 @@ def at_caller(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
+            if _is_refused(error):
+                wrong = [*kwargs] if args or kwargs else [""]
+                hint = hint_within(function.__qualname__, *wrong)
+                error.args = ("; ".join(filter(None, [str(error), hint])),)
             # A bare `raise` takes the traceback from the error, and adds no entry for this frame.
             shorten(error)
             raise
