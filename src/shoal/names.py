@@ -6,7 +6,16 @@ from collections.abc import Mapping
 
 from shoal import errors
 
-__all__ = ["FACADES", "FORMER", "MULTIHOST_UTILS", "OTHERS", "TORCH_XLA", "hint_of"]
+__all__ = [
+    "FACADES",
+    "FORMER",
+    "INSTEAD",
+    "MULTIHOST_UTILS",
+    "OTHERS",
+    "TORCH_XLA",
+    "hint_of",
+    "hint_within",
+]
 
 MULTIHOST_UTILS: Mapping[str, str] = {
     "ProcessFailureError": "ProcessLostError",
@@ -172,6 +181,36 @@ OTHERS: Mapping[str, str] = {
 """Name in other libraries of the field → our own in `shoal`."""
 
 
+INSTEAD: Mapping[str, Mapping[str, str]] = {
+    "shoal": {
+        "device_count": "jax.device_count()",
+        "devices": "jax.devices()",
+        "local_device_count": "jax.local_device_count()",
+        "local_devices": "jax.local_devices()",
+    },
+    "Checkpoints": {
+        "latest_step": "latest()",
+        "reached_preemption": "shoal.preempted(step)",
+        "wait_until_finished": "wait()",
+    },
+    "Checkpoints.__init__": {"max_to_keep": "keep=2", "save_interval_steps": "every=100"},
+    "Checkpoints.save": {"args": "save(step, tree)"},
+    "barrier": {"": 'barrier("data is ready")'},
+}
+"""Class or function → attribute or argument that it does not have, or "" for none → ours."""
+
+
+def hint_within(owner: str, *names: str) -> str:
+    """Return what to write for names that a class or function does not have; empty if unknown.
+
+    >>> hint_within("Checkpoints.__init__", "max_to_keep", "save_interval_steps")
+    'write keep=2 and every=100'
+    """
+    known = INSTEAD.get(owner, {})
+    ours = [known[name] for name in names if name in known]
+    return f"write {' and '.join(ours)}" if ours else ""
+
+
 def hint_of(name: str) -> str:
     """Return where a name that `shoal` does not have is, as text; empty if unknown.
 
@@ -198,4 +237,4 @@ def hint_of(name: str) -> str:
     for error, now in ((name, ""), (f"{name}Error", " now")):
         if error.endswith("Error") and hasattr(errors, error):
             return f"it is shoal.errors.{error}{now}"
-    return ""
+    return hint_within("shoal", name)

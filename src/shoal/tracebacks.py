@@ -22,6 +22,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from shoal import settings
 from shoal.errors import ShoalError
+from shoal.names import hint_within
 
 __all__ = [
     "BUG",
@@ -41,8 +42,11 @@ T = TypeVar("T")
 
 BUG = "This is a bug in shoal: please report it, with the log."
 HIDDEN = "Frames of shoal are left out: SHOAL_TRACEBACK=full shows them."
-# Not TypeError and ValueError: a value of the caller may have reached NumPy, or an operator.
-_OF_BUGS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError)
+# Not TypeError and ValueError: a value of the caller may have reached NumPy, or an operator. Not
+# FloatingPointError: NumPy and JAX raise it if the caller has asked for it.
+_OF_BUGS = (
+    AssertionError, AttributeError, LookupError, NameError, OverflowError, ZeroDivisionError,
+)  # fmt: skip
 _WRAPPERS = ("call", "facade", "helper", "__init__")  # in which Python refuses arguments
 _MOST = 100  # errors of a chain
 _MARK = "_shoal_frames_hidden"
@@ -76,6 +80,10 @@ def at_caller(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
+            if _is_refused(error):
+                wrong = [*kwargs] if args or kwargs else [""]
+                hint = hint_within(function.__qualname__, *wrong)
+                error.args = ("; ".join(filter(None, [str(error), hint])),)
             # A bare `raise` takes the traceback from the error, and adds no entry for this frame.
             shorten(error)
             raise

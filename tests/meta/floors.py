@@ -10,8 +10,12 @@ from typing import NamedTuple
 from meta.source import PACKAGE, Tree, docstring_nodes, module_name, nodes, parse, scopes
 
 PRIVATE_JAX_FILE = "runtime/jax_service/jax_runtime.py"
-# The two files of the runtime that import JAX, in functions only.
-JAX_FILES = (PRIVATE_JAX_FILE, "runtime/jax_service/device_work.py")
+# The files of the runtime that import JAX, in functions only.
+JAX_FILES = (
+    PRIVATE_JAX_FILE,
+    "runtime/jax_service/device_work.py",
+    "runtime/jax_service/own_programs.py",
+)
 # A finder that waits for the user's program to import this; it imports nothing of JAX itself.
 WATCHED = {"launch/child.py": "jax._src.clusters"}
 # A door names what it opens only when asked: exports by name, commands by name.

@@ -265,14 +265,14 @@ def before(address):
 
 
 def all_stop_at_one_step(me):
-    told = [ours.reached_preemption_sync_point(step) for step in range(3)]
-    assert told == [False] * 3
+    told = [module.reached_preemption_sync_point(step) for module in BOTH for step in range(3)]
+    assert told == [False] * 6
     if me == 1:
         os.kill(os.getpid(), signal.SIGTERM)
     step = 3
-    while not ours.reached_preemption_sync_point(step):
+    while not theirs.reached_preemption_sync_point(step):  # shoal's agreement, too
         step += 10
-    assert ours.reached_preemption_sync_point(step + 1)
+    assert all(module.reached_preemption_sync_point(step + 1) for module in BOTH)
     return shoal.preemption.notice().step
 
 

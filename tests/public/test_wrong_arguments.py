@@ -101,3 +101,22 @@ def test_the_table_has_every_public_function(calls):
     elsewhere = {"initialize", "shutdown"}  # tests/runtime: they change the process
     tested = {name.split()[0].removeprefix("preemption.").partition(".")[0] for name in calls}
     assert public - tested - without_arguments - elsewhere == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "ours", "call"),
+    [
+        (TypeError, "keep=2 and every=100", lambda path, _: shoal.Checkpoints(
+            path, max_to_keep=2, save_interval_steps=100)),
+        (TypeError, r"save\(step, tree\)", lambda _, ckpts: ckpts.save(1, args=np.ones(1))),
+        (TypeError, r"restore\(step, target\)", lambda _, ckpts: ckpts.restore({"w": np.ones(1)})),
+        (TypeError, 'barrier\\("data is ready"\\)', lambda *_: shoal.barrier()),
+        (AttributeError, r"latest\(\)", lambda _, ckpts: ckpts.latest_step),
+        (AttributeError, r"wait\(\)", lambda _, ckpts: ckpts.wait_until_finished),
+        (AttributeError, r"shoal\.preempted\(", lambda _, ckpts: ckpts.reached_preemption),
+        (AttributeError, r"jax\.device_count\(\)", lambda *_: shoal.device_count),
+    ],
+)  # fmt: skip
+def test_names_of_other_libraries_lead_to_ours(tmp_path, kind, ours, call):
+    with shoal.Checkpoints(tmp_path) as ckpts, pytest.raises(kind, match=f"write {ours}"):
+        call(tmp_path, ckpts)

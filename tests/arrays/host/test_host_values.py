@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from types import ModuleType
 
 import hypothesis.extra.numpy as hnp
 import jax
@@ -129,3 +130,17 @@ def test_what_strict_dtypes_must_be():
     with pytest.raises(UsageTypeError, match="strict_dtypes=1 must be True or False"):
         shoal.initialize(strict_dtypes=1)
     assert not has_strict_dtypes()
+
+
+def test_of_a_program_with_equinox_its_partition_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "equinox", ModuleType("equinox"))
+    whole, tree = Layout(MESH, None), {"w": jnp.ones(2), "act": len}
+    for error, verb, call in (
+        (UsageError, "pass", lambda: shoal.put(tree, whole)),
+        (UsageError, "pass", lambda: shoal.relayout(tree, whole)),
+        (UsageTypeError, "pass", lambda: shoal.plan_relayout(tree, whole)),
+        (UsageTypeError, "return", lambda: shoal.create(lambda: tree, layouts=whole)),
+    ):
+        words = rf"\['act'\]: is a builtin.*; {verb} eqx\.partition\(tree, eqx\.is_array\)\[0\]"
+        with pytest.raises(error, match=words):
+            call()

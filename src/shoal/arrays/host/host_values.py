@@ -17,7 +17,8 @@ import numpy as np
 
 from shoal.arguments import SCALARS, no_fixed_bits
 from shoal.errors import DtypeWarning, UsageError, with_article
-from shoal.plain_forms import array_form
+from shoal.plain_forms import advice, array_form
+from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.process import has_strict_dtypes
 from shoal.runtime.system.callsite import Caller
 
@@ -34,8 +35,12 @@ def is_key(value: Any) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def cannot_hold(value: Any) -> str:
-    """Return why a value cannot become an array, or an empty string."""
+def cannot_hold(value: Any, verb: str = "pass") -> str:
+    """Return why a value cannot become an array, or an empty string.
+
+    Args:
+      verb: what the caller does with the array instead: "pass" or "return".
+    """
     if isinstance(value, jax.Array):
         return deleted(value)
     if type(value) in SCALARS:
@@ -43,14 +48,22 @@ def cannot_hold(value: Any) -> str:
     if isinstance(value, np.ma.MaskedArray):
         return "is a masked array, and the mask would be lost; fill it first"
     if not isinstance(value, np.ndarray | np.generic):
-        form = array_form(value) or "a numpy array, a scalar or a jax.Array"
-        return f"is {with_article(type(value).__name__)}; pass {form}"
+        form = array_form(value)
+        instead = "" if form or not callable(value) else advice(value, verb, "placed")
+        instead = instead or f"{verb} {form or 'a numpy array, a scalar or a jax.Array'}"
+        return f"is {with_article(type(value).__name__)}; {instead}"
     dtype = value.dtype
     numeric = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
     if not numeric or dtype.kind in "mM" or dtype.newbyteorder("=") in NO_ARRAYS:
         stays = "" if no_fixed_bits(dtype) else f"; {_ON_HOST}"
         return f"has dtype {dtype}, which arrays on devices cannot have{stays}"
     return ""
+
+
+def not_placed(value: Any) -> str:
+    """Return why a value that is no `jax.Array` cannot be moved."""
+    what = with_article(type(value).__name__)
+    return cannot_hold(value) or f"{what} is not on devices yet; put places host values"
 
 
 def deleted(array: jax.Array) -> str:
@@ -151,7 +164,8 @@ def as_array(value: Any) -> jax.Array:
     """Return a host value that fits as a `jax.Array`, which shares no memory with it."""
     if isinstance(value, jax.Array):
         return value
-    return jnp.asarray(np.array(device_form(as_numpy(value))))
+    with own_programs():
+        return jnp.asarray(np.array(device_form(as_numpy(value))))
 
 
 def is_mapped(array: Any) -> bool:

@@ -37,6 +37,7 @@ from shoal.arrays.placing.put import dtype_problems
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.runtime.jax_service.own_programs import own_programs
 
 IN_JIT = {
     "from_host_local": (
@@ -95,6 +96,7 @@ def _layout_seen(value: Any) -> Layout | None:
         return None
 
 
+@own_programs()
 def _leaves(values: Sequence[Any], places: Sequence[Where], call: PartsCall) -> list[Leaf]:
     """Return the concrete leaves: arrays, and what JAX made of Python numbers."""
     leaves = []

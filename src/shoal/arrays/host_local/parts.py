@@ -22,6 +22,7 @@ from shoal.arrays.placing.put import place_leaves
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.process_boxes import ProcessBox, process_box
+from shoal.runtime.jax_service.own_programs import own_programs
 
 Shape = tuple[int, ...]
 
@@ -103,6 +104,7 @@ def _whole_of_own(leaf: Leaf) -> jax.Array:
     )
 
 
+@own_programs()
 def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
     """Return this process's part of an array.
 

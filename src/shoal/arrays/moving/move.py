@@ -20,6 +20,7 @@ from shoal.arrays.moving.planned_move import ArrayMove, is_better, move_as_plann
 from shoal.arrays.moving.weak_type import as_weak_as, is_weak
 from shoal.arrays.moving.whole_words import as_words, bits_as, must_be_words
 from shoal.plan.transfer.plan import Transfer
+from shoal.runtime.jax_service.own_programs import own_programs
 
 
 def relabelled(array: jax.Array, target: NamedSharding) -> jax.Array | None:
@@ -47,6 +48,7 @@ def _elsewhere(array: jax.Array, target: NamedSharding) -> jax.Array:
     return jax.make_array_from_single_device_arrays(array.shape, target, [], dtype=array.dtype)
 
 
+@own_programs()
 def move(
     moves: Sequence[ArrayMove], *, donate: bool = False, between_devices: bool = False
 ) -> list[jax.Array]:

@@ -21,7 +21,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
 )
 from shoal.arrays.bridge.sharding import layout_of, named_sharding
-from shoal.arrays.host.host_values import deleted
+from shoal.arrays.host.host_values import deleted, not_placed
 from shoal.arrays.moving.across_devices import (
     Programs,
     as_rows,
@@ -35,7 +35,7 @@ from shoal.arrays.moving.move import row_of, xla_program
 from shoal.arrays.moving.planned_move import ArrayMove, is_better, programs_of, whole_shape
 from shoal.arrays.moving.staged_move import by_host_alone
 from shoal.colour import local
-from shoal.errors import UsageError, WrongType, raise_all, with_article
+from shoal.errors import UsageError, WrongType, raise_all
 from shoal.plan.compiled import received_bytes_of
 from shoal.plan.hardware.links import Links
 from shoal.plan.hardware.wiring import Topology
@@ -44,6 +44,7 @@ from shoal.plan.transfer.move_steps import Step
 from shoal.plan.transfer.plan import Transfer, plan_of_chunk
 from shoal.plan.transfer.staging import staging_of
 from shoal.plan.transfer.traffic import Traffic, traffic_of
+from shoal.runtime.jax_service.own_programs import own_programs
 
 
 @dataclass(frozen=True, repr=False)
@@ -353,8 +354,7 @@ def _described(ends: Iterable[object]) -> tuple[jax.Device, ...] | None:
 def _why_not(x: Any) -> str:
     """Return why there is no plan for a value, or an empty string."""
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
-        what = with_article(type(x).__name__)
-        return f"{what} is not on devices yet: put places host values"
+        return not_placed(x)
     if isinstance(x, jax.core.Tracer):
         return (
             f"{jax.typeof(x)} is a value inside jit, grad or vmap: plan the array outside, or a "
@@ -378,6 +378,7 @@ def compiled_programs(
     return programs
 
 
+@own_programs()
 def _compiled(run: Any, shape: tuple[int, ...], dtype: Any, takes: NamedSharding) -> Any:
     return run.lower(jax.ShapeDtypeStruct(shape, dtype, sharding=takes)).compile()
 

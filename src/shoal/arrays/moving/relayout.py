@@ -15,16 +15,17 @@ from shoal.arrays.bridge.leaf_layouts import (
     cannot_be_pending,
     leaf_layouts,
     must_divide,
+    path_text,
 )
 from shoal.arrays.host.agreed_program import concrete
-from shoal.arrays.host.host_values import deleted
+from shoal.arrays.host.host_values import deleted, not_placed
 from shoal.arrays.moving.agreed_move import agree_on_move, fail_move, move_of, obstacle
 from shoal.arrays.moving.host_copy import check_way
 from shoal.arrays.moving.move import move
 from shoal.arrays.moving.planned_move import ArrayMove
 from shoal.arrays.moving.staged_move import move_staged, why_not_staged
 from shoal.colour import collective
-from shoal.errors import UsageError, raise_all, with_article
+from shoal.errors import UsageError, raise_all
 from shoal.runtime.client.lanes import refused_for_all
 
 
@@ -123,6 +124,11 @@ def _checked(
         raise UsageError("relayout: staged=True chooses the way: omit way=")
     problems: list[str] = []
     leaves, treedef = leaf_layouts(tree, layouts, problems)
+    problems += [
+        f"{path_text(path)}: {not_placed(value)}"
+        for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]
+        if not isinstance(value, jax.Array)
+    ]
     moves: list[ArrayMove] = []
     for leaf in leaves:
         move = move_of(leaf, _concrete(leaf, problems))
@@ -140,10 +146,6 @@ def _checked(
 def _concrete(leaf: Leaf, problems: list[str]) -> jax.Array | None:
     """Return the array behind a leaf; under `grad` that is the primal value."""
     if not isinstance(leaf.value, jax.Array):
-        kind = type(leaf.value).__name__
-        problems.append(
-            f"{leaf.path}: {with_article(kind)} is not on devices yet; put places host values"
-        )
         return None
     array = concrete(leaf.value)
     if array is None:

@@ -23,6 +23,7 @@ from shoal.arrays.moving.whole_words import must_be_words
 from shoal.plan.layout import shard_of
 from shoal.plan.transfer.plan import Transfer, plan_of_chunk
 from shoal.plan.transfer.staging import staging_of
+from shoal.runtime.jax_service.own_programs import own_programs
 
 HostArray = np.ndarray[Any, Any]
 Index = tuple[tuple[int, int], ...]  # begin and end of each dim
@@ -50,6 +51,7 @@ def by_host_alone(source: jax.sharding.Sharding, target: NamedSharding) -> bool:
     return source.is_fully_addressable and target.is_fully_addressable and not pending
 
 
+@own_programs()
 def move_staged(moves: Sequence[ArrayMove], *, donate: bool = False) -> list[jax.Array]:
     """Move arrays one at a time via the host; PRNG keys move as usual.
 

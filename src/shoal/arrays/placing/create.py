@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,9 +16,10 @@ from shoal.arrays.bridge.leaf_layouts import (
     cannot_be_pending,
     leaf_layouts,
     must_divide,
+    path_text,
 )
 from shoal.arrays.bridge.sharding import named_sharding
-from shoal.arrays.host.host_values import device_form, warn_of_narrowing
+from shoal.arrays.host.host_values import cannot_hold, device_form, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_lines
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
 from shoal.arrays.host.upload import is_tracing, with_shards_of_its_layout
@@ -89,7 +91,12 @@ def created(
     raise_all("create", problems)
     warn_of_narrowing("create", named)
     args = jax.tree.map(_traceable, args)  # trace exactly what will run
-    leaves, treedef = leaf_layouts(jax.eval_shape(init, *args), layouts, problems)
+    try:
+        shapes = jax.eval_shape(init, *args)
+    except TypeError:
+        jax.eval_shape(partial(_arrays_of, init), *args)
+        raise
+    leaves, treedef = leaf_layouts(shapes, layouts, problems)
     for leaf in leaves:
         must_divide(leaf, problems)
         cannot_be_pending(leaf, problems)
@@ -101,12 +108,28 @@ def created(
     raise_all("create", _apart(args, targets[0]))
     program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
     placed = _on_mesh(args, mesh)
-    with on_row(row_of(targets[0])):
+    # A NaN of the initializer is the user's to find; without `jit` nothing would be placed.
+    with on_row(row_of(targets[0])), jax.disable_jit(False):
         if len(owners_of_mesh(mesh)) > 1 and not is_tracing():
             # The trace that runs: what the initializer closes over is in it.
             options = (*options, *program_lines(program.trace(*placed).jaxpr))
         _record(args, leaves, options)
         return jax.tree.map(with_shards_of_its_layout, program(*placed))
+
+
+def _arrays_of(init: Callable[..., Any], *args: Any) -> Any:
+    """Return what an initializer returns; a UsageError names the leaves that are no arrays."""
+    result = init(*args)
+    raise_all(
+        "create",
+        [
+            f"{path_text(path)}: {why}"
+            for path, value in jax.tree_util.tree_flatten_with_path(result)[0]
+            if (why := cannot_hold(value, "return"))
+        ],
+        wrong_type=True,
+    )
+    return result
 
 
 def _traceable(value: Any) -> Any:

@@ -26,6 +26,7 @@ from shoal.arrays.moving.planned_move import ArrayMove
 from shoal.colour import logically_collective
 from shoal.errors import raise_all
 from shoal.plan.layout import Layout
+from shoal.runtime.jax_service.own_programs import own_programs
 
 
 @logically_collective("values, shapes, dtypes and layouts")
@@ -134,6 +135,7 @@ def _from_host(leaf: Leaf) -> jax.Array:
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(value))
 
 
+@own_programs()
 def strong(value: Any) -> Any:
     """Return an array without JAX's weak type, which passing through the host would also lose."""
     return value.astype(value.dtype) if getattr(value, "weak_type", False) else value

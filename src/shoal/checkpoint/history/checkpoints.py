@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from shoal import settings
 from shoal.arguments import check_flags
@@ -29,6 +29,7 @@ from shoal.errors import (
     NotSharedError,
     UsageError,
 )
+from shoal.names import hint_within
 from shoal.runtime import process
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
@@ -426,6 +427,13 @@ class Checkpoints(ReadOnlyHistory):
                 raise
             _LOG.warning("next to %s, which ended the block: %s", type(error).__name__, late)
 
+    if not TYPE_CHECKING:  # to a type checker every name would be an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            problem = f"{type(self).__name__!r} object has no attribute {name!r}"
+            hint = hint_within("Checkpoints", name)
+            raise AttributeError("; ".join(filter(None, [problem, hint])), name=name, obj=self)
+
     def __repr__(self) -> str:
         return f"Checkpoints({self._root.path!r})"
 
@@ -444,7 +452,8 @@ class Checkpoints(ReadOnlyHistory):
 
         check_names(operation, options)
         _check_seconds(operation, "timeout_s", timeout_s)
-        number = None if step is None else step_number(operation, step)
+        wanted = "a whole number, or None for the newest: write restore(step, target)"
+        number = None if step is None else step_number(operation, step, wanted=wanted)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         self._saver.settle_step(number, limit_s)
         return lambda step: restore.on(

@@ -40,13 +40,13 @@ class CommittedStep(NamedTuple):
     commit: Commit
 
 
-def step_number(operation: str, step: object) -> int:
+def step_number(operation: str, step: object, *, wanted: str = "a whole number") -> int:
     """Return a step number.
 
     Raises:
       UsageError: it is negative or not an integer.
     """
-    number = integer(operation, "step", step)
+    number = integer(operation, "step", step, wanted=wanted)
     if not 0 <= number < MOST_STEPS:
         raise UsageError(f"{operation}: step {number} must be between 0 and {MOST_STEPS - 1}")
     return number

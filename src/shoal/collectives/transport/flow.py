@@ -26,6 +26,7 @@ from shoal.errors import DeadlineError, PeerFailedError, ShoalError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.guard import DEVICE_WORK
+from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.rules.deadline import Allowance, ends_at, given_s, left_of
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import line_of
@@ -164,8 +165,7 @@ class Flow:
 
         def run() -> None:
             try:
-                # both concern the user's program only
-                with jax.transfer_guard("allow"), jax.disable_jit(False):
+                with jax.transfer_guard("allow"), own_programs():
                     done.set_result(work())
             except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
                 done.set_exception(error)

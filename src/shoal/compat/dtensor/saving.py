@@ -24,6 +24,7 @@ from shoal.compat.dtensor.numbers import array_from
 from shoal.compat.dtensor.refused import check_eager, prefix_errors
 from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
 from shoal.runtime.client.lanes import one_call
+from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.process import process_count
 from shoal.runtime.verb import coordinator_here
 
@@ -47,6 +48,7 @@ def processes_of(mesh: Mesh) -> tuple[int, ...] | None:
     return None if len(owners) == process_count() else owners
 
 
+@own_programs()
 def saved_form(operation: str, name: str, value: Any) -> Any:
     """Return the array to save for a value; a DVariable's as bfloat16 if so configured.
 
@@ -244,6 +246,7 @@ def _bad(text: object, what: str) -> UsageError:
     return UsageError(f"dtensor.sharded_save: {text!r} is {what}")
 
 
+@own_programs()
 def whole_of(name: str, parts: Sequence[SliceOf], values: Sequence[Any]) -> Any:
     """Return the array that parts make up; they may neither overlap nor leave gaps.
 

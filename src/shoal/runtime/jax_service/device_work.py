@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.runtime.jax_service.jax_runtime import backend_exists
+from shoal.runtime.jax_service.own_programs import own_programs
 
 
 def is_idle() -> bool:
@@ -78,6 +79,6 @@ def _mark(devices: Sequence[Any]) -> Any:
     with contextlib.suppress(Exception):  # the process ends all the same
         mesh = jax.sharding.Mesh(devices, "d")
         layout = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
-        with jax.set_mesh(mesh):  # the program's own may be of other devices
+        with jax.set_mesh(mesh), own_programs():  # the program's own may be of other devices
             return jax.jit(lambda: jnp.zeros(len(devices), bool), out_shardings=layout)()
     return None

@@ -60,6 +60,7 @@ PRIVATE = {
         "global_state.coordinator_address",
         "global_state.num_processes",
         "global_state.partition_index",
+        "global_state.preemption_sync_manager",
         "global_state.process_id",
         "global_state.shutdown",
     ),
@@ -435,7 +436,8 @@ def use_loopback(is_on_one_host: bool | None) -> None:
 def install(client: Any, address: str, process: int, num_processes: int) -> None:
     """Make `client` the one that backends use, as `jax.distributed.initialize` does.
 
-    The preemption manager is left out: it would take SIGTERM away from the program.
+    JAX's preemption manager is left out: it would take SIGTERM away from every program. One of ours
+    answers in its place (`multihost_utils.reached_preemption_sync_point`).
     """
     from jax._src import distributed
 
@@ -444,6 +446,7 @@ def install(client: Any, address: str, process: int, num_processes: int) -> None
     state.process_id, state.num_processes = process, num_processes
     partition = os.environ.get("JAX_PARTITION_INDEX")
     state.partition_index = int(partition) if partition else None
+    state.preemption_sync_manager = _Preemption()
     stay_until_teardown()
 
 
@@ -484,6 +487,16 @@ def leave(*, process_ends: bool) -> None:
         disconnect(client)
     state.shutdown()
     state.process_id, state.num_processes = 0, 1
+
+
+class _Preemption:
+    """A stand-in for JAX's preemption manager: `shoal.preempted`, watching from its first call."""
+
+    def reached_sync_point(self, step: int) -> bool:
+        return bool(sys.modules["shoal"].preempted(step))
+
+    def shutdown(self) -> None:
+        """Do nothing: what watches belongs to the job, not to JAX's state."""
 
 
 class _Leaving:
