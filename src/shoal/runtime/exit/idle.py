@@ -57,15 +57,16 @@ class _Sample(NamedTuple):
 
 class _ReturnProbe:
     """Finds out whether the main thread comes back to the interpreter, which runs a pending call
-    then; in native code, as in a wait for devices, it does not."""
+    then; in native code, as in a wait for devices, it does not. If it does not ask, as without
+    hooks, the main thread counts as one that comes back."""
 
-    def __init__(self) -> None:
-        self.has_returned = True
+    def __init__(self, *, asks: bool = True) -> None:
+        self._asks, self.has_returned = asks, True
         self._call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._note)
 
     def post(self) -> None:
         """Ask from now on; one call is pending at most."""
-        if self.has_returned:
+        if self._asks and self.has_returned:
             self.has_returned = False  # before the call is pending: it may run at once
             if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
                 self.has_returned = True  # too many are pending: they run once it returns
@@ -104,7 +105,7 @@ class StallWatch:
         self._limit_s = settings.seconds("SHOAL_STALLED_AFTER_S")
         self._abort_s = settings.seconds("SHOAL_ABORT_AFTER_S")
         self._has_left = False  # another process, in order
-        self._probe = probe or _ReturnProbe()
+        self._probe = probe or _ReturnProbe(asks=ends)
         self._are_devices_idle = are_devices_idle
         self._at = self._ran_s = self._since_s = 0.0
         self._mark: object = None
