@@ -91,10 +91,19 @@ def test_what_was_committed_stays_so(path, name):
 def test_another_device_than_the_default_one_is_a_choice(path):
     place = SingleDeviceSharding(jax.devices()[5])
     assert restore(path, {"count": place}, only="count")["count"].committed
-    with jax.default_device(jax.devices()[5]):
+    with jax.default_device(jax.devices()[5]):  # what is computed later is not in this block
         back = restore(path, {"count": place}, only="count")["count"]
-        assert not back.committed
-        assert back.sharding == place
+    assert back.committed
+    assert back.sharding == place
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_an_uncommitted_array_stays_on_its_device(path, name):
+    with jax.default_device(jax.devices()[5]):
+        given = LEAVES[name]()
+    back = restore(path, {name: given}, only=name)[name]
+    assert not back.committed
+    assert back.devices() == given.devices() == {jax.devices()[5]}
 
 
 def test_a_mesh_of_one_device_with_axes_is_a_choice(path):

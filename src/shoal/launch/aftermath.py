@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 import signal
@@ -379,17 +380,19 @@ def _processes(causes: Iterable[Cause]) -> ProcessSet:
     return ProcessSet(process for cause in causes for process in cause.processes)
 
 
-def _ended(endings: Iterable[Ending]) -> tuple[Others, ...]:
-    """Group the processes of a job that was stopped: those that had to be killed are apart."""
-    groups: dict[bool, list[int]] = {}
+def _ended(endings: Sequence[Ending]) -> tuple[Others, ...]:
+    """Group the processes of a job that was stopped: apart are those that had ended well before,
+    and those that had to be killed."""
+    first_s = min((ending.sent_s for ending in endings), default=math.inf)
+    groups: dict[Others, list[int]] = {}
     for ending in endings:
-        groups.setdefault(signal.SIGKILL in ending.sent, []).append(ending.process)
-    return tuple(
-        Others(processes=ProcessSet(of), state="running", ended_by=signal.SIGKILL.name)
-        if is_killed
-        else Others(processes=ProcessSet(of), state="ended")
-        for is_killed, of in groups.items()
-    )
+        other = Others(processes=ProcessSet(), state="ended")
+        if signal.SIGKILL in ending.sent:
+            other = dataclasses.replace(other, state="running", ended_by=signal.SIGKILL.name)
+        elif ending.code == 0 and ending.ended_s < first_s < math.inf:
+            other = dataclasses.replace(other, exit_code=0, words="had ended with exit code 0")
+        groups.setdefault(other, []).append(ending.process)
+    return _grouped(groups)
 
 
 def _others(endings: Iterable[Ending]) -> tuple[Others, ...]:
@@ -397,6 +400,10 @@ def _others(endings: Iterable[Ending]) -> tuple[Others, ...]:
     groups: dict[Others, list[int]] = {}
     for ending in endings:
         groups.setdefault(_other(ending), []).append(ending.process)
+    return _grouped(groups)
+
+
+def _grouped(groups: Mapping[Others, list[int]]) -> tuple[Others, ...]:
     return tuple(
         dataclasses.replace(other, processes=ProcessSet(group)) for other, group in groups.items()
     )

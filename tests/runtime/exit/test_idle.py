@@ -260,19 +260,41 @@ def test_a_loop_without_marks_that_comes_back_to_the_interpreter_is_not_stuck(mo
 
 
 @pytest.mark.parametrize(
-    ("below", "are_idle", "is_ended"),
-    [("jax", False, True), ("", False, True), ("library", False, False), ("", True, False)],
+    ("module", "are_idle", "is_ended"),
+    [
+        ("jax._src.array", False, True),
+        ("flax.nnx.transforms", False, True),
+        ("train", False, True),
+        ("queue", False, False),
+        ("train", True, False),
+    ],
 )
 def test_once_a_process_has_left_one_that_waits_in_jax_has_less_time(
-    monkeypatch, below, are_idle, is_ended
+    monkeypatch, module, are_idle, is_ended
 ):
     looks = Looks(monkeypatch, SHOAL_ABORT_AFTER_S="20")
     looks.are_idle = are_idle
-    monkeypatch.setattr(idle, "_below", lambda frame: below)
+    monkeypatch.setattr(idle, "_top_module", lambda frame: module.partition(".")[0])
+    monkeypatch.setattr(idle, "_in_callback", lambda: False)
     assert looks.last(60) is None
     looks.watch.on_left()
     said = looks.last(40)
     assert (said is not None and said.is_stuck) is is_ended
+
+
+def test_a_callback_is_no_wait():
+    """On several devices it runs in a thread of XLA."""
+    seen = []
+
+    def note(value):
+        seen.append((threading.current_thread() is threading.main_thread(), idle._in_callback()))
+        return value
+
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.device_put(jnp.ones(8), jax.NamedSharding(mesh, jax.P("x")))
+    jax.jit(lambda v: jax.pure_callback(note, v, v) + v.sum())(rows).block_until_ready()
+    assert (False, True) in seen
+    assert not idle._in_callback()
 
 
 def test_the_probe_of_a_real_main_thread():

@@ -132,12 +132,6 @@ def twins_needed(devices: Mapping[int, int], accelerators: Mapping[int, int]) ->
     return needed
 
 
-def default_device() -> jax.Device:
-    """Return the device of this process where JAX puts what nothing places."""
-    given = jax.config.jax_default_device
-    return given if isinstance(given, jax.Device) else jax.local_devices(backend=given)[0]
-
-
 @lru_cache(maxsize=256)
 def _jax_mesh(mesh: Mesh, among: tuple[jax.Device, ...] | None) -> jax.sharding.Mesh:
     _check_names(mesh)

@@ -61,7 +61,7 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
         boxes = [want.out for want in wants]
         shape, rank = record.stored_shape, len(record.shape)
         if wish.is_free:
-            array = jax.device_put(boxes[0])
+            array = _uncommitted(boxes[0], place)
         elif not boxes:
             array = jax.make_array_from_single_device_arrays(shape, place, [], dtype=dtype)
         else:
@@ -82,10 +82,18 @@ def _everywhere(number: Array, wish: Wish) -> jax.Array:
     """Return a 0-d array on devices."""
     place = wish.place
     if wish.is_free:
-        return jax.device_put(number)
+        return _uncommitted(number, place)
     if not spread_of(place, (), jax.process_index()).origins:
         return jax.make_array_from_single_device_arrays((), place, [], dtype=number.dtype)
     return jax.make_array_from_callback((), place, lambda _: number, dtype=number.dtype)
+
+
+def _uncommitted(value: Array, place: Sharding) -> jax.Array:
+    """Return an array on the one device of a sharding, which JAX may move."""
+    (device,) = place.device_set
+    with jax.default_device(device):
+        array: jax.Array = jax.device_put(value)
+    return array
 
 
 def transports(place: Sharding, shape: tuple[int, ...]) -> list[NamedSharding]:

@@ -18,7 +18,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from shoal.arrays.bridge.devices import default_device, jax_mesh, mesh_of
+from shoal.arrays.bridge.devices import jax_mesh, mesh_of
 from shoal.arrays.bridge.layout_functions import short_text, wrong_arguments
 from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, named_sharding
@@ -119,13 +119,15 @@ def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> Fi
 def _is_default(place: Sharding) -> bool:
     """True for the device that JAX itself would choose, named without a mesh.
 
-    A sharding does not say whether its array was committed, and an array there that may move works
-    wherever one that may not does.
+    A sharding does not say whether its array was committed. On this device one that was not works
+    wherever one that was does, and computes there, too.
     """
     if isinstance(place, NamedSharding) and place.mesh.axis_names:
         return False
+    if jax.config.jax_default_device is not None:  # perhaps only here: later it is another one
+        return False
     is_plain = isinstance(place, NamedSharding | SingleDeviceSharding) and not memory_of(place)
-    return is_plain and place.device_set == {default_device()}
+    return is_plain and place.device_set == {jax.local_devices()[0]}
 
 
 def _target_leaf(name: str, value: Any) -> TargetLeaf:

@@ -5,7 +5,7 @@ code cannot be interrupted: so a process of a stalled job is ended here, with a 
 main thread is in a wait of shoal, which raises StalledError.
 
 Once a process has left the job in order, the others can wait for it for ever inside a jitted
-program: then SHOAL_ABORT_AFTER_S is the limit of a process that stands in JAX.
+program: then SHOAL_ABORT_AFTER_S is the limit of a process that waits for devices.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.hang import innermost_frame, write_before_exit
 from shoal.runtime.failures.stack_text import shown_stacks, threads_of
 from shoal.runtime.jax_service import device_work
-from shoal.runtime.jax_service.jax_runtime import COMPILER
+from shoal.runtime.jax_service.jax_runtime import COMPILER, is_starting
 from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.rules.stalls import BUSY, Idle, Stalls
 from shoal.runtime.system.callsite import line_of, split_site
@@ -170,9 +170,16 @@ class StallWatch:
         return max(limit_s, steps_s)
 
     def _may_wait_in_jax(self) -> bool:
-        """Return whether results are awaited, by the main thread as far as can be known: it calls
-        JAX from the program without a frame in between."""
-        return _below(innermost_frame()) != "library" and not self._are_devices_idle()
+        """Return whether the main thread may wait for devices, or for their start.
+
+        It calls JAX's native code from the program, from a library, or from JAX; not from the
+        standard library, as a queue does. The devices may wait for a callback.
+        """
+        frame = innermost_frame()
+        name = "" if frame is None else _top_module(frame)
+        if name in sys.stdlib_module_names or _in_callback():
+            return False
+        return is_starting() or not self._are_devices_idle()
 
     def _show(self, now: float) -> None:
         if self._shown is not None:
@@ -365,12 +372,26 @@ def _frames(frame: FrameType | None) -> Iterator[str]:
         frame = frame.f_back
 
 
+def _top_module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _in_callback() -> bool:
+    """Return whether a thread of XLA runs Python code: such a thread begins in JAX."""
+    main = threading.main_thread().ident
+    for thread, frame in sys._current_frames().items():
+        while frame.f_back is not None:
+            frame = frame.f_back
+        if thread != main and _top_module(frame) == "jax":
+            return True
+    return False
+
+
 def _below(frame: FrameType | None) -> str:
     """Return what the innermost frame of the program has called: see `Idle.below`."""
     below = ""
     while frame is not None and not is_of_program(frame):
-        name = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if name in ("jax", "jaxlib"):
+        if _top_module(frame) in ("jax", "jaxlib"):
             return "jax"
         below, frame = "library", frame.f_back
     return below

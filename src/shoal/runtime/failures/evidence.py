@@ -201,8 +201,7 @@ def _difference(difference: Difference, failure: JobFailure, page: Page) -> list
     labels = [[_label(side.processes, failure, page.style.dots)] for side in shown]
 
     def values(room: int) -> list[str]:
-        most = _PATH_LINES if any(side.path for side in shown) else _SAID_LINES
-        if all(fits(text, most * (room - 8)) for text in said):
+        if any(side.path for side in shown) or all(fits(text, _SAID_LINES * room) for text in said):
             return said
         return values_from_difference(said, room, page.style.dots)
 
@@ -578,6 +577,8 @@ def end_of_all(failure: JobFailure) -> str:
     states = {one.state for one in failure.others}
     begin, end = failure.failed_after_s, failure.ended_after_s
     count = sum(len(one.processes) for one in failure.others)
+    if any(one.words for one in failure.others):  # some had ended before
+        return ""
     if states != {"ended"} or count != failure.num_processes or begin is None or end is None:
         return ""
     all_of_them = f"All {count} processes" if count > 1 else "The process"

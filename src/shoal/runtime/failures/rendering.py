@@ -59,7 +59,7 @@ __all__ = [
 ]  # fmt: skip
 
 _EDGE_LINES = 6  # of a headline, of a last line
-_TEXT = re.compile(r"(?:(?:np\.)?(?:str|bytes)\d*_?)?")  # dtypes of texts, or none that is known
+_NUMBERS = re.compile(r"(?:np\.)?(?:bool|u?int|b?float|complex|key<)[\w<>]*")  # dtypes of numbers
 _KEEPS_LINES = ("message", "notes")
 _POINT = {"call": NAME_COLUMNS, "name": NAME_COLUMNS}
 _NAMES: Mapping[type, Mapping[str, int]] = {  # fields that a sentence names -> columns
@@ -145,12 +145,12 @@ def facts_without_secrets(failure: JobFailure) -> JobFailure:
 
 
 def _hide_leaf(fact: Any) -> Any:
-    """Hide a text whose path names a secret. Numbers are none: attention has a kernel `key`."""
-    if not isinstance(fact, Difference):
+    """Hide values whose path names a secret, but numbers: attention has a kernel `key`."""
+    if not isinstance(fact, Difference) or fact.what not in ("value", "tree"):
         return fact
     sides = tuple(
         dataclasses.replace(side, said=HIDDEN, value=HIDDEN)
-        if is_secret_leaf(fact.path or side.path) and _TEXT.fullmatch(side.dtype)
+        if is_secret_leaf(fact.path or side.path) and not _NUMBERS.fullmatch(side.dtype)
         else side
         for side in fact.sides
     )
