@@ -94,9 +94,23 @@ MAXTEXT = Program(
     env="DECOUPLE_GCLOUD=TRUE",
     python=(3, 12),
 )
+LM1B = Program(
+    name="lm1b",
+    repository="google/flax",
+    commit=GEMMA.commit,
+    paths="examples/lm1b",
+    start="examples/lm1b",
+    command="main.py --workdir {work} --config configs/tiny.py --alsologtostderr",
+    loss=r"\[(\d+)\] .*train_loss=([\d.]+)",
+    packages="flax optax orbax-checkpoint clu ml_collections"
+    " tensorflow_cpu tensorflow-datasets tensorboard importlib_resources",
+    elsewhere=1e-6,
+)
 PROGRAMS = (
     GEMMA,
     dataclasses.replace(GEMMA, name="gemma-moved"),
+    LM1B,
+    dataclasses.replace(LM1B, name="lm1b-moved"),
     BIG_VISION,
     dataclasses.replace(BIG_VISION, name="big_vision-moved", env=""),
     MAXTEXT,
@@ -105,7 +119,7 @@ PROGRAMS = (
 
 def write_words(data: Path) -> None:
     """Write a data set of random sentences, as TFDS stores one."""
-    import tensorflow_datasets as tfds  # type: ignore[import-untyped]
+    import tensorflow_datasets as tfds  # type: ignore[import,unused-ignore]
 
     tfds.disable_progress_bar()
     words = ("many", "small", "fish", "swim", "in", "one", "shoal", "and", "turn", "at", "once")
