@@ -311,7 +311,7 @@ def test_excerpts_of_lines_that_differ_differ(begin, end, one, other):
     lines = [begin * 30 + text + end for text in (one, other)]
     shown = first_difference.excerpts(lines)
     assert (shown[0] == shown[1]) == (lines[0] == lines[1])
-    assert max(map(len, shown)) <= 166
+    assert max(map(len, shown)) <= first_difference._WIDTH + 6
 
 
 @given(st.text(max_size=5), st.lists(st.text("ab: ", max_size=200), max_size=5))

@@ -15,7 +15,7 @@ from shoal.hashing import SHORT_BYTES, short_digest
 
 MAX_GROUPS_SHOWN = 8  # versions compared; which process holds which is known anyway
 _PIECES = 64
-_WIDTH = 480  # characters of a line in a message: a leaf's whole path, and what it is
+_WIDTH = 400  # characters of a line in a message: a leaf's whole path, and what it is
 ENDED = "(nothing: it ends before)"
 
 Meet = Callable[[bytes], Mapping[int, bytes]]  # one round: send bytes, get those of all
