@@ -106,7 +106,8 @@ def test_one_whose_last_results_need_a_process_that_left_ends_as_it_would(launch
         "print('done')\n"
     )
     finished = launch.run("-n", "2", "--no-prefix", script=script)
-    assert (finished.code, finished.lines) == (0, ["done"] * 2), finished.err
+    # XLA (jaxlib 0.12) now and then prints a number, too, as gloo's connections end.
+    assert (finished.code, finished.lines.count("done")) == (0, 2), finished.err
 
 
 def test_what_goes_on_after_others_have_left_is_not_ended(launch):

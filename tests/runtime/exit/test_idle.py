@@ -24,6 +24,8 @@ from shoal.runtime.rules.stopping import ReceivedNotice
 class Probe:
     """A main thread that comes back to the interpreter, or stays in native code."""
 
+    asks = True
+
     def __init__(self):
         self.has_returned = self.returns = False
 

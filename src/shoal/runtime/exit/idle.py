@@ -39,6 +39,7 @@ from shoal.runtime.system.stacks import DumpFile, stacks
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S, _IDLE_LOOK_S = 1.0, 2.0  # with a limit, and without
+_NO_TIME_S = 1e-4  # of the processor: none, since starting a program on devices takes more
 _HOUR_S = 3600.0
 _STEPS = 10  # a limit is at least as many median steps
 _NOTICE_S, _NOTICE_STEPS = 5.0, 3  # until a warning that a notice is not asked for
@@ -57,16 +58,15 @@ class _Sample(NamedTuple):
 
 class _ReturnProbe:
     """Finds out whether the main thread comes back to the interpreter, which runs a pending call
-    then; in native code, as in a wait for devices, it does not. If it does not ask, as without
-    hooks, the main thread counts as one that comes back."""
+    then; in native code, as in a wait for devices, it does not. Without hooks it asks nothing."""
 
     def __init__(self, *, asks: bool = True) -> None:
-        self._asks, self.has_returned = asks, True
+        self.asks = self.has_returned = asks
         self._call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._note)
 
     def post(self) -> None:
         """Ask from now on; one call is pending at most."""
-        if self._asks and self.has_returned:
+        if self.has_returned:
             self.has_returned = False  # before the call is pending: it may run at once
             if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
                 self.has_returned = True  # too many are pending: they run once it returns
@@ -213,6 +213,8 @@ class StallWatch:
         # A compiler's threads work for the main thread; so may those of CPU devices.
         if not progress.marks_its_loop or COMPILER in _frames(frame):
             does_nothing = does_nothing and all_s - main_s < BUSY * passed_s
+            if not self._probe.asks:  # a loop that comes back to the interpreter takes some time
+                does_nothing = does_nothing and main_s <= _NO_TIME_S
         return Idle(
             idle_s,
             limit_s,
