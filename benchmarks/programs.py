@@ -1,4 +1,4 @@
-"""Programs of others under shoal, killed once and resumed, beside the same run undisturbed.
+"""Public programs under shoal, killed once and resumed, beside the same run undisturbed.
 
     python benchmarks/programs.py --fetch DIR            all of them
     python benchmarks/programs.py --fetch DIR NAME ...   some

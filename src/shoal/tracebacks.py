@@ -81,7 +81,9 @@ def at_caller(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **kwargs)
         except Exception as error:
             if _is_refused(error):
-                wrong = [*kwargs] if args or kwargs else [""]
+                wrong = list[str](kwargs)
+                if not args and not kwargs:
+                    wrong = [""]  # as `barrier()`
                 hint = hint_within(function.__qualname__, *wrong)
                 error.args = ("; ".join(filter(None, [str(error), hint])),)
             # A bare `raise` takes the traceback from the error, and adds no entry for this frame.

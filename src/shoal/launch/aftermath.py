@@ -225,8 +225,8 @@ def _joined(
             (first.what, first.call, first.path)
         )
         for side in known.sides if known and is_same else ():
-            anyone = dataclasses.replace(side, processes=ProcessSet())
-            sides.setdefault(anyone, set()).update(side.processes)
+            what = dataclasses.replace(side, processes=ProcessSet())
+            sides.setdefault(what, set()).update(side.processes)
     rows = [dataclasses.replace(side, processes=ProcessSet(of)) for side, of in sides.items()]
     return tuple(sorted(rows, key=lambda side: (len(side.processes), side.processes)))
 

@@ -34,13 +34,13 @@ class _ClustersHook:
                 load(module)
                 from shoal.runtime.jax_service.announcement import announce, way_to
                 from shoal.runtime.jax_service.jax_runtime import (
-                    on_devices,
                     serve_unmodified_scripts,
+                    when_devices_exist,
                 )
                 from shoal.runtime.system.progress_file import note_devices
 
                 serve_unmodified_scripts(announce, way_to)
-                on_devices(note_devices)
+                when_devices_exist(note_devices)
 
             spec.loader.exec_module = load_and_add  # type: ignore[method-assign]
         return spec

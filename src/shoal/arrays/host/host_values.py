@@ -48,16 +48,22 @@ def cannot_hold(value: Any, verb: str = "pass") -> str:
     if isinstance(value, np.ma.MaskedArray):
         return "is a masked array, and the mask would be lost; fill it first"
     if not isinstance(value, np.ndarray | np.generic):
-        form = array_form(value)
-        instead = "" if form or not callable(value) else advice(value, verb, "placed")
-        instead = instead or f"{verb} {form or 'a numpy array, a scalar or a jax.Array'}"
-        return f"is {with_article(type(value).__name__)}; {instead}"
+        return f"is {with_article(type(value).__name__)}; {_instead(value, verb)}"
     dtype = value.dtype
     numeric = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
     if not numeric or dtype.kind in "mM" or dtype.newbyteorder("=") in NO_ARRAYS:
         stays = "" if no_fixed_bits(dtype) else f"; {_ON_HOST}"
         return f"has dtype {dtype}, which arrays on devices cannot have{stays}"
     return ""
+
+
+def _instead(value: Any, verb: str) -> str:
+    """Return what to give in place of a value that is no array."""
+    if form := array_form(value):
+        return f"{verb} {form}"
+    if callable(value) and (instead := advice(value, verb, "placed")):
+        return instead
+    return f"{verb} a numpy array, a scalar or a jax.Array"
 
 
 def not_placed(value: Any) -> str:

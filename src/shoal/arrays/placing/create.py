@@ -93,7 +93,7 @@ def created(
     args = jax.tree.map(_traceable, args)  # trace exactly what will run
     try:
         shapes = jax.eval_shape(init, *args)
-    except TypeError:
+    except TypeError:  # JAX names no leaf
         jax.eval_shape(partial(_arrays_of, init), *args)
         raise
     leaves, treedef = leaf_layouts(shapes, layouts, problems)

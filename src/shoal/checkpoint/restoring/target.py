@@ -142,7 +142,7 @@ class Wish(NamedTuple):
     place: Any  # None: on the host
     dtype: np.dtype[Any] | None  # dtype to cast to; None: as stored
     like: PerProcess | None = None  # has the classes of a per-process value; None: unknown
-    is_free: bool = False  # on a device of JAX's choice, which may move it (*uncommitted*)
+    is_free: bool = False  # JAX may move it from there (*uncommitted*)
 
 
 class Fit(NamedTuple):

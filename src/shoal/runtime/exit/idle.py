@@ -92,6 +92,7 @@ class StallWatch:
     ) -> None:
         """`send` sends a report to the meeting place, None once this process moves again; `shown`
         shows this process to others of its host; `ends` is whether it is ended when it is stalled.
+        Tests give `cpu_times`, `probe` and `are_devices_idle` in place of those of this process.
 
         Raises:
           UsageError: a variable is not a positive number.
@@ -114,14 +115,15 @@ class StallWatch:
         self._source = "", ""  # of the place at which it was idle last
         self._notice: tuple[int, float] | None = None  # the open one; when it was first seen
         self._ending: tuple[object, float, Callable[[], None]] | None = None
-        self._show(time.monotonic())
+        self._show(time.monotonic(), self._current_limit_s())
 
     @property
     def every_s(self) -> float:
         """How often to call `look`, seconds."""
         within_s = self._coordinator.progress.within_s
-        limit_s = min(self._limit_s, within_s or math.inf)
-        return _LOOK_S if limit_s < math.inf or self._has_left else _IDLE_LOOK_S
+        if self._has_left:
+            return _LOOK_S
+        return _LOOK_S if min(self._limit_s, within_s or math.inf) < math.inf else _IDLE_LOOK_S
 
     def on_left(self) -> None:
         """Take the news that a process has left in order: this one may wait for it in JAX."""
@@ -146,13 +148,13 @@ class StallWatch:
                 self._said = False
                 self._send(None)
         elif self._probe.has_returned and not progress.marks_its_loop:
-            self._samples.clear()
+            self._samples.clear()  # it moves, and leaves no marks
         self._probe.post()
         idle_s, limit_s = self._ran_s - self._since_s, self._current_limit_s()
         # The first step may be a compilation; later ones are known to take as long.
         warn_s = max(self._warn_s, progress.within_s or _STEPS * (progress.step_s or 0.0))
         self._sample(limit_s)
-        self._show(now)
+        self._show(now, limit_s)
         if idle_s >= min(warn_s, limit_s):
             idle = self._idle(idle_s, limit_s, is_due=idle_s >= warn_s)
             if idle is not None:
@@ -181,9 +183,9 @@ class StallWatch:
             return False
         return is_starting() or not self._are_devices_idle()
 
-    def _show(self, now: float) -> None:
+    def _show(self, now: float, limit_s: float) -> None:
         if self._shown is not None:
-            self._shown.write(now, self._cpu_times()[0], self._current_limit_s())
+            self._shown.write(now, self._cpu_times()[0], limit_s)
 
     def _show_limit(self) -> None:
         if self._shown is not None:

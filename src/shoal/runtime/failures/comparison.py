@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.errors import DivergenceError, with_article
 from shoal.runtime.system.callsite import line_of, source_at, split_site
 from shoal.runtime.system.failure_words import listed, one_line
 
 if TYPE_CHECKING:
-    from shoal.runtime.failures.facts import CallPlace, Difference
+    from shoal.runtime.failures.facts import CallPlace, Difference, DivergenceSide
 
 _MOST_GROUPS = 4  # in a message: the smallest and the largest ones; the attributes hold all
 _MOST_RANGES = 5  # of processes, in a row
@@ -29,7 +29,6 @@ _LEAF = re.compile(  # "['w']: float32[3,4] as (data, -): values 3f2a", "n: int 
     re.DOTALL,
 )
 _OF_LEAVES = ("tree", "shape", "dtype", "layout")
-_OF_LEAF = ("shape", "dtype", "layout", "value")
 _SAME_LEAVES = "needs the same tree, shapes and dtypes on every process."
 _SAME_ARGUMENTS = "needs equal arguments on every process."
 _SAME_CALLS = "All processes of a group must make the same collective calls, in the same order."
@@ -300,43 +299,47 @@ def _after(source: str) -> str:
 
 def _difference(rows: Sequence[Said], kind: Kind, found_at: Said | None) -> Difference:
     """Return the facts for a report."""
-    from shoal.runtime.failures.facts import Difference, DivergenceSide, ProcessSet
+    from shoal.runtime.failures.facts import Difference
 
     calls = {row.call for row in rows if row.call}
     names = {row.name for row in rows}
-    sides = tuple(
-        DivergenceSide(processes=ProcessSet(row.processes), place=_place(row), **_leaf(row, kind))
-        for row in rows
-    )
     return Difference(
         what=kind.what,
         call=calls.pop() if len(calls) == 1 else "",
         path=kind.path,
         name=names.pop() if len(names) == 1 else "",
-        sides=sides,
+        sides=tuple(_side(row, kind) for row in rows),
         found_at=None if found_at is None else _place(found_at),
     )
 
 
-def _leaf(row: Said, kind: Kind) -> dict[str, Any]:
-    """Return what a group gave of a leaf, as facts: all that its line says, and the rest of it."""
-    said, path = row.said or row.where, kind.path
-    found = _LEAF.fullmatch(row.leaf or row.said) if kind.what in ("tree", *_OF_LEAF) else None
+def _side(row: Said, kind: Kind) -> DivergenceSide:
+    """Return what a group gave; of a leaf, also what its line says of it."""
+    from shoal.runtime.failures.facts import DivergenceSide, ProcessSet
+
+    processes, place, said = ProcessSet(row.processes), _place(row), row.said or row.where
+    found = None
+    if kind.what == "value" or kind.what in _OF_LEAVES:
+        found = _LEAF.fullmatch(row.leaf or row.said)
     if found is None or not _is_leaf(found):
-        return {"said": _without(path, said)}
-    whole = path or found["path"] or ""
-    said = _without(whole, said)
-    sizes = (found["shape"] or "").split(",")
-    shape = tuple(int(size) if size.isdigit() else None for size in sizes if size)
+        return DivergenceSide(processes=processes, place=place, said=_without(kind.path, said))
+    path = kind.path or found["path"] or ""
+    said = _without(path, said)
+    shape = None
+    if found["shape"] is not None:
+        sizes = filter(None, found["shape"].split(","))
+        shape = tuple(int(size) if size.isdigit() else None for size in sizes)
     value = said if row.leaf else found["value"] or found["plain"] or ""
-    return {
-        "said": said,
-        "path": "" if path else whole,
-        "dtype": found["dtype"],
-        "shape": None if found["shape"] is None else shape,
-        "layout": (found["layout"] or "").removeprefix(" as ").strip(" :"),
-        "value": value.removeprefix("digest "),
-    }
+    return DivergenceSide(
+        processes=processes,
+        place=place,
+        said=said,
+        path="" if kind.path else path,
+        dtype=found["dtype"],
+        shape=shape,
+        layout=(found["layout"] or "").removeprefix(" as ").strip(" :"),
+        value=value.removeprefix("digest "),
+    )
 
 
 def _without(path: str, said: str) -> str:

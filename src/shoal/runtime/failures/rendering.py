@@ -148,13 +148,13 @@ def _hide_leaf(fact: Any) -> Any:
     """Hide values whose path names a secret, but numbers: attention has a kernel `key`."""
     if not isinstance(fact, Difference) or fact.what not in ("value", "tree"):
         return fact
-    sides = tuple(
-        dataclasses.replace(side, said=HIDDEN, value=HIDDEN)
-        if is_secret_leaf(fact.path or side.path) and not _NUMBERS.fullmatch(side.dtype)
-        else side
-        for side in fact.sides
-    )
-    return dataclasses.replace(fact, sides=sides)
+    sides = []
+    for side in fact.sides:
+        is_number = _NUMBERS.fullmatch(side.dtype) is not None
+        if is_secret_leaf(fact.path or side.path) and not is_number:
+            side = dataclasses.replace(side, said=HIDDEN, value=HIDDEN)
+        sides.append(side)
+    return dataclasses.replace(fact, sides=tuple(sides))
 
 
 def _printable_facts(failure: JobFailure, style: Style) -> JobFailure:

@@ -263,7 +263,7 @@ def backend_exists() -> bool:
     return bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", False))
 
 
-def on_devices(call: Callable[[], None]) -> None:
+def when_devices_exist(call: Callable[[], None]) -> None:
     """Call `call` whenever JAX compiles a program, once the devices exist.
 
     JAX has no event for the start of the devices, and a program that uses them compiles soon.
@@ -465,7 +465,12 @@ def stay_until_teardown() -> None:
     from jax._src import distributed
 
     state = distributed.global_state
-    state.shutdown = lambda: backend_exists() or type(state).shutdown(state)
+
+    def shutdown() -> None:
+        if not backend_exists():
+            type(state).shutdown(state)
+
+    state.shutdown = shutdown
 
 
 def leave(*, process_ends: bool) -> None:
