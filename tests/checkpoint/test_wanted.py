@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint import hand_written
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import plan_restore, restore
 from shoal.errors import RestoreMismatchError, UsageError, UsageTypeError
@@ -50,7 +50,7 @@ def test_a_mesh_means_replicated_on_it_whatever_the_rank(path, mesh):
     back = restore(path, mesh)
     assert len(arrays(back)) == 4
     for one in arrays(back):
-        assert one.sharding == named_sharding(Layout.replicated(MESH, one.ndim))
+        assert one.sharding == sharding_of(Layout.replicated(MESH, one.ndim))
     assert back["epoch"] == 3
     assert np.array_equal(back["params"]["w"], TREE["params"]["w"])
 
@@ -60,9 +60,9 @@ def test_a_mesh_stands_for_a_subtree_and_for_a_leaf(path):
     back = restore(
         path, {"params": {"w": split, "b": MESH, "scale": MESH}, "opt": MESH, "epoch": 0}
     )
-    assert back["params"]["w"].sharding == named_sharding(split)
-    assert back["params"]["scale"].sharding == named_sharding(Layout(MESH))
-    assert back["opt"][0]["mu"].sharding == named_sharding(Layout(MESH, None, None, None))
+    assert back["params"]["w"].sharding == sharding_of(split)
+    assert back["params"]["scale"].sharding == sharding_of(Layout(MESH))
+    assert back["opt"][0]["mu"].sharding == sharding_of(Layout(MESH, None, None, None))
     assert plan_restore(path, MESH).needed_bytes == sum(one.nbytes for one in arrays(back))
 
 
@@ -80,7 +80,7 @@ def test_resume_onto_a_mesh(tmp_path):
         ckpts.wait()
         back, first = ckpts.resume(MESH, state)
     assert first == 5
-    assert back["w"].sharding == named_sharding(Layout(MESH, None, None))
+    assert back["w"].sharding == sharding_of(Layout(MESH, None, None))
 
 
 # ---- functions
@@ -95,9 +95,9 @@ def test_a_function_returns_whatever_stands_for_a_layout(path):
     }
     back = restore(path, lambda name, x: places[name])
     assert back["params"]["w"].sharding == places["params/w"]
-    assert back["params"]["b"].sharding == named_sharding(Layout(MESH, None))
+    assert back["params"]["b"].sharding == sharding_of(Layout(MESH, None))
     assert type(back["params"]["scale"]) is np.ndarray
-    assert back["opt"][0]["mu"].sharding == named_sharding(places["opt/0/mu"])
+    assert back["opt"][0]["mu"].sharding == sharding_of(places["opt/0/mu"])
 
 
 def test_a_function_stands_for_a_subtree(path):

@@ -16,8 +16,8 @@ from shoal.arrays.bridge.leaf_layouts import (
     fitting,
     leaf_layouts,
     must_divide,
+    whole_rows,
 )
-from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.host.host_values import cannot_hold, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems
 from shoal.arrays.host.upload import is_tracing
@@ -90,7 +90,7 @@ def from_host_local(
       True
     """
     _refuse_inside_jit("from_host_local")
-    problems = [*lane_problems(lane), *not_flags(check_values=check_values)]
+    problems = [*lane_problems(lane), *not_flags(check_values=check_values), *whole_rows(layouts)]
     leaves, treedef = leaf_layouts(tree, layouts, problems)
     for leaf in leaves:
         problems += _part_problems(leaf)
@@ -184,7 +184,7 @@ def _with_sharding(leaf: Leaf) -> Any:
     array = leaf.value
     if isinstance(array, jax.core.Tracer) or is_local(array):
         return array
-    return relabelled(array, named_sharding(leaf.layout))
+    return relabelled(array, leaf.sharding)
 
 
 def _is_global(leaf: Leaf) -> bool:
@@ -196,7 +196,7 @@ def _is_part(leaf: Leaf) -> bool:
     value = seen(leaf.value)
     if value is None or not is_local(value):
         return False
-    targets = named_sharding(leaf.layout).device_set
+    targets = leaf.sharding.device_set
     return not isinstance(value, jax.Array) or value.sharding.device_set != targets
 
 

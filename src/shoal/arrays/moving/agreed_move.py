@@ -13,7 +13,6 @@ import jax
 from jax.sharding import NamedSharding
 
 from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts, path_text
-from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import is_key
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
@@ -124,7 +123,7 @@ def move_of(leaf: Leaf, array: jax.Array | None) -> ArrayMove | None:
     """Return the move of a leaf to its layout; None without an array, or without a layout."""
     if array is None or leaf.layout is None:
         return None
-    return ArrayMove(leaf.value, array, named_sharding(leaf.layout))
+    return ArrayMove(leaf.value, array, leaf.sharding)
 
 
 def _is_sent(leaf: Leaf, move: ArrayMove | None) -> bool:

@@ -18,7 +18,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
     path_text,
 )
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.host.host_values import cannot_hold, device_form, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_lines
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
@@ -103,7 +103,7 @@ def created(
     raise_all("create", problems)
     if not leaves:
         return init(*args)
-    targets = [named_sharding(leaf.layout) for leaf in leaves]
+    targets = [leaf.sharding for leaf in leaves]
     mesh = _one_mesh(leaves)
     raise_all("create", _apart(args, targets[0]))
     program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
@@ -190,7 +190,7 @@ def _apart(args: tuple[Any, ...], target: NamedSharding) -> list[str]:
 def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
     """Replicate values that this process holds alone over the mesh; Python numbers stay weak."""
     values, treedef = jax.tree.flatten(args)
-    devices = named_sharding(Layout(mesh)).device_set
+    devices = sharding_of(Layout(mesh)).device_set
     stray = [
         number
         for number, value in enumerate(values)

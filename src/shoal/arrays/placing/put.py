@@ -17,7 +17,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.host.host_values import as_numpy, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems, record_trail
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
@@ -82,10 +82,7 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
     for leaf in leaves:
         must_divide(leaf, problems)
         cannot_be_pending(leaf, problems)
-        if (
-            _is_elsewhere(leaf.value)
-            and relabelled(leaf.value, named_sharding(leaf.layout)) is None
-        ):
+        if _is_elsewhere(leaf.value) and relabelled(leaf.value, leaf.sharding) is None:
             problems.append(f"{leaf.path}: {_where(leaf.value)}")
     named = [
         (jax.tree_util.keystr(path) or "the array", value)
@@ -114,7 +111,7 @@ def dtype_problems(named: Iterable[tuple[str, Any]]) -> list[str]:
 
 def place_leaves(leaves: list[Leaf]) -> list[jax.Array]:
     """Place validated leaves. When it returns, host values may be changed."""
-    placed = [_already(leaf.value, named_sharding(leaf.layout)) for leaf in leaves]
+    placed = [_already(leaf.value, leaf.sharding) for leaf in leaves]
     from_host = [number for number, array in enumerate(placed) if array is None]
     if from_host:
         refuse_inside_jit()
@@ -128,10 +125,10 @@ def place_leaves(leaves: list[Leaf]) -> list[jax.Array]:
 def _from_host(leaf: Leaf) -> jax.Array:
     value, layout = leaf.value, leaf.layout
     if not is_key(value):
-        return upload_shards(as_numpy(value), named_sharding(layout))
+        return upload_shards(as_numpy(value), leaf.sharding)
     words = np.asarray(jax.random.key_data(value))
     whole = [None] * (words.ndim - layout.rank)
-    array = upload_shards(words, named_sharding(Layout(layout.mesh, *layout.dims, *whole)))
+    array = upload_shards(words, sharding_of(Layout(layout.mesh, *layout.dims, *whole)))
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(value))
 
 

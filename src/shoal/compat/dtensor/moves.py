@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from shoal.arguments import PLAIN_KINDS
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.bridge.use_mesh import default_mesh as block_mesh
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.host.upload import is_tracing
@@ -190,7 +190,7 @@ def check_layout(tensor: Any, layout: Layout) -> None:
     if (
         actual is None
         or not is_same
-        or named_sharding(layout_of(value_of(tensor))) != named_sharding(wanted)
+        or sharding_of(layout_of(value_of(tensor))) != sharding_of(wanted)
     ):
         raise UsageError(
             f"dtensor.check_layout: Layout of tensor: {actual}, did not match expected layout: "
