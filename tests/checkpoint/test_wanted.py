@@ -181,7 +181,6 @@ def test_a_function_of_other_arguments_at_the_place_of_an_array(path):
         restore(path, {"params": {"w": one}}, only="params/w")
 
 
-def test_a_layout_for_all_is_refused_by_leaves_of_other_ranks_with_the_way_out(path):
-    with pytest.raises(RestoreMismatchError, match="rank") as caught:
+def test_a_layout_of_more_dims_than_a_leaf_is_refused(path):
+    with pytest.raises(RestoreMismatchError, match="rank"):
         restore(path, Layout(MESH, None, None))
-    assert "a Mesh as target replicates leaves of any rank" in str(caught.value)

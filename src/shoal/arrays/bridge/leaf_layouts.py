@@ -43,6 +43,13 @@ class Leaf(NamedTuple):
             return self.given
         return sharding_of(self.layout) if self.given is None else _with_spec(*self[2:])
 
+    @property
+    def spec(self) -> PartitionSpec:
+        """The PartitionSpec of `sharding`."""
+        if isinstance(self.given, PartitionSpec):
+            return self.given
+        return PartitionSpec(*self.layout.dims) if self.given is None else self.given.spec
+
     def on(self, layout: Layout) -> Leaf:
         """Return the leaf with another target."""
         return Leaf(self.path, self.value, layout)
@@ -165,7 +172,7 @@ def _pair(
 def not_a_layout(given: Any) -> str:
     """Return what is wrong with a value that is no layout, and what to write."""
     text = f"{_what(given)} is not a layout"
-    if isinstance(given, Format | jax.Array | jax.ShapeDtypeStruct):
+    if isinstance(given, jax.Array | jax.ShapeDtypeStruct):
         return f"{text}; pass its .sharding"
     return f"{text}; pass a NamedSharding, a PartitionSpec or a Layout"
 
@@ -185,10 +192,8 @@ def _bare(key: str) -> str:
 
 def is_one_layout(given: Any) -> bool:
     """True if `given` is one layout for everything below."""
-    if isinstance(given, None | Layout | Sharding | PartitionSpec | str) or is_mesh(given):
+    if isinstance(given, None | Format | Layout | Sharding | PartitionSpec | str) or is_mesh(given):
         return True
-    if isinstance(given, Format):
-        return _is_plain(given)
     if type(given) is tuple:
         return all(map(_is_dim, given))
     return is_function(given) and _children(given) is None
@@ -204,11 +209,17 @@ def is_function(given: Any) -> bool:
     return callable(given) and not is_mesh(given)
 
 
-def _is_plain(given: Format) -> bool:
-    """True if a Format orders the dims in memory as JAX does by itself."""
-    order = getattr(given.layout, "major_to_minor", ())
+def sharding_in(given: Format) -> Any:
+    """Return the sharding of a Format whose dims are in memory as JAX itself orders them.
+
+    Raises:
+      UsageError: they are in another order, which shoal would not keep.
+    """
+    order = getattr(given.layout, "major_to_minor", None)
     tiling = getattr(given.layout, "tiling", None)
-    return given.sharding is not None and not tiling and order == (*range(len(order)),)
+    if given.sharding is None or order is None or tiling or order != (*range(len(order)),):
+        raise UsageError(f"{_what(given)} sets an order in memory; pass its .sharding")
+    return given.sharding
 
 
 def _is_dim(dim: Any) -> bool:
@@ -255,7 +266,7 @@ def leaf_for(given: Any, value: Any, path: Path) -> Leaf:
             raise UsageError(f"the function of layouts returned {given!r}, which is not a layout")
     name = path_text(path)
     if isinstance(given, Format):
-        given = given.sharding
+        given = sharding_in(given)
     if is_mesh(given):
         return Leaf(name, value, Layout.replicated(mesh_of("Layout", given), rank))
     if isinstance(given, Layout):
@@ -275,8 +286,7 @@ def leaf_for(given: Any, value: Any, path: Path) -> Leaf:
 
 def dims_of(given: Any) -> tuple[Any, ...]:
     """Return the dims that one layout, which is no function, writes down."""
-    if isinstance(given, Format):
-        given = given.sharding
+    given = getattr(given, "sharding", given)  # of a Format
     if isinstance(given, Layout):
         return given.dims
     spec = getattr(given, "spec", given)

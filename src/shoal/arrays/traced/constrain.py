@@ -282,7 +282,8 @@ def _only(kind: str, leaf: Leaf, mesh: AnyMesh) -> NamedSharding:
     Explicit ones in its type.
     """
     types = leaf.layout.mesh.axis_types
-    dims = [tuple(a for a in dim if types[a] == kind) for dim in leaf.layout.axes_of_dims]
+    each = [(dim,) if isinstance(dim, str) else dim or () for dim in leaf.spec.partitions]
+    dims = [tuple(a for a in dim if types[a] == kind) for dim in each]
     partial = {"unreduced": set(leaf.layout.partial)} if leaf.layout.partial else {}
     spec = PartitionSpec(*[dim or None for dim in dims], **partial if kind == "explicit" else {})
     return NamedSharding(mesh, spec)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format
 from jax.sharding import (
     NamedSharding,
     PartitionSpec,
@@ -19,7 +20,7 @@ from jax.sharding import (
 
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.layout_functions import short_text, wrong_arguments
-from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide, padded
+from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide, padded, sharding_in
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, sharding_of
 from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh
 from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
@@ -130,6 +131,8 @@ def _is_default(place: Sharding) -> bool:
 
 
 def _target_leaf(name: str, value: Any) -> TargetLeaf:
+    if isinstance(value, Format):
+        value = sharding_in(value)
     if isinstance(value, NamedSharding):
         value = _with_devices(value)
     if _is_layout(value):

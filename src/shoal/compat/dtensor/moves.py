@@ -71,6 +71,7 @@ def relayout(tensor: Any, layout: Layout, name: str | None = None) -> jax.Array:
     value = value_of(tensor)
     with prefix_errors("relayout"):
         wanted = layout_for("relayout", value, layout)
+        wanted.check_shape(np.shape(value))
         if is_tracing():
             return constrain(value, wanted)
         if is_on_mesh(value) or isinstance(value, jax.core.Tracer):
@@ -135,6 +136,8 @@ def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
         ids = layout.mesh.local_device_ids()
         if len(ids) == len(pieces):
             pieces = [pieces[place] for place in np.argsort(ids)]
+        for leaf in jax.tree.leaves(pieces[:1]):
+            wanted.check_shape(np.shape(leaf))
         return packing.pack(pieces, wanted)
 
 
