@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from shoal.arrays.bridge.use_mesh import AnyMesh, use_mesh
 from shoal.colour import local
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
+from shoal.plan.mesh import mesh_of
 
 
 @local
@@ -62,11 +64,13 @@ def named_sharding(
       P('x',)
     """
     among = listed_devices("named_sharding", devices)
-    if isinstance(layouts, Layout):
-        return sharding_of(layouts, devices=among)
-    if mesh is not None:
-        with use_mesh(mesh):
-            return named_sharding(layouts, devices=devices)
+    with nullcontext() if mesh is None else use_mesh(mesh_of("named_sharding", mesh)):
+        if isinstance(layouts, Layout):
+            return sharding_of(layouts, devices=among)
+        return _shardings(layouts, among)
+
+
+def _shardings(layouts: Layouts, among: tuple[jax.Device, ...] | None) -> Any:
     problems: list[str] = []
     pairs, treedef = jax.tree_util.tree_flatten_with_path(layouts, is_leaf=is_one_layout)
     found = []

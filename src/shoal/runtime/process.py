@@ -437,8 +437,9 @@ def meshes() -> tuple[Registered, ...]:
       the list.
 
     >>> from shoal.arrays.make_mesh import make_mesh
+    >>> from shoal.plan.mesh import mesh_of
     >>> mesh = make_mesh({"shown": -1})
-    >>> meshes()[-1].mesh == Mesh.of(mesh), meshes()[-1].host.kind
+    >>> meshes()[-1].mesh == mesh_of("example", mesh), meshes()[-1].host.kind
     (True, 'cpu')
     """
     return _RECORD.meshes.all()
