@@ -146,11 +146,14 @@ class Actor:
         return call
 
     def come_together(self):
-        """After calls more or less: call `live_processes` of all until it returns, in each lane."""
-        if self.play.program.keeps_count:
-            return
-        for lane in (*LANES, "aside"):
-            call = Call("live", None, lane, 1, survivors=True)
+        """After calls more or less: call `live_processes` until it returns, of all in each lane or,
+        in every other program, in each line."""
+        program = self.play.program
+        of_all = [(None, lane) for lane in (*LANES, "aside")]
+        for group, lane in program.lines if program.seed % 2 else of_all:
+            if program.keeps_count or self.process not in (group or range(program.processes)):
+                continue
+            call = Call("live", group, lane, 1, survivors=True)
             while not (yield from self.call(-1, call, "at last")).is_success:
                 pass
 
@@ -251,6 +254,8 @@ class Play:
                 return f"line {line}: {answers}"
         if self.program.keeps_count and (found := self.uneven()):
             return found
+        if not self.program.keeps_count and self.program.seed % 2:
+            return ""  # calls in lines of one process's own are kept for the others
         return "something is kept for nobody" if self.meeting._lines else ""
 
     def uneven(self):
