@@ -20,6 +20,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.host.host_values import cannot_hold, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems
+from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
 from shoal.arrays.host_local.parts import (
@@ -96,7 +97,8 @@ def from_host_local(
         problems += _part_problems(leaf)
     raise_all("from_host_local", problems)
     warn_of_narrowing("from_host_local", ((leaf.path, leaf.value) for leaf in leaves))
-    call = PartsCall("from_host_local", callsite(), check_values, lane)
+    nodes = tree_lines(treedef)
+    call = PartsCall("from_host_local", callsite(), check_values, lane, nodes)
     joined = _converted(leaves, _is_global, lambda some: join_own_parts(some, call),
                         lambda some: join_traced(some, call))  # fmt: skip
     return jax.tree.unflatten(treedef, joined)

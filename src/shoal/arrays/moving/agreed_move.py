@@ -73,6 +73,7 @@ def agree_on_move(
     moves: Sequence[ArrayMove | None],
     *,
     options: tuple[str, ...] = (),
+    nodes: tuple[str, ...] = (),
     timeout_s: float | None = None,
 ) -> None:
     """Leave a trail; or, if arrays are sent between processes, first agree on the call.
@@ -81,6 +82,7 @@ def agree_on_move(
       leaves: with their layouts.
       moves: their moves; None: hidden by `vmap`, so that the array may have to be sent.
       options: further lines that must be equal.
+      nodes: the line of the tree.
       timeout_s: deadline of that agreement in seconds; None: SHOAL_TIMEOUT_S.
 
     Raises:
@@ -88,10 +90,10 @@ def agree_on_move(
     """
     sent = [pair for pair in zip(leaves, moves, strict=True) if _is_sent(*pair)]
     if not sent:
-        record_trail(operation, leaves, lane=None, options=options)
+        record_trail(operation, leaves, lane=None, options=options, nodes=nodes)
         return
     sources = {leaf.path: move.array for leaf, move in sent if move is not None}
-    agree_on_program(operation, leaves, sources, options=options, timeout_s=timeout_s)
+    agree_on_program(operation, leaves, sources, options=options, nodes=nodes, timeout_s=timeout_s)
 
 
 def fail_move(error: BaseException, tree: Any, layouts: Any, *_: object, **__: object) -> None:

@@ -20,6 +20,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.host.host_values import as_numpy, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems, record_trail
+from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import move, relabelled
 from shoal.arrays.moving.planned_move import ArrayMove
@@ -92,9 +93,8 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
     problems += [*lane_problems(lane), *not_flags(check_values=check_values)]
     raise_all("put", problems)
     warn_of_narrowing("put", named)
-    record_trail(
-        "put", leaves, lane=lane, options=(f"check_values={check_values}",), values=check_values
-    )
+    options, nodes = (f"check_values={check_values}",), tree_lines(treedef)
+    record_trail("put", leaves, lane=lane, options=options, nodes=nodes, values=check_values)
     return jax.tree.unflatten(treedef, place_leaves(leaves))
 
 
