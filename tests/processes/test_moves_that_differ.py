@@ -206,6 +206,9 @@ def check_texts(texts):
 
 REFUSED = {  # what process 1 alone gets wrong
     "a dim that does not divide": lambda s: shoal.relayout(s.either(s.array, s.six), s.columns),
+    "a host value": lambda s: shoal.relayout(s.either(s.array, VALUES), s.columns),
+    "a number": lambda s: shoal.relayout(s.either(s.array, 5), s.columns),
+    "half a tree": lambda s: shoal.relayout([s.array, s.either(s.array, VALUES)], s.columns),
     "no layout": lambda s: shoal.relayout(s.array, s.either(s.columns, 3)),
     "a flag": lambda s: shoal.relayout(s.array, s.columns, donate=s.either(False, "no")),
     "an argument": lambda s: shoal.relayout(s.array, s.columns, **s.either({}, {"quick": True})),
@@ -213,6 +216,10 @@ REFUSED = {  # what process 1 alone gets wrong
     "manual": lambda s: shoal.manual(
         lambda x: jax.lax.psum(x.sum(), "x"), s.either(s.rows, s.long), Layout(s.mesh)
     )(s.array),
+    "constrain a set": lambda s: shoal.constrain(s.either(s.array, {1}), s.columns),
+    "manual of a set": lambda s: shoal.manual(
+        lambda x: jax.lax.psum(x.sum(), "x"), s.rows, Layout(s.mesh)
+    )(s.either(s.array, {1})),
     "manual, by name": lambda s: shoal.manual(
         lambda x: jax.lax.psum(x.sum(), "x"), s.rows, Layout(s.mesh)
     )(*s.either([s.array], []), **s.either({}, {"x": s.array})),

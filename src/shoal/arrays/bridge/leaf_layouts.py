@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -303,6 +303,17 @@ def whole_rows(layouts: Layouts) -> list[str]:
         for one in jax.tree.leaves(layouts, is_leaf=is_one_layout)
         if is_mesh(one)
     ]
+
+
+def meshes_in(layouts: Any) -> Iterator[Mesh]:
+    """Yield the meshes that layouts name."""
+    for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
+        if isinstance(given, NamedSharding):
+            given = on_current_mesh(given)
+        if isinstance(given, Layout | NamedSharding):
+            yield mesh_of("Layout", given.mesh)
+        elif is_mesh(given):
+            yield mesh_of("Layout", given)
 
 
 def padded(layout: Layout, rank: int) -> Layout:
