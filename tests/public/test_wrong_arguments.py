@@ -13,6 +13,7 @@ import shoal
 from meta.public_names import public_modules
 from public.calls import Call, all_calls
 from public.wrong import ANY, WRONG
+from shoal.compat import multihost_utils
 from shoal.errors import ShoalError, UsageError
 
 NUMBERS = {"keep": 2, "max_host_bytes": 1 << 26, "n": 2}  # where 0 is wrong
@@ -101,6 +102,47 @@ def test_the_table_has_every_public_function(calls):
     elsewhere = {"initialize", "shutdown"}  # tests/runtime: they change the process
     tested = {name.split()[0].removeprefix("preemption.").partition(".")[0] for name in calls}
     assert public - tested - without_arguments - elsewhere == set()
+
+
+@pytest.mark.parametrize(
+    ("call", "problem", "signature"),
+    [
+        (lambda: shoal.barrier("a", "b"), "shoal.barrier: takes 1 positional argument, but 2 were "
+         "given; pass options by name, such as processes=",
+         "shoal.barrier(name, *, processes=None, timeout_s=None, lane='main')"),
+        (lambda: shoal.barrier("a", tmeout_s=3),
+         "shoal.barrier: has no argument tmeout_s=; did you mean 'timeout_s'?",
+         "shoal.barrier(name, *, processes=None, timeout_s=None, lane='main')"),
+        (lambda: shoal.process_index(3), "shoal.process_index: takes 0 positional arguments, but "
+         "1 was given", "shoal.process_index()"),
+        (lambda: shoal.manual(1, fn=2), "shoal.manual: fn= is also given by position; needs "
+         "in_layouts and out_layouts", "shoal.manual(fn, in_layouts, out_layouts, *, axes=None)"),
+        (lambda: shoal.Mesh.parse(), "shoal.Mesh.parse: needs text", "shoal.Mesh.parse(text)"),
+        (lambda: shoal.PerProcess(), "shoal.PerProcess: needs value", "shoal.PerProcess(value)"),
+        (lambda: shoal.preemption.watch("SIGTERM"), "shoal.preemption.watch: takes 0 positional "
+         "arguments, but 1 was given; pass options by name, such as signals=",
+         "shoal.preemption.watch(*, signals=('SIGTERM',), files=(), poll=(), every_s=5.0, "
+         "grace_s=None)"),
+        (lambda: multihost_utils.broadcast_one_to_all(1, True, 3),
+         "shoal.compat.multihost_utils.broadcast_one_to_all: takes 2 positional arguments, but 3 "
+         "were given",
+         "shoal.compat.multihost_utils.broadcast_one_to_all(in_tree, is_source=None)"),
+    ],
+)  # fmt: skip
+def test_a_call_that_does_not_fit_shows_the_signature(call, problem, signature):
+    with pytest.raises(UsageError) as caught:
+        call()
+    assert str(caught.value) == f"{problem}\ncall it as {signature}"
+    assert [entry.path.name for entry in caught.traceback] == [Path(__file__).name] * 2
+
+
+def test_an_error_of_pythons_own_in_a_function_of_the_program_stays():
+    def init():
+        return np.ones(1, 2, 3, 4)
+
+    with pytest.raises(TypeError) as caught:
+        shoal.create(init, layouts=shoal.Layout(shoal.make_mesh({"x": -1}), None))
+    assert not isinstance(caught.value, ShoalError)
 
 
 @pytest.mark.parametrize(
