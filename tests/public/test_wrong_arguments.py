@@ -157,6 +157,11 @@ def test_an_error_of_pythons_own_in_a_function_of_the_program_stays():
         (AttributeError, r"wait\(\)", lambda _, ckpts: ckpts.wait_until_finished),
         (AttributeError, r"shoal\.preempted\(", lambda _, ckpts: ckpts.reached_preemption),
         (AttributeError, r"jax\.device_count\(\)", lambda *_: shoal.device_count),
+        (AttributeError, r"jax\.P: shoal takes it as it takes shoal\.Layout", lambda *_: shoal.P),
+        (AttributeError, r"jax\.sharding\.PartitionSpec: ", lambda *_: shoal.PartitionSpec),
+        (AttributeError, r"jax\.sharding\.NamedSharding: ", lambda *_: shoal.NamedSharding),
+        (AttributeError, r"jax\.sharding\.AxisType, as ", lambda *_: shoal.AxisType),
+        (AttributeError, r"jax\.sharding\.AbstractMesh, or ", lambda *_: shoal.AbstractMesh),
     ],
 )  # fmt: skip
 def test_names_of_other_libraries_lead_to_ours(tmp_path, kind, ours, call):
