@@ -20,6 +20,7 @@ What needs NumPy or JAX is loaded when it is first used: the services of a job n
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shoal import settings as settings
 from shoal.errors import CheckpointError as CheckpointError
 from shoal.errors import DeadlineError as DeadlineError
 from shoal.errors import DivergenceError as DivergenceError
