@@ -207,7 +207,6 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     },
     "Checkpoints.__init__": {"max_to_keep": "keep=2", "save_interval_steps": "every=100"},
     "Checkpoints.save": {"args": "save(step, tree)"},
-    "initialize": {"slice_index": "partition_index=0"},
     "barrier": {"": 'barrier("data is ready")'},
 }
 """Class or function → attribute or argument that it does not have, or "" for none → ours."""

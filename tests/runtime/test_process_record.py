@@ -209,7 +209,7 @@ def test_initialize_takes_what_jax_takes():
     assert by_position == list(theirs)[:4]
     deprecated = {"slice_index"}
     assert theirs.keys() - ours.keys() == deprecated
-    with pytest.raises(TypeError, match="partition_index="):
+    with pytest.raises(UsageError, match="did you mean 'partition_index'"):
         initialize(slice_index=0)
 
 
