@@ -20,6 +20,7 @@ What needs NumPy or JAX is loaded when it is first used: the services of a job n
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shoal import settings as settings
 from shoal.errors import CheckpointError as CheckpointError
 from shoal.errors import DeadlineError as DeadlineError
 from shoal.errors import DivergenceError as DivergenceError
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from shoal.plan.mesh import Mesh as Mesh
     from shoal.runtime.barrier import barrier as barrier
     from shoal.runtime.job_status import job_status as job_status
+    from shoal.runtime.log import log as log
     from shoal.runtime.preemption import preempted as preempted
     from shoal.runtime.process import initialize as initialize
     from shoal.runtime.process import is_initialized as is_initialized
@@ -108,6 +110,7 @@ _LAZY = {
     "layout_of": "shoal.arrays.bridge.sharding",
     "live_processes": "shoal.collectives.live_processes",
     "local_rows": "shoal.arrays.feeding.local_rows",
+    "log": "shoal.runtime.log",
     "make_mesh": "shoal.arrays.make_mesh",
     "manual": "shoal.arrays.traced.manual",
     "match_layouts": "shoal.arrays.match_layouts",
@@ -163,6 +166,7 @@ __all__ = [
     "layout_of",
     "live_processes",
     "local_rows",
+    "log",
     "make_mesh",
     "manual",
     "match_layouts",

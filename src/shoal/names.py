@@ -164,6 +164,7 @@ FORMER: Mapping[str, str] = {
 """Name before 0.1 → today's, in `shoal`; docs/decisions/names.md says why."""
 
 OTHERS: Mapping[str, str] = {
+    "Checkpoint": "Checkpoints",
     "all_gather": "allgather",
     "create_device_mesh": "make_mesh",
     "device_put": "put",
@@ -172,8 +173,14 @@ OTHERS: Mapping[str, str] = {
     "init": "initialize",
     "init_process_group": "initialize",
     "load": "restore",
+    "load_checkpoint": "restore",
+    "make_array_from_callback": "put",
+    "make_array_from_process_local_data": "from_host_local",
     "rank": "process_index",
     "reshard": "relayout",
+    "restore_checkpoint": "restore",
+    "save_checkpoint": "save",
+    "set_mesh": "use_mesh",
     "shard_map": "manual",
     "with_sharding_constraint": "constrain",
     "world_size": "process_count",
@@ -183,6 +190,11 @@ OTHERS: Mapping[str, str] = {
 
 INSTEAD: Mapping[str, Mapping[str, str]] = {
     "shoal": {
+        "AbstractMesh": "jax.sharding.AbstractMesh, or shoal.Mesh to plan without devices",
+        "AxisType": "jax.sharding.AxisType, as in shoal.make_mesh(…, axis_types=…)",
+        "NamedSharding": "jax.sharding.NamedSharding: shoal takes it as it takes shoal.Layout",
+        "P": "jax.P: shoal takes it as it takes shoal.Layout",
+        "PartitionSpec": "jax.sharding.PartitionSpec: shoal takes it as it takes shoal.Layout",
         "device_count": "jax.device_count()",
         "devices": "jax.devices()",
         "local_device_count": "jax.local_device_count()",

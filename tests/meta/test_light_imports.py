@@ -47,6 +47,18 @@ def importing(names: list[str]) -> str:
     return "\n".join(f"import {name}" for name in names)
 
 
+def test_each_name_of_the_door_is_there_in_a_fresh_process():
+    """Not only once something else has imported a submodule."""
+    program = """
+import shoal
+found = {*vars(shoal), *shoal._LAZY, *shoal._DOORS}
+assert found >= {*dir(shoal)}, {*dir(shoal)} - found
+for name in dir(shoal):
+    getattr(shoal, name)
+"""
+    assert loaded_by(program, ()) == []
+
+
 def test_the_planning_core_loads_numpy_and_nothing_heavier():
     names = modules_up_to(1)
     assert {"shoal", "shoal.plan.hlo", "shoal.plan.shards"} <= set(names)
