@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
 
 from shoal import settings
 from shoal.arguments import check_flags
@@ -457,7 +457,7 @@ class Checkpoints(ReadOnlyHistory):
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         self._saver.settle_step(number, limit_s)
         return lambda step: restore.on(
-            self._coordinator, self._root.step(step), target,
+            self._coordinator, cast(Any, self._root.step(step)), target,
             processes=self._group.named, timeout_s=limit_s, **options,
         )  # fmt: skip
 

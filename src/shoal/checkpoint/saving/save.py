@@ -117,7 +117,7 @@ def write_tree(
 
 
 def request_of(
-    path: Path,
+    path: object,
     *,
     step: int | None = None,
     user: Mapping[str, Any] | None = None,
