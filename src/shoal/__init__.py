@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from shoal import types as types
     from shoal.arrays.bridge.devices import jax_mesh as jax_mesh
     from shoal.arrays.bridge.sharding import layout_of as layout_of
-    from shoal.arrays.bridge.sharding import named_sharding as named_sharding
     from shoal.arrays.bridge.use_mesh import use_mesh as use_mesh
     from shoal.arrays.feeding.feed import feed as feed
     from shoal.arrays.feeding.local_rows import local_rows as local_rows
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from shoal.arrays.match_layouts import match_layouts as match_layouts
     from shoal.arrays.moving.plan_relayout import plan_relayout as plan_relayout
     from shoal.arrays.moving.relayout import relayout as relayout
+    from shoal.arrays.named_sharding import named_sharding as named_sharding
     from shoal.arrays.placing.create import create as create
     from shoal.arrays.placing.put import put as put
     from shoal.arrays.traced.constrain import constrain as constrain
@@ -112,7 +112,7 @@ _LAZY = {
     "make_mesh": "shoal.arrays.make_mesh",
     "manual": "shoal.arrays.traced.manual",
     "match_layouts": "shoal.arrays.match_layouts",
-    "named_sharding": "shoal.arrays.bridge.sharding",
+    "named_sharding": "shoal.arrays.named_sharding",
     "plan_relayout": "shoal.arrays.moving.plan_relayout",
     "plan_restore": "shoal.checkpoint.restoring.restore",
     "preempted": "shoal.runtime.preemption",

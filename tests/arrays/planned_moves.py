@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.moving.move_program import stages
 
 
@@ -23,7 +23,7 @@ def run(array, source, target, steps):
         program = jax.jit(stage.run, in_shardings=stage.takes, out_shardings=stage.gives)
         texts.append(program.lower(array).compile().as_text())
         array = program(array)
-    return as_it_lies(array, named_sharding(target), shape), texts
+    return as_it_lies(array, sharding_of(target), shape), texts
 
 
 def whole(shard, sharding):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import shoal
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.match_layouts import match_layouts
 from shoal.errors import UsageError, UsageTypeError
@@ -65,7 +65,7 @@ def test_one_table_serves_parameters_and_the_state_of_the_optimizer():
 def test_the_result_goes_wherever_layouts_are_taken(tmp_path):
     found = match_layouts(TABLE, SHAPES, mesh=MESH)
     state = shoal.create(init, jax.random.key(0), layouts=found)
-    targets = jax.tree.map(named_sharding, found)
+    targets = jax.tree.map(sharding_of, found)
     whole = match_layouts({"**": ()}, SHAPES, mesh=MESH)
     moved = [
         shoal.put(jax.tree.map(np.asarray, state), found),
@@ -92,7 +92,7 @@ def test_layouts_are_given_in_every_form():
     shapes = {name: jax.ShapeDtypeStruct((8, 4), np.float32) for name in "abcdef"}
     rules = {
         "a": Layout(other, "x", None),
-        "b": named_sharding(Layout(other, "x", None)),
+        "b": sharding_of(Layout(other, "x", None)),
         "c": P(("data", "model")),
         "d": "data",
         "e": lambda path, leaf: (None, "data") if (path, leaf.shape) == ("e", (8, 4)) else None,
@@ -108,7 +108,7 @@ def test_layouts_are_given_in_every_form():
         "e": Layout(MESH, None, "data"),
         "f": Layout(MESH, None, None),
     }
-    jaxs = named_sharding(Layout(MESH)).mesh
+    jaxs = sharding_of(Layout(MESH)).mesh
     assert match_layouts({"**": ()}, shapes, mesh=jaxs)["a"] == Layout(MESH, None, None)
 
 
@@ -127,7 +127,7 @@ def test_the_mesh_of_the_layouts_is_that_of_the_names_if_there_is_one():
     assert match_layouts(rules, shapes)["b"] == Layout(MESH, "data")
     with pytest.raises(UsageError, match="rules of axis names need a mesh: pass mesh="):
         match_layouts({"**": ()}, shapes)
-    with pytest.raises(UsageTypeError, match="mesh='data' must be a Mesh"):
+    with pytest.raises(UsageTypeError, match="'data' must be a "):
         match_layouts(rules, shapes, mesh="data")
 
 
@@ -205,7 +205,7 @@ def test_rules_that_are_none(rules, words):
 
 
 @pytest.mark.parametrize("given", [P("data", None, None), ("data", None, None),
-                                   Layout(MESH, "data"), lambda path, leaf: 3])  # fmt: skip
+                                   Layout.replicated(MESH, 3), lambda path, leaf: 3])  # fmt: skip
 def test_layouts_that_do_not_fit_a_leaf(given):
     with pytest.raises(UsageError, match=r"match_layouts: a/w: "):
         match_layouts({"a/w": given}, {"a": {"w": jnp.ones((8, 4))}}, mesh=MESH)

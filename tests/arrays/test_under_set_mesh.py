@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shoal
+from arrays import ways
 from shoal.arrays.bridge.devices import jax_mesh
 
 VALUE = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -139,3 +140,7 @@ def test_it_returns_what_it_returns_without(name, kind, tmp_path):
         if isinstance(one, jax.Array):
             assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
         np.testing.assert_array_equal(one, other)
+
+
+def test_meshes_and_layouts_are_taken_in_every_way(tmp_path):
+    assert ways.play(tmp_path) == []

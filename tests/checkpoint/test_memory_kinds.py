@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.checkpoint.disk.local_store import LocalStore
 from shoal.checkpoint.format.records import in_memory, layout_and_memory
 from shoal.checkpoint.restoring import placing
@@ -25,10 +25,10 @@ KINDS = ("device", "pinned_host", "unpinned_host")
 
 def state():
     w = np.arange(32, dtype=np.float32).reshape(8, 4)
-    place = named_sharding(Layout(MESH, "x", None))
+    place = sharding_of(Layout(MESH, "x", None))
     tree = {kind: jax.device_put(w, place.with_memory_kind(kind)) for kind in KINDS}
     one = jax.sharding.SingleDeviceSharding(jax.devices()[3], memory_kind="pinned_host")
-    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), named_sharding(Layout(MESH, "x")))
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), sharding_of(Layout(MESH, "x")))
     return {**tree, "one": jax.device_put(w, one), "keys": keys}
 
 
@@ -70,7 +70,7 @@ def test_a_memory_that_is_not_here(tmp_path, monkeypatch):
 
 
 def test_the_devices_exchange_nothing_that_lies_elsewhere():
-    place = named_sharding(Layout(MESH, "x", None))
+    place = sharding_of(Layout(MESH, "x", None))
     assert placing.transports(place, (8, 8))
     assert not placing.transports(place.with_memory_kind("pinned_host"), (8, 8))
 

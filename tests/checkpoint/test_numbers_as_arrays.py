@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import shoal
 from checkpoint import hand_written
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.casting import as_array, is_lossless, policy_for
 from shoal.errors import RestoreMismatchError
@@ -48,7 +48,7 @@ def restored(path, name, like, dtype):
 
 
 def test_the_step_of_a_train_state(path):
-    shape = jax.ShapeDtypeStruct((), np.int32, sharding=named_sharding(Layout(MESH)))
+    shape = jax.ShapeDtypeStruct((), np.int32, sharding=sharding_of(Layout(MESH)))
     told = "step: was saved as int, which is not an array; dtype='safe' makes one of it"
     for like in (np.zeros((), np.int32), jnp.zeros((), jnp.int32), shape):
         with pytest.raises(RestoreMismatchError, match=told) as caught:
@@ -57,7 +57,7 @@ def test_the_step_of_a_train_state(path):
         back = restored(path, "step", like, "safe")
         assert type(back) is (np.ndarray if type(like) is np.ndarray else type(jnp.zeros(())))
         assert (back.dtype, back.shape, int(back)) == (np.dtype(np.int32), (), 7)
-    assert back.sharding == named_sharding(Layout(MESH))
+    assert back.sharding == sharding_of(Layout(MESH))
     plan = shoal.plan_restore(path, {"step": shape}, only="step", dtype="safe")
     assert plan.read_bytes == 0
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint import hand_written
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import plan_restore, restore
 from shoal.checkpoint.saving.save import save
@@ -52,7 +52,7 @@ def test_a_mesh_means_replicated_on_it_whatever_the_rank(path, mesh):
     back = restore(path, mesh)
     assert len(arrays(back)) == 4
     for one in arrays(back):
-        assert one.sharding == named_sharding(Layout.replicated(MESH, one.ndim))
+        assert one.sharding == sharding_of(Layout.replicated(MESH, one.ndim))
     assert back["epoch"] == 3
     assert np.array_equal(back["params"]["w"], TREE["params"]["w"])
 
@@ -62,9 +62,9 @@ def test_a_mesh_stands_for_a_subtree_and_for_a_leaf(path):
     back = restore(
         path, {"params": {"w": split, "b": MESH, "scale": MESH}, "opt": MESH, "epoch": 0}
     )
-    assert back["params"]["w"].sharding == named_sharding(split)
-    assert back["params"]["scale"].sharding == named_sharding(Layout(MESH))
-    assert back["opt"][0]["mu"].sharding == named_sharding(Layout(MESH, None, None, None))
+    assert back["params"]["w"].sharding == sharding_of(split)
+    assert back["params"]["scale"].sharding == sharding_of(Layout(MESH))
+    assert back["opt"][0]["mu"].sharding == sharding_of(Layout(MESH, None, None, None))
     assert plan_restore(path, MESH).needed_bytes == sum(one.nbytes for one in arrays(back))
 
 
@@ -82,7 +82,7 @@ def test_resume_onto_a_mesh(tmp_path):
         ckpts.wait()
         back, first = ckpts.resume(MESH, state)
     assert first == 5
-    assert back["w"].sharding == named_sharding(Layout(MESH, None, None))
+    assert back["w"].sharding == sharding_of(Layout(MESH, None, None))
 
 
 # ---- functions
@@ -97,9 +97,9 @@ def test_a_function_returns_whatever_stands_for_a_layout(path):
     }
     back = restore(path, lambda name, x: places[name])
     assert back["params"]["w"].sharding == places["params/w"]
-    assert back["params"]["b"].sharding == named_sharding(Layout(MESH, None))
+    assert back["params"]["b"].sharding == sharding_of(Layout(MESH, None))
     assert type(back["params"]["scale"]) is np.ndarray
-    assert back["opt"][0]["mu"].sharding == named_sharding(places["opt/0/mu"])
+    assert back["opt"][0]["mu"].sharding == sharding_of(places["opt/0/mu"])
 
 
 def test_a_function_stands_for_a_subtree(path):
@@ -183,10 +183,9 @@ def test_a_function_of_other_arguments_at_the_place_of_an_array(path):
         restore(path, {"params": {"w": one}}, only="params/w")
 
 
-def test_a_layout_for_all_is_refused_by_leaves_of_other_ranks_with_the_way_out(path):
-    with pytest.raises(RestoreMismatchError, match="rank") as caught:
+def test_a_layout_of_more_dims_than_a_leaf_is_refused(path):
+    with pytest.raises(RestoreMismatchError, match="rank"):
         restore(path, Layout(MESH, None, None))
-    assert "a Mesh as target replicates leaves of any rank" in str(caught.value)
 
 
 # ---- leaves that are no targets
@@ -245,7 +244,7 @@ def test_a_number_is_a_target_for_a_number_and_an_array_of_rank_0(path):
 
 def test_the_stored_layouts_of_a_subtree_and_of_a_leaf(tmp_path):
     one = LocalJob(1).coordinators[0]
-    w = jax.device_put(TREE["params"]["w"], named_sharding(Layout(MESH, "x", "y")))
+    w = jax.device_put(TREE["params"]["w"], sharding_of(Layout(MESH, "x", "y")))
     save.on(one, tmp_path / "saved", {"params": {"w": w, "b": w}, "opt": [w], "epoch": 3})
     back = restore(tmp_path / "saved", {"params": "stored", "opt": ["stored"], "epoch": "stored"})
     assert back["epoch"] == 3

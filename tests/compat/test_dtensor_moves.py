@@ -68,7 +68,7 @@ def test_relayout_keeps_what_matches(mesh, rows):
 def test_relayout_refuses_what_it_let_through(mesh, rows):
     x = dtensor.copy_to_mesh(values(), rows)
     for wrong in (Layout([U], mesh), Layout([MATCH], mesh)):
-        with pytest.raises(ValueError, match=r"dtensor\.relayout: relayout: .*rank"):
+        with pytest.raises(ValueError, match=r"dtensor\.relayout: .*rank"):
             dtensor.relayout(x, wrong)
     with pytest.raises(ValueError, match="7"):
         dtensor.copy_to_mesh(np.zeros((7, 4), np.float32), rows)

@@ -49,4 +49,6 @@ def test_the_error_says_how_to_get_them(child_env, call):
 def test_that_can_be_done(child_env):
     for call in ("create", "named", "distributed", "mesh"):
         found = printed(child_env, call, "2")
-        assert "2 cpu devices" in found or "2 devices" in found or "x=2" in found, found
+        assert (
+            "2 cpu devices" in found or "2 devices" in found or "x=2" in found or "'x': 2" in found
+        ), found

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.placing.put import put
 from shoal.draw.describe import describe
 from shoal.errors import UsageError
@@ -41,7 +41,7 @@ def test_nothing_is_read_or_moved():
 
 
 def test_a_sharding_leaves_out_dims_as_in_jax():
-    given = NamedSharding(named_sharding(Layout(MESH)).mesh, PartitionSpec("data"))
+    given = NamedSharding(sharding_of(Layout(MESH)).mesh, PartitionSpec("data"))
     assert describe(given, shape=(8, 6)) == describe(Layout(MESH, "data", None), shape=(8, 6))
     assert describe(given) == describe(Layout(MESH, "data"))
 

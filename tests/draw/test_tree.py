@@ -72,7 +72,7 @@ def test_what_cannot_be_described():
     with pytest.raises(UsageError, match="has no sizes; pass the tree of shapes, too"):
         shoal.describe(LAYOUTS)
     with pytest.raises(UsageError, match=r"describe: \['head'\]: shape \(8, 8\) has rank 2"):
-        shoal.describe(LAYOUTS | {"head": Layout(MESH)}, shape=SHAPES)
+        shoal.describe(LAYOUTS | {"head": Layout(MESH, None, None, None)}, shape=SHAPES)
     with pytest.raises(UsageError, match=r"\['haed'\]: a layout, but no leaf; did you mean"):
         shoal.describe({"haed": Layout(MESH)}, shape={"head": SHAPES["head"]})
 

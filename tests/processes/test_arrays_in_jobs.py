@@ -34,8 +34,9 @@ flat = shoal.make_mesh({"fsdp": -1})
 first = shoal.make_mesh({"x": 4}, devices=jax.devices()[:4])  # all of process 0
 second = shoal.make_mesh({"x": 4}, devices=jax.devices()[4:])
 explicit = shoal.make_mesh({"a": 4, "b": 2}, axis_types="explicit")
-assert mesh.processes.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
-assert (mesh.process_indices, first.process_indices) == ((0, 1), (0,))
+planned = shoal.Mesh.of(mesh)
+assert planned.processes.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+assert (planned.process_indices, shoal.Mesh.of(first).process_indices) == ((0, 1), (0,))
 value = np.arange(128, dtype=np.float32).reshape(16, 8)
 rows, whole = Layout(mesh, "data", None), Layout(mesh, None, None)
 
@@ -84,7 +85,7 @@ absent = shoal.Mesh({"x": 4}, device_ids=[0, 1, 2048, 7])
 errors = [
     refused(lambda: shoal.put(array, whole)),
     refused(lambda: shoal.put({"w": value[:7]}, rows)),
-    refused(lambda: shoal.relayout({"w": array}, Layout(mesh, "data"))),
+    refused(lambda: shoal.relayout({"w": array}, Layout(mesh, "data", None, None))),
     refused(lambda: shoal.named_sharding(Layout(absent, "x"))),
 ]
 
@@ -183,7 +184,7 @@ else:
 with shoal.use_mesh(mesh):
     doubled = jax.jit(lambda x: shoal.constrain(x * 2, (None, "data")))(array)
 holds(doubled, value * 2, Layout(mesh, None, "data"))
-print("RESULT", json.dumps([errors, mesh.text, repr(mesh)]))
+print("RESULT", json.dumps([errors, planned.text, repr(planned)]))
 """
 
 MEASURE = """
@@ -267,7 +268,7 @@ def test_two_processes_place_move_and_refuse_alike(job):
     )
     assert "['w']: dim 0 of (7, 8) has size 7, which 4 shards (data=4) do not divide" in uneven
     assert "4 or 8 would fit; if these are the rows of this process alone, from_host_loc" in uneven
-    assert "['w']: shape (16, 8) has rank 2, but Layout(data @" in rank
+    assert "['w']: shape (16, 8) has rank 2, but Layout(data, -, - @" in rank
     assert "no cpu device has the id 7" in absent
     assert "2048 (process 1)" in absent
     assert "3 pieces for the 4 devices that this process owns in Mesh(data=4" in count

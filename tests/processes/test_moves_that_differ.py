@@ -29,6 +29,7 @@ class Sides:
         self.turned = shoal.make_mesh({"x": -1}, devices=ids[::-1])
         self.rows, self.columns = Layout(self.mesh, "x", None), Layout(self.mesh, None, "x")
         self.whole = Layout(self.mesh, None, None)
+        self.long = Layout(self.mesh, "x", None, None)  # of more dims than the arrays
         self.array = shoal.put(VALUES, self.rows)
         self.keys = shoal.put(jax.random.split(jax.random.key(0), 8), Layout(self.mesh, "x"))
 
@@ -208,9 +209,9 @@ REFUSED = {  # what process 1 alone gets wrong
     "no layout": lambda s: shoal.relayout(s.array, s.either(s.columns, 3)),
     "a flag": lambda s: shoal.relayout(s.array, s.columns, donate=s.either(False, "no")),
     "an argument": lambda s: shoal.relayout(s.array, s.columns, **s.either({}, {"quick": True})),
-    "constrain": lambda s: shoal.constrain(s.array, s.either(s.columns, Layout(s.mesh, "x"))),
+    "constrain": lambda s: shoal.constrain(s.array, s.either(s.columns, s.long)),
     "manual": lambda s: shoal.manual(
-        lambda x: jax.lax.psum(x.sum(), "x"), s.either(s.rows, Layout(s.mesh, "x")), Layout(s.mesh)
+        lambda x: jax.lax.psum(x.sum(), "x"), s.either(s.rows, s.long), Layout(s.mesh)
     )(s.array),
     "manual, by name": lambda s: shoal.manual(
         lambda x: jax.lax.psum(x.sum(), "x"), s.rows, Layout(s.mesh)

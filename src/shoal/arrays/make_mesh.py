@@ -9,10 +9,11 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
 from numpy.typing import NDArray
 
 from shoal import settings
@@ -41,6 +42,10 @@ from shoal.runtime.startup.device_start import start_devices
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite
 
+AxisTypes: TypeAlias = (
+    str | AxisType | Sequence[AxisType] | Sequence[str] | Mapping[str, str] | Mapping[str, AxisType]
+)
+
 _LOG = logging.getLogger("shoal")
 _PLATFORMS = ("tpu", "gpu", "cpu")
 _ENOUGH_S = 600.0  # to report an invalid deadline
@@ -66,26 +71,27 @@ def _fail(
 @collective("the mesh's processes")
 @refused_for_all(_fail)
 def make_mesh(
-    axes: Mapping[str, int] | Iterable[tuple[str, int]],
+    axes: Mapping[str, int] | Iterable[tuple[str, int]] | Sequence[int],
+    axis_names: Sequence[str] | None = None,
+    axis_types: AxisTypes = "auto",
     *,
     devices: Iterable[jax.Device | int] | str | None = None,
     order: str | None = None,
     across: Mapping[str, int] | None = None,
     compatible_with: str | None = None,
     allow_split_physical_axes: bool | None = None,
-    axis_types: str | Mapping[str, str] = "auto",
-    label: str = "",
     timeout_s: float | None = None,
     lane: str = "main",
-) -> Mesh:
-    """Return a mesh over the devices of the job, in an order that matches their interconnect.
+) -> jax.sharding.Mesh:
+    """Return a `jax.sharding.Mesh` of the job's devices, with Auto axes: `jax.make_mesh`'s are not.
 
     Collective over the mesh's processes.
 
-    TPU devices are placed by `planning.place`: neighbors along an axis are neighbors on the
-    interconnect, and the first axes span slices; devices of CPU and GPU hosts are ordered by
-    process. `place` has further options: pass the `device_ids.ravel()` of its mesh as `devices`.
-    The logger "shoal" reports at level DEBUG the recognized topology, the chosen order, and why.
+    The devices are in an order that matches their interconnect. TPU devices are placed by
+    `planning.place`: neighbors along an axis are neighbors on the interconnect, and the first axes
+    span slices; devices of CPU and GPU hosts are ordered by process. `place` has further options:
+    pass the `device_ids.ravel()` of its mesh as `devices`. The logger "shoal" reports at level
+    DEBUG the recognized topology, the chosen order, and why.
 
     No device is ever left out silently: a subset must be named. The call raises if the processes
     that own the mesh's devices pass different arguments, see different devices (ids, owners,
@@ -97,8 +103,11 @@ def make_mesh(
     The devices are initialized if necessary; meanwhile the other processes are watched.
 
     Args:
-      axes: name → size, major first, the axis with the most traffic last; a dict or pairs. One size
-        may be -1: the remaining factor.
+      axes: name → size, major first, the axis with the most traffic last; a dict or pairs. Or the
+        sizes alone, as `jax.make_mesh` takes them. One size may be -1: the remaining factor.
+      axis_names: the names, where `axes` has the sizes alone.
+      axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
+        are part of the type), or JAX's `AxisType`; one for all axes, one for each, or a dict.
       devices: JAX devices or their ids, in mesh order; or a platform, "tpu", "gpu" or
         "cpu", for all of its devices. None: all of `jax.devices()`.
       order: "wires": placed as above, even if `devices` lists them; "given": as listed.
@@ -107,15 +116,13 @@ def make_mesh(
         sizes in `axes` are totals. None: as much of the first axes as there are slices.
       compatible_with, allow_split_physical_axes: as in `planning.place`; but "jax" is the order
         of the installed JAX.
-      axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
-        are part of the type, as JAX's `AxisType`); or a dict for each axis.
-      label: a name for messages and pictures; part of equality.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
         ends the wait for all.
       lane: the lane; see `barrier`.
 
     Returns:
-      The mesh; equal meshes of one job are the same object, in the process's record.
+      The mesh; equal meshes are the same object. `Mesh.of` gives its planning value, with `text`,
+      `coords`, `submesh` and `host_mesh`.
 
     Raises:
       UsageError: the sizes do not multiply to the number of devices (the nearest shape that does
@@ -136,7 +143,20 @@ def make_mesh(
       ('data', 'model')
     """
     wish = OrderWish(order, across, compatible_with, allow_split_physical_axes)
-    return _made(axes, devices, wish, timeout_s, lane, axis_types=axis_types, label=label)
+    named = axes if axis_names is None else _named(axes, axis_names)
+    return jax_mesh(_made(named, devices, wish, timeout_s, lane, axis_types=axis_types))
+
+
+@refused_for_all(_fail)
+def planned_mesh(
+    axes: object,
+    *,
+    devices: Iterable[jax.Device | int] | str | None,
+    order: str | None = None,
+    label: str,
+) -> Mesh:
+    """Return the planning value of a mesh with a label, as `make_mesh` makes it: for facades."""
+    return _made(axes, devices, OrderWish(order), None, "main", label=label)
 
 
 @refused_for_all(_fail)
@@ -250,6 +270,8 @@ def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Orde
     kind = kinds[0] if kinds else jax.default_backend()
     named |= {"given": found.is_listed, "present": found.present}
     named["described"] = settings.text("SHOAL_TOPOLOGY")
+    names = [name for name, _ in filled]
+    named["axis_types"] = _kinds(named.get("axis_types", "auto"), names)
     chosen = ordered(filled, found.devices, wish, kind=kind, **named)
     jax_mesh(chosen.mesh)
     return chosen
@@ -295,13 +317,41 @@ def _plain(amount: float) -> float:
     return int(amount) if float(amount).is_integer() else float(amount)
 
 
+def _named(sizes: Any, names: Any) -> list[tuple[str, int]]:
+    """Return the axes that are given in JAX's form: sizes, and names."""
+    try:
+        return list(zip(names, sizes, strict=True))
+    except (TypeError, ValueError):
+        raise UsageTypeError(
+            f"make_mesh: {sizes!r} and {names!r} must be as many sizes as names"
+        ) from None
+
+
+def _kinds(given: Any, names: Sequence[str]) -> Any:
+    """Return the axis types as `Mesh` takes them, for JAX's `AxisType`s and tuples of them."""
+
+    def text(kind: Any) -> Any:
+        return kind.name.lower() if isinstance(kind, AxisType) else kind
+
+    if isinstance(given, Mapping):
+        return {name: text(kind) for name, kind in given.items()}
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return text(given)
+    if len(given) != len(names):
+        raise UsageError(
+            f"make_mesh: axis_types={given!r} must be one for each axis: {', '.join(names)}"
+        )
+    return dict(zip(names, map(text, given), strict=True))
+
+
 def _pairs(axes: object) -> list[tuple[str, int]]:
     try:
         items = axes.items() if isinstance(axes, Mapping) else axes
         pairs = [(name, size) for name, size in items]  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         raise UsageTypeError(
-            f"make_mesh: axes={axes!r} must be a dict of name: size, or pairs of them"
+            f"make_mesh: axes={axes!r} must be a dict of name: size, pairs of them, or sizes and "
+            "then names"
         ) from None
     wrong = [
         f"axis {name!r}: size {size!r} must be an integer"

@@ -17,23 +17,24 @@ from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from shoal.arguments import not_flags
-from shoal.arrays.bridge.devices import mesh_of
 from shoal.arrays.bridge.layout_functions import wrong_arguments
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
     Path,
     cannot_be_pending,
+    is_function,
+    is_mesh,
     is_one_layout,
     layout_for,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import named_sharding
-from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
+from shoal.arrays.bridge.sharding import sharding_of
+from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh, use_mesh
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all, with_article
 from shoal.plan.layout import Layout
-from shoal.plan.mesh import Mesh
+from shoal.plan.mesh import Mesh, mesh_of
 from shoal.plan.patterns import is_pattern, near, taken
 
 _MOST_NAMED = 8  # leaves named for one problem
@@ -172,18 +173,18 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
         return Layout(_mesh_named(given) or mesh)
     if not has_rule:
         raise UsageError("no rule matches; '**': () at the end replicates all other leaves")
-    if callable(given):
+    if is_function(given):
         if why := wrong_arguments(given, "the leaf"):
             raise UsageError(why)
         function, given = given, given(name, value)
         if given is None:  # a function without a return statement
             raise UsageError(f"the function {_name(function)} returned None; () splits nothing")
-        if not is_one_layout(given) or callable(given):
+        if not is_one_layout(given) or is_function(given):
             raise UsageError(
                 f"the function {_name(function)} returned {given!r}, which is not a layout"
             )
     layout = layout_for(given, value, path)
-    named_sharding(layout)  # its devices exist, and JAX can express it
+    sharding_of(layout)  # its devices exist, and JAX can express it
     return layout
 
 
@@ -220,13 +221,9 @@ def _rules(rules: Any, problems: list[str]) -> list[_Rule]:
 
 def _mesh(given: Mesh | jax.sharding.Mesh | None, table: Sequence[_Rule]) -> Mesh:
     """Return the mesh for rules that do not name one."""
-    chosen = default_mesh() if given is None else given
-    if isinstance(chosen, Mesh):
-        return chosen
-    if isinstance(chosen, jax.sharding.Mesh):
-        return mesh_of(chosen)
+    chosen = default_mesh() if given is None else mesh_of("match_layouts", given)
     if chosen is not None:
-        raise UsageTypeError(f"match_layouts: mesh={chosen!r} must be a Mesh")
+        return chosen
     named = {mesh: None for rule in table if (mesh := _mesh_named(rule.given)) is not None}
     if len(named) == 1:
         return next(iter(named))
@@ -236,9 +233,11 @@ def _mesh(given: Mesh | jax.sharding.Mesh | None, table: Sequence[_Rule]) -> Mes
 
 
 def _mesh_named(given: Any) -> Mesh | None:
-    if isinstance(given, Layout):
-        return given.mesh
-    return mesh_of(given.mesh) if isinstance(given, NamedSharding) else None
+    if isinstance(given, NamedSharding):
+        given = on_current_mesh(given)
+    if isinstance(given, Layout | NamedSharding):
+        return mesh_of("match_layouts", given.mesh)
+    return mesh_of("match_layouts", given) if is_mesh(given) else None
 
 
 def _listed(names: Sequence[str]) -> str:

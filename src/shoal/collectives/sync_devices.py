@@ -12,13 +12,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shoal.arrays.bridge.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.devices import jax_mesh
 from shoal.collectives.arguments import deadline_of
 from shoal.collectives.owners import owner_numbers
 from shoal.collectives.transport.flow import Flow
 from shoal.colour import collective
 from shoal.errors import DivergenceError, UsageError, UsageTypeError
-from shoal.plan.mesh import Mesh
+from shoal.plan.mesh import Mesh, mesh_of
 from shoal.runtime.agreement import Call
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
@@ -33,11 +33,10 @@ def _owners(
     coordinator: Coordinator, mesh: object = None, *_: object, **__: object
 ) -> tuple[int, ...] | None:
     """Return the processes of a mesh, as far as known before they meet."""
-    if isinstance(mesh, Mesh):
-        return mesh.process_indices
-    if isinstance(mesh, jax.sharding.Mesh):
-        return tuple({device.process_index for device in mesh.devices.flat})
-    return None
+    try:
+        return mesh_of("sync_devices", mesh).process_indices
+    except UsageError:
+        return None
 
 
 @collective("the mesh's processes")
@@ -67,7 +66,7 @@ def sync_devices(
     Start and end are logged, level INFO, with the name.
 
     Args:
-      mesh: a shoal or JAX mesh, equal on all.
+      mesh: the mesh, equal on all.
       name: a label for messages, equal on all; None: "sync_devices".
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
         ends the wait for all.
@@ -90,9 +89,7 @@ def sync_devices(
     if not isinstance(name, str):
         raise UsageTypeError(f"sync_devices: name={name!r} must be a string")
     deadline = deadline_of(f"sync_devices({name!r})", name, timeout_s, "main")
-    if not isinstance(mesh, Mesh | jax.sharding.Mesh):
-        raise UsageTypeError(f"sync_devices({name!r}): {mesh!r} must be a shoal Mesh or a JAX Mesh")
-    mesh = mesh if isinstance(mesh, Mesh) else mesh_of(mesh)
+    mesh = mesh_of(f"sync_devices({name!r})", mesh)
     devices = tuple(jax_mesh(mesh).devices.flat)
     own = [device for device in devices if device.process_index == jax.process_index()]
     group = tuple(sorted(owner_numbers(coordinator, devices, deadline.left_s).values()))

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal import settings
 from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.host_local import from_host_local, to_host_local
@@ -413,7 +413,7 @@ def _must_move(leaf: Leaf) -> bool:
     value = seen(leaf.value)
     if not isinstance(value, jax.Array) or value.is_deleted():
         return False
-    is_here = value.sharding.device_set == named_sharding(leaf.layout).device_set
+    is_here = value.sharding.device_set == sharding_of(leaf.layout).device_set
     return (is_here or is_global(value)) and bool(lies_elsewhere(value, leaf.layout))
 
 

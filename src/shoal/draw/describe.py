@@ -20,7 +20,7 @@ from shoal.draw.mesh import draw_mesh
 from shoal.draw.ribbons import draw_traffic
 from shoal.errors import UsageError, UsageTypeError, with_article
 from shoal.plan.layout import Layout
-from shoal.plan.mesh import Mesh
+from shoal.plan.mesh import Mesh, mesh_of
 from shoal.plan.notation.words import quote
 from shoal.plan.transfer.traffic import Traffic
 
@@ -39,7 +39,7 @@ def describe(x: Any, *, shape: Any = None) -> str:
     value of a cell is shown as the picture.
 
     Args:
-      x: a `jax.Array`, a `Layout`, a `NamedSharding` with `shape`, or a `Mesh`; a tree of arrays,
+      x: a `jax.Array`, a `Layout`, a `NamedSharding` with `shape`, or a mesh; a tree of arrays,
         or with `shape` a (prefix) tree of layouts; or the `traffic` of a plan.
       shape: for a layout, the shape to show [rank]; default: one index for each shard. For a tree
         of layouts, the tree of shapes: the result of `jax.eval_shape`, or arrays.
@@ -60,8 +60,8 @@ def describe(x: Any, *, shape: Any = None) -> str:
     """
     if isinstance(x, Traffic):
         return described(draw_traffic(x))
-    if isinstance(x, Mesh):
-        return described(draw_mesh(x))
+    if isinstance(x, Mesh) or hasattr(x, "axis_types"):
+        return described(draw_mesh(mesh_of("describe", x)))
     if isinstance(x, Layout):
         return described(draw_layout(x, shape))
     if not hasattr(x, "sharding") and not hasattr(x, "spec"):

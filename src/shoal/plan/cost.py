@@ -24,7 +24,7 @@ from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.hardware.hosts import Hosts
 from shoal.plan.hardware.links import Link, Links, links_of
 from shoal.plan.hardware.wiring import Slices, Topology, Torus
-from shoal.plan.mesh import Mesh
+from shoal.plan.mesh import Mesh, mesh_of
 from shoal.plan.schedules import switched_cost, torus_cost
 from shoal.plan.schedules.ring import Side
 from shoal.plan.schedules.routing import Grid
@@ -133,8 +133,7 @@ def _check(
         raise UsageTypeError(
             f"cost: {topology!r} is not a topology: topology.parse makes one from text"
         )
-    if not isinstance(mesh, Mesh):
-        raise UsageTypeError(f"cost: {mesh!r} is not a Mesh: placement.place makes one")
+    mesh = mesh_of("cost", mesh)
     problems: list[str] = []
     problems += not_one_of("collective", collective, COLLECTIVES)
     names = (axis,) if isinstance(axis, str) else tuple(axis) if isinstance(axis, Sequence) else ()

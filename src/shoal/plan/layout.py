@@ -10,7 +10,7 @@ from typing import Any
 from shoal.arguments import as_integer, check_kind, integer
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
-from shoal.plan.mesh import Mesh
+from shoal.plan.mesh import Mesh, mesh_of
 from shoal.plan.notation import mesh_text
 from shoal.plan.notation.words import Words, quote
 
@@ -29,9 +29,9 @@ class Layout:
     of exactly that many dims.
 
     Args:
-      mesh: the mesh.
+      mesh: a `jax.sharding.Mesh`, or a planned one.
       dims: for each dim `None` (whole), an axis name, or a tuple of names, the first most
-        significant. `()` equals `None` and `("x",)` equals `"x"`.
+        significant. `()` equals `None` and `("x",)` equals `"x"`. Or one PartitionSpec.
       partial: axis → reduction ("sum", "prod", "min", "max", "mean"): along this axis devices hold
         terms of a pending reduction. Such an axis splits no dim.
 
@@ -56,10 +56,12 @@ class Layout:
     _partial: tuple[tuple[str, str], ...]  # in the order of the mesh's axes
     _hash: int
 
-    def __init__(self, mesh: Mesh, *dims: Dim, partial: Mapping[str, str] | None = None) -> None:
-        if not isinstance(mesh, Mesh):
-            raise UsageTypeError(f"Layout: the first argument must be a Mesh, not {mesh!r}")
+    def __init__(self, mesh: Any, *dims: Dim, partial: Mapping[str, str] | None = None) -> None:
+        mesh = mesh_of("Layout", mesh)
         problems: list[str] = []
+        if len(dims) == 1 and hasattr(dims[0], "unreduced"):  # a PartitionSpec
+            spec: Any = dims[0]
+            dims, partial = tuple(spec), {**dict.fromkeys(spec.unreduced, "sum"), **(partial or {})}
         split = tuple(_check_dim(number, dim, problems) for number, dim in enumerate(dims))
         terms = _check_partial(partial, problems)
         _check_axes(mesh, split, terms, problems)
@@ -170,8 +172,9 @@ class Layout:
         if len(sizes) < len(found):
             raise UsageTypeError(f"shape {shape!r} must be a sequence of integers")
         if len(sizes) != self.rank:
+            hint = "; add None for each whole dim" if len(sizes) > self.rank else ""
             raise UsageError(
-                f"shape {sizes} has rank {len(sizes)}, but {self!r} has rank {self.rank}"
+                f"shape {sizes} has rank {len(sizes)}, but {self!r} has rank {self.rank}{hint}"
             )
         if any(size < 0 for size in sizes):
             raise UsageError(f"shape {sizes} has a negative size")
@@ -260,6 +263,9 @@ def _check_dim(number: int, dim: object, problems: list[str]) -> tuple[str, ...]
         if isinstance(axis, tuple):
             hint = "write one tuple of axis names"
             problems.append(WrongType(f"dim {number}: {dim!r} nests tuples; {hint}"))
+        elif axis is None and isinstance(dim, tuple):
+            each = ", ".join(map(repr, dim))
+            problems.append(WrongType(f"dim {number}: {dim!r}: write Layout(mesh, {each})"))
         elif not isinstance(axis, str):
             wanted = "an axis name" if isinstance(dim, tuple) else "None, an axis name or a tuple"
             problems.append(WrongType(f"dim {number}: {axis!r} must be {wanted}"))

@@ -6,6 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from shoal.arguments import as_integer, integer, not_one_of
 from shoal.colour import local
-from shoal.errors import UsageError, WrongType, nearest, raise_all
+from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 from shoal.plan.notation import mesh_text
 from shoal.plan.notation.mesh_checks import (
     check_axes,
@@ -123,6 +124,23 @@ class Mesh:
         mesh = object.__new__(cls)
         mesh._fill(*fields)
         return mesh
+
+    @classmethod
+    def of(cls, mesh: Any) -> Mesh:
+        """Return the planning value of a `jax.sharding.Mesh`: axes, types, ids, owners. Local.
+
+        JAX is not imported. A planning value is returned unchanged. `shoal.jax_mesh` is the way
+        back.
+
+        Raises:
+          UsageError: it is no mesh; it is abstract, has Manual axes, or devices of several kinds.
+
+        Example:
+          >>> import jax
+          >>> Mesh.of(jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])).axes["x"]
+          1
+        """
+        return mesh_of("Mesh.of", mesh)
 
     @property
     def axes(self) -> Mapping[str, int]:
@@ -346,6 +364,13 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a planned Mesh names devices by id and has no {name!r}: where JAX wants its own "
+            "Mesh, pass shoal.jax_mesh(mesh); for a NamedSharding, write "
+            "shoal.named_sharding(layout)"
+        )
+
     def __setattr__(self, field: str, value: object) -> None:
         raise AttributeError(f"a Mesh is immutable; {field} cannot be set: make another Mesh")
 
@@ -362,6 +387,49 @@ class Mesh:
             self._label,
             self._explicit,
         )
+
+
+def mesh_of(operation: str, given: Any) -> Mesh:
+    """Return the planning value of a mesh, JAX's or ours, for an argument of an operation."""
+    if isinstance(given, Mesh):
+        return given
+    try:
+        is_mesh = isinstance(given.devices, np.ndarray) and not given.empty
+    except AttributeError:
+        is_mesh = False
+    except ValueError:  # JAX's AbstractMesh
+        text = "is abstract: it has sizes but no devices; pass the mesh itself"
+        raise UsageError(f"{operation}: {given} {text}") from None
+    if not is_mesh:
+        raise UsageTypeError(f"{operation}: {given!r} must be a jax.sharding.Mesh or a shoal.Mesh")
+    try:
+        return _planned(given)
+    except UsageError as error:
+        raise UsageError(f"{operation}: {error}") from None
+
+
+_AXIS_TYPES = {"Auto": "auto", "Explicit": "explicit"}  # name of JAX's `AxisType` → ours
+
+
+@lru_cache(maxsize=256)
+def _planned(mesh: Any) -> Mesh:
+    """Return the planning value of a `jax.sharding.Mesh`."""
+    types = {name: kind.name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)}
+    manual = [repr(name) for name, kind in types.items() if kind not in _AXIS_TYPES]
+    if manual:
+        text = "are Manual: inside shard_map arrays have no layout along them"
+        raise UsageError(f"axes {', '.join(manual)} {text}")
+    devices = mesh.devices.ravel().tolist()
+    kinds = sorted({device.platform for device in devices})
+    if len(kinds) != 1:
+        raise UsageError(f"{mesh} has devices of {len(kinds)} kinds: {', '.join(kinds)}")
+    return Mesh(
+        zip(mesh.axis_names, mesh.devices.shape, strict=True),
+        device_ids=[device.id for device in devices],
+        processes=[device.process_index for device in devices],
+        kind=kinds[0],
+        axis_types={name: _AXIS_TYPES[kind] for name, kind in types.items()},
+    )
 
 
 def coords_of(position: int, shape: Sequence[int]) -> tuple[int, ...]:

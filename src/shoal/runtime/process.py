@@ -427,7 +427,7 @@ def _here() -> Coordinator:
 
 @local
 def meshes() -> tuple[Registered, ...]:
-    """Return the meshes that `make_mesh` returned in this process and job, oldest first.
+    """Return the meshes that `make_mesh` made in this process and job, as planned, oldest first.
 
     Local.
 
@@ -437,8 +437,9 @@ def meshes() -> tuple[Registered, ...]:
       the list.
 
     >>> from shoal import make_mesh
+    >>> from shoal.plan.mesh import mesh_of
     >>> mesh = make_mesh({"shown": -1})
-    >>> meshes()[-1].mesh is mesh, meshes()[-1].host.kind
+    >>> meshes()[-1].mesh == mesh_of("example", mesh), meshes()[-1].host.kind
     (True, 'cpu')
     """
     return _RECORD.meshes.all()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arrays.device_grids import placements
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.host_local.host_local import from_host_local, to_host_local
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.put import put
@@ -71,7 +71,7 @@ def test_gradients_have_the_shapes_and_types_of_their_primals(axis_types, kind):
 def test_gradients_against_one_device_and_finite_differences():
     def loss(x):
         whole = from_host_local(x, BOTH)
-        part = to_host_local(jax.jit(jnp.sin, out_shardings=named_sharding(BOTH))(whole), BOTH)
+        part = to_host_local(jax.jit(jnp.sin, out_shardings=sharding_of(BOTH))(whole), BOTH)
         return (part * part * part).sum()
 
     x = VALUE / 10

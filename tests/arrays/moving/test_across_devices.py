@@ -11,7 +11,7 @@ import pytest
 
 from plan.transfer.collectives_by_hand import all_layouts, least_bytes
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.moving import across_devices, agreed_move
 from shoal.arrays.moving.across_devices import programs_across
 from shoal.arrays.moving.plan_relayout import plan_relayout as plan_any_way
@@ -75,7 +75,7 @@ def test_each_pair_moves_the_least_bytes_that_the_plan_and_the_program_say(sourc
     num_devices = len(plan.transfer.bounds.devices)
     assert received_bytes_of(plan.program().as_text(), num_devices) == plan.received_bytes
     moved = relayout(array, target)
-    assert moved.sharding == named_sharding(target)
+    assert moved.sharding == sharding_of(target)
     assert same_bits(moved, values)
     assert not array.is_deleted()
 
@@ -153,7 +153,7 @@ def test_a_device_holds_its_own_shards_and_a_chunk(source, target):
     fewest = min(layout.num_shards(0) * layout.num_shards(1) for layout in (source, target))
     shape = (8192, 8192 * fewest)
     plan = plan_relayout(
-        jax.ShapeDtypeStruct(shape, np.float32, sharding=named_sharding(source)), target
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding_of(source)), target
     )
     assert max(plan.transfer.shard_bytes) == 256 << 20
     most = max(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shoal.arrays.bridge import sharding
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.moving.relayout import relayout
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -20,7 +20,7 @@ from shoal.plan.transfer import checks, plan
 COUNTED = {
     "shape checks": Layout.check_shape,
     "layouts": Layout.__init__,
-    "shardings": sharding.named_sharding,
+    "shardings": sharding.sharding_of,
     "checked moves": checks.checked_move,
     "plans": plan.transfer_of,
 }
@@ -57,7 +57,7 @@ def counted(run):
 )
 def test_a_move_is_checked_once_and_planned_once(source, target):
     host = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
-    array = jax.device_put(host, named_sharding(source))
+    array = jax.device_put(host, sharding_of(source))
     relayout(array, target, way="collectives")  # compiles
     plan.transfer_of.cache_clear()
     sharding._layout_of.cache_clear()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.moving.plan_relayout import plan_relayout
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
@@ -110,7 +110,7 @@ def test_devices_of_a_list_stand_in_the_order_of_the_mesh():
     assert [device.id for device in mesh.devices] == [5, 3]
     assert mesh == jax_mesh(PAIR)
     layout = Layout(PAIR, "x", None)
-    assert layout_of(named_sharding(layout, devices=devices)) == layout
+    assert layout_of(sharding_of(layout, devices=devices)) == layout
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_devices_of_a_list_stand_in_the_order_of_the_mesh():
 )
 def test_devices_that_the_list_lacks(mesh, words):
     with pytest.raises(UsageError) as error:
-        named_sharding(Layout(mesh, "x"), devices=jax.devices()[2:7])
+        sharding_of(Layout(mesh, "x"), devices=jax.devices()[2:7])
     assert words in str(error.value)
 
 
 def test_devices_that_are_here_are_not_kept_in_a_plan():
-    x = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=named_sharding(Layout(PAIR, "x", None)))
+    x = jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding_of(Layout(PAIR, "x", None)))
     assert plan_relayout(x, Layout(PAIR, None, "x")).devices is None

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.moving.host_copy import can_copy, copied
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.put import put
@@ -40,11 +40,10 @@ def test_a_tile_in_one_piece_is_not_written():
     held = pointers(array)
     assert all(
         any(begin <= tile < begin + array.nbytes for begin in held)
-        for tile in pointers(copied(array, named_sharding(ROWS)))
+        for tile in pointers(copied(array, sharding_of(ROWS)))
     )
     assert (
-        len(set(pointers(copied(put(np.ones(GREAT, np.float32), ROWS), named_sharding(WHOLE)))))
-        == 1
+        len(set(pointers(copied(put(np.ones(GREAT, np.float32), ROWS), sharding_of(WHOLE))))) == 1
     )
 
 
@@ -52,7 +51,7 @@ def test_a_tile_in_one_piece_is_not_written():
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_a_donated_buffer_leaves_those_that_share_it_alone(first):
     source = put(np.ones(GREAT, np.float32), WHOLE)
-    result = copied(source, named_sharding(ROWS))
+    result = copied(source, sharding_of(ROWS))
     donated, other = (source, result) if first == "source" else (result, source)
     overwritten = jax.jit(lambda x: x - 3, donate_argnums=0)(donated)
     np.testing.assert_array_equal(np.asarray(overwritten), -2)
@@ -61,14 +60,14 @@ def test_a_donated_buffer_leaves_those_that_share_it_alone(first):
 
 
 def test_replicas_that_share_memory_are_donated_apart():
-    result = copied(put(np.ones(GREAT, np.float32), ROWS), named_sharding(WHOLE))
+    result = copied(put(np.ones(GREAT, np.float32), ROWS), sharding_of(WHOLE))
     shards = [shard.data for shard in result.addressable_shards]
     jax.jit(lambda x: x * 0, donate_argnums=0)(shards[0]).block_until_ready()
     np.testing.assert_array_equal(np.asarray(shards[1]), 1)
 
 
 def test_what_device_put_would_change_moves_otherwise():
-    target = named_sharding(COLUMNS)
+    target = sharding_of(COLUMNS)
     with jax.enable_x64(True):
         wide = put(np.full((8, 8), 1 + 2**-40), ROWS)
     assert not can_copy(wide, target)
@@ -88,7 +87,7 @@ def test_packed_elements_are_copied_too(dtype):
     ends = [ROWS, COLUMNS, WHOLE, Layout(MESH, "model", "data"), Layout(MESH, None, "model")]
     for source, target in itertools.permutations(ends, 2):
         array = put(values, source)
-        assert can_copy(array, named_sharding(target))
+        assert can_copy(array, sharding_of(target))
         moved = relayout(array, target)
         for shard in moved.addressable_shards:
             np.testing.assert_array_equal(np.asarray(shard.data), values[shard.index])

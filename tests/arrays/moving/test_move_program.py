@@ -8,7 +8,7 @@ import pytest
 
 from arrays.planned_moves import as_it_lies, run, whole
 from plan.transfer.collectives_by_hand import all_layouts
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.moving.move_program import stages
 from shoal.plan.compiled import received_bytes_of
 from shoal.plan.layout import Layout
@@ -36,8 +36,8 @@ def test_every_move_is_right_and_receives_what_was_planned(name, rank):
     values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     for source, target in random.Random(rank).sample(pairs, min(len(pairs), 4)):
         steps = shortest(source, target, shape, 4)
-        moved, texts = run(jax.device_put(values, named_sharding(source)), source, target, steps)
-        assert moved.sharding == named_sharding(target)
+        moved, texts = run(jax.device_put(values, sharding_of(source)), source, target, steps)
+        assert moved.sharding == sharding_of(target)
         np.testing.assert_array_equal(np.asarray(moved), values)
         if len(texts) == 1:
             planned = sum((received_bytes(s, shape, 4) for s in steps), np.zeros(here.size, int))

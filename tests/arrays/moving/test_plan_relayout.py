@@ -8,7 +8,7 @@ import pytest
 
 from arrays.planned_moves import run
 from plan.transfer.collectives_by_hand import all_layouts, least_bytes
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.moving.plan_relayout import plan_relayout
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.put import put
@@ -59,7 +59,7 @@ def test_a_large_array_needs_no_more_than_a_chunk_beside_both_shards(source, tar
     """Of 256 MiB a device, on the side that holds more: compiled, not run."""
     fewest = min(layout.num_shards(0) * layout.num_shards(1) for layout in (source, target))
     shape = (8192, 8192 * fewest)
-    x = jax.ShapeDtypeStruct(shape, np.float32, sharding=named_sharding(source))
+    x = jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding_of(source))
     plan = plan_relayout(x, target, way="collectives")
     assert plan.way == "collectives"
     assert max(plan.transfer.shard_bytes) == 256 << 20
@@ -82,7 +82,7 @@ def test_a_large_array_needs_no_more_than_a_chunk_beside_both_shards(source, tar
 def test_whatever_can_be_cut_into_chunks_is(shape, source, target):
     """Of 128 to 512 MiB a device: compiled, not run."""
     layouts = Layout(CUBE, *source), Layout(CUBE, *target)
-    array = jax.ShapeDtypeStruct(shape, np.float32, sharding=named_sharding(layouts[0]))
+    array = jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding_of(layouts[0]))
     plan = plan_relayout(array, layouts[1], way="collectives")
     assert plan.peak_bytes <= sum(plan.transfer.shard_bytes) + CHUNK_BYTES
     assert received_bytes_of(plan.program().as_text(), 8) == plan.received_bytes
@@ -96,14 +96,14 @@ def test_chunk_by_chunk_every_item_comes_to_its_place(shape, monkeypatch):
     values = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
     for source, target in random.Random(7).sample(pairs, 5):
         steps = plan_transfer(source, target, shape, 4).steps
-        moved, texts = run(jax.device_put(values, named_sharding(source)), source, target, steps)
+        moved, texts = run(jax.device_put(values, sharding_of(source)), source, target, steps)
         np.testing.assert_array_equal(np.asarray(moved), values)
         if move_steps.chunks_of(steps, shape, 4) is not None:
             assert "known_trip_count" in texts[0]
 
 
 def test_shapes_will_do():
-    shape = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=named_sharding(ROWS))
+    shape = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=sharding_of(ROWS))
     plan = plan_relayout(shape, COLUMNS, way="collectives")
     assert (plan.way, plan.received_bytes, plan.bound_bytes) == ("xla", 1792, 1792)
     assert [str(step) for step in plan.steps] == ["all_to_all over a+b+c of dim 0 → dim 1"]
@@ -165,12 +165,12 @@ def test_where_xla_gathers_everything():
         (jax.random.split(jax.random.key(0), 8), ROWS, "PRNG keys move as XLA"),
         (jax.ShapeDtypeStruct((8, 8), np.float32), ROWS, "names no sharding"),
         (
-            jax.ShapeDtypeStruct((8, 8), np.float32, sharding=named_sharding(ROWS)),
+            jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding_of(ROWS)),
             "a",
             "needs a mesh",
         ),
         (
-            jax.ShapeDtypeStruct((8, 9), np.float32, sharding=named_sharding(ROWS)),
+            jax.ShapeDtypeStruct((8, 9), np.float32, sharding=sharding_of(ROWS)),
             COLUMNS,
             "8 or 16 would fit",
         ),
@@ -185,7 +185,7 @@ def test_a_tree_has_a_plan_for_each_leaf_and_all_problems_are_named():
     array = put(np.ones((8, 8), np.float32), ROWS)
     plans = plan_relayout({"a": array, "b": [array, array]}, {"a": COLUMNS, "b": ROWS})
     assert plans == {"a": plan_relayout(array, COLUMNS), "b": [plan_relayout(array, ROWS)] * 2}
-    narrow = jax.ShapeDtypeStruct((8, 9), np.float32, sharding=named_sharding(ROWS))
+    narrow = jax.ShapeDtypeStruct((8, 9), np.float32, sharding=sharding_of(ROWS))
     with pytest.raises(UsageError) as caught:
         plan_relayout({"a": narrow, "b": narrow, "c": array}, COLUMNS)
     assert [line.split(":")[0] for line in caught.value.problems] == ["['a']", "['b']"]

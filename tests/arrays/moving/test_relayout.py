@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from arrays.device_grids import grids
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.pack import pack
 from shoal.arrays.placing.put import put
@@ -44,7 +44,7 @@ def test_any_layout_to_any_layout_of_any_devices(way, move):
     source, target, shape = move
     value = np.arange(np.prod(shape, dtype=int), dtype=np.int32).reshape(shape)
     array = relayout(put(value, source), target, way=way)
-    assert array.sharding == named_sharding(target)
+    assert array.sharding == sharding_of(target)
     for shard in array.addressable_shards:
         held = np.asarray(shard.data)
         np.testing.assert_array_equal(held, value[region(target, shape, shard.device.id)])
@@ -54,7 +54,7 @@ def test_any_layout_to_any_layout_of_any_devices(way, move):
 def test_arrays_without_items(shape):
     for source, target in [(ROWS, COLUMNS), (COLUMNS, ROWS), (ROWS, Layout(MESH, "model", "data"))]:
         moved = relayout(put(np.ones(shape, np.float32), source), target)
-        assert moved.sharding == named_sharding(target)
+        assert moved.sharding == sharding_of(target)
         assert {s.data.shape for s in moved.addressable_shards} == {target.shard_shape(shape)}
 
 
@@ -197,7 +197,9 @@ def test_inside_jit_and_vmap_one_constrains(transform):
 def test_all_that_is_wrong_is_said():
     tree = {"a": put(np.ones((8, 8), np.float32), ROWS), "b": np.ones(8), "c": jnp.ones((3, 3))}
     with pytest.raises(UsageError, match="relayout: 3 problems") as caught:
-        relayout(tree, {"a": Layout(MESH, "data"), "b": Layout(MESH, "data"), "c": ROWS})
+        relayout(
+            tree, {"a": Layout(MESH, "data", None, None), "b": Layout(MESH, "data"), "c": ROWS}
+        )
     message = str(caught.value)
     assert "['a']: shape (8, 8) has rank 2" in message
     assert "['b']: an ndarray is not on devices yet; put places host values" in message
@@ -273,18 +275,18 @@ WEAK_MOVES = {
 @pytest.mark.parametrize("name", WEAK_MOVES)
 @pytest.mark.parametrize("value", [3, 1.5, 2j])
 def test_weakly_typed_arrays_stay_so(name, value):
-    weak = jax.device_put(jnp.full((8, 8), value), named_sharding(ROWS))
+    weak = jax.device_put(jnp.full((8, 8), value), sharding_of(ROWS))
     assert weak.weak_type
     moved = relayout(weak, WEAK_MOVES[name])
     assert (moved.weak_type, moved.dtype) == (True, weak.dtype)
-    assert moved.sharding == named_sharding(WEAK_MOVES[name])
+    assert moved.sharding == sharding_of(WEAK_MOVES[name])
     np.testing.assert_array_equal(np.asarray(moved), np.asarray(weak))
     strong = relayout(jnp.asarray(np.asarray(weak)), WEAK_MOVES[name])
     assert not strong.weak_type
 
 
 def test_weakly_typed_arrays_with_the_same_shards_are_not_copied():
-    weak = jax.device_put(jnp.full((8, 8), 1.5), named_sharding(ROWS))
+    weak = jax.device_put(jnp.full((8, 8), 1.5), sharding_of(ROWS))
     moved = relayout(weak, WEAK_MOVES["the same shards"])
     places = [
         {s.device: s.data.unsafe_buffer_pointer() for s in array.addressable_shards}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plan.transfer.collectives_by_hand import all_layouts
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.moving import staged_move
 from shoal.arrays.moving.plan_relayout import compiled_programs, plan_relayout
 from shoal.arrays.moving.relayout import relayout
@@ -63,7 +63,7 @@ def test_every_value_comes_to_its_place(way, here, there, shape, donate):
     for source, target in random.Random(rank).sample(pairs, 6):
         array = put(values, source)
         moved = relayout(array, target, donate=donate, staged=True)
-        assert moved.sharding == named_sharding(target)
+        assert moved.sharding == sharding_of(target)
         np.testing.assert_array_equal(np.asarray(moved), values)
         assert array.is_deleted() == (donate and plan_relayout(moved, source).way != "none")
 
@@ -162,12 +162,12 @@ def test_scalars_other_devices_and_arrays_of_no_items():
         (np.arange(64, dtype=np.float32).reshape(8, 8), ROWS, half),
     ):
         moved = relayout(put(value, source), target, staged=True)
-        assert moved.sharding == named_sharding(target)
+        assert moved.sharding == sharding_of(target)
         np.testing.assert_array_equal(np.asarray(moved), value)
 
 
 def test_weakly_typed_arrays_stay_so(way):
-    weak = jax.device_put(jax.numpy.full((8, 8), 1.5), named_sharding(ROWS))
+    weak = jax.device_put(jax.numpy.full((8, 8), 1.5), sharding_of(ROWS))
     assert relayout(weak, TILES, staged=True, donate=True).weak_type
 
 
@@ -190,7 +190,7 @@ def test_a_large_array_holds_what_was_said_by_the_compiler(monkeypatch):
     source, target = Layout(CUBE, ("a", "b"), None), Layout(CUBE, "c", ("b", "a"))
     shape = (8 * 2003, 8 * 2089)
     plan = plan_relayout(
-        jax.ShapeDtypeStruct(shape, np.float32, sharding=named_sharding(source)), target
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding_of(source)), target
     )
     largest = max(plan.transfer.shard_bytes)
     assert largest > 250 << 20

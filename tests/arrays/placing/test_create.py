@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.moving.relayout import relayout
 from shoal.arrays.placing.create import create
@@ -45,7 +45,7 @@ def test_the_values_do_not_depend_on_the_layout(mesh):
 
 
 def test_nothing_is_whole_on_a_device():
-    target = named_sharding(Layout(MESH, "data", "model"))
+    target = sharding_of(Layout(MESH, "data", "model"))
     program = jax.jit(lambda k: jax.random.normal(k, (64, 48)), out_shardings=target)
     text = program.lower(jax.random.key(0)).compile().as_text()
     assert "f32[16,24]" in text
@@ -95,7 +95,7 @@ def test_the_same_function_is_compiled_once():
 
 def test_what_does_not_fit_is_said_before_anything_runs():
     layouts = {
-        "w": Layout(MESH, "data"),
+        "w": Layout(MESH, "data", None, None),
         "b": [Layout(MESH, "data"), Layout(MESH)],
         "c": Layout(MESH),
     }
@@ -104,7 +104,7 @@ def test_what_does_not_fit_is_said_before_anything_runs():
         create(lambda key: (jax.debug.callback(lambda: ran.append(1)), init(key))[1],
                jax.random.key(0), layouts=layouts)  # fmt: skip
     assert "['c']: a layout, but no leaf" in str(caught.value)
-    assert "['w']: shape (16, 8) has rank 2, but Layout(data @" in str(caught.value)
+    assert "['w']: shape (16, 8) has rank 2, but Layout(data, -, - @" in str(caught.value)
     with pytest.raises(UsageError, match=r"\['b'\]\[0\]: dim 0 of \(8,\) has size 8, which 3"):
         create(init, jax.random.key(0), layouts={
             "w": Layout(MESH, None, None),
@@ -170,7 +170,7 @@ def test_deleted_arguments_are_named():
 @pytest.mark.parametrize("ids", [range(7, -1, -1), [6, 1]])
 def test_the_mesh_of_jax_set_mesh_does_not_matter(ids):
     own, key = Mesh({"x": len(ids)}, device_ids=ids), jax.random.key(0)
-    with jax.set_mesh(named_sharding(Layout(MESH)).mesh):
+    with jax.set_mesh(sharding_of(Layout(MESH)).mesh):
         made = create(lambda k: jax.random.bits(k, (8,)), key, layouts=Layout(own, "x"))
     assert layout_of(made) == Layout(own, "x")
     np.testing.assert_array_equal(made, jax.random.bits(key, (8,)))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arrays.device_grids import placements
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.host.upload import upload
 from shoal.arrays.placing.put import put
 from shoal.errors import UsageError
@@ -39,7 +39,7 @@ def test_every_device_holds_its_region_bit_by_bit(placement, dtype):
     bits = np.arange(np.prod(shape, dtype=int)).reshape(shape)
     value = (bits % 2 if dtype == "bool" else bits % 7).astype(ml_dtypes_of(dtype))
     array = put(value, layout)
-    assert array.sharding == named_sharding(layout)
+    assert array.sharding == sharding_of(layout)
     assert (array.shape, array.dtype) == (shape, value.dtype)
     for shard in array.addressable_shards:
         held = np.asarray(shard.data)
@@ -195,7 +195,7 @@ def test_arrays_of_jax():
     for array in (jnp.asarray(value), jax.device_put(value, jax.devices()[5]),
                   put(value, Layout(MESH, None, "model"))):  # fmt: skip
         moved = put(array, layout)
-        assert moved.sharding == named_sharding(layout)
+        assert moved.sharding == sharding_of(layout)
         np.testing.assert_array_equal(np.asarray(moved), value)
 
 

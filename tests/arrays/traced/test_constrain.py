@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.constrain import constrain
@@ -377,7 +377,7 @@ def test_auto_axes_inside_jit_where_all_are_explicit(axes, gradient):
 def test_pending_sums_are_for_explicit_axes_inside_jit():
     pending, whole = Layout(EXPLICIT, None, partial={"data": "sum"}), Layout(EXPLICIT, None)
     value = np.arange(4, dtype=np.float32)
-    with jax.set_mesh(named_sharding(whole).mesh):
+    with jax.set_mesh(sharding_of(whole).mesh):
         for given in (value, put(value, whole)):
             there_and_back = jax.jit(lambda x: constrain(constrain(x, pending), whole))(given)
             np.testing.assert_array_equal(there_and_back, value)

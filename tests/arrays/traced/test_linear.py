@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.linear import linear
 from shoal.errors import UsageError
@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_said(args, words):
 
 def test_a_layout_that_does_not_fit_is_said():
     with pytest.raises(UsageError, match=r"shape \(2, 3, 5\) has rank 3"):
-        linear(X, W, layout=Layout(AUTO, "data", None))
+        linear(X, W, layout=Layout(AUTO, "data", None, None, None))
     with pytest.raises(UsageError, match="size 5, which 2 shards"):
         jax.jit(lambda x: linear(x, W, layout=Layout(EXPLICIT, None, None, "model")))(X)
     x, w = (put(host(8, 8), Layout(EXPLICIT, None, "model")) for _ in range(2))
@@ -164,7 +164,7 @@ def test_a_dtype_of_sums_that_is_none_is_said():
 
 def test_an_axis_cannot_split_two_dims_of_the_result():
     mesh = MESHES["explicit"]
-    with jax.set_mesh(named_sharding(Layout(mesh)).mesh):
+    with jax.set_mesh(sharding_of(Layout(mesh)).mesh):
         x = put(np.ones((4, 2, 4), np.float32), Layout(mesh, "data", "model", None))
         w = put(np.ones((8, 4), np.float32), Layout(mesh, "model", None))
         with pytest.raises(UsageError, match=r"model would split two dims of the result.*layout="):

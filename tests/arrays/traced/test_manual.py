@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.constrain import constrain
@@ -198,7 +198,7 @@ def test_trees_keys_integers_none_and_specs():
         "no": None,
     }
     assert manual(dict, (), Layout(AUTO))() == {}
-    assert manual(lambda x: x, named_sharding(axes), axes)(host(8)).shape == (8,)
+    assert manual(lambda x: x, sharding_of(axes), axes)(host(8)).shape == (8,)
 
 
 def test_outside_jit_it_is_compiled_once():
@@ -231,10 +231,10 @@ WRONG = {
         body, ROWS, ALL
     ),
     r"results of body: the array: shape \(2, 8\) has rank 2": lambda: manual(
-        body, ROWS, Layout(AUTO, "data")
+        body, ROWS, Layout(AUTO, "data", None, None)
     ),
     r"arguments of body: \[0\]: shape \(8, 8\) has rank 2": lambda: manual(
-        body, Layout(AUTO, "data"), ROWS
+        body, Layout(AUTO, "data", None, None), ROWS
     ),
     r"\[0\]: dim 1 of \(8, 8\) has size 8, which 3 shards": lambda: manual(
         body, Layout(Mesh({"x": 3}), None, "x"), Layout(Mesh({"x": 3}), None, "x")
@@ -305,11 +305,9 @@ def test_a_gathered_result_is_one_that_all_have():
         manual(gather, ROWS, ALL)(host(8, 8))
 
 
-@pytest.mark.parametrize("wrong", [3, Mesh({"x": 2}), jax_mesh(Mesh({"x": 2}))])
+@pytest.mark.parametrize("wrong", [3, object()])
 def test_what_is_no_layout_is_shown(wrong):
-    with pytest.raises(
-        UsageTypeError, match=r"manual: in_layouts: .*Mesh.* is not a layout|3 is not"
-    ):
+    with pytest.raises(UsageTypeError, match=r"manual: in_layouts: .* is not a layout"):
         manual(body, wrong, ROWS)
     with pytest.raises(UsageTypeError, match=r"manual: out_layouts: .* is not a layout"):
         manual(body, ROWS, wrong)

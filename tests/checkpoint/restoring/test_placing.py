@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 
 from arrays.device_grids import placements
 from checkpoint import hand_written
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.placing.put import put
 from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.disk.local_store import LocalStore
@@ -44,7 +44,7 @@ def values_of(shape):
 @given(placements())
 def test_the_boxes_of_a_process_are_those_of_its_devices(placement):
     layout, shape = placement
-    place = named_sharding(layout)
+    place = sharding_of(layout)
     spread = spread_of(place, shape, jax.process_index())
     boxes = set(zip(spread.origins, spread.extents, strict=True))
     assert len(boxes) == len(spread.origins)
@@ -66,7 +66,7 @@ def test_any_placement_is_restored_and_exchanged(tmp_path, placement):
     path = tmp_path / str(abs(hash((layout, shape))))
     if not path.exists():
         hand_written.write(path, {"a": value}, hand_written.grid(2, 3))
-    place = named_sharding(layout)
+    place = sharding_of(layout)
     same(restore(path, layout)["a"], value)
     checkpoint = open_checkpoint(LocalStore(path))
     for transport in transports(place, shape):
@@ -80,13 +80,13 @@ def test_any_placement_is_restored_and_exchanged(tmp_path, placement):
 
 def test_a_transport_cuts_one_dim_over_all_devices_in_order():
     mesh = Mesh({"x": 2, "y": 4}, device_ids=[7, 6, 5, 4, 3, 2, 1, 0], kind="cpu")
-    found = transports(named_sharding(Layout(mesh, "x", None, "y")), (2, 16, 24))
+    found = transports(sharding_of(Layout(mesh, "x", None, "y")), (2, 16, 24))
     assert [one.spec for one in found] == [
         PartitionSpec(None, "all"),
         PartitionSpec(None, None, "all"),
     ]
     assert [device.id for device in found[0].mesh.devices] == [7, 6, 5, 4, 3, 2, 1, 0]
-    assert transports(named_sharding(Layout(mesh, "x", None, "y")), (2, 3, 4)) == []
+    assert transports(sharding_of(Layout(mesh, "x", None, "y")), (2, 3, 4)) == []
     assert transports(jax.sharding.SingleDeviceSharding(jax.devices()[0]), (8,)) == []
 
 
@@ -101,7 +101,7 @@ def test_what_is_moved_is_moved_a_few_at_a_time(monkeypatch):
     counts = []
     move = moving_move.move
     monkeypatch.setattr(placing, "move", lambda m, donate: counts.append(len(m)) or move(m))
-    moved = placing.exchanged(arrays, [named_sharding(columns)] * 5)
+    moved = placing.exchanged(arrays, [sharding_of(columns)] * 5)
     assert counts == [2, 1, 2]
     for array, n in zip(moved, (1, 2, 30, 1, 1), strict=True):
         same(array, values_of((8, 8 * n)))
@@ -187,7 +187,7 @@ def test_what_four_processes_would_read(rows):
 
 
 def test_devices_of_this_process():
-    place = named_sharding(Layout(Mesh({"x": 8}, kind="cpu"), "x"))
+    place = sharding_of(Layout(Mesh({"x": 8}, kind="cpu"), "x"))
     here = geometry()
     assert here.processes(place) == (0,)
     assert here.boxes(place, (8,), 0) == (tuple((n,) for n in range(8)), ((1,),) * 8)

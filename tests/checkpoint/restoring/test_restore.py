@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from checkpoint import hand_written
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.placing.put import put
 from shoal.checkpoint.blocks import reader
@@ -75,8 +75,8 @@ def test_no_target_gives_all_as_it_was_on_the_host(path):
 def test_layouts_and_plain_leaves_side_by_side(path):
     like = {**TREE, "params": {"w": SPLIT, "b": np.zeros(4, int)}, "opt": WHOLE}
     back = restore(path, like)
-    assert back["params"]["w"].sharding == named_sharding(SPLIT)
-    assert back["opt"][1]["mu"].sharding == named_sharding(WHOLE)  # one layout for a subtree
+    assert back["params"]["w"].sharding == sharding_of(SPLIT)
+    assert back["opt"][1]["mu"].sharding == sharding_of(WHOLE)  # one layout for a subtree
     assert same(back["params"]["w"], TREE["params"]["w"])
     assert back["point"] == TREE["point"]
     assert back["text"] == TREE["text"]
@@ -86,13 +86,13 @@ def test_arrays_and_shapes_say_how_they_shall_lie(path):
     device = jax.devices()[3]
     like = {
         "params": {
-            "w": jax.ShapeDtypeStruct((8, 4), np.float32, sharding=named_sharding(SPLIT)),
+            "w": jax.ShapeDtypeStruct((8, 4), np.float32, sharding=sharding_of(SPLIT)),
             "b": jax.ShapeDtypeStruct((4,), np.int64),
         },
         "opt": [{"mu": jax.device_put(jnp.zeros((8, 4)), device)}, {"mu": np.zeros((8, 4), "f4")}],
     }
     back = restore(path, like, only=["params/**", "opt/**"])
-    assert back["params"]["w"].sharding == named_sharding(SPLIT)
+    assert back["params"]["w"].sharding == sharding_of(SPLIT)
     assert type(back["params"]["b"]) is np.ndarray
     assert back["opt"][0]["mu"].devices() == {device}
     assert type(back["opt"][1]["mu"]) is np.ndarray
@@ -109,7 +109,7 @@ def test_a_function_of_names_and_a_spec_on_the_mesh_of_the_block(path):
     back = restore(path, choose)
     assert asked["params/b"] == ((4,), np.int64)
     assert "text" not in asked
-    assert back["params"]["w"].sharding == named_sharding(SPLIT)
+    assert back["params"]["w"].sharding == sharding_of(SPLIT)
     assert type(back["params"]["b"]) is np.ndarray
     with use_mesh(MESH):
         back = restore(path, {"params": {"w": PartitionSpec("y")}}, only="params/w")
@@ -169,7 +169,7 @@ def test_everything_that_does_not_fit_is_said_at_once(path):
 
 def test_dims_that_do_not_divide(path):
     uneven = Layout(Mesh({"x": 3}, kind="cpu"), "x", None)
-    for layout in (uneven, named_sharding(uneven)):
+    for layout in (uneven, sharding_of(uneven)):
         with pytest.raises(RestoreMismatchError, match="params/w: "):
             restore(path, {"params": {"w": layout}}, only="params/w")
 
@@ -197,11 +197,11 @@ def test_dtypes_are_cast_as_asked(path, policy, dtype, fits):
 
 
 def test_a_cast_before_it_is_placed(path):
-    like = jax.ShapeDtypeStruct((8, 4), jnp.bfloat16, sharding=named_sharding(SPLIT))
+    like = jax.ShapeDtypeStruct((8, 4), jnp.bfloat16, sharding=sharding_of(SPLIT))
     back = restore(
         path, {"params": {"w": like}}, only="params/w", dtype="any", max_host_bytes=1 << 18
     )
-    assert back["params"]["w"].sharding == named_sharding(SPLIT)
+    assert back["params"]["w"].sharding == sharding_of(SPLIT)
     assert same(back["params"]["w"], TREE["params"]["w"].astype(jnp.bfloat16))
 
 
@@ -374,7 +374,7 @@ def test_registered_nodes_with_and_without_a_target(tmp_path):
     assert back["layer"].name == "one"
     back = restore(tmp_path / "nodes", {"layer": Layer(SPLIT, "other"), "n": 0})
     assert back["layer"].name == "other"
-    assert back["layer"].w.sharding == named_sharding(SPLIT)
+    assert back["layer"].w.sharding == sharding_of(SPLIT)
     assert restore(tmp_path / "nodes", {"layer": SPLIT, "n": 0})["layer"].name == "one"
 
 

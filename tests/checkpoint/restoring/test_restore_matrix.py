@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checkpoint import hand_written
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.placing.put import put
 from shoal.checkpoint.restoring.restore import plan_restore, restore
 from shoal.checkpoint.saving.save import save
@@ -62,7 +62,7 @@ def test_every_layout_to_every_other(saved, grid):
         back = restore(path, layout)
         assert list(back) == list(names)
         for name in names:
-            assert back[name].sharding.is_equivalent_to(named_sharding(layout), 2)
+            assert back[name].sharding.is_equivalent_to(sharding_of(layout), 2)
             same(back[name], values()[name])
 
 

@@ -7,12 +7,13 @@ from functools import lru_cache
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType
+from jax.extend.backend import get_backend
+from jax.sharding import AxisType
 
 from shoal.arguments import check_kind
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError
-from shoal.plan.mesh import Mesh
+from shoal.errors import UsageError
+from shoal.plan.mesh import Mesh, mesh_of
 from shoal.plan.notation.words import runs_to_text
 
 
@@ -24,12 +25,14 @@ def jax_mesh(
 
     Local.
 
-    Devices are found by kind and id, and must belong to the processes that the mesh gives. The
-    CPU mesh that `Mesh.host_mesh` makes of a mesh of accelerators has their ids: each
-    stands for its `twins`. JAX's meshes have no names: `Mesh.label` is dropped.
+    For planned meshes: those of `planning.place` and `Mesh.host_mesh`, and of devices that
+    this job does not have. `Mesh.of` is the way back. Devices are found by kind and id, and must
+    belong to the processes that the mesh gives. The CPU mesh that `Mesh.host_mesh` makes of a mesh
+    of accelerators has their ids: each stands for its `twins`. JAX's meshes have no labels, hold
+    devices, and cannot be pickled.
 
     Args:
-      mesh: the mesh; a JAX mesh is returned unchanged.
+      mesh: the planned mesh; a JAX mesh is returned unchanged.
       devices: the devices to search, such as those that
         `jax.experimental.topologies.get_topology_desc` describes: programs can be compiled for
         them, but not run. None: those of this job.
@@ -43,14 +46,22 @@ def jax_mesh(
 
     Example:
       >>> import shoal
-      >>> shoal.jax_mesh(shoal.make_mesh({"x": -1})).axis_names
+      >>> shoal.jax_mesh(shoal.Mesh({"x": 1})).axis_names
       ('x',)
     """
     if isinstance(mesh, jax.sharding.Mesh):
         return mesh
-    if not isinstance(mesh, Mesh):
-        raise UsageTypeError(f"jax_mesh: {mesh!r} must be a shoal Mesh")
-    return _jax_mesh(mesh, listed_devices("jax_mesh", devices))
+    planned = mesh_of("jax_mesh", mesh)
+    among = listed_devices("jax_mesh", devices)
+    return _jax_mesh(planned, among, backend_of(planned.kind))
+
+
+def backend_of(kind: str) -> object:
+    """Return JAX's client for a platform, which is another one after `jax.clear_backends`."""
+    try:
+        return get_backend(kind)
+    except RuntimeError:  # there is none; the search for devices says so
+        return None
 
 
 def listed_devices(
@@ -64,25 +75,6 @@ def listed_devices(
     for device in found:
         check_kind(operation, device, jax.Device, "one of JAX's devices")
     return found
-
-
-@local
-def mesh_of(mesh: jax.sharding.Mesh) -> Mesh:
-    """Return the mesh equivalent to a JAX mesh: its axes, their types, ids, processes.
-
-    Local.
-
-    Args:
-      mesh: a `jax.sharding.Mesh`; its axes must be Auto or Explicit.
-
-    Raises:
-      UsageError: axes are Manual, it has no devices, or devices of several kinds.
-    """
-    if not isinstance(mesh, jax.sharding.Mesh | AbstractMesh):
-        raise UsageTypeError(f"mesh_of: {mesh!r} must be a jax.sharding.Mesh")
-    if isinstance(mesh, AbstractMesh):
-        raise UsageError(f"mesh_of: {mesh} is abstract: it has sizes but no devices")
-    return _mesh_of(mesh)
 
 
 def twins(
@@ -133,7 +125,9 @@ def twins_needed(devices: Mapping[int, int], accelerators: Mapping[int, int]) ->
 
 
 @lru_cache(maxsize=256)
-def _jax_mesh(mesh: Mesh, among: tuple[jax.Device, ...] | None) -> jax.sharding.Mesh:
+def _jax_mesh(
+    mesh: Mesh, among: tuple[jax.Device, ...] | None, backend: object
+) -> jax.sharding.Mesh:
     _check_names(mesh)
     devices = np.empty(mesh.size, dtype=object)
     devices[:] = _find(mesh) if among is None else _described(mesh, among)
@@ -246,31 +240,3 @@ def _absence(
             "make_mesh fills the owners in"
         )
     return "\n".join(lines)
-
-
-@lru_cache(maxsize=256)
-def _mesh_of(mesh: jax.sharding.Mesh) -> Mesh:
-    manual = [
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Manual
-    ]
-    if manual:
-        raise UsageError(
-            f"mesh_of: axes {', '.join(map(repr, manual))} are Manual: inside shard_map arrays "
-            "have no layout along them"
-        )
-    devices = mesh.devices.ravel().tolist()
-    kinds = sorted({device.platform for device in devices})
-    if len(kinds) != 1:
-        raise UsageError(f"mesh_of: {mesh} has devices of {len(kinds)} kinds: {', '.join(kinds)}")
-    return Mesh(
-        list(zip(mesh.axis_names, mesh.devices.shape, strict=True)),
-        device_ids=[device.id for device in devices],
-        processes=[device.process_index for device in devices],
-        kind=kinds[0],
-        axis_types={
-            name: "explicit" if kind == AxisType.Explicit else "auto"
-            for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        },
-    )

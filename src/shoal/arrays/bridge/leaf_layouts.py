@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec, Sharding
+from jax.experimental.layout import Format
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jax.tree_util import PyTreeDef, SequenceKey, keystr, tree_flatten_with_path
 
 from shoal.arrays.bridge.layout_functions import wrong_arguments
-from shoal.arrays.bridge.sharding import layout_of_sharding, named_sharding, padded_dims
-from shoal.arrays.bridge.use_mesh import default_mesh
+from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding_of
+from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh
 from shoal.errors import UsageError, nearest, with_article
 from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh, mesh_of
 
 Layouts = Any
-"""A layout, or a prefix tree of them: Layout, NamedSharding, PartitionSpec; a tuple of axis names
-and None, one name, or None (with `use_mesh`); or a function of a path and a leaf that returns one.
+"""A layout, or a prefix tree of them: NamedSharding; PartitionSpec, a tuple of axis names and None,
+one name, or None (with the mesh in force); Layout; a mesh (replicated on it); or a function of a
+path and a leaf that returns one.
 """
 
 Path = tuple[Any, ...]
@@ -30,6 +34,30 @@ class Leaf(NamedTuple):
     path: str
     value: Any
     layout: Layout
+    given: NamedSharding | PartitionSpec | None = None  # what the caller wrote, if JAX's
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """The sharding of an array on the target."""
+        if isinstance(self.given, NamedSharding):
+            return self.given
+        return sharding_of(self.layout) if self.given is None else _with_spec(*self[2:])
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The PartitionSpec of `sharding`."""
+        if isinstance(self.given, PartitionSpec):
+            return self.given
+        return PartitionSpec(*self.layout.dims) if self.given is None else self.given.spec
+
+    def on(self, layout: Layout) -> Leaf:
+        """Return the leaf with another target."""
+        return Leaf(self.path, self.value, layout)
+
+
+@lru_cache(maxsize=4096)
+def _with_spec(layout: Layout, spec: PartitionSpec) -> NamedSharding:
+    return NamedSharding(sharding_of(layout).mesh, spec)
 
 
 def leaf_layouts(
@@ -42,9 +70,8 @@ def leaf_layouts(
 ) -> tuple[list[Leaf], PyTreeDef]:
     """Pair every leaf of `tree` with its layout; append all problems to `problems`.
 
-    PartitionSpecs, tuples and names may omit trailing dims, as in JAX; Layouts have the rank of
-    their leaves. `None` splits nothing, or with `none_clears` is the layout None. `devices` are
-    those searched for the meshes' devices; None: those of this job.
+    Trailing dims may be left out, as in JAX. `None` splits nothing, or with `none_clears` is the
+    layout None. `devices` are those searched for the meshes' devices; None: those of this job.
     """
     pairs: list[tuple[Path, Any, Any]] = []
     _pair(tree, layouts, (), pairs, problems)
@@ -55,9 +82,9 @@ def leaf_layouts(
             leaves.append(Leaf(path_text(path), value, None))  # type: ignore[arg-type]
             continue
         try:
-            layout = layout_for(given, value, path)
-            named_sharding(layout, devices=devices)  # checks devices and expressibility
-            leaves.append(Leaf(path_text(path), value, layout))
+            leaf = leaf_for(given, value, path)
+            sharding_of(leaf.layout, devices=devices)  # checks devices and expressibility
+            leaves.append(leaf)
         except UsageError as error:
             names.setdefault(str(error), []).append(path_text(path))
     problems += [f"{', '.join(paths)}: {error}" for error, paths in names.items()]
@@ -121,8 +148,7 @@ def _pair(
         return
     wanted, found = _children(given), _children(node)
     if wanted is None:
-        what = _what(given)
-        problems.append(f"{path_text(path)}: {what} is not a layout; pass a Layout or a spec")
+        problems.append(f"{path_text(path)}: {not_a_layout(given)}")
     elif found is None:
         problems.append(
             f"{path_text(path)}: one {_what(node)} here, but "
@@ -143,6 +169,14 @@ def _pair(
                 _pair(value, wanted[key][1], path + step, pairs, problems)
 
 
+def not_a_layout(given: Any) -> str:
+    """Return what is wrong with a value that is no layout, and what to write."""
+    text = f"{_what(given)} is not a layout"
+    if isinstance(given, jax.Array | jax.ShapeDtypeStruct):
+        return f"{text}; pass its .sharding"
+    return f"{text}; pass a NamedSharding, a PartitionSpec or a Layout"
+
+
 def _children(node: Any) -> Mapping[str, tuple[Path, Any]] | None:
     """Return key text → (path, child) of a container, or None for a leaf."""
     pairs, _ = tree_flatten_with_path(node, is_leaf=lambda part: part is not node)
@@ -158,13 +192,34 @@ def _bare(key: str) -> str:
 
 def is_one_layout(given: Any) -> bool:
     """True if `given` is one layout for everything below."""
-    if given is None or isinstance(given, Layout | Sharding | PartitionSpec | str):
+    if isinstance(given, None | Format | Layout | Sharding | PartitionSpec | str) or is_mesh(given):
         return True
     if type(given) is tuple:
         return all(map(_is_dim, given))
-    if isinstance(given, jax.sharding.Mesh):  # callable, as a decorator
-        return False
-    return isinstance(given, Callable) and _children(given) is None  # type: ignore[arg-type]
+    return is_function(given) and _children(given) is None
+
+
+def is_mesh(given: Any) -> bool:
+    """True for a mesh, which as a layout means: replicated on it."""
+    return isinstance(given, Mesh | jax.sharding.Mesh)
+
+
+def is_function(given: Any) -> bool:
+    """True for a function of layouts. JAX's meshes and specs can be called as decorators, too."""
+    return callable(given) and not is_mesh(given)
+
+
+def sharding_in(given: Format) -> Any:
+    """Return the sharding of a Format whose dims are in memory as JAX itself orders them.
+
+    Raises:
+      UsageError: they are in another order, which shoal would not keep.
+    """
+    order = getattr(given.layout, "major_to_minor", None)
+    tiling = getattr(given.layout, "tiling", None)
+    if given.sharding is None or order is None or tiling or order != (*range(len(order)),):
+        raise UsageError(f"{_what(given)} sets an order in memory; pass its .sharding")
+    return given.sharding
 
 
 def _is_dim(dim: Any) -> bool:
@@ -192,31 +247,80 @@ def _spec_text(given: Any) -> str:
 
 
 def layout_for(given: Any, value: Any, path: Path) -> Layout:
+    """Return the layout of `leaf_for`."""
+    return leaf_for(given, value, path).layout
+
+
+def leaf_for(given: Any, value: Any, path: Path) -> Leaf:
     """Resolve the layout of one leaf from a value for which `is_one_layout` is true.
 
     Raises:
       UsageError: it is not a layout for a leaf of this rank, or there is no mesh.
     """
     rank = np.ndim(value)
-    if callable(given):
+    if is_function(given):
         if why := wrong_arguments(given, "the leaf"):
             raise UsageError(why)
         given = given(keystr(path, simple=True, separator="/"), value)
-        if not is_one_layout(given) or callable(given):
+        if not is_one_layout(given) or is_function(given):
             raise UsageError(f"the function of layouts returned {given!r}, which is not a layout")
+    name = path_text(path)
+    if isinstance(given, Format):
+        given = sharding_in(given)
+    if is_mesh(given):
+        return Leaf(name, value, Layout.replicated(mesh_of("Layout", given), rank))
     if isinstance(given, Layout):
-        given.check_shape(np.shape(value))
-        return given
+        layout = padded(given, rank)
+        layout.check_shape(np.shape(value))
+        return Leaf(name, value, layout)
+    if isinstance(given, NamedSharding):
+        given = on_current_mesh(given)
     if isinstance(given, Sharding):
-        return _of_sharding(given, rank)
+        layout = _of_sharding(given, rank)
+        return Leaf(name, value, layout, given if isinstance(given, NamedSharding) else None)
+    spec = given if isinstance(given, PartitionSpec) else PartitionSpec(*_dims(given))
+    partial = dict.fromkeys(spec.unreduced, "sum")
+    layout = Layout(_mesh_in_force(given), *padded_dims(spec, rank), partial=partial)
+    return Leaf(name, value, layout, spec)
+
+
+def dims_of(given: Any) -> tuple[Any, ...]:
+    """Return the dims that one layout, which is no function, writes down."""
+    given = getattr(given, "sharding", given)  # of a Format
+    if isinstance(given, Layout):
+        return given.dims
+    spec = getattr(given, "spec", given)
+    if isinstance(spec, PartitionSpec):
+        return tuple(spec.partitions)
+    return () if is_mesh(spec) or isinstance(spec, Sharding) else _dims(spec)
+
+
+def whole_rows(layouts: Layouts) -> list[str]:
+    """Report the meshes among layouts of rows, of which each process gives its own."""
+    return [
+        f"{one!r} as a layout gives every device every row; pass "
+        "jax.NamedSharding(mesh, jax.P(axis)) with the axis of the rows"
+        for one in jax.tree.leaves(layouts, is_leaf=is_one_layout)
+        if is_mesh(one)
+    ]
+
+
+def padded(layout: Layout, rank: int) -> Layout:
+    """Return a layout with the dims that it leaves out, which are whole."""
+    missing = rank - layout.rank
+    if missing <= 0:
+        return layout
+    return Layout(layout.mesh, *layout.dims, *[None] * missing, partial=layout.partial)
+
+
+def _mesh_in_force(given: object) -> Mesh:
     mesh = default_mesh()
     if mesh is None:
         raise UsageError(
-            f"{given!r} needs a mesh: pass a Layout, or call this inside `with use_mesh(mesh):`"
+            f"{given!r} needs a mesh: pass NamedShardings, as shoal.named_sharding(tree, mesh) "
+            "makes of specs, or call this inside `with use_mesh(mesh):`"
         )
-    spec = given if isinstance(given, PartitionSpec) else PartitionSpec(*_dims(given))
-    partial = dict.fromkeys(spec.unreduced, "sum")
-    return Layout(mesh, *padded_dims(spec, rank), partial=partial)
+    return mesh
 
 
 def _dims(given: str | tuple[Any, ...] | None) -> tuple[Any, ...]:
@@ -226,13 +330,15 @@ def _dims(given: str | tuple[Any, ...] | None) -> tuple[Any, ...]:
 def _of_sharding(given: Sharding, rank: int) -> Layout:
     layout = layout_of_sharding(given, rank)
     kind = given.memory_kind
+    if kind is None:
+        return layout
     platform = next(iter(given.device_set)).platform
     try:
         own = jax.local_devices(backend=platform)  # all processes must agree to refuse
         kinds = {device.default_memory().kind for device in own}
     except RuntimeError:  # not present: described devices do not report it
         kinds = {"device"}
-    if kind is not None and kind not in kinds:
+    if kind not in kinds:
         raise UsageError(
             f"memory kind {kind!r}: shoal's arrays live in device memory; pass the layout without "
             "it, and move the result by jax.device_put(…, this sharding)"

@@ -8,45 +8,24 @@ from functools import lru_cache
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from shoal.arrays.bridge.devices import jax_mesh, listed_devices, mesh_of
+from shoal.arrays.bridge.devices import backend_of, jax_mesh
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, with_article
 from shoal.plan.layout import Dim, Layout
 from shoal.plan.mesh import Mesh
 
 
-@local
-def named_sharding(
-    layout: Layout | NamedSharding, *, devices: Sequence[jax.Device] | None = None
-) -> NamedSharding:
-    """Return the JAX sharding for a layout.
-
-    Local.
-
-    `layout_of(named_sharding(layout)) == layout` but for the label of the mesh, which JAX's meshes
-    lack. Equal layouts give the same object.
+def sharding_of(layout: Layout, *, devices: Sequence[jax.Device] | None = None) -> NamedSharding:
+    """Return the JAX sharding of a layout: the same object for equal ones.
 
     Args:
-      layout: the layout; a NamedSharding is returned unchanged. A pending reduction must be "sum"
-        over Explicit axes: JAX calls those axes *unreduced*.
-      devices: the devices to search for the mesh's, such as those of a described TPU slice
-        (`jax.experimental.topologies.get_topology_desc(…).devices`), to compile for absent
-        hardware. None: those of this job.
+      devices: those to search for the mesh's; None: those of this job.
 
     Raises:
       UsageError: devices that do not exist, or pending reductions that JAX cannot express.
-
-    Example:
-      >>> import shoal
-      >>> mesh = shoal.make_mesh({"x": -1})
-      >>> shoal.named_sharding(shoal.Layout(mesh, "x", None)).spec
-      P('x', None)
     """
-    if isinstance(layout, NamedSharding):
-        return layout
-    if not isinstance(layout, Layout):
-        raise UsageTypeError(f"named_sharding: {layout!r} must be a Layout")
-    return _sharding(layout, listed_devices("named_sharding", devices))
+    among = None if devices is None else tuple(devices)
+    return _sharding(layout, among, backend_of(layout.mesh.kind))
 
 
 @local
@@ -101,18 +80,20 @@ def layout_of_sharding(given: jax.sharding.Sharding, rank: int) -> Layout:
 
 
 @lru_cache(maxsize=4096)
-def _sharding(layout: Layout, devices: tuple[jax.Device, ...] | None) -> NamedSharding:
+def _sharding(
+    layout: Layout, devices: tuple[jax.Device, ...] | None, backend: object
+) -> NamedSharding:
     partial = layout.partial
     other = sorted({reduction for reduction in partial.values() if reduction != "sum"})
     if other:
         raise UsageError(
-            f"named_sharding: {layout!r} has pending reductions other than sums: "
+            f"sharding_of: {layout!r} has pending reductions other than sums: "
             f"{', '.join(other)}; JAX supports only sums"
         )
     auto = [axis for axis in partial if layout.mesh.axis_types[axis] == "auto"]
     if auto:
         raise UsageError(
-            f"named_sharding: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
+            f"sharding_of: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
             "JAX supports them only over Explicit axes: Mesh(…, axis_types='explicit')"
         )
     unreduced = {"unreduced": set(partial)} if partial else {}
@@ -150,7 +131,7 @@ def _layout_of(given: NamedSharding | SingleDeviceSharding, rank: int) -> Layout
     kind = getattr(given.spec, "unreduced_kind", None)  # jax 0.11 and later
     if kind is not None and kind.name != "sum":
         raise UsageError(f"layout_of: {given.spec} has a pending {kind.name}: only sums are known")
-    return Layout(mesh_of(given.mesh), *dims, partial=dict.fromkeys(given.spec.unreduced, "sum"))
+    return Layout(given.mesh, *dims, partial=dict.fromkeys(given.spec.unreduced, "sum"))
 
 
 def padded_dims(spec: PartitionSpec, rank: int) -> tuple[Dim, ...]:

@@ -4,65 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import TypeAlias
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 
-from shoal.arrays.bridge.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.devices import jax_mesh
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError
-from shoal.plan.mesh import Mesh
+from shoal.errors import UsageError
+from shoal.plan.mesh import Mesh, mesh_of
 from shoal.runtime.jax_service import jax_runtime
 from shoal.tracebacks import block_at_caller
+
+AnyMesh: TypeAlias = Mesh | jax.sharding.Mesh
 
 _mesh: ContextVar[Mesh | None] = ContextVar("shoal_default_mesh", default=None)
 
 
 @local
 @block_at_caller
-def use_mesh(mesh: Mesh | jax.sharding.Mesh) -> Iterator[Mesh]:
-    """Set the mesh for plain tuples, names and PartitionSpecs given as layouts.
+def use_mesh(mesh: AnyMesh) -> Iterator[AnyMesh]:
+    """Set the mesh for PartitionSpecs, plain tuples and names given as layouts.
 
     Local.
 
     Applies to the block, in this thread and asyncio task: a thread started inside has no default
     mesh until it enters one. Blocks nest; leaving one restores the previous mesh. Outside all of
-    them the mesh of `jax.set_mesh` is the default. This does not enter `jax.set_mesh`: under that,
-    even `jnp.ones(3)` becomes a program of all the mesh's devices, which every process would have
-    to run.
+    them the mesh of `jax.set_mesh`, else that of JAX's `with mesh:`, is the default.
+
+    It is a default for specs given to shoal and nothing else: JAX does not see it. Under
+    `jax.set_mesh`, which models with specs of their own may need (`nnx.with_partitioning`,
+    Explicit axes), even `jnp.ones(3)` becomes a program of all the mesh's devices, which every
+    process has to run.
 
     Args:
-      mesh: a mesh, or JAX's.
+      mesh: a `jax.sharding.Mesh`, or a planned one.
 
     Returns:
-      A context manager that yields the mesh, or a decorator of functions. One that is dropped
+      A context manager that yields `mesh`, or a decorator of functions. One that is dropped
       without being entered does nothing, and warns so (RuntimeWarning).
 
     Raises:
       UsageError: `mesh` is not a mesh.
 
     Example:
-      >>> import numpy as np, shoal
+      >>> import jax, numpy as np, shoal
       >>> with shoal.use_mesh(shoal.make_mesh({"x": -1})):
-      ...     w = shoal.put(np.ones((8, 3), np.float32), ("x", None))
-      >>> shoal.layout_of(w).dims
-      ('x', None)
+      ...     w = shoal.put(np.ones((8, 3), np.float32), jax.P("x"))
+      >>> w.sharding.spec
+      P('x',)
     """
-    if not isinstance(mesh, Mesh | jax.sharding.Mesh):
-        raise UsageTypeError(f"use_mesh: {mesh!r} must be a Mesh")
-    token = _mesh.set(mesh if isinstance(mesh, Mesh) else mesh_of(mesh))
+    token = _mesh.set(mesh_of("use_mesh", mesh))
     try:
-        yield _mesh.get()  # type: ignore[misc]
+        yield mesh
     finally:
         _mesh.reset(token)
 
 
 def on_current_mesh(place: NamedSharding) -> NamedSharding:
-    """Return a sharding on devices, for one on a mesh that has none, as `jax.eval_shape` gives it.
+    """Return a sharding on devices: one on an abstract mesh, as of `jax.eval_shape`, on the mesh in
+    force; any other unchanged.
 
     Raises:
       UsageError: neither `use_mesh` nor `jax.set_mesh` has a mesh of its axes in force.
     """
+    if not isinstance(place.mesh, AbstractMesh):
+        return place
     axes = dict(place.mesh.shape)
     mesh = default_mesh()
     if mesh is None or dict(mesh.axes) != axes:
@@ -76,9 +83,9 @@ def on_current_mesh(place: NamedSharding) -> NamedSharding:
 
 
 def default_mesh() -> Mesh | None:
-    """Return the mesh of the innermost `use_mesh` block, else that of `jax.set_mesh`, or None."""
+    """Return the mesh in force: of `use_mesh`, else `jax.set_mesh`, else `with mesh:`; or None."""
     mesh = _mesh.get()
     if mesh is not None:
         return mesh
     current = jax_runtime.current_mesh()
-    return None if current is None else mesh_of(current)
+    return None if current is None else mesh_of("the mesh in force", current)

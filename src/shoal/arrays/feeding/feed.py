@@ -34,8 +34,8 @@ import numpy as np
 from shoal import settings
 from shoal.arguments import count, integer, not_flags
 from shoal.arrays.bridge.agreed_devices import owners_of
-from shoal.arrays.bridge.leaf_layouts import Layouts, is_one_layout
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.leaf_layouts import Layouts, is_function, is_one_layout, whole_rows
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, ReaderState, by_number
 from shoal.arrays.feeding.batch_verdict import LAST
 from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting, FeedOptions, Steps
@@ -300,7 +300,7 @@ def _meeting(
     here: Coordinator, split: Split, spec: tuple[str, ...], lane: str | None, limit_s: float
 ) -> FeedMeeting:
     """Return how the threads meet: in a lane that no other feed uses."""
-    devices = named_sharding(split.layout).mesh.devices.ravel().tolist()
+    devices = sharding_of(split.layout).mesh.devices.ravel().tolist()
     owners = owners_of(here, devices, limit_s)
     if here.process not in owners:
         raise UsageError(
@@ -483,14 +483,15 @@ def check_skip(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | No
 
 def rows_layout(layouts: Layouts) -> Layout:
     """Return the layout of the rows: that of the first dim."""
+    raise_all("feed", whole_rows(layouts))
     layouts_seen: dict[Layout, None] = {}
     for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
-        if callable(one) or not is_one_layout(one):
+        if is_function(one) or not is_one_layout(one):
             raise UsageTypeError(
                 f"feed: {one!r} cannot be resolved before there are leaves: pass layouts"
             )
         layout = split_layout("feed", one)
-        if layout.rank:
+        if not isinstance(one, Layout) or one.rank:  # else of a leaf without rows
             layouts_seen[Layout(layout.mesh, layout.dims[0])] = None
     if len(layouts_seen) != 1:
         raise UsageError(
@@ -498,7 +499,7 @@ def rows_layout(layouts: Layouts) -> Layout:
             + (" and ".join(map(repr, layouts_seen)) or "none")
         )
     (layout,) = layouts_seen
-    named_sharding(layout)  # checks that its devices exist
+    sharding_of(layout)  # checks that its devices exist
     return layout
 
 

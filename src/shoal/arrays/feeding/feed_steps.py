@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from shoal.arrays.bridge.leaf_layouts import Layouts
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, ReaderState
 from shoal.arrays.feeding.batch_verdict import BatchId, BatchVerdict, Status, judge
 from shoal.arrays.feeding.own_rows import Batch, Split, checked_batch, place_rows
@@ -294,4 +295,5 @@ class Steps:
             ends = [(piece.start, min(piece.stop, self._rows_left)) for piece in split.slices(size)]
             rows = sum(max(0, stop - start) for start, stop in ends)
         value = batch.first(rows).padded(own).arrays(split, size)
-        return ((value, place_rows(np.arange(own) < rows, split.layout, split, size)),)
+        is_row = np.arange(own) < rows
+        return ((value, place_rows(is_row, sharding_of(split.layout), split, size)),)

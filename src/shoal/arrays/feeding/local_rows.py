@@ -6,13 +6,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from shoal.arguments import integer
-from shoal.arrays.bridge.leaf_layouts import is_one_layout, layout_for
-from shoal.arrays.bridge.sharding import layout_of_sharding
+from shoal.arrays.bridge.leaf_layouts import (
+    dims_of,
+    is_function,
+    is_mesh,
+    is_one_layout,
+    layout_for,
+    whole_rows,
+)
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.rows import check_even_split, row_holders
 
@@ -76,15 +82,10 @@ def split_layout(operation: str, given: Any, dim: int = 0) -> Layout:
     Raises:
       UsageError: it is not a layout, or there is no mesh for it.
     """
-    if isinstance(given, Layout):
-        return given
-    least = max(dim + 1, 1)
-    if isinstance(given, NamedSharding):
-        return layout_of_sharding(given, max(len(given.spec), least))
-    if callable(given) or not is_one_layout(given):
+    raise_all(operation, whole_rows(given) if is_mesh(given) else [])
+    if is_function(given) or not is_one_layout(given):
         raise UsageTypeError(f"{operation}: {given!r} is not one layout: pass that of one array")
-    dims = given if isinstance(given, tuple | PartitionSpec) else (given,)
-    rank = max(len(dims), least)
+    rank = max(len(dims_of(given)), dim + 1, 1)
     try:
         return layout_for(given, jax.ShapeDtypeStruct((1,) * rank, np.int8), ())
     except UsageError as error:

@@ -22,7 +22,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
     path_text,
 )
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import as_numpy, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.tree_words import nodes_text
@@ -153,17 +153,17 @@ class Batch(NamedTuple):
             shape = (size, *leaf.value.shape[1:]) if leaf.value.ndim else ()
             must_divide(leaf._replace(value=jax.ShapeDtypeStruct(shape, np.int8)), problems)
         raise_all("feed", problems)
-        placed = [place_rows(leaf.value, leaf.layout, split, size) for leaf in self.leaves]
+        placed = [place_rows(leaf.value, leaf.sharding, split, size) for leaf in self.leaves]
         jax.block_until_ready(placed)  # a pending transfer still reads the host array
         return jax.tree.unflatten(self.treedef, placed)
 
 
-def place_rows(value: HostArray, layout: Layout, split: Split, size: int) -> jax.Array:
+def place_rows(value: HostArray, sharding: jax.NamedSharding, split: Split, size: int) -> jax.Array:
     """Return one leaf as a global array. Wait for it before changing the host array."""
     if not value.ndim:
-        return upload_shards(value, named_sharding(layout))
+        return upload_shards(value, sharding)
     rows: Any = _Rows(value, split.slices(size), size)
-    return upload_shards(rows, named_sharding(layout))
+    return upload_shards(rows, sharding)
 
 
 class _Rows:
@@ -204,7 +204,8 @@ def checked_batch(tree: Any, layouts: Layouts, split: Split, caller: Caller) -> 
             problems.append(f"{path_text(path)}: {why}")
     raise_all("feed", problems)
     tree = jax.tree.unflatten(treedef, values)
-    leaves, treedef = leaf_layouts(tree, layouts, problems)
+    with use_mesh(split.layout.mesh):  # JAX's mesh in force is that of the caller's thread
+        leaves, treedef = leaf_layouts(tree, layouts, problems)
     problems += [f"{leaf.path}: {why}" for leaf in leaves if (why := _misfit(leaf, split))]
     for leaf in leaves:
         cannot_be_pending(leaf, problems)

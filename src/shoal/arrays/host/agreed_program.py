@@ -39,6 +39,7 @@ def agree_on_program(
     arrays: Mapping[str, jax.Array],
     *,
     options: Sequence[str] = (),
+    nodes: Sequence[str] = (),
     timeout_s: float | None = None,
 ) -> None:
     """Return once all processes that own devices of the leaves and arrays have made this call.
@@ -47,6 +48,7 @@ def agree_on_program(
       leaves: what the program takes, with the layouts that it is to have.
       arrays: the arrays among it, by path, whose present layouts must be equal.
       options: further lines that must be equal.
+      nodes: the line of the tree, shown where the leaves are equal.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S.
 
     Raises:
@@ -70,7 +72,7 @@ def agree_on_program(
             f"{operation} among {listed(owners)}",
             None,
             callsite(),
-            (*options, *_lines(leaves, arrays)),
+            (*options, *_lines(leaves, arrays), *nodes),
         ),
         timeout_s=timeout_s,
         group=None if len(owners) == coordinator.num_processes else tuple(sorted(owners)),

@@ -16,10 +16,11 @@ from shoal.arrays.bridge.leaf_layouts import (
     fitting,
     leaf_layouts,
     must_divide,
+    whole_rows,
 )
-from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.host.host_values import cannot_hold, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems
+from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
 from shoal.arrays.host_local.parts import (
@@ -90,13 +91,14 @@ def from_host_local(
       True
     """
     _refuse_inside_jit("from_host_local")
-    problems = [*lane_problems(lane), *not_flags(check_values=check_values)]
+    problems = [*lane_problems(lane), *not_flags(check_values=check_values), *whole_rows(layouts)]
     leaves, treedef = leaf_layouts(tree, layouts, problems)
     for leaf in leaves:
         problems += _part_problems(leaf)
     raise_all("from_host_local", problems)
     warn_of_narrowing("from_host_local", ((leaf.path, leaf.value) for leaf in leaves))
-    call = PartsCall("from_host_local", callsite(), check_values, lane)
+    nodes = tree_lines(treedef)
+    call = PartsCall("from_host_local", callsite(), check_values, lane, nodes)
     joined = _converted(leaves, _is_global, lambda some: join_own_parts(some, call),
                         lambda some: join_traced(some, call))  # fmt: skip
     return jax.tree.unflatten(treedef, joined)
@@ -184,7 +186,7 @@ def _with_sharding(leaf: Leaf) -> Any:
     array = leaf.value
     if isinstance(array, jax.core.Tracer) or is_local(array):
         return array
-    return relabelled(array, named_sharding(leaf.layout))
+    return relabelled(array, leaf.sharding)
 
 
 def _is_global(leaf: Leaf) -> bool:
@@ -196,7 +198,7 @@ def _is_part(leaf: Leaf) -> bool:
     value = seen(leaf.value)
     if value is None or not is_local(value):
         return False
-    targets = named_sharding(leaf.layout).device_set
+    targets = leaf.sharding.device_set
     return not isinstance(value, jax.Array) or value.sharding.device_set != targets
 
 

@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
-from shoal.arrays.bridge.sharding import layout_of_sharding, named_sharding, padded_dims
+from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding_of
 from shoal.arrays.host_local.parts import (
     PartsCall,
     cut_own_part,
@@ -65,7 +65,7 @@ class Where(NamedTuple):
         """Place a result in its layout."""
         if self.result is None:
             return array
-        target = named_sharding(self.result)
+        target = sharding_of(self.result)
         array = array if (same := relabelled(array, target)) is None else same
         return move([ArrayMove(array, array, target)])[0]
 
@@ -134,7 +134,7 @@ def _types_of_parts(*arrays: Any, places: tuple[Where, ...], call: PartsCall) ->
 
 
 def _type(like: Any, shape: tuple[int, ...], layout: Layout | None) -> Any:
-    target = None if layout is None else named_sharding(layout)
+    target = None if layout is None else sharding_of(layout)
     return jax.typeof(jax.ShapeDtypeStruct(shape, like.dtype, sharding=target))
 
 

@@ -13,7 +13,7 @@ from jax.extend.core import concrete_or_error
 from jax.sharding import NamedSharding
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
-from shoal.arrays.bridge.sharding import layout_of_sharding, named_sharding
+from shoal.arrays.bridge.sharding import layout_of_sharding, sharding_of
 from shoal.arrays.host.host_values import as_numpy, device_dtype
 from shoal.arrays.host.record_trail import record_trail_of_parts
 from shoal.arrays.moving.move import move, relabelled
@@ -36,6 +36,7 @@ class PartsCall(NamedTuple):
     site: str  # the call site; "": where it is executed
     check_values: bool = True
     lane: str | None = None
+    nodes: tuple[str, ...] = ()  # the line of its tree, which must be equal
     is_derivative: bool = False  # of tangents or cotangents, which autodiff may place anywhere
 
     def of_derivative(self) -> PartsCall:
@@ -85,6 +86,7 @@ def join_own_parts(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
         leaves,
         lane=call.lane,
         options=(f"check_values={call.check_values}",),
+        nodes=call.nodes,
         values=call.check_values,
         site=call.site,
     )
@@ -95,10 +97,10 @@ def _whole_of_own(leaf: Leaf) -> jax.Array:
     box = own_box(leaf.layout)
     if box.layout is None:
         return _nothing_here(leaf)
-    (part,) = place_leaves([leaf._replace(layout=box.layout)])
+    (part,) = place_leaves([leaf.on(box.layout)])
     return jax.make_array_from_single_device_arrays(
         global_shape(leaf.layout, part.shape),
-        named_sharding(leaf.layout),
+        leaf.sharding,
         [shard.data for shard in part.addressable_shards],
         dtype=part.dtype,
     )
@@ -112,8 +114,8 @@ def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
       UsageError: the array is not in its layout (cotangents are moved), or this process has no part
         of it.
     """
-    path, value, layout = leaf
-    box, target = own_box(layout), named_sharding(layout)
+    path, value, layout = leaf.path, leaf.value, leaf.layout
+    box, target = own_box(layout), sharding_of(layout)
     if box.layout is None:
         raise UsageError(
             f"{call.operation}: {path}: process {jax.process_index()} owns no device of "
@@ -125,7 +127,7 @@ def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
         return place_leaves([Leaf(path, part, box.layout)])[0]
     return jax.make_array_from_single_device_arrays(
         local_shape(layout, current.shape),
-        named_sharding(box.layout),
+        sharding_of(box.layout),
         [shard.data for shard in current.addressable_shards],
         dtype=current.dtype,
     )
@@ -133,7 +135,7 @@ def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
 
 def lies_elsewhere(array: jax.Array, layout: Layout) -> str:
     """Return why an array is not in a layout, or an empty string."""
-    target = named_sharding(layout)
+    target = sharding_of(layout)
     if array.sharding.is_equivalent_to(target, array.ndim):
         return ""
     if array.sharding.device_set != target.device_set:
@@ -150,7 +152,7 @@ def lies_elsewhere(array: jax.Array, layout: Layout) -> str:
 
 def _laid_out(leaf: Leaf, target: NamedSharding, call: PartsCall) -> jax.Array | None:
     """Return an array in the layout; None if it is not global, but whole in this process."""
-    path, value, layout = leaf
+    path, value, layout = leaf.path, leaf.value, leaf.layout
     is_array = isinstance(value, jax.Array)
     if is_array and (array := relabelled(value, target)) is not None:
         return array
@@ -189,12 +191,10 @@ def _nothing_here(leaf: Leaf) -> jax.Array:
     shape = global_shape(layout, value.shape)
     if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         dtype = device_dtype(np.dtype(value.dtype))
-        return jax.make_array_from_single_device_arrays(
-            shape, named_sharding(layout), [], dtype=dtype
-        )
+        return jax.make_array_from_single_device_arrays(shape, sharding_of(layout), [], dtype=dtype)
     words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, value.dtype))
     whole = Layout(layout.mesh, *layout.dims, *[None] * (len(words.shape) - len(shape)))
     empty = jax.make_array_from_single_device_arrays(
-        words.shape, named_sharding(whole), [], dtype=words.dtype
+        words.shape, sharding_of(whole), [], dtype=words.dtype
     )
     return jax.random.wrap_key_data(empty, impl=value.dtype)

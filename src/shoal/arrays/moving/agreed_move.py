@@ -13,7 +13,6 @@ import jax
 from jax.sharding import NamedSharding
 
 from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts, path_text
-from shoal.arrays.bridge.sharding import named_sharding
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import is_key
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
@@ -74,6 +73,7 @@ def agree_on_move(
     moves: Sequence[ArrayMove | None],
     *,
     options: tuple[str, ...] = (),
+    nodes: tuple[str, ...] = (),
     timeout_s: float | None = None,
 ) -> None:
     """Leave a trail; or, if arrays are sent between processes, first agree on the call.
@@ -82,6 +82,7 @@ def agree_on_move(
       leaves: with their layouts.
       moves: their moves; None: hidden by `vmap`, so that the array may have to be sent.
       options: further lines that must be equal.
+      nodes: the line of the tree.
       timeout_s: deadline of that agreement in seconds; None: SHOAL_TIMEOUT_S.
 
     Raises:
@@ -89,10 +90,10 @@ def agree_on_move(
     """
     sent = [pair for pair in zip(leaves, moves, strict=True) if _is_sent(*pair)]
     if not sent:
-        record_trail(operation, leaves, lane=None, options=options)
+        record_trail(operation, leaves, lane=None, options=options, nodes=nodes)
         return
     sources = {leaf.path: move.array for leaf, move in sent if move is not None}
-    agree_on_program(operation, leaves, sources, options=options, timeout_s=timeout_s)
+    agree_on_program(operation, leaves, sources, options=options, nodes=nodes, timeout_s=timeout_s)
 
 
 def fail_move(error: BaseException, tree: Any, layouts: Any, *_: object, **__: object) -> None:
@@ -124,7 +125,7 @@ def move_of(leaf: Leaf, array: jax.Array | None) -> ArrayMove | None:
     """Return the move of a leaf to its layout; None without an array, or without a layout."""
     if array is None or leaf.layout is None:
         return None
-    return ArrayMove(leaf.value, array, named_sharding(leaf.layout))
+    return ArrayMove(leaf.value, array, leaf.sharding)
 
 
 def _is_sent(leaf: Leaf, move: ArrayMove | None) -> bool:

@@ -260,7 +260,8 @@ def on_row(row: tuple[jax.Device, ...]) -> AbstractContextManager[Any]:
 
 def row_of(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
     """Return the devices in mesh order; () where it is not known."""
-    return tuple(sharding.mesh.devices.flat) if isinstance(sharding, NamedSharding) else ()
+    mesh = getattr(sharding, "mesh", None)
+    return tuple(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else ()
 
 
 # JAX keeps compiled code by function object: without this cache each call would compile anew.

@@ -20,7 +20,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.host.host_values import deleted, not_placed
 from shoal.arrays.moving.across_devices import (
     Programs,
@@ -220,8 +220,8 @@ class RelayoutPlan:
     def _ends(self) -> tuple[NamedSharding, NamedSharding]:
         source, target = self.transfer.source, self.transfer.target
         return (
-            named_sharding(source, devices=self.devices),
-            named_sharding(target, devices=self.devices),
+            sharding_of(source, devices=self.devices),
+            sharding_of(target, devices=self.devices),
         )
 
     @property
@@ -316,7 +316,7 @@ def plan_relayout(
         cannot_be_pending(leaf, problems)
         if problems:  # what does not fit has no plan
             continue
-        move = ArrayMove(leaf.value, leaf.value, named_sharding(leaf.layout, devices=devices))
+        move = ArrayMove(leaf.value, leaf.value, sharding_of(leaf.layout, devices=devices))
         if why := _why_not_planned(move, source, way):
             problems.append(f"{leaf.path}: {why}")
         elif move.plan is not None:

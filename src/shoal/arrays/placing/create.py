@@ -18,10 +18,12 @@ from shoal.arrays.bridge.leaf_layouts import (
     must_divide,
     path_text,
 )
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
+from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.host_values import cannot_hold, device_form, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_lines
 from shoal.arrays.host.record_trail import owners_of_mesh, record_trail
+from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import is_tracing, with_shards_of_its_layout
 from shoal.arrays.moving.move import on_row, row_of
 from shoal.arrays.placing.put import dtype_problems, place_leaves, strong
@@ -32,7 +34,7 @@ from shoal.plan.mesh import Mesh
 
 
 @collective("the mesh's processes")
-def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
+def create(init: Callable[..., Any], *args: Any, layouts: Layouts = None) -> Any:
     """Run an initializer so that its results are sharded from the start.
 
     Collective over the mesh's processes.
@@ -51,7 +53,8 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
         `init` is traced to, what it closes over, and the shapes, dtypes and layouts of the results
         are compared, as for `put`.
       layouts: one layout, or a prefix tree of them, for the result, as for `put`; a function gets
-        the path (such as "params/w") and the `jax.ShapeDtypeStruct` of a leaf.
+        the path (such as "params/w") and the `jax.ShapeDtypeStruct` of a leaf. None: as `init`
+        shards it, as by `jax.jit(out_shardings=None)`, on the mesh of the others or in force.
 
     Returns:
       The result of `init`, as sharded arrays.
@@ -96,24 +99,31 @@ def created(
     except TypeError:  # JAX names no leaf
         jax.eval_shape(partial(_arrays_of, init), *args)
         raise
-    leaves, treedef = leaf_layouts(shapes, layouts, problems)
-    for leaf in leaves:
+    leaves, treedef = leaf_layouts(shapes, layouts, problems, none_clears=True)
+    chosen = [leaf for leaf in leaves if leaf.layout is not None]
+    for leaf in chosen:
         must_divide(leaf, problems)
         cannot_be_pending(leaf, problems)
     raise_all("create", problems)
     if not leaves:
         return init(*args)
-    targets = [named_sharding(leaf.layout) for leaf in leaves]
-    mesh = _one_mesh(leaves)
-    raise_all("create", _apart(args, targets[0]))
-    program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
+    mesh = _one_mesh(chosen)
+    row = sharding_of(Layout(mesh))
+    raise_all("create", _apart(args, row))
+    targets = [None if leaf.layout is None else leaf.sharding for leaf in leaves]
+    shardings = jax.tree.unflatten(treedef, targets)
+    program = jax.jit(init, out_shardings=shardings)
     placed = _on_mesh(args, mesh)
+    nodes = (*tree_lines(jax.tree.structure(args)), *tree_lines(treedef))
+    # Where a result has no layout, only JAX's mesh in force says which devices to run on.
+    is_free = len(chosen) < len(leaves) and not is_tracing()
+    around = jax.set_mesh(row.mesh) if is_free else on_row(row_of(row))
     # A NaN of the initializer is the user's to find; without `jit` nothing would be placed.
-    with on_row(row_of(targets[0])), jax.disable_jit(False):
+    with around, jax.disable_jit(False):
         if len(owners_of_mesh(mesh)) > 1 and not is_tracing():
             # The trace that runs: what the initializer closes over is in it.
             options = (*options, *program_lines(program.trace(*placed).jaxpr))
-        _record(args, leaves, options)
+        _record(args, chosen, mesh, options, nodes)
         return jax.tree.map(with_shards_of_its_layout, program(*placed))
 
 
@@ -138,21 +148,35 @@ def _traceable(value: Any) -> Any:
     return device_form(np.asarray(value)) if is_host else strong(value)
 
 
-def _record(args: tuple[Any, ...], results: list[Leaf], options: Sequence[str]) -> None:
+def _record(
+    args: tuple[Any, ...],
+    results: list[Leaf],
+    mesh: Mesh,
+    options: Sequence[str],
+    nodes: tuple[str, ...],
+) -> None:
     """Leave a trail of the results, and of arguments that `jit` assumes to be equal."""
     if is_tracing():
         return
-    mesh = results[0].layout.mesh
     own = [
         Leaf(f"args{jax.tree_util.keystr(path)}", value, Layout.replicated(mesh, np.ndim(value)))
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
         if not isinstance(value, jax.Array) or value.is_fully_addressable
     ]
-    record_trail("create", [*own, *results], lane=None, options=(*options,), values=True)
+    leaves = [*own, *results]
+    record_trail("create", leaves, lane=None, options=(*options,), nodes=nodes, values=True)
 
 
 def _one_mesh(leaves: list[Leaf]) -> Mesh:
     """Return the mesh on which one program creates all leaves."""
+    if not leaves:
+        mesh = default_mesh()
+        if mesh is None:
+            raise UsageError(
+                "create: without layouts the initializer runs on the mesh in force, and there is "
+                "none: pass layouts=, or call this inside `with use_mesh(mesh):`"
+            )
+        return mesh
     first = leaves[0]
     ids = first.layout.mesh.device_ids.ravel()
     kind = first.layout.mesh.kind
@@ -190,7 +214,7 @@ def _apart(args: tuple[Any, ...], target: NamedSharding) -> list[str]:
 def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
     """Replicate values that this process holds alone over the mesh; Python numbers stay weak."""
     values, treedef = jax.tree.flatten(args)
-    devices = named_sharding(Layout(mesh)).device_set
+    devices = sharding_of(Layout(mesh)).device_set
     stray = [
         number
         for number, value in enumerate(values)

@@ -17,9 +17,10 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.host.host_values import as_numpy, is_key, unfit, warn_of_narrowing
 from shoal.arrays.host.record_trail import lane_problems, record_trail
+from shoal.arrays.host.tree_words import tree_lines
 from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import move, relabelled
 from shoal.arrays.moving.planned_move import ArrayMove
@@ -87,10 +88,7 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
         own = f"; {_OWN_ROWS}" if len(leaf.layout.mesh.process_indices) > 1 else ""
         problems += [f"{problem}{own}" for problem in uneven]
         cannot_be_pending(leaf, problems)
-        if (
-            _is_elsewhere(leaf.value)
-            and relabelled(leaf.value, named_sharding(leaf.layout)) is None
-        ):
+        if _is_elsewhere(leaf.value) and relabelled(leaf.value, leaf.sharding) is None:
             problems.append(f"{leaf.path}: {_where(leaf.value)}")
     named = [
         (jax.tree_util.keystr(path) or "the array", value)
@@ -100,9 +98,8 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
     problems += [*lane_problems(lane), *not_flags(check_values=check_values)]
     raise_all("put", problems)
     warn_of_narrowing("put", named)
-    record_trail(
-        "put", leaves, lane=lane, options=(f"check_values={check_values}",), values=check_values
-    )
+    options, nodes = (f"check_values={check_values}",), tree_lines(treedef)
+    record_trail("put", leaves, lane=lane, options=options, nodes=nodes, values=check_values)
     return jax.tree.unflatten(treedef, place_leaves(leaves))
 
 
@@ -119,7 +116,7 @@ def dtype_problems(named: Iterable[tuple[str, Any]]) -> list[str]:
 
 def place_leaves(leaves: list[Leaf]) -> list[jax.Array]:
     """Place validated leaves. When it returns, host values may be changed."""
-    placed = [_already(leaf.value, named_sharding(leaf.layout)) for leaf in leaves]
+    placed = [_already(leaf.value, leaf.sharding) for leaf in leaves]
     from_host = [number for number, array in enumerate(placed) if array is None]
     if from_host:
         refuse_inside_jit()
@@ -133,10 +130,10 @@ def place_leaves(leaves: list[Leaf]) -> list[jax.Array]:
 def _from_host(leaf: Leaf) -> jax.Array:
     value, layout = leaf.value, leaf.layout
     if not is_key(value):
-        return upload_shards(as_numpy(value), named_sharding(layout))
+        return upload_shards(as_numpy(value), leaf.sharding)
     words = np.asarray(jax.random.key_data(value))
     whole = [None] * (words.ndim - layout.rank)
-    array = upload_shards(words, named_sharding(Layout(layout.mesh, *layout.dims, *whole)))
+    array = upload_shards(words, sharding_of(Layout(layout.mesh, *layout.dims, *whole)))
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(value))
 
 

@@ -25,7 +25,7 @@ from shoal.arrays.bridge.leaf_layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.agreed_program import concrete
 from shoal.arrays.host.host_values import as_array, is_key, unfit, warn_of_narrowing
@@ -186,7 +186,7 @@ def _check(leaf: Leaf, problems: list[str]) -> None:
         if why := _auto_on_explicit(leaf):
             problems.append(f"{leaf.path}: {why}")
         typed = [[a for a in dim if types[a] == "explicit"] for dim in leaf.layout.axes_of_dims]
-        leaf = leaf._replace(layout=Layout(leaf.layout.mesh, *map(tuple, typed)))
+        leaf = leaf.on(Layout(leaf.layout.mesh, *map(tuple, typed)))
     must_divide(leaf, problems)
 
 
@@ -233,7 +233,7 @@ def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
     if "explicit" in types.values():
         if leaf.layout.partial and jax.typeof(value).sharding.mesh.empty:
             whole = Layout(leaf.layout.mesh, *leaf.layout.dims)  # JAX requires this (0.12)
-            value = jax.reshard(value, _only("explicit", leaf._replace(layout=whole), mesh))
+            value = jax.reshard(value, _only("explicit", leaf.on(whole), mesh))
         value = jax.reshard(value, _only("explicit", leaf, mesh))
     if AxisType.Auto not in mesh.axis_types:
         return value
@@ -282,7 +282,7 @@ def _mesh_to_clear(value: jax.Array) -> AnyMesh | None:
 def _mesh_here(leaf: Leaf) -> AnyMesh:
     """Return the mesh to name: inside `shard_map` the current one, with its Manual axes."""
     around = _mesh_around(leaf)
-    return named_sharding(leaf.layout).mesh if around is None else around
+    return sharding_of(leaf.layout).mesh if around is None else around
 
 
 def _mesh_around(leaf: Leaf) -> AnyMesh | None:
@@ -303,7 +303,8 @@ def _only(kind: str, leaf: Leaf, mesh: AnyMesh) -> NamedSharding:
     Explicit ones in its type.
     """
     types = leaf.layout.mesh.axis_types
-    dims = [tuple(a for a in dim if types[a] == kind) for dim in leaf.layout.axes_of_dims]
+    each = [(dim,) if isinstance(dim, str) else dim or () for dim in leaf.spec.partitions]
+    dims = [tuple(a for a in dim if types[a] == kind) for dim in each]
     partial = {"unreduced": set(leaf.layout.partial)} if leaf.layout.partial else {}
     spec = PartitionSpec(*[dim or None for dim in dims], **partial if kind == "explicit" else {})
     return NamedSharding(mesh, spec)
@@ -389,13 +390,13 @@ def moved_inside(x: jax.Array, plan: RelayoutPlan) -> jax.Array:
     )
     moved: jax.Array = _MOVED.bind(x, there=there, back=back_again)
     if is_weak(x) and not is_weak(moved):
-        return weakened(moved, named_sharding(move.target))
+        return weakened(moved, sharding_of(move.target))
     return moved
 
 
 def _pinned_move(move: Transfer, devices: Sequence[jax.Device] | None) -> OnArray:
     ends = move.source, move.target
-    source, target = (named_sharding(end, devices=devices) for end in ends)
+    source, target = (sharding_of(end, devices=devices) for end in ends)
     found = stages(move.steps, *ends, move.shape, move.item_bytes, devices)
     run = inside_jit(found, source, target)
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from shoal.arrays.bridge.devices import mesh_of
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
@@ -27,6 +26,7 @@ from shoal.arrays.traced.constrain import constrain_agreed, explicit_part
 from shoal.colour import traced
 from shoal.errors import UsageTypeError, raise_all
 from shoal.plan.layout import Layout
+from shoal.plan.mesh import mesh_of
 
 
 @traced
@@ -213,7 +213,7 @@ def _result(layout: Layouts, shape: tuple[int, ...]) -> Leaf:
     where = explicit_part(leaves[0])
     if where is not None:
         own = Layout(leaves[0].layout.mesh, *where.spec.partitions)
-        must_divide(leaves[0]._replace(layout=own), problems)
+        must_divide(leaves[0].on(own), problems)
     raise_all("linear: the result", problems)
     return leaves[0]._replace(path="the result")
 
@@ -227,7 +227,7 @@ def _agree(arrays: dict[str, jax.Array], result: Leaf | None, dtype: Any) -> Non
     if result is None and all(a.is_fully_replicated for a in known.values()):
         sharding = next(iter(known.values())).sharding
         if isinstance(sharding, NamedSharding):
-            mesh = mesh_of(sharding.mesh)
+            mesh = mesh_of("linear", sharding.mesh)
             leaves = [Leaf(n, a, Layout.replicated(mesh, a.ndim)) for n, a in own.items()]
             record_trail("linear", leaves, lane=None, values=True)
         return

@@ -14,16 +14,19 @@ from jax.extend.core import Literal
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
-from shoal.arrays.bridge.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
     cannot_be_pending,
+    dims_of,
+    is_function,
+    is_mesh,
     is_one_layout,
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
+from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh, use_mesh
 from shoal.arrays.host.agreed_program import agree_on_program, concrete, fail_program
 from shoal.arrays.host.host_values import as_array, unfit, warn_of_narrowing
 from shoal.arrays.host.program_lines import program_of, programs_in
@@ -34,7 +37,7 @@ from shoal.arrays.traced.constrain import AnyMesh, constrain, manual_axes
 from shoal.colour import traced
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.layout import Layout
-from shoal.plan.mesh import Mesh
+from shoal.plan.mesh import Mesh, mesh_of
 from shoal.tracebacks import at_caller
 
 
@@ -270,7 +273,9 @@ def _meshes(layouts: Layouts) -> Iterable[Mesh]:
         if isinstance(given, Layout):
             yield given.mesh
         elif isinstance(given, NamedSharding):
-            yield mesh_of(given.mesh)
+            yield mesh_of("manual", on_current_mesh(given).mesh)
+        elif is_mesh(given):
+            yield mesh_of("manual", given)
 
 
 def _arguments(
@@ -285,7 +290,7 @@ def _arguments(
             continue
         _check(leaf, region, problems)
         own = Layout(region.mesh, *_spec(leaf.layout, region.axes).partitions)
-        must_divide(leaf._replace(layout=own), problems)
+        must_divide(leaf.on(own), problems)
         if is_elsewhere(leaf.value, jax_mesh(region.mesh)):
             problems.append(
                 f"{leaf.path}: is on other devices than {region.mesh!r}, or in another order; "
@@ -332,16 +337,11 @@ def _specs(out_layouts: Layouts) -> Callable[[_Region], Any]:
     def spec(given: Any, axes: frozenset[str]) -> PartitionSpec:
         if isinstance(given, Layout):
             return _spec(given, axes)
-        dims = (given,) if isinstance(given, str) else given or ()
-        if isinstance(given, NamedSharding):
-            dims = given.spec.partitions
-        elif isinstance(given, PartitionSpec):
-            dims = given.partitions
-        each = [(dim,) if isinstance(dim, str) else dim or () for dim in dims]
+        each = [(dim,) if isinstance(dim, str) else dim or () for dim in dims_of(given)]
         return PartitionSpec(*[tuple(a for a in dim if a in axes) or None for dim in each])
 
     for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout):
-        if is_one_layout(given) and callable(given):
+        if is_function(given):
             raise UsageError("manual: out_layouts: pass layouts, not functions of paths")
     return lambda region: jax.tree.map(
         lambda given: spec(given, region.axes), out_layouts, is_leaf=is_one_layout

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format
 from jax.sharding import (
-    AbstractMesh,
     NamedSharding,
     PartitionSpec,
     Sharding,
     SingleDeviceSharding,
 )
 
-from shoal.arrays.bridge.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.layout_functions import short_text, wrong_arguments
-from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide
-from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, named_sharding
+from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide, padded, sharding_in
+from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, sharding_of
 from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh
 from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
 from shoal.checkpoint.format.records import LeafRecord, in_memory, layout_and_memory
@@ -35,7 +35,7 @@ from shoal.checkpoint.tree.plain_values import kind_of, remedy
 from shoal.collectives.leaves import leaf_of
 from shoal.errors import UsageError, UsageTypeError, raise_all, with_article
 from shoal.plan.layout import Layout
-from shoal.plan.mesh import Mesh
+from shoal.plan.mesh import Mesh, mesh_of
 
 STORED = "stored"
 _NUMBERS = ("bool", "int", "float", "complex")
@@ -130,6 +130,8 @@ def _is_default(place: Sharding) -> bool:
 
 
 def _target_leaf(name: str, value: Any) -> TargetLeaf:
+    if isinstance(value, Format):
+        value = sharding_in(value)
     if isinstance(value, NamedSharding):
         value = _with_devices(value)
     if _is_layout(value):
@@ -212,9 +214,7 @@ def _like(name: str, value: Any) -> TargetLeaf:
 
 def _with_devices(place: Any) -> Any:
     """Return a sharding with devices: on the current mesh, if its own is abstract."""
-    if isinstance(place, NamedSharding) and isinstance(place.mesh, AbstractMesh):
-        return on_current_mesh(place)
-    return place
+    return on_current_mesh(place) if isinstance(place, NamedSharding) else place
 
 
 def _is_layout(value: Any) -> bool:
@@ -240,7 +240,7 @@ def _stored_layout(record: LeafRecord) -> Layout | NamedSharding | None:
         layout = Layout.parse(text)
         if layout.mesh.size > _MOST_DEVICES:
             raise UsageError(f"its mesh has {layout.mesh.size} devices")
-        place = named_sharding(layout)
+        place = sharding_of(layout)
     except UsageError as error:
         raise UsageError(
             f"was saved as {record.layout}, which does not fit here: {error}; "
@@ -266,12 +266,14 @@ def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
 def _on_mesh(given: Any, rank: int) -> Any:
     """Put a PartitionSpec on the mesh of `use_mesh`; a mesh alone replicates the leaf."""
     if isinstance(given, Mesh | jax.sharding.Mesh):
-        return Layout.replicated(given if isinstance(given, Mesh) else mesh_of(given), rank)
+        return Layout.replicated(mesh_of("restore", given), rank)
     if not isinstance(given, PartitionSpec):
         return given
     mesh = default_mesh()
     if mesh is None:
-        raise UsageError(f"{given!r} needs a mesh: pass a Layout, or use `with use_mesh(mesh):`")
+        raise UsageError(
+            f"{given!r} needs a mesh: pass a NamedSharding, or use `with use_mesh(mesh):`"
+        )
     return NamedSharding(jax_mesh(mesh), given)
 
 
@@ -283,9 +285,7 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
       UsageError: it does not fit.
     """
     if isinstance(given, Layout):
-        if len(shape) != given.rank and given.is_replicated:
-            detail = "a Mesh as target replicates leaves of any rank"
-            raise UsageError(f"has {len(shape)} dims, {given!r} has {given.rank}; {detail}")
+        given = padded(given, len(shape))
         given.check_shape(shape)
         if given.partial:
             raise UsageError(f"{given!r} is partial; values are never partial: leave it out")
@@ -293,7 +293,7 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
         must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), given), problems)
         if problems:
             raise UsageError("; ".join(one.removeprefix(": ") for one in problems))
-        return named_sharding(given)
+        return sharding_of(given)
     found: Sharding = given
     try:
         found.shard_shape(shape)
@@ -308,8 +308,7 @@ def _text(given: Any) -> str:
     if isinstance(given, Layout):
         return given.text
     if isinstance(given, Mesh | jax.sharding.Mesh):
-        mesh = given if isinstance(given, Mesh) else mesh_of(given)
-        return f"replicated on {mesh.text}"
+        return f"replicated on {mesh_of('restore', given).text}"
     if isinstance(given, PartitionSpec):
         return str(given)
     if jax.process_count() > 1 and len({one.process_index for one in given.device_set}) == 1:

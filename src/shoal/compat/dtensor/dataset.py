@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.arrays.bridge.sharding import named_sharding
+from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.feeding.feed import feed
 from shoal.arrays.feeding.local_rows import local_rows
 from shoal.colour import logically_collective
@@ -89,7 +89,7 @@ class DTensorDataset:
 
     def _spec_of(self, value: Any, layout: Any) -> jax.ShapeDtypeStruct:
         shape = (self._size, *value.shape[self._is_batched :])
-        return jax.ShapeDtypeStruct(shape, value.dtype, sharding=named_sharding(layout))
+        return jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding_of(layout))
 
     @property
     def element_spec(self) -> Any:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.arguments import shown
-from shoal.arrays.make_mesh import described_platform, make_mesh, mesh_of_rings, virtual_cpus
+from shoal.arrays.make_mesh import described_platform, mesh_of_rings, planned_mesh, virtual_cpus
 from shoal.collectives.sync_devices import sync_devices
 from shoal.colour import collective, local
 from shoal.compat.arguments import number, or_none, row, takes
@@ -159,7 +159,7 @@ def _no_devices(operation: str, local_devices: Devices) -> None:
 
 def _made(operation: str, dims: Dims, name: str, ids: Sequence[int], use_xla_spmd: bool) -> Mesh:
     with prefix_errors(operation):
-        mesh = make_mesh(_pairs(operation, dims), devices=ids, order="given", label=name)
+        mesh = planned_mesh(_pairs(operation, dims), devices=ids, order="given", label=name)
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
 
 

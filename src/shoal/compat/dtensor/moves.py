@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from shoal.arguments import PLAIN_KINDS
-from shoal.arrays.bridge.sharding import layout_of, named_sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding_of
 from shoal.arrays.bridge.use_mesh import default_mesh as block_mesh
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.host.upload import is_tracing
@@ -71,6 +71,7 @@ def relayout(tensor: Any, layout: Layout, name: str | None = None) -> jax.Array:
     value = value_of(tensor)
     with prefix_errors("relayout"):
         wanted = layout_for("relayout", value, layout)
+        wanted.check_shape(np.shape(value))
         if is_tracing():
             return constrain(value, wanted)
         if is_on_mesh(value) or isinstance(value, jax.core.Tracer):
@@ -135,6 +136,8 @@ def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
         ids = layout.mesh.local_device_ids()
         if len(ids) == len(pieces):
             pieces = [pieces[place] for place in np.argsort(ids)]
+        for leaf in jax.tree.leaves(pieces[:1]):
+            wanted.check_shape(np.shape(leaf))
         return packing.pack(pieces, wanted)
 
 
@@ -190,7 +193,7 @@ def check_layout(tensor: Any, layout: Layout) -> None:
     if (
         actual is None
         or not is_same
-        or named_sharding(layout_of(value_of(tensor))) != named_sharding(wanted)
+        or sharding_of(layout_of(value_of(tensor))) != sharding_of(wanted)
     ):
         raise UsageError(
             f"dtensor.check_layout: Layout of tensor: {actual}, did not match expected layout: "

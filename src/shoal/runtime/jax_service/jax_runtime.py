@@ -64,7 +64,7 @@ PRIVATE = {
         "global_state.process_id",
         "global_state.shutdown",
     ),
-    "jax._src.mesh": ("get_concrete_mesh",),
+    "jax._src.mesh": ("get_concrete_mesh", "thread_resources"),
     "jax._src.xla_bridge": ("_backend_lock", "_backends", "num_cpu_devices.value"),
     "jaxlib._jax": (
         "get_distributed_runtime_client",
@@ -244,18 +244,20 @@ def wait_for_others(work_until_now: Callable[[], Callable[[], bool]]) -> None:
 
 
 def current_mesh() -> Any:
-    """Return the mesh of `jax.set_mesh`, with its devices; None if there is none.
+    """Return the mesh of `jax.set_mesh`, else that of JAX's `with mesh:`; None if there is none.
 
-    `jax.sharding.get_mesh` raises inside `jit`.
+    `jax.sharding.get_mesh` raises inside `jit`, and does not know the second.
     """
     try:
         from jax._src import mesh
 
         current = mesh.get_concrete_mesh()
+        if current is None or current.empty:
+            current = mesh.thread_resources.env.physical_mesh
     except (ImportError, AttributeError):
         check_version()
         raise
-    return None if current is None or current.empty else current
+    return None if current.empty else current
 
 
 def backend_exists() -> bool:

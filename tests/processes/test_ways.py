@@ -1,0 +1,11 @@
+"""Meshes and layouts given to the public functions in every way, in a job of two processes."""
+
+from __future__ import annotations
+
+from arrays import ways
+from shoal.testing.cluster import Cluster
+
+
+def test_meshes_and_layouts_are_taken_in_every_way(tmp_path):
+    with Cluster(2, devices=4, start_method="fork") as cluster:
+        assert cluster.run(ways.play, tmp_path) == [[], []]
