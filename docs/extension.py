@@ -40,7 +40,9 @@ HERE = ROOT / "docs"
 
 # Names of types in signatures that are shown as what they stand for, and those that have no page.
 TYPES = {
+    "AnyMesh": "Mesh | jax.sharding.Mesh",
     "ArrayLike": "numpy.typing.ArrayLike",
+    "AxisTypes": "str | Sequence[str] | Mapping[str, str]",
     "Axes": "Mapping[str, int] | Iterable[tuple[str, int]]",
     "Dim": "None | str | tuple[str, ...]",
     "Dtype": 'Literal["exact", "safe", "any"]',
