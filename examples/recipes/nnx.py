@@ -53,6 +53,7 @@ def batch_of(step):
 
 def main(folder, steps):
     shoal.initialize()
+    shoal.assert_same({"steps": steps})  # all that comes from flags and files
     mesh = shoal.make_mesh({"data": -1, "model": 2})
     layouts = shoal.match_layouts(TABLE, jax.eval_shape(init), mesh=mesh)
     shardings = jax.tree.map(shoal.named_sharding, layouts)

@@ -12,7 +12,7 @@ and imports only go down:
 * `compat`: the predecessors' own names, imported by name.
 * `draw`, `launch`: pictures; one job on this machine.
 * `testing`, `cli`: tools for tests, the command.
-* `planning`, `preemption`, `retention`: doors, which only re-export.
+* `planning`, `preemption`, `retention`, `types`: doors, which only re-export.
 
 What needs NumPy or JAX is loaded when it is first used: the services of a job need neither.
 """
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from shoal import planning as planning
     from shoal import preemption as preemption
     from shoal import retention as retention
+    from shoal import types as types
     from shoal.arrays.bridge.devices import jax_mesh as jax_mesh
     from shoal.arrays.bridge.sharding import layout_of as layout_of
     from shoal.arrays.bridge.use_mesh import use_mesh as use_mesh
@@ -83,7 +84,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_DOORS = ("compat", "planning", "preemption", "retention")
+_DOORS = ("compat", "planning", "preemption", "retention", "types")
 
 _LAZY = {
     "Bucket": "shoal.checkpoint.bucket.address",

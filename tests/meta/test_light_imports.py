@@ -109,6 +109,11 @@ def test_checkpoints_are_listed_and_read_without_jax():
     assert loaded_by(importing(names), (*HEAVY, "rich", "typer")) == []
 
 
+def test_types_of_checkpoints_are_imported_without_jax():
+    program = "from shoal.types import CheckpointInfo, JobStatus, RestorePlan\nimport shoal.types"
+    assert loaded_by(program, HEAVY) == []
+
+
 def test_the_command_line_shows_its_help_without_jax():
     program = "import typer.main, shoal.cli.main as m\ntyper.main.get_command(m.build(m.COMMANDS))"
     assert loaded_by(program, HEAVY) == []

@@ -267,6 +267,7 @@ def test_two_processes_place_move_and_refuse_alike(job):
         "put: the array: is spread over processes in another layout; relayout moves it"
     )
     assert "['w']: dim 0 of (7, 8) has size 7, which 4 shards (data=4) do not divide" in uneven
+    assert "4 or 8 would fit; if these are the rows of this process alone, from_host_loc" in uneven
     assert "['w']: shape (16, 8) has rank 2, but Layout(data, -, - @" in rank
     assert "no cpu device has the id 7" in absent
     assert "2048 (process 1)" in absent

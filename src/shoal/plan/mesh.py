@@ -339,14 +339,9 @@ class Mesh:
           UsageError: the text is malformed (says where), or describes an invalid mesh.
         """
         words = Words(text, "Mesh")
-        mesh = cls.read(words)
+        mesh = cls(**mesh_text.read_mesh(words))
         words.end()
         return mesh
-
-    @classmethod
-    def read(cls, words: Words) -> Mesh:
-        """Read a mesh out of a longer text form. Local."""
-        return cls(**mesh_text.read_mesh(words))
 
     def __repr__(self) -> str:
         return mesh_text.show_mesh(

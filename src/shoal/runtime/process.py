@@ -64,7 +64,7 @@ class Registered(NamedTuple):
 class Meshes:
     """The meshes that `make_mesh` returned in this process, oldest first. Thread-safe.
 
-    >>> from shoal.plan.mesh import Mesh
+    >>> from shoal import Mesh
     >>> meshes = Meshes()
     >>> one, other = (meshes.register(Mesh({"x": 4}, kind="tpu")) for _ in range(2))
     >>> one is other, one.host.kind, len(meshes.all())
@@ -520,7 +520,7 @@ def meshes() -> tuple[Registered, ...]:
       listed once, no matter how often or in how many threads it was made; `shutdown` clears
       the list.
 
-    >>> from shoal.arrays.make_mesh import make_mesh
+    >>> from shoal import make_mesh
     >>> from shoal.plan.mesh import mesh_of
     >>> mesh = make_mesh({"shown": -1})
     >>> meshes()[-1].mesh == mesh_of("example", mesh), meshes()[-1].host.kind

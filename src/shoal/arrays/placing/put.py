@@ -29,6 +29,8 @@ from shoal.errors import raise_all
 from shoal.plan.layout import Layout
 from shoal.runtime.jax_service.own_programs import own_programs
 
+_OWN_ROWS = "if these are the rows of this process alone, from_host_local joins those of all"
+
 
 @logically_collective("values, shapes, dtypes and layouts")
 def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | None = None) -> Any:
@@ -81,7 +83,10 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
     problems: list[str] = []
     leaves, treedef = leaf_layouts(tree, layouts, problems)
     for leaf in leaves:
-        must_divide(leaf, problems)
+        uneven: list[str] = []
+        must_divide(leaf, uneven)
+        own = f"; {_OWN_ROWS}" if len(leaf.layout.mesh.process_indices) > 1 else ""
+        problems += [f"{problem}{own}" for problem in uneven]
         cannot_be_pending(leaf, problems)
         if _is_elsewhere(leaf.value) and relabelled(leaf.value, leaf.sharding) is None:
             problems.append(f"{leaf.path}: {_where(leaf.value)}")

@@ -84,8 +84,9 @@ def constrain(
     Raises:
       UsageError: layouts that do not fit, or do not fit `via`; outside `jit`, arrays on other
         devices and layouts with pending sums; a dim split by an Auto axis before an Explicit one;
-        `None` on Explicit axes inside `jit`, or for an array of several processes outside; axes
-        that are Manual here. All offending leaves by path, while tracing.
+        `None`, or a layout on Auto axes, on Explicit axes inside `jit`; `None` for an array of
+        several processes outside; axes that are Manual here. All offending leaves by path, while
+        tracing.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
@@ -182,9 +183,29 @@ def _check(leaf: Leaf, problems: list[str]) -> None:
                 "order; relayout moves it"
             )
     else:  # the compiler pads uneven splits by Auto axes
+        if why := _auto_on_explicit(leaf):
+            problems.append(f"{leaf.path}: {why}")
         typed = [[a for a in dim if types[a] == "explicit"] for dim in leaf.layout.axes_of_dims]
         leaf = leaf.on(Layout(leaf.layout.mesh, *map(tuple, typed)))
     must_divide(leaf, problems)
+
+
+def _auto_on_explicit(leaf: Leaf) -> str:
+    """Return why a layout on Auto axes cannot be pinned on Explicit ones, or an empty string."""
+    here = jax.sharding.get_abstract_mesh()
+    is_auto = {*leaf.layout.mesh.axis_types.values()} == {"auto"}
+    if not is_auto or {*here.axis_types} != {AxisType.Explicit}:
+        return ""
+    spec = jax.typeof(leaf.value).sharding.spec
+    typed = [dim if isinstance(dim, tuple) else (dim,) if dim else () for dim in spec]
+    if typed == [*leaf.layout.axes_of_dims]:
+        return ""
+    axes = ", ".join(f"{axis}={size}" for axis, size in here.shape.items())
+    return (
+        f"{leaf.layout!r} has Auto axes, and here (jax.set_mesh) the axes {axes} are Explicit, "
+        "where layouts are part of the type: make its mesh with axis_types='explicit', or set an "
+        "Auto one"
+    )
 
 
 def _cannot_clear(value: Any) -> str:

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack, cast
 
 from shoal import settings
 from shoal.arguments import check_flags
 from shoal.checkpoint.at import Path, store_at
+from shoal.checkpoint.bucket.address import Bucket
 from shoal.checkpoint.history.looking import ReadOnlyHistory
 from shoal.checkpoint.history.resumable import check_resumable
 from shoal.checkpoint.history.saver import Saver
@@ -130,6 +131,7 @@ class Checkpoints(ReadOnlyHistory):
     ) -> None:
         self._coordinator = coordinator = coordinator or process.coordinator()
         self._root = store_at(path, f"Checkpoints: path={path!r}")
+        self._bucket = path if isinstance(path, Bucket) else None
         self._timeout_s = timeout_s  # None: each wait has its own deadline
         flags: dict[str, object] = {"asynchronous": asynchronous, "recover": recover}
         check_flags("Checkpoints", **flags)
@@ -457,7 +459,7 @@ class Checkpoints(ReadOnlyHistory):
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         self._saver.settle_step(number, limit_s)
         return lambda step: restore.on(
-            self._coordinator, self._root.step(step), target,
+            self._coordinator, cast(Any, self._root.step(step)), target,
             processes=self._group.named, timeout_s=limit_s, **options,
         )  # fmt: skip
 
