@@ -329,3 +329,47 @@ def test_put_holds_no_more_than_the_source_and_its_devices(job, count):
         assert added["replicated"] > 64 + 2 * 64 - 8, "the measure does not measure"
         assert added["replicated"] <= added["replicated bound"], added
         assert added["sharded"] <= added["sharded bound"], added
+
+
+GUARDED = """
+index, count = join(2)
+import jax
+from shoal import Layout
+from shoal.compat import multihost_utils
+
+jax.config.update("jax_transfer_guard", "disallow")  # in all threads
+mesh = shoal.make_mesh({"data": 2, "model": 2})
+rows, columns = Layout(mesh, "data", None), Layout(mesh, None, "model")
+refused = []
+for value in (np.ones((8, 8), np.float32), np.ones((8, 1 << 17), np.float32)):
+    x = shoal.put(value, rows)
+    shoal.constrain(value, columns)
+    shoal.create(lambda x: x * x, value, layouts=rows)
+    own = shoal.from_host_local(value + index, rows)
+    [batch] = shoal.feed([value + index], rows)
+    for array in (x, own, batch):
+        shoal.relayout(array, columns)
+        shoal.relayout(array, columns, staged=True)
+        shoal.to_host_local(array, rows)
+        shoal.allgather(array, tiled=True)
+        shoal.assert_same({"x": array, "y": value})
+    multihost_utils.broadcast_one_to_all(value + index)
+    multihost_utils.process_allgather(value)
+    path = f"FOLDER/{value.size}"
+    with shoal.Checkpoints(path) as steps:
+        steps.save(1, {"x": x, "own": own})
+        steps.wait()
+        steps.restore(1, {"x": columns, "own": columns})
+    shoal.sync_devices(mesh)
+    with jax.transfer_guard("disallow_explicit"):
+        for place in (shoal.put, shoal.from_host_local, shoal.constrain):
+            try:
+                place(value, rows)
+            except jax.errors.JaxRuntimeError as error:
+                refused.append("Disallowed host-to-device" in str(error))
+print("RESULT", json.dumps(refused))
+"""
+
+
+def test_the_transfer_guard_refuses_what_it_refuses_of_device_put(job):
+    assert results(job, 2, GUARDED.replace("FOLDER", str(job.folder))) == [[True] * 6] * 2

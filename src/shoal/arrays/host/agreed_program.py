@@ -24,6 +24,7 @@ from shoal.plan.mesh import Mesh
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import fail_call
+from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.own_programs import own_programs
 from shoal.runtime.jax_service.process_numbers import processes_of
 from shoal.runtime.rules.outcomes import ThisProcess
@@ -109,7 +110,7 @@ def concrete(value: object) -> jax.Array | None:
     except jax.errors.ConcretizationTypeError:
         return None
     # `grad` of a host value: JAX keeps it as it is until an operation needs it on a device
-    with own_programs():
+    with own_programs(), jax_runtime.explicit_transfers():
         array = primal if isinstance(primal, jax.Array) else jnp.asarray(primal)
     return None if isinstance(array, jax.core.Tracer) else array  # `grad` inside `jit`
 

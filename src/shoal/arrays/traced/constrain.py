@@ -41,6 +41,7 @@ from shoal.errors import UsageError, WrongType, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.same_devices import in_one_order
+from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.own_programs import own_programs
 
 Pin = Callable[[jax.Array], jax.Array]
@@ -145,7 +146,7 @@ def _checked(
 def _constrained(leaves: Sequence[Leaf], gradient: bool) -> list[jax.Array]:
     leaves = place_arguments("constrain", leaves)
     # outside jit a `jax.set_mesh` of Explicit axes would take the value's layout for the type's
-    with nullcontext() if is_tracing() else on_row(()):
+    with nullcontext() if is_tracing() else on_row(()), jax_runtime.explicit_transfers():
         placed = [_constrain(leaf, gradient) for leaf in leaves]
     return [*map(with_shards_of_its_layout, placed)]
 

@@ -55,6 +55,7 @@ PRIVATE = {
         "GceTpuCluster",
         "GkeTpuCluster",
     ),
+    "jax._src.config": ("explicit_device_put_scope",),
     "jax._src.distributed": (
         "global_state.client",
         "global_state.coordinator_address",
@@ -277,6 +278,24 @@ def current_mesh() -> Any:
         check_version()
         raise
     return None if current.empty else current
+
+
+def explicit_transfers() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which this thread's transfers to devices count as `jax.device_put`'s.
+
+    JAX's transfer guard permits these under "disallow", and refuses them under "disallow_explicit".
+    Those of `jnp.asarray` and `jax.make_array_from_callback` count as implicit ones (jax 0.10 to
+    0.12), though a call of these is no less explicit; and `device_put` of a list of shards takes
+    four times as long.
+    """
+    try:
+        from jax._src import config
+
+        scope: contextlib.AbstractContextManager[None] = config.explicit_device_put_scope()
+    except (ImportError, AttributeError):
+        check_version()
+        raise
+    return scope
 
 
 def backend_exists() -> bool:
