@@ -436,7 +436,7 @@ def meshes() -> tuple[Registered, ...]:
       listed once, no matter how often or in how many threads it was made; `shutdown` clears
       the list.
 
-    >>> from shoal.arrays.make_mesh import make_mesh
+    >>> from shoal import Mesh, make_mesh
     >>> mesh = make_mesh({"shown": -1})
     >>> meshes()[-1].mesh == Mesh.of(mesh), meshes()[-1].host.kind
     (True, 'cpu')

@@ -97,10 +97,11 @@ def manual(
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"data": -1})
       >>> mean = shoal.manual(
       ...     lambda x: jax.lax.pmean(x.mean(), "data"),
-      ...     shoal.Layout(mesh, "data"), shoal.Layout(mesh))
+      ...     NamedSharding(mesh, P("data")), mesh)
       >>> float(mean(jnp.arange(float(4 * mesh.size)))) == (4 * mesh.size - 1) / 2
       True
 
