@@ -40,15 +40,14 @@ HERE = ROOT / "docs"
 
 # Names of types in signatures that are shown as what they stand for, and those that have no page.
 TYPES = {
-    "AnyMesh": "Mesh | jax.sharding.Mesh",
+    "AnyMesh": "jax.sharding.Mesh | shoal.Mesh",
     "ArrayLike": "numpy.typing.ArrayLike",
-    "AxisTypes": "str | Sequence[str] | Mapping[str, str]",
     "Axes": "Mapping[str, int] | Iterable[tuple[str, int]]",
+    "AxisTypes": "str | AxisType | Sequence[str | AxisType] | Mapping[str, str | AxisType]",
     "Dim": "None | str | tuple[str, ...]",
     "Dtype": 'Literal["exact", "safe", "any"]',
     "Form": 'Literal["tree", "dicts", "flat"]',
     "IntArray": "NDArray[int64]",
-    "JaxMesh": "jax.sharding.Mesh",
     "Mode": 'Literal["auto", "direct", "exchange"]',
     "NamedSharding": "jax.sharding.NamedSharding",
     "OrderFunction": "Callable[..., NDArray[int64]]",
@@ -58,7 +57,7 @@ TYPES = {
     "np.ndarray": "numpy.ndarray",
     "st.SearchStrategy": "SearchStrategy",
 }
-WITHOUT_A_PAGE = r"Box|Coordinator|(hypothesis\..*)?SearchStrategy|T"
+WITHOUT_A_PAGE = r"AxisType|Box|Coordinator|(hypothesis\..*)?SearchStrategy|T"
 
 # Classes that users make, and that have no colour.
 MADE = (

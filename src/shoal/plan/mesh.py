@@ -367,8 +367,8 @@ class Mesh:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"a planned Mesh names devices by id and has no {name!r}: where JAX wants its own "
-            "Mesh, pass shoal.jax_mesh(mesh); for a NamedSharding, write "
-            "shoal.named_sharding(layout)"
+            "Mesh, pass that of shoal.make_mesh, or shoal.jax_mesh(mesh); for a NamedSharding, "
+            "write shoal.named_sharding(layout)"
         )
 
     def __setattr__(self, field: str, value: object) -> None:

@@ -268,7 +268,8 @@ def leaf_for(given: Any, value: Any, path: Path) -> Leaf:
     if isinstance(given, Format):
         given = sharding_in(given)
     if is_mesh(given):
-        return Leaf(name, value, Layout.replicated(mesh_of("Layout", given), rank))
+        whole = Layout.replicated(mesh_of("Layout", given), rank)
+        return Leaf(name, value, whole, PartitionSpec())
     if isinstance(given, Layout):
         layout = padded(given, rank)
         layout.check_shape(np.shape(value))
@@ -298,8 +299,8 @@ def dims_of(given: Any) -> tuple[Any, ...]:
 def whole_rows(layouts: Layouts) -> list[str]:
     """Report the meshes among layouts of rows, of which each process gives its own."""
     return [
-        f"{one!r} as a layout gives every device every row; pass "
-        "jax.NamedSharding(mesh, jax.P(axis)) with the axis of the rows"
+        f"{one!r} as a layout gives every device every row; pass NamedSharding(mesh, P(axis)) with "
+        "the axis of the rows, or P() for one value that all processes hold"
         for one in jax.tree.leaves(layouts, is_leaf=is_one_layout)
         if is_mesh(one)
     ]

@@ -77,7 +77,7 @@ def on_current_mesh(place: NamedSharding) -> NamedSharding:
         raise UsageError(
             f"is on an abstract mesh of axes {sizes}, as jax.eval_shape gives it, and the current "
             f"one is {mesh!r}: call this inside `with use_mesh(mesh):` or jax.set_mesh(mesh), or "
-            "pass a Layout"
+            "pass a NamedSharding on the mesh itself"
         )
     return NamedSharding(jax_mesh(mesh), place.spec, memory_kind=place.memory_kind)
 

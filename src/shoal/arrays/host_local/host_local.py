@@ -84,9 +84,10 @@ def from_host_local(
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"data": -1})
       >>> mine = np.full((mesh.size // shoal.process_count(), 3), shoal.process_index(), np.float32)
-      >>> batch = shoal.from_host_local({"x": mine}, shoal.Layout(mesh, "data", None))["x"]
+      >>> batch = shoal.from_host_local({"x": mine}, NamedSharding(mesh, P("data")))["x"]
       >>> batch.shape == (mesh.size, 3)
       True
     """
@@ -135,8 +136,9 @@ def to_host_local(tree: Tree, layouts: Layouts) -> Tree:
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"data": -1})
-      >>> rows = shoal.Layout(mesh, "data", None)
+      >>> rows = NamedSharding(mesh, P("data"))
       >>> whole = shoal.put(np.ones((8 * mesh.size, 3), np.float32), rows)
       >>> mine = shoal.to_host_local(whole, rows)
       >>> mine.is_fully_addressable, mine.shape[0] == 8 * len(mine.addressable_shards)

@@ -93,9 +93,10 @@ def relayout(
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
-      >>> rows = shoal.put(np.ones((8, 8), np.float32), shoal.Layout(mesh, "x", None))
-      >>> shoal.relayout(rows, shoal.Layout(mesh, None, "x")).sharding.spec
+      >>> rows = shoal.put(np.ones((8, 8), np.float32), NamedSharding(mesh, P("x")))
+      >>> shoal.relayout(rows, NamedSharding(mesh, P(None, "x"))).sharding.spec
       P(None, 'x')
     """
     try:

@@ -66,12 +66,13 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts = None) -> Any
 
     Example:
       >>> import jax, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
       >>> w = shoal.create(
       ...     lambda key: jax.random.normal(key, (8, 3)), jax.random.key(0),
-      ...     layouts=shoal.Layout(mesh, "x", None))
+      ...     layouts=NamedSharding(mesh, P("x")))
       >>> w.sharding.spec
-      P('x', None)
+      P('x',)
     """
     return created(init, args, layouts)
 

@@ -54,9 +54,10 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
         jax.Arrays. Python numbers get JAX's default dtypes. A jax.Array already placed as requested
         is not copied, so that donating one gives up both; any other that this process holds alone
         counts as a host value, and the result shares no memory with it.
-      layouts: one layout, or a prefix tree of them: NamedShardings or Layouts; inside `use_mesh`
-        also PartitionSpecs, tuples of axis names and None, a name, or None (split nothing); or a
-        function of (path such as "params/w", leaf) that returns one.
+      layouts: one layout, or a prefix tree of them: NamedShardings, which the arrays then have; a
+        mesh (replicated on it); Layouts; with a mesh in force (see `use_mesh`) PartitionSpecs,
+        tuples of axis names and None, a name, or None (split nothing); or a function of (path such
+        as "params/w", leaf) that returns one. Dims at the end may be left out: they are not split.
       check_values: False: values may differ between processes, and matter only where a process's
         own devices hold them; shapes, dtypes and layouts must be equal all the same.
       lane: the lane in which this call is compared, see `barrier`. None: the lane in which this
@@ -74,11 +75,12 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
 
     Example:
       >>> import numpy as np, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"x": -1})
       >>> params = {"w": np.ones((8, 3), np.float32), "b": np.zeros(3, np.float32)}
-      >>> layouts = {"w": shoal.Layout(mesh, "x", None), "b": shoal.Layout(mesh, None)}
+      >>> layouts = {"w": NamedSharding(mesh, P("x")), "b": mesh}
       >>> shoal.put(params, layouts)["w"].sharding.spec
-      P('x', None)
+      P('x',)
     """
     problems: list[str] = []
     leaves, treedef = leaf_layouts(tree, layouts, problems)

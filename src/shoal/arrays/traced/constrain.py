@@ -91,9 +91,10 @@ def constrain(
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
-      >>> rows = shoal.Layout(shoal.make_mesh({"x": -1}), "x", None)
+      >>> from jax import NamedSharding, P
+      >>> rows = NamedSharding(shoal.make_mesh({"x": -1}), P("x"))
       >>> y = jax.jit(lambda x: shoal.constrain(x * 2, rows))(jnp.ones((8, 3)))
-      >>> shoal.layout_of(y) == rows
+      >>> y.sharding.is_equivalent_to(rows, 2)
       True
     """
     try:

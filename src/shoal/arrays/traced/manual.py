@@ -97,10 +97,11 @@ def manual(
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
+      >>> from jax import NamedSharding, P
       >>> mesh = shoal.make_mesh({"data": -1})
       >>> mean = shoal.manual(
       ...     lambda x: jax.lax.pmean(x.mean(), "data"),
-      ...     shoal.Layout(mesh, "data"), shoal.Layout(mesh))
+      ...     NamedSharding(mesh, P("data")), mesh)
       >>> float(mean(jnp.arange(float(4 * mesh.size)))) == (4 * mesh.size - 1) / 2
       True
 
@@ -113,7 +114,7 @@ def manual(
         for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
             if not is_one_layout(given):
                 raise UsageTypeError(
-                    f"manual: {argument}: {given!r} is not a layout; pass a Layout or a spec"
+                    f"manual: {argument}: {given!r} is not a layout; pass a NamedSharding or a spec"
                 )
     program = _program(fn, name, out_layouts)
     results = [str(given) for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout)]
@@ -227,7 +228,7 @@ def _region(
     mesh = next(iter(named), default_mesh())
     if mesh is None:
         raise UsageError(
-            f"manual: {name}: no layout names a mesh: pass a Layout, or call this inside "
+            f"manual: {name}: no layout names a mesh: pass NamedShardings, or call this inside "
             "`with use_mesh(mesh):`"
         )
     here: AnyMesh = jax.sharding.get_abstract_mesh()

@@ -133,6 +133,7 @@ def restore(
         layouts have devices of other processes than `processes`; all leaves are named.
 
     >>> import tempfile, numpy as np, shoal
+    >>> from jax import NamedSharding, P
     >>> path = tempfile.mkdtemp() + "/model"
     >>> shoal.save(path, {"w": np.ones(3), "epoch": 2})
     >>> shoal.restore(path)
@@ -161,10 +162,10 @@ def restore(
     >>> shoal.restore(path + "2", mesh)["b"].sharding.is_fully_replicated
     True
     >>> back = shoal.restore(
-    ...     path + "2", lambda name, x: shoal.Layout(mesh, "data", None) if x.ndim == 2 else mesh
+    ...     path + "2", lambda name, x: NamedSharding(mesh, P("data")) if x.ndim == 2 else mesh
     ... )
     >>> back["w"].sharding.spec, back["b"].sharding.spec
-    (P('data', None), P(None,))
+    (P('data',), P(None,))
     """
     deadline = deadline_of("restore", name, timeout_s, "main")
     options: RestoreOptions = {
