@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib.metadata
-import inspect
 import json
 import os
 import re
@@ -173,9 +172,7 @@ def replace_initialize(way: str) -> None:
         else:
             import shoal
 
-            known = inspect.signature(shoal.initialize).parameters
-            options |= zip(known, args, strict=False)
-            shoal.initialize(**{name: options[name] for name in options if name in known})
+            shoal.initialize(*args, **options)
         process = distributed.global_state.process_id
         job = sys.modules.get("shoal")
         is_shoal = job is not None and job.is_initialized() and job.process_count() == PROCESSES
