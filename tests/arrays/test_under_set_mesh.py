@@ -19,7 +19,7 @@ KINDS = {"auto": "auto", "explicit": "explicit", "mixed": {"data": "explicit", "
 # Of processes, of their life, and of objects that hold no array: they have no mesh to differ by.
 WITHOUT_ARRAYS = {
     "barrier", "checkpoint_info", "initialize", "is_initialized", "job_status", "live_processes",
-    "preempted", "process_count", "process_index", "shutdown", "step",
+    "log", "preempted", "process_count", "process_index", "shutdown", "step",
 }  # fmt: skip
 
 

@@ -109,15 +109,15 @@ def test_an_error_names_the_function_that_was_called():
     variable = dtensor.DVariable(array)
     theirs = torch_xla.Mesh(np.arange(8), (8,), ("x",))
     for name, call in (
-        ("dtensor.copy_to_mesh: put: the array: shape", lambda: dtensor.copy_to_mesh(_VALUE, row)),
-        ("dtensor.copy_to_mesh: relayout", lambda: dtensor.copy_to_mesh(
+        ("dtensor.copy_to_mesh: shape (8, 4) has", lambda: dtensor.copy_to_mesh(_VALUE, row)),
+        ("dtensor.copy_to_mesh: shape (8,) has rank 1", lambda: dtensor.copy_to_mesh(
             array, dtensor.Layout.replicated(mesh, rank=3))),
-        ("dtensor.relayout: put: the array: shape", lambda: dtensor.relayout(_VALUE, row)),
+        ("dtensor.relayout: shape (8, 4) has", lambda: dtensor.relayout(_VALUE, row)),
         ("dtensor.relayout_like: [[1], [", lambda: dtensor.relayout_like([[1], ["a"]], array)),
         ("dtensor.check_layout: ", lambda: dtensor.check_layout([1], replicated)),
         ("dtensor.check_layout must be called", lambda: jax.jit(
             lambda one: dtensor.check_layout(one, row))(array)),
-        ("dtensor.DVariable: put: ", lambda: dtensor.DVariable(_VALUE, layout=row)),
+        ("dtensor.DVariable: shape (8, 4) has", lambda: dtensor.DVariable(_VALUE, layout=row)),
         ("dtensor.DVariable.assign: ", lambda: variable.assign([[1], ["a"]])),
         ("torch_xla xla_distribute_tensor ", lambda: torch_xla.xla_distribute_tensor(
             _VALUE, theirs, [torch_xla.Shard(5)])),
