@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import inspect
 import os
@@ -160,7 +161,18 @@ def process_docstring(
     with contextlib.suppress(TypeError, ValueError):
         own |= set(inspect.signature(obj).parameters)
     text = LITERAL.sub(lambda match: " ".join(match[0].split()), "\n".join(lines))
+    if text.startswith("Alias for field number"):
+        text = _comment_of(name)
     lines[:] = converted(text.split("\n"), own)
+
+
+def _comment_of(field: str) -> str:
+    """Return the comment behind a field of a NamedTuple in the source, as a sentence."""
+    owner, _, name = field.rpartition(".")
+    module, _, kind = owner.rpartition(".")
+    found = getattr(importlib.import_module(module), kind)
+    match = re.search(rf"^    {name}: .*?  # (.+)$", inspect.getsource(found), re.MULTILINE)
+    return f"{match[1][0].upper()}{match[1][1:]}." if match else ""
 
 
 class Text(str):

@@ -114,7 +114,7 @@ def _refusal(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     problems = []
     if len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         most = f"{len(positional)} positional argument{'s' * (len(positional) != 1)}"
-        by_name = f"; pass options by name, such as {options[0]}=" if options else ""
+        by_name = "; pass options by name" if options else ""
         were = "was" if len(args) == 1 else "were"
         problems.append(f"takes {most}, but {len(args)} {were} given{by_name}")
     twice = [name for name in positional[: len(args)] if name in kwargs]

@@ -13,6 +13,13 @@ from shoal.runtime.log import log
 from shoal.runtime.step import step
 
 
+@pytest.fixture(autouse=True)
+def before_any_job(monkeypatch):
+    """Whatever ran before in this process."""
+    for name in ("alone", "joined", "left"):
+        monkeypatch.setattr(process._RECORD, name, None)
+
+
 class Pieces(io.StringIO):
     """A stream that keeps what each write was given."""
 

@@ -29,7 +29,6 @@ from shoal.arrays.bridge.leaf_layouts import (
     layout_for,
     must_divide,
 )
-from shoal.arrays.bridge.sharding import sharding_of
 from shoal.arrays.bridge.use_mesh import default_mesh, on_current_mesh, use_mesh
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all, with_article
@@ -184,9 +183,7 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
             raise UsageError(
                 f"the function {_name(function)} returned {given!r}, which is not a layout"
             )
-    layout = layout_for(given, value, path)
-    sharding_of(layout)  # its devices exist, and JAX can express it
-    return layout
+    return layout_for(given, value, path)
 
 
 def _name(function: Any) -> str:

@@ -66,12 +66,14 @@ def leaf_layouts(
     problems: list[str],
     *,
     none_clears: bool = False,
+    is_plan: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> tuple[list[Leaf], PyTreeDef]:
     """Pair every leaf of `tree` with its layout; append all problems to `problems`.
 
     Trailing dims may be left out, as in JAX. `None` splits nothing, or with `none_clears` is the
-    layout None. `devices` are those searched for the meshes' devices; None: those of this job.
+    layout None. With `is_plan` the devices need not exist; else `devices` are those searched for
+    the meshes'; None: those of this job.
     """
     pairs: list[tuple[Path, Any, Any]] = []
     _pair(tree, layouts, (), pairs, problems)
@@ -83,7 +85,8 @@ def leaf_layouts(
             continue
         try:
             leaf = leaf_for(given, value, path)
-            sharding_of(leaf.layout, devices=devices)  # checks devices and expressibility
+            if not is_plan:
+                sharding_of(leaf.layout, devices=devices)  # checks devices and expressibility
             leaves.append(leaf)
         except UsageError as error:
             names.setdefault(str(error), []).append(path_text(path))

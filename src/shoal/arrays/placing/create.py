@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
@@ -91,8 +91,12 @@ def created(
         (f"args{jax.tree_util.keystr(path)}", value)
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
     ]
-    problems = dtype_problems(named)
-    raise_all("create", problems)
+    problems = [
+        f"{name}: {value!r} is a layout: write layouts= in front of it"
+        for name, value in named
+        if isinstance(value, Layout | PartitionSpec | Sharding)
+    ]
+    raise_all("create", problems or dtype_problems(named))
     warn_of_narrowing("create", named)
     args = jax.tree.map(_traceable, args)  # trace exactly what will run
     try:

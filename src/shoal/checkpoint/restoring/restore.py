@@ -165,7 +165,7 @@ def restore(
     ...     path + "2", lambda name, x: NamedSharding(mesh, P("data")) if x.ndim == 2 else mesh
     ... )
     >>> back["w"].sharding.spec, back["b"].sharding.spec
-    (P('data',), P(None,))
+    (P('data',), P())
     """
     deadline = deadline_of("restore", name, timeout_s, "main")
     options: RestoreOptions = {

@@ -108,7 +108,7 @@ def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> Fi
             return Fit(None, problem=text)
         if dtype is not None and (why := _refused(dtype, bool(jax.config.jax_enable_x64))):
             return Fit(None, problem=why)
-        place = _sharding(_on_mesh(given, len(record.shape)), record.shape)
+        place = _sharding(_on_mesh(given), record.shape)
         is_free = _is_default(place) if leaf.is_free is None else leaf.is_free
         return Fit(place, is_free)
     except UsageError as error:
@@ -263,10 +263,10 @@ def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
     return f"{change}; restore it to the host, cast it, or {X64}" if change else ""
 
 
-def _on_mesh(given: Any, rank: int) -> Any:
+def _on_mesh(given: Any) -> Any:
     """Put a PartitionSpec on the mesh of `use_mesh`; a mesh alone replicates the leaf."""
     if isinstance(given, Mesh | jax.sharding.Mesh):
-        return Layout.replicated(mesh_of("restore", given), rank)
+        return NamedSharding(jax_mesh(given), PartitionSpec())
     if not isinstance(given, PartitionSpec):
         return given
     mesh = default_mesh()
@@ -284,16 +284,17 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
     Raises:
       UsageError: it does not fit.
     """
-    if isinstance(given, Layout):
-        given = padded(given, len(shape))
-        given.check_shape(shape)
-        if given.partial:
-            raise UsageError(f"{given!r} is partial; values are never partial: leave it out")
+    if isinstance(given, Layout | NamedSharding):
+        layout = given if isinstance(given, Layout) else layout_of_sharding(given, len(shape))
+        layout = padded(layout, len(shape))
+        layout.check_shape(shape)
+        if layout.partial:
+            raise UsageError(f"{layout!r} is partial; values are never partial: leave it out")
         problems: list[str] = []
-        must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), given), problems)
+        must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), layout), problems)
         if problems:
             raise UsageError("; ".join(one.removeprefix(": ") for one in problems))
-        return sharding_of(given)
+        return given if isinstance(given, NamedSharding) else sharding_of(layout)
     found: Sharding = given
     try:
         found.shard_shape(shape)
