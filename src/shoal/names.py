@@ -170,7 +170,6 @@ OTHERS: Mapping[str, str] = {
     "create_device_mesh": "make_mesh",
     "device_get": "allgather",
     "device_put": "put",
-    "draw": "describe",
     "gather": "allgather",
     "get_rank": "process_index",
     "get_world_size": "process_count",
