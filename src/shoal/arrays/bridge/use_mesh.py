@@ -32,7 +32,8 @@ def use_mesh(mesh: AnyMesh) -> Iterator[AnyMesh]:
     mesh until it enters one. Blocks nest; leaving one restores the previous mesh. Outside all of
     them the mesh of `jax.set_mesh`, else that of JAX's `with mesh:`, is the default.
 
-    It is a default for specs given to shoal and nothing else: JAX does not see it. Under
+    It is a default for specs given to shoal and nothing else: JAX does not see it, and
+    `jit(out_shardings=…)` takes `shoal.named_sharding(specs)` in this block. Under
     `jax.set_mesh`, which models with specs of their own may need (`nnx.with_partitioning`,
     Explicit axes), even `jnp.ones(3)` becomes a program of all the mesh's devices, which every
     process has to run.

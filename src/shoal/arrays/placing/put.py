@@ -68,8 +68,9 @@ def put(tree: Any, layouts: Layouts, *, check_values: bool = True, lane: str | N
       The tree, with jax.Arrays.
 
     Raises:
-      UsageError: ranks that do not match, dims that do not divide evenly, values that are not
-        arrays or do not fit 32 bits (of a mapped file: on the processes whose devices hold them);
+      UsageError: ranks that do not match, dims that do not divide evenly, arrays of several
+        processes in another layout (`relayout` moves them), values that are not arrays or do not
+        fit 32 bits (of a mapped file: on the processes whose devices hold them);
         SHOAL_STRICT_DTYPES=1: all dtypes that would be narrowed. All offending leaves are named by
         path. On every process.
 

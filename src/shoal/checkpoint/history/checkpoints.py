@@ -83,9 +83,9 @@ class Checkpoints(ReadOnlyHistory):
       path: the directory; it must be the same one for all processes.
       keep: which steps are kept: a number (that many of the newest), or policies such as `Last(2) |
         EverySteps(1000) | Best(1, "loss")`; None: all. Pinned steps are always kept.
-      every: which steps `save` saves: a number of steps, a `datetime.timedelta`, `EverySteps`,
-        `EverySeconds`, several joined by `|`, or a function of the step that returns the same on
-        all processes; None: every step.
+      every: which steps `save` saves: a number of steps (5: steps 4, 9, 14, …), a
+        `datetime.timedelta`, `EverySteps`, `EverySeconds`, several joined by `|`, or a function of
+        the step that returns the same on all processes; None: every step.
       asynchronous: whether `save` returns once the state is copied, and a thread writes it.
       recover: whether to clean up after a crash. Pass False in programs that only read.
       lease_s: seconds after which a save attempt that was not refreshed is stale; a running save
@@ -319,7 +319,7 @@ class Checkpoints(ReadOnlyHistory):
         thread that pre-faults the memory which `save` copies to.
 
         Args:
-          target: layouts of a restored state, as for `restore`.
+          target: layouts of a restored state, as for `restore`: None gives full NumPy arrays.
           init: the initial state if nothing is saved: a function without arguments
             (`lambda: shoal.create(…, layouts=layouts)`), or the state itself. It is used as is.
           skip_corrupt, timeout_s, options: as for `restore`.

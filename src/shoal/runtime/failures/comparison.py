@@ -73,7 +73,7 @@ _NEEDS = {  # by call and by what is different; "": by anything else
         "them first."
     ),
     ("from_host_local", ""): (
-        "from_host_local needs the same tree, dtypes and layouts on every process."
+        "from_host_local needs the same tree, shapes, dtypes and layouts on every process."
     ),
     ("from_host_local", "value"): (
         "from_host_local needs data that a layout does not split between processes to be equal on "
